@@ -1,0 +1,212 @@
+import datetime
+
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from quartet.v1 import reward_pb2 as _reward_pb2
+from quartet.v1 import tensor_pb2 as _tensor_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Purpose(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PURPOSE_UNSPECIFIED: _ClassVar[Purpose]
+    PURPOSE_TRAIN: _ClassVar[Purpose]
+    PURPOSE_EVALUATE: _ClassVar[Purpose]
+    PURPOSE_SERVE: _ClassVar[Purpose]
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
+    FINISH_REASON_STOP: _ClassVar[FinishReason]
+    FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+    FINISH_REASON_ABORT: _ClassVar[FinishReason]
+PURPOSE_UNSPECIFIED: Purpose
+PURPOSE_TRAIN: Purpose
+PURPOSE_EVALUATE: Purpose
+PURPOSE_SERVE: Purpose
+FINISH_REASON_UNSPECIFIED: FinishReason
+FINISH_REASON_STOP: FinishReason
+FINISH_REASON_LENGTH: FinishReason
+FINISH_REASON_ABORT: FinishReason
+
+class SamplingParams(_message.Message):
+    __slots__ = ("n", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "stop", "stop_token_ids", "seed")
+    N_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    n: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    max_new_tokens: int
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    seed: int
+    def __init__(self, n: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., max_new_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class Message(_message.Message):
+    __slots__ = ("role", "content")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    content: str
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
+
+class Chat(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[Message]
+    def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ...) -> None: ...
+
+class Prompt(_message.Message):
+    __slots__ = ("prompt_id", "chat", "text", "token_ids", "reference", "verifiers", "sampling", "metadata")
+    class MetadataEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_FIELD_NUMBER: _ClassVar[int]
+    VERIFIERS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    prompt_id: str
+    chat: Chat
+    text: str
+    token_ids: _tensor_pb2.Tensor
+    reference: _reward_pb2.Reference
+    verifiers: _containers.RepeatedCompositeFieldContainer[_reward_pb2.VerifierSpec]
+    sampling: SamplingParams
+    metadata: _containers.ScalarMap[str, str]
+    def __init__(self, prompt_id: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., reference: _Optional[_Union[_reward_pb2.Reference, _Mapping]] = ..., verifiers: _Optional[_Iterable[_Union[_reward_pb2.VerifierSpec, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class PromptInstance(_message.Message):
+    __slots__ = ("instance_id", "prompt", "purpose", "data_pass", "evaluation_id", "pinned_version")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    PURPOSE_FIELD_NUMBER: _ClassVar[int]
+    DATA_PASS_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_ID_FIELD_NUMBER: _ClassVar[int]
+    PINNED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    prompt: Prompt
+    purpose: Purpose
+    data_pass: int
+    evaluation_id: str
+    pinned_version: int
+    def __init__(self, instance_id: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., data_pass: _Optional[int] = ..., evaluation_id: _Optional[str] = ..., pinned_version: _Optional[int] = ...) -> None: ...
+
+class VersionSpan(_message.Message):
+    __slots__ = ("policy_version", "begin", "end")
+    POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    policy_version: int
+    begin: int
+    end: int
+    def __init__(self, policy_version: _Optional[int] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+
+class CompletionInfo(_message.Message):
+    __slots__ = ("index", "text", "finish_reason", "version_spans", "score", "tokens")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    VERSION_SPANS_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    text: str
+    finish_reason: FinishReason
+    version_spans: _containers.RepeatedCompositeFieldContainer[VersionSpan]
+    score: _reward_pb2.Score
+    tokens: int
+    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., version_spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., score: _Optional[_Union[_reward_pb2.Score, _Mapping]] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class GroupTranscript(_message.Message):
+    __slots__ = ("instance", "prompt_text", "completions", "rollout_id", "finished_at")
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
+    COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUT_ID_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_AT_FIELD_NUMBER: _ClassVar[int]
+    instance: PromptInstance
+    prompt_text: str
+    completions: _containers.RepeatedCompositeFieldContainer[CompletionInfo]
+    rollout_id: str
+    finished_at: _timestamp_pb2.Timestamp
+    def __init__(self, instance: _Optional[_Union[PromptInstance, _Mapping]] = ..., prompt_text: _Optional[str] = ..., completions: _Optional[_Iterable[_Union[CompletionInfo, _Mapping]]] = ..., rollout_id: _Optional[str] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class GroupTensors(_message.Message):
+    __slots__ = ("prompt_token_ids", "completion_token_ids", "rollout_log_probs", "loss_mask", "rewards", "temperatures", "truncated", "version_spans", "format_acc", "ans_acc")
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUT_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_MASK_FIELD_NUMBER: _ClassVar[int]
+    REWARDS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURES_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    VERSION_SPANS_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_ACC_FIELD_NUMBER: _ClassVar[int]
+    ANS_ACC_FIELD_NUMBER: _ClassVar[int]
+    prompt_token_ids: _tensor_pb2.Tensor
+    completion_token_ids: _tensor_pb2.RaggedTensor
+    rollout_log_probs: _tensor_pb2.RaggedTensor
+    loss_mask: _tensor_pb2.RaggedTensor
+    rewards: _tensor_pb2.Tensor
+    temperatures: _tensor_pb2.Tensor
+    truncated: _tensor_pb2.Tensor
+    version_spans: _tensor_pb2.RaggedTensor
+    format_acc: _tensor_pb2.Tensor
+    ans_acc: _tensor_pb2.Tensor
+    def __init__(self, prompt_token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., completion_token_ids: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., rollout_log_probs: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., loss_mask: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., rewards: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., temperatures: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., truncated: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., version_spans: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., format_acc: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., ans_acc: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...
+
+class GroupHeader(_message.Message):
+    __slots__ = ("instance_id", "purpose", "min_policy_version", "max_policy_version", "completions", "completion_tokens", "reward_mean", "reward_std", "attempt", "ans_acc")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    PURPOSE_FIELD_NUMBER: _ClassVar[int]
+    MIN_POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MAX_POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REWARD_MEAN_FIELD_NUMBER: _ClassVar[int]
+    REWARD_STD_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    ANS_ACC_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    purpose: Purpose
+    min_policy_version: int
+    max_policy_version: int
+    completions: int
+    completion_tokens: int
+    reward_mean: float
+    reward_std: float
+    attempt: int
+    ans_acc: float
+    def __init__(self, instance_id: _Optional[str] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., min_policy_version: _Optional[int] = ..., max_policy_version: _Optional[int] = ..., completions: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., reward_std: _Optional[float] = ..., attempt: _Optional[int] = ..., ans_acc: _Optional[float] = ...) -> None: ...
+
+class ExperienceGroup(_message.Message):
+    __slots__ = ("header", "tensors", "transcript")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    TRANSCRIPT_FIELD_NUMBER: _ClassVar[int]
+    header: GroupHeader
+    tensors: bytes
+    transcript: bytes
+    def __init__(self, header: _Optional[_Union[GroupHeader, _Mapping]] = ..., tensors: _Optional[bytes] = ..., transcript: _Optional[bytes] = ...) -> None: ...
