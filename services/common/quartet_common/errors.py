@@ -1,0 +1,148 @@
+"""Errors of the contract: a gRPC status with google.rpc details, and back into one sentence.
+
+Servers raise what the functions here return; the interceptor sends it. Clients pass what they caught to `describe`.
+"""
+
+from collections.abc import Iterable
+
+import grpc
+from google.protobuf.any_pb2 import Any
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from quartet_common.durations import to_duration, to_seconds
+
+_DETAILS_KEY = "grpc-status-details-bin"
+
+
+class ContractError(Exception):
+    """A refusal that a caller can understand: status code, sentence, details."""
+
+    def __init__(self, code: grpc.StatusCode, message: str, details: Iterable[Message] = ()):
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.details = tuple(details)
+
+    def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
+        """Return the metadata that carries the google.rpc.Status."""
+        status = status_pb2.Status(code=self.code.value[0], message=self.message)
+        for detail in self.details:
+            packed = Any()
+            packed.Pack(detail)
+            status.details.append(packed)
+        return ((_DETAILS_KEY, status.SerializeToString()),)
+
+
+def invalid_argument(field: str, came: object, allowed: str) -> ContractError:
+    """A field's value cannot be accepted: says which, what came, what is allowed."""
+    sentence = f"{field}: got {came}; allowed: {allowed}"
+    violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=f"got {came}; allowed: {allowed}")
+    return ContractError(
+        grpc.StatusCode.INVALID_ARGUMENT, sentence, [error_details_pb2.BadRequest(field_violations=[violation])]
+    )
+
+
+def not_found(kind: str, name: str, hint: str = "") -> ContractError:
+    """A named thing does not exist."""
+    sentence = f"{kind} '{name}' does not exist" + (f": {hint}" if hint else "")
+    return ContractError(
+        grpc.StatusCode.NOT_FOUND, sentence, [error_details_pb2.ResourceInfo(resource_type=kind, resource_name=name)]
+    )
+
+
+def already_exists(kind: str, name: str, difference: str) -> ContractError:
+    """A named thing exists and is another: says how it differs."""
+    return ContractError(
+        grpc.StatusCode.ALREADY_EXISTS,
+        f"{kind} '{name}' exists and differs: {difference}",
+        [error_details_pb2.ResourceInfo(resource_type=kind, resource_name=name, description=difference)],
+    )
+
+
+def failed_precondition(subject: str, description: str) -> ContractError:
+    """The system is not in the state the call needs; retrying does not help until something else changes."""
+    violation = error_details_pb2.PreconditionFailure.Violation(
+        type="STATE", subject=subject, description=description
+    )
+    return ContractError(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        f"{subject}: {description}",
+        [error_details_pb2.PreconditionFailure(violations=[violation])],
+    )
+
+
+def resource_exhausted(subject: str, description: str, retry_after_seconds: float | None = None) -> ContractError:
+    """A limit is reached; with `retry_after_seconds` it may help to wait."""
+    violation = error_details_pb2.QuotaFailure.Violation(subject=subject, description=description)
+    details: list[Message] = [error_details_pb2.QuotaFailure(violations=[violation])]
+    if retry_after_seconds is not None:
+        details.append(error_details_pb2.RetryInfo(retry_delay=to_duration(retry_after_seconds)))
+    return ContractError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{subject}: {description}", details)
+
+
+def unavailable(subject: str, description: str, retry_after_seconds: float = 0.5) -> ContractError:
+    """Something the call needs is away; nothing was changed; retry."""
+    return ContractError(
+        grpc.StatusCode.UNAVAILABLE,
+        f"{subject}: {description}",
+        [error_details_pb2.RetryInfo(retry_delay=to_duration(retry_after_seconds))],
+    )
+
+
+def _plain(code: grpc.StatusCode, subject: str, description: str) -> ContractError:
+    info = error_details_pb2.ErrorInfo(reason=code.name, domain="quartet.v1", metadata={"subject": subject})
+    return ContractError(code, f"{subject}: {description}", [info])
+
+
+def aborted(subject: str, description: str) -> ContractError:
+    """The operation was given up half-way; the description says what stands."""
+    return _plain(grpc.StatusCode.ABORTED, subject, description)
+
+
+def data_loss(subject: str, description: str) -> ContractError:
+    """What arrived is not what was sent."""
+    return _plain(grpc.StatusCode.DATA_LOSS, subject, description)
+
+
+def unimplemented(subject: str, description: str) -> ContractError:
+    """This build cannot do that; the description says what can."""
+    return _plain(grpc.StatusCode.UNIMPLEMENTED, subject, description)
+
+
+def unauthenticated(description: str) -> ContractError:
+    """The caller did not prove who it is."""
+    return _plain(grpc.StatusCode.UNAUTHENTICATED, "authorization", description)
+
+
+def _status_of(error: grpc.RpcError) -> status_pb2.Status | None:
+    trailing = getattr(error, "trailing_metadata", None)
+    for key, value in (trailing() if trailing else None) or ():
+        if key == _DETAILS_KEY:
+            return status_pb2.Status.FromString(value)
+    return None
+
+
+def describe(error: BaseException) -> str:
+    """Return one sentence for people about any error of a call."""
+    if isinstance(error, ContractError):
+        return error.message
+    if not isinstance(error, grpc.RpcError):
+        return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    status = _status_of(error)
+    if status is not None and status.message:
+        return status.message
+    code, details = getattr(error, "code", None), getattr(error, "details", None)
+    name = code().name if code and code() else "UNKNOWN"
+    text = (details() if details else "") or ""
+    return f"{name}: {text}" if text else name
+
+
+def retry_delay(error: grpc.RpcError) -> float | None:
+    """Return the seconds after which the server suggests a retry, or None if it suggests none."""
+    status = _status_of(error)
+    for detail in status.details if status else ():
+        info = error_details_pb2.RetryInfo()
+        if detail.Unpack(info):
+            return to_seconds(info.retry_delay)
+    return None

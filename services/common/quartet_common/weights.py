@@ -1,0 +1,78 @@
+"""The wire form of a weight update: which tensor lies where in which bucket, and the checksum of it all.
+
+Torch-free: the trainer fills the buckets, the rollout reads them, both by the same WeightManifest.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import xxhash
+from quartet.v1 import rollout_pb2
+
+from quartet_common.tensors import item_size
+
+CHECKSUM_ALGORITHM = "xxh3_64"
+
+# Offsets are multiples of this, so that every tensor is a properly aligned view of its bucket.
+ALIGNMENT = 16
+
+
+def plan_buckets(
+    kind: int, specs: Iterable[tuple[str, int, Sequence[int]]], bucket_bytes: int
+) -> rollout_pb2.WeightManifest:
+    """Return the manifest that packs tensors, in their order, into buckets.
+
+    Args:
+        kind: a rollout_pb2.WeightKind.
+        specs: (Hugging Face name, tensor_pb2.Dtype, shape) of each tensor.
+        bucket_bytes: size at which a bucket is closed; a larger tensor gets a bucket of its own.
+
+    Raises:
+        ValueError: `bucket_bytes` is not positive, or a name comes twice.
+    """
+    if bucket_bytes < ALIGNMENT:
+        raise ValueError(f"bucket_bytes: got {bucket_bytes}; allowed: at least {ALIGNMENT}")
+    manifest = rollout_pb2.WeightManifest(kind=kind, checksum_algorithm=CHECKSUM_ALGORITHM)
+    names: set[str] = set()
+    sizes: list[int] = []
+    for name, dtype, shape in specs:
+        if name in names:
+            raise ValueError(f"tensor '{name}' comes twice")
+        names.add(name)
+        size = math.prod(shape) * item_size(dtype)
+        padded = -(-size // ALIGNMENT) * ALIGNMENT
+        if not sizes or (sizes[-1] and sizes[-1] + padded > bucket_bytes):
+            sizes.append(0)
+        manifest.tensors.add(name=name, dtype=dtype, shape=shape, bucket=len(sizes) - 1, offset=sizes[-1])
+        sizes[-1] += padded
+    manifest.bucket_bytes.extend(sizes)
+    return manifest
+
+
+def check_manifest(manifest: rollout_pb2.WeightManifest) -> None:
+    """Raise ValueError, naming the tensor, if the manifest contradicts itself: what comes by the wire is not trusted."""
+    if manifest.checksum_algorithm != CHECKSUM_ALGORITHM:
+        raise ValueError(f"checksum_algorithm: got '{manifest.checksum_algorithm}'; allowed: {CHECKSUM_ALGORITHM}")
+    for tensor in manifest.tensors:
+        if not 0 <= tensor.bucket < len(manifest.bucket_bytes):
+            raise ValueError(f"tensor '{tensor.name}': bucket {tensor.bucket} of {len(manifest.bucket_bytes)}")
+        if any(extent < 0 for extent in tensor.shape):
+            raise ValueError(f"tensor '{tensor.name}': shape {list(tensor.shape)} has a negative dimension")
+        end = tensor.offset + math.prod(tensor.shape) * item_size(tensor.dtype)
+        if tensor.offset < 0 or tensor.offset % ALIGNMENT or end > manifest.bucket_bytes[tensor.bucket]:
+            raise ValueError(f"tensor '{tensor.name}': bytes {tensor.offset} to {end} do not fit its bucket")
+
+
+class Checksum:
+    """XXH3, 64 bits, over the buckets in order."""
+
+    def __init__(self) -> None:
+        self._hash = xxhash.xxh3_64()
+
+    def update(self, data: memoryview | bytes) -> None:
+        """Take in the next bytes; any object with the buffer interface will do."""
+        self._hash.update(data)
+
+    def value(self) -> int:
+        """Return the checksum of all bytes so far, 0 <= value < 2**64."""
+        return self._hash.intdigest()
