@@ -1,0 +1,234 @@
+"""What an engine is: the one interface between the rollout service and whatever generates tokens.
+
+An engine holds a model, turns prompt tokens into completions, and takes new weights between two token steps. It knows
+nothing of gRPC, brokers or rewards. All methods are called from one asyncio event loop; what is slow happens elsewhere.
+
+A weight update, as the service drives it:
+
+    join_weight_group -> pause -> receive_weights -> [service compares the checksum] -> install_weights -> resume
+
+`receive_weights` fills buffers of its own and touches no parameter, so a transfer that fails or does not match its
+checksum (`discard_weights`) leaves the model as it was. It may also run while the engine generates: then only the
+installation needs a pause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from quartet.v1 import rollout_pb2
+
+FinishReason = Literal["stop", "length", "abort"]
+PauseMode = Literal["keep", "wait", "abort"]
+
+UNKNOWN_VERSION = -1
+"""The policy version of weights of which nothing is known, e.g. those of the model folder."""
+
+
+class EngineError(RuntimeError):
+    """The engine cannot do what it was asked; the text says why in one sentence."""
+
+
+class PromptError(EngineError, ValueError):
+    """The prompt or its sampling settings cannot be served by this model, now or later."""
+
+
+class ManifestError(EngineError, ValueError):
+    """The weights announced do not fit this model; the text names the tensor."""
+
+
+class WeightTransferError(EngineError):
+    """Weights did not arrive: a peer died, or the deadline passed. The model is as it was; the group has been left."""
+
+
+class WeightInstallError(EngineError):
+    """Weights arrived but could not be installed. The model's weights are now unknown, and `policy_version` is -1."""
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How completions are drawn.
+
+    Filters apply in the order temperature, min_p, top_k, top_p, and the log-probs an engine returns are those of the
+    distribution that remains, renormalised. At temperature 0 (greedy) they are those of the model itself, at
+    temperature 1, without filters.
+    """
+
+    temperature: float = 1.0
+    """Softmax temperature, >= 0; 0 is greedy."""
+    top_p: float = 1.0
+    """Nucleus mass, in (0, 1]."""
+    top_k: int = 0
+    """Candidates kept; 0: all."""
+    min_p: float = 0.0
+    """Smallest probability relative to the likeliest token's, in [0, 1)."""
+    max_new_tokens: int = 256
+    """Most tokens of a completion, >= 1; the model's context may end it earlier."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion. They are looked for in the decoded text, special tokens included, and stay in."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end a completion besides the model's end of sequence. They stay in."""
+    seed: int | None = None
+    """Seed of the first completion; completion i uses seed + i. None: not reproducible."""
+
+    def __post_init__(self) -> None:
+        def refuse(key: str, came: object, allowed: str) -> None:
+            raise PromptError(f"sampling.{key} is {came}; allowed: {allowed}")
+
+        if not self.temperature >= 0.0 or self.temperature == float("inf"):
+            refuse("temperature", self.temperature, "a number >= 0")
+        if not 0.0 < self.top_p <= 1.0:
+            refuse("top_p", self.top_p, "above 0, at most 1")
+        if self.top_k < 0:
+            refuse("top_k", self.top_k, "an integer >= 0 (0: all)")
+        if not 0.0 <= self.min_p < 1.0:
+            refuse("min_p", self.min_p, "at least 0, below 1")
+        if self.max_new_tokens < 1:
+            refuse("max_new_tokens", self.max_new_tokens, "an integer >= 1")
+        if any(not text for text in self.stop):
+            refuse("stop", list(self.stop), "strings that are not empty")
+        if any(token < 0 for token in self.stop_token_ids):
+            refuse("stop_token_ids", list(self.stop_token_ids), "integers >= 0")
+
+
+@dataclass(frozen=True)
+class EngineCompletion:
+    """One finished completion."""
+
+    index: int
+    """Position in its request, 0 to n-1."""
+    token_ids: np.ndarray
+    """int32 [T], exactly as sampled, the end of sequence included."""
+    log_probs: np.ndarray
+    """float32 [T], natural log-prob of each token under the processed distribution it was drawn from."""
+    finish_reason: FinishReason
+    """"stop": end of sequence, stop string or stop token; "length": a limit; "abort": what there was when aborted."""
+    version_spans: tuple[tuple[int, int, int], ...]
+    """(policy_version, begin, end): contiguous, in order, covering 0 to T; empty when T is 0."""
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What an engine is doing now."""
+
+    running: int
+    """Completions being generated."""
+    waiting: int
+    """Completions that wait for a place, or for a pause to end."""
+    kv_cache_use: float
+    """Fraction of the KV cache in use, 0 to 1; -1 when the engine has no fixed cache."""
+    tokens_total: int
+    """Tokens generated since the start, in completions unfinished and aborted too."""
+
+
+@dataclass(frozen=True)
+class WeightGroupInfo:
+    """Where and as whom to join the process group of a group epoch."""
+
+    transport: Literal["gloo", "nccl"]
+    """How the tensors travel."""
+    store_host: str
+    """Host of the group's TCPStore, at the trainer."""
+    store_port: int
+    """Its port."""
+    rank: int
+    """First rank of this engine, >= 1; the trainer is rank 0 and sends."""
+    world_size: int
+    """Ranks in the group."""
+    timeout_seconds: float
+    """Deadline of the rendezvous and, unless a call brings its own, of each operation."""
+    secret: bytes = field(repr=False)
+    """Secret of the epoch; part of the store's key prefix."""
+    epoch: int
+    """The group epoch, >= 0."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A generating engine. Register one with `quartet_rollout.engines.registry`; the contract tests apply to each."""
+
+    name: str
+    """Its name in the configuration, e.g. "vllm"."""
+    max_model_len: int
+    """Longest context in tokens, prompt and completion together. Known after `start`."""
+    policy_version: int
+    """Policy version of the installed weights; -1: unknown. An engine generates all the same and says -1 in the spans:
+    it is the service that refuses to."""
+    weight_ranks: int
+    """Ranks this engine takes in a weight group (its tensor-parallel size), from `WeightGroupInfo.rank` on."""
+
+    def tokenizer(self) -> Any:
+        """The model's `transformers` tokenizer, for chat template, encoding and decoding."""
+
+    async def start(self) -> None:
+        """Load the model. Raises EngineError when that fails."""
+
+    async def close(self) -> None:
+        """Free everything; unfinished completions end as "abort". Safe to call twice, and after a failed start."""
+
+    def generate(
+        self, request_id: str, prompt_token_ids: np.ndarray | list[int], n: int, sampling: SamplingSettings
+    ) -> AsyncIterator[EngineCompletion]:
+        """Draw `n` completions of one prompt and yield each as it finishes, in that order, not by index.
+
+        `request_id` is the caller's, unique among those running. While the engine is paused the request waits.
+        Closing the iterator early (or cancelling the task that reads it) aborts what is left.
+
+        Raises PromptError, at the first `anext`, for a prompt that is empty, holds ids outside the vocabulary, or
+        leaves no room for one token in `max_model_len`; EngineError when the engine has failed.
+        """
+
+    async def abort(self, request_id: str) -> None:
+        """End a request: each of its unfinished completions is yielded as "abort" with the tokens it has. Unknown
+        ids are ignored."""
+
+    async def pause(self, mode: PauseMode, keep_kv_cache: bool = False) -> int:
+        """Stop between two token steps. Returns how many completions were running.
+
+        "keep": they stop where they are and go on after `resume`. "wait": they are finished first. "abort": they end
+        as "abort". Cancelling the call undoes it. `keep_kv_cache` is for an installation during this pause: True lets
+        running completions go on with the keys and values of the old weights (faster, and wrong by the change of
+        weights), False computes these again. Pausing twice is allowed: the later `keep_kv_cache` counts.
+        """
+
+    async def resume(self) -> None:
+        """Go on generating. Without a pause: nothing."""
+
+    def stats(self) -> EngineStats:
+        """What it is doing; never blocks, may be one token step old."""
+
+    def capabilities(self) -> list[str]:
+        """What the handshake tells, e.g. "weights.gloo", "weights.full", "weights.in_flight"."""
+
+    def check_manifest(self, manifest: rollout_pb2.WeightManifest) -> None:
+        """Raises ManifestError, naming the tensor, unless these weights fit the model. Quick; no side effects."""
+
+    async def join_weight_group(self, info: WeightGroupInfo) -> None:
+        """Enter the process group of an epoch, leaving any other. Returns when all ranks have met; run it as a task
+        to answer the trainer meanwhile. Raises WeightTransferError at the deadline or when the store is not there,
+        EngineError for a transport that is not among `capabilities`."""
+
+    async def leave_weight_group(self) -> None:
+        """Leave the group, giving up a transfer in progress. In none: nothing."""
+
+    async def receive_weights(self, manifest: rollout_pb2.WeightManifest, timeout_seconds: float) -> int:
+        """Receive every bucket into buffers and return the checksum of what came. Installs nothing.
+
+        Raises ManifestError before anything is received; WeightTransferError at the deadline or when the sender is
+        gone, and the group has then been left. Never waits longer than `timeout_seconds`.
+        """
+
+    async def install_weights(self, policy_version: int) -> None:
+        """Install what `receive_weights` got, between two token steps; `policy_version` is then this version. Tokens
+        sampled afterwards belong to it. Raises EngineError when nothing was received, WeightInstallError."""
+
+    async def discard_weights(self) -> None:
+        """Forget what was received. Model and `policy_version` stay as they were. With nothing received: nothing."""
+
+    async def invalidate(self) -> None:
+        """Set `policy_version` to -1: the weights are no longer to be relied on."""
