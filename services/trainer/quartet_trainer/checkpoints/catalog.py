@@ -1,0 +1,85 @@
+"""Which checkpoints there are, and which may go."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quartet_trainer.checkpoints.atomic import MANIFEST, REPLACED_SUFFIX, WRITING_PREFIX
+
+
+@dataclass(frozen=True)
+class CheckpointFolder:
+    """A complete checkpoint."""
+
+    path: Path
+    step: int
+    """Optimizer steps in it: the policy version of its weights."""
+    saved_at: float
+    """When it became complete, in seconds since the epoch, by this machine's clock."""
+
+
+def checkpoint_folder(root: Path, step: int) -> Path:
+    """The folder that the checkpoint of `step` is written to, under `root`."""
+    return root / f"step-{step:08d}"
+
+
+def find_checkpoints(root: Path) -> list[CheckpointFolder]:
+    """The complete checkpoints under `root`, oldest step first; none if there is no such folder.
+
+    A folder counts by its manifest, which is written last: every file that it names must be there with its size.
+    """
+    if not root.is_dir():
+        return []
+    found: dict[int, CheckpointFolder] = {}
+    for path in sorted(root.iterdir(), reverse=True):  # so that "step-3" wins over "step-3.replaced"
+        checkpoint = _complete(path)
+        if checkpoint is not None:
+            found[checkpoint.step] = checkpoint
+    return [found[step] for step in sorted(found)]
+
+
+def prune(root: Path, keep_last: int) -> list[CheckpointFolder]:
+    """Remove all but the `keep_last` (>= 1) newest checkpoints, and what killed writers left. Returns what it removed.
+
+    Call it only while nothing is being written under `root`.
+    """
+    if keep_last < 1:
+        raise ValueError(f"keep_last: got {keep_last}, allowed: 1 or more")
+    checkpoints = find_checkpoints(root)
+    surplus = checkpoints[:-keep_last]
+    for checkpoint in surplus:
+        shutil.rmtree(checkpoint.path)
+    kept = {checkpoint.path for checkpoint in checkpoints[-keep_last:]}
+    for path in root.iterdir() if root.is_dir() else ():
+        left_over = path.name.startswith(WRITING_PREFIX) or path.name.endswith(REPLACED_SUFFIX)
+        if left_over and path not in kept:
+            shutil.rmtree(path)
+    return surplus
+
+
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """The manifest of a folder whose files are all there, or None."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        return None
+    for name, size in manifest["files"].items():
+        file = path / name
+        if not file.is_file() or file.stat().st_size != size:
+            return None
+    return manifest
+
+
+def _complete(path: Path) -> CheckpointFolder | None:
+    if path.name.startswith(WRITING_PREFIX):
+        return None
+    manifest = read_manifest(path)
+    if manifest is None or not isinstance(manifest.get("step"), int):
+        return None
+    return CheckpointFolder(path=path, step=manifest["step"], saved_at=(path / MANIFEST).stat().st_mtime)

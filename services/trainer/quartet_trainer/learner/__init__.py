@@ -1,0 +1,23 @@
+"""The learner: the model, its optimizer and its algorithm, spread over the ranks of one job.
+
+| module | holds |
+|---|---|
+| `base` | the `Learner` protocol that the training loop uses, `create_learner`, `LearnerError` |
+| `settings` | `LearnerSettings`, the learner's keys of `[trainer]` (no torch) |
+| `model_folder` | checks of a Hugging Face folder and the copying of its tokenizer (no torch) |
+| `distributed` | `initialize`: ColossalAI's launch, under torchrun or alone; this rank's place |
+| `colossalai_cures` | what ColossalAI 0.5.0 needs on a CPU with this torch |
+| `policy` | the causal language model, giving log-probs of completion tokens and nothing else |
+| `torch_ddp` | `TorchDDPLearner`: Booster with TorchDDPPlugin |
+| `accumulation` | one global batch through micro-batches: loss, gradient, sums for metrics |
+| `optimizer` | AdamW and its parameter groups, the learning-rate schedule |
+| `metrics` | names and meanings of the metrics, and how sums over ranks become them |
+| `storage` | a checkpoint's content: model, optimizer, state |
+
+Only `base`, `settings` and `model_folder` may be imported without torch.
+"""
+
+from quartet_trainer.learner.base import Learner, LearnerError, create_learner
+from quartet_trainer.learner.settings import LearnerSettings
+
+__all__ = ["Learner", "LearnerError", "LearnerSettings", "create_learner"]

@@ -1,0 +1,102 @@
+"""What the training loop knows of a learner.
+
+This module imports no torch at run time: the loop, the configuration and the tests of both may import it freely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from quartet_trainer.learner.settings import LearnerSettings
+
+if TYPE_CHECKING:
+    import torch
+    from quartet.v1 import experience_pb2
+
+
+class LearnerError(Exception):
+    """The learner cannot do what is asked; the text is one sentence for a person."""
+
+
+class RunLike(Protocol):
+    """What the learner reads of the run (`quartet_common.config.RunSection` has it)."""
+
+    max_steps: int
+    """Optimizer steps of the whole run: the length of the learning-rate schedule. 0: unknown."""
+
+    sampling: Any
+    """Its `max_new_tokens` is the constant length of the "constant" aggregation (Dr. GRPO)."""
+
+
+class Learner(Protocol):
+    """The model being trained, its optimizer and its algorithm, spread over the ranks of one job.
+
+    Every method is collective: all ranks call it, in the same order, with the same arguments.
+    """
+
+    step: int
+    """Optimizer steps done, which is the policy version of the weights."""
+
+    def train_step(self, groups: Sequence[experience_pb2.GroupTensors]) -> dict[str, float]:
+        """Train on one global batch, with exactly one optimizer step.
+
+        Args:
+            groups: the whole batch, the same on every rank; each rank takes its share of it.
+
+        Returns:
+            Metrics of the global batch, the same on every rank; `quartet_trainer.learner.metrics` names them.
+
+        Raises:
+            quartet_trainer.batches.ExperienceError: a group is not what the contract says; nothing was trained.
+        """
+
+    def weight_specs(self) -> list[tuple[str, int, tuple[int, ...]]]:
+        """Name (Hugging Face's), `quartet.v1.tensor_pb2.Dtype` and shape of each tensor of `weights()`, in order."""
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights as they stand: detached, contiguous, on the training device. A tied `lm_head` is left out.
+
+        A tensor may share memory with the parameter: it is valid until the next `train_step` or `load`.
+        """
+
+    def save(self, folder: Path, state: dict[str, Any]) -> None:
+        """Write a checkpoint: durable and complete at `folder` when this returns, and not there at all before.
+
+        Args:
+            folder: does not need to exist, e.g. `checkpoints.checkpoint_folder(root, step)`. An older one is replaced.
+            state: the caller's own; what JSON can hold.
+
+        Raises:
+            LearnerError: the folder could not be written; on every rank.
+        """
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        """Go back to a checkpoint: weights, optimizer and `step`. Returns the caller's `state`.
+
+        Raises:
+            LearnerError: the checkpoint is incomplete or of another model.
+        """
+
+    def export(self, folder: Path) -> None:
+        """Write the model alone as a Hugging Face folder, tokenizer files included, atomically as `save` does."""
+
+
+def create_learner(settings: LearnerSettings, model_path: Path, run: RunLike) -> Learner:
+    """Load the model and wrap it with the plugin of `settings`. All ranks call.
+
+    `quartet_trainer.learner.distributed.initialize` is called if the process has not done so.
+
+    Args:
+        settings: the trainer's section.
+        model_path: a Hugging Face folder, written in the transformers-4.51 form.
+        run: `max_steps` and `sampling.max_new_tokens`.
+
+    Raises:
+        quartet_trainer.learner.model_folder.ModelFolderError: the folder cannot be used; the text says why.
+        LearnerError: settings that this machine or this model cannot serve.
+    """
+    from quartet_trainer.learner.torch_ddp import TorchDDPLearner
+
+    return TorchDDPLearner(settings, model_path, run)
