@@ -1,0 +1,153 @@
+"""Channels to other services: security, message size, keepalive, and retries where the contract allows them.
+
+Which calls may be retried is read from the protos: those whose rpc has an `idempotency_level`.
+"""
+
+import json
+from functools import cache
+
+import grpc
+from google.protobuf.descriptor_pb2 import MethodOptions
+from quartet.v1 import broker_pb2, common_pb2, reward_pb2, rollout_pb2, trainer_pb2
+
+from quartet_common.config import ConfigError, SecuritySection
+
+MAX_MESSAGE_BYTES = 64 << 20
+
+
+@cache
+def _service_config() -> str:
+    names = [
+        {"service": service.full_name, "method": method.name}
+        for file in (common_pb2, broker_pb2, reward_pb2, rollout_pb2, trainer_pb2)
+        for service in file.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+        if method.GetOptions().idempotency_level != MethodOptions.IDEMPOTENCY_UNKNOWN
+    ]
+    policy = {
+        "maxAttempts": 4,
+        "initialBackoff": "0.1s",
+        "maxBackoff": "2s",
+        "backoffMultiplier": 2.0,
+        "retryableStatusCodes": ["UNAVAILABLE"],
+    }
+    return json.dumps({"methodConfig": [{"name": names, "retryPolicy": policy}]})
+
+
+def channel_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, object]]:
+    """Return the options of every client channel."""
+    return [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.service_config", _service_config()),
+        # A peer that restarts is found again quickly: the default backoff grows to two minutes.
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+    ]
+
+
+def read_pem(security: SecuritySection) -> tuple[bytes, bytes, bytes]:
+    """Return (CA, certificate, key). Raises ConfigError naming the file that cannot be read."""
+    pems = []
+    for key in ("tls_ca", "tls_certificate", "tls_key"):
+        path = getattr(security, key)
+        try:
+            pems.append(path.read_bytes())
+        except OSError as error:
+            raise ConfigError(f"security.{key}: cannot read '{path}': {error.strerror}") from error
+    return pems[0], pems[1], pems[2]
+
+
+def _credentials(security: SecuritySection) -> grpc.ChannelCredentials | None:
+    if not security.tls:
+        return None
+    ca, certificate, key = read_pem(security)
+    return grpc.ssl_channel_credentials(ca, private_key=key, certificate_chain=certificate)
+
+
+def connect(
+    address: str, security: SecuritySection | None = None, max_message_bytes: int = MAX_MESSAGE_BYTES
+) -> grpc.aio.Channel:
+    """Return an asyncio channel to `address` (host:port); it connects when first used."""
+    security = security or SecuritySection()
+    credentials, token = _credentials(security), security.token()
+    interceptors = _aio_token_interceptors(token) if token else None
+    options = channel_options(max_message_bytes)
+    if credentials:
+        return grpc.aio.secure_channel(address, credentials, options=options, interceptors=interceptors)
+    return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
+
+
+def connect_sync(
+    address: str, security: SecuritySection | None = None, max_message_bytes: int = MAX_MESSAGE_BYTES
+) -> grpc.Channel:
+    """Return a blocking channel to `address` (host:port); it connects when first used."""
+    security = security or SecuritySection()
+    credentials, token = _credentials(security), security.token()
+    options = channel_options(max_message_bytes)
+    if credentials:
+        channel = grpc.secure_channel(address, credentials, options=options)
+    else:
+        channel = grpc.insecure_channel(address, options=options)
+    return grpc.intercept_channel(channel, _SyncToken(token)) if token else channel
+
+
+def _with_token(details, token: str):
+    metadata = grpc.aio.Metadata(*(details.metadata or ()), ("authorization", f"Bearer {token}"))
+    return details._replace(metadata=metadata)
+
+
+class _AioToken:
+    def __init__(self, token: str):
+        self._token = token
+
+
+class _AioUnaryUnary(_AioToken, grpc.aio.UnaryUnaryClientInterceptor):
+    async def intercept_unary_unary(self, continuation, details, request):
+        return await continuation(_with_token(details, self._token), request)
+
+
+class _AioUnaryStream(_AioToken, grpc.aio.UnaryStreamClientInterceptor):
+    async def intercept_unary_stream(self, continuation, details, request):
+        return await continuation(_with_token(details, self._token), request)
+
+
+class _AioStreamUnary(_AioToken, grpc.aio.StreamUnaryClientInterceptor):
+    async def intercept_stream_unary(self, continuation, details, requests):
+        return await continuation(_with_token(details, self._token), requests)
+
+
+class _AioStreamStream(_AioToken, grpc.aio.StreamStreamClientInterceptor):
+    async def intercept_stream_stream(self, continuation, details, requests):
+        return await continuation(_with_token(details, self._token), requests)
+
+
+def _aio_token_interceptors(token: str) -> list[grpc.aio.ClientInterceptor]:
+    # grpc.aio files an interceptor under the first kind it is an instance of: one class per kind.
+    return [kind(token) for kind in (_AioUnaryUnary, _AioUnaryStream, _AioStreamUnary, _AioStreamStream)]
+
+
+class _SyncCallDetails(grpc.ClientCallDetails):
+    def __init__(self, details, metadata):
+        self.method, self.timeout, self.credentials = details.method, details.timeout, details.credentials
+        self.wait_for_ready, self.compression = details.wait_for_ready, details.compression
+        self.metadata = metadata
+
+
+class _SyncToken(
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamUnaryClientInterceptor,
+    grpc.StreamStreamClientInterceptor,
+):
+    def __init__(self, token: str):
+        self._header = ("authorization", f"Bearer {token}")
+
+    def _intercept(self, continuation, details, request):
+        metadata = [*(details.metadata or ()), self._header]
+        return continuation(_SyncCallDetails(details, metadata), request)
+
+    intercept_unary_unary = intercept_unary_stream = _intercept
+    intercept_stream_unary = intercept_stream_stream = _intercept

@@ -1,0 +1,87 @@
+"""The command line of a service: the same options, the same exit codes, for all four."""
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from quartet_common import __version__
+from quartet_common.config import ConfigError, LoadedConfig, Section, load_config, split_address
+from quartet_common.log import configure_logging
+
+Preflight = Callable[[LoadedConfig], dict[str, Any]]
+Serve = Callable[[LoadedConfig, "ServiceHost"], Awaitable[None]]  # noqa: F821 (imported late: see _serve)
+
+
+def service_main(
+    kind: str, section: type[Section], preflight: Preflight, serve: Serve, argv: list[str] | None = None
+) -> int:
+    """Run a service from its command line and return its exit status.
+
+    0: ended as asked; 1: failed; 2: the configuration cannot be used (one sentence on standard error); 130: Ctrl-C.
+
+    Args:
+        kind: "broker", "reward", "rollout" or "trainer".
+        section: the model of its section of the run file.
+        preflight: quick checks of what the configuration names; raises ConfigError; returns what --dry-run prints.
+        serve: adds servicers to the host and awaits `host.run()`.
+    """
+    arguments = _parser(kind).parse_args(argv)
+    try:
+        config = load_config(kind, section, arguments.file, arguments.set)
+        configure_logging(kind, f"{socket.gethostname()}-{os.getpid()}", arguments.log_format, arguments.log_level)
+        plan = {"service": kind, "address": getattr(config.addresses, kind), "run": config.run.id, **preflight(config)}
+        if arguments.check_port or not arguments.dry_run:
+            check_port_free(kind, getattr(config.addresses, kind), config.server.bind_host)
+        if arguments.dry_run:
+            print(json.dumps({**plan, "section": config.section.model_dump(mode="json")}, indent=2, default=str))
+            return 0
+        return asyncio.run(_serve(kind, config, serve))
+    except ConfigError as error:
+        print(f"quartet-{kind}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+async def _serve(kind: str, config: LoadedConfig, serve: Serve) -> int:
+    from quartet_common.host import ServiceHost  # grpc is not needed for --dry-run
+
+    host = ServiceHost(kind, getattr(config.addresses, kind), config.security, config.server)
+    await serve(config, host)
+    return host.exit_code
+
+
+def check_port_free(kind: str, address: str, bind_host: str = "") -> None:
+    """Raise ConfigError if something listens at the address already."""
+    host, port = split_address(address)
+    if port == 0:
+        return
+    family = socket.AF_INET6 if ":" in (bind_host or host) else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((bind_host or host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"addresses.{kind}: cannot listen on {bind_host or host}:{port}: {error.strerror.lower()}"
+            ) from error
+
+
+def _parser(kind: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"quartet-{kind}", description=f"Quartet's {kind} service.")
+    parser.add_argument("file", nargs="?", type=Path, help="the run file (TOML); without it, the defaults")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key, e.g. run.id=second"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="check the configuration, print what would run, exit")
+    parser.add_argument("--check-port", action="store_true", help="with --dry-run: also check that the port is free")
+    parser.add_argument("--log-format", choices=("json", "text"), default="text")
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    parser.add_argument("--version", action="version", version=f"quartet-{kind} {__version__}")
+    return parser

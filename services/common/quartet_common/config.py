@@ -1,0 +1,316 @@
+"""The run file: one TOML file for a whole run, of which each service reads its own section and the shared ones.
+
+Command-line overrides (`--set rollout.engine=transformers`) win over the file. Relative paths are taken from the
+folder the process is started in. Whatever is wrong is said in one sentence: the key, what came, what is allowed, where.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+# Sections that belong to one reader each, besides the shared ones below.
+_OWNED_SECTIONS = ("data", "broker", "reward", "rollout", "trainer", "launcher")
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the text is the one sentence to show. Exit status 2."""
+
+
+class Section(BaseModel):
+    """A section of the run file. Unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SamplingSection(Section):
+    """How completions are drawn; unset keys take the rollout's defaults."""
+
+    temperature: float = Field(1.0, ge=0, description="Softmax temperature; 0 is greedy.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus mass.")
+    top_k: int = Field(0, ge=0, description="Candidates kept; 0 keeps all.")
+    min_p: float = Field(0.0, ge=0, lt=1, description="Smallest probability relative to the likeliest token.")
+    max_new_tokens: int = Field(1024, ge=1, description="Most tokens of a completion.")
+    stop: list[str] = Field([], description="Strings that end a completion; they are kept in it.")
+    stop_token_ids: list[int] = Field([], description="Token ids that end a completion.")
+    seed: int | None = Field(None, description="Seed of each prompt's first completion; unset: not reproducible.")
+    n: int = Field(0, ge=0, le=1024, description="Completions per prompt; 0: the group size (1 in evaluations).")
+
+
+class VerifierSection(Section):
+    """A verifier with its weight and parameters."""
+
+    name: str = Field(description="A verifier of the reward service.")
+    weight: float = Field(1.0, description="Multiplies the verifier's reward before the sum.")
+    parameters: dict[str, Any] = Field({}, description="Parameters of the verifier.")
+
+
+class RunSection(Section):
+    """[run]: what the run is; becomes the contract's RunSpec."""
+
+    id: str = Field(
+        "default", pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$", description="Name of the run, unique at its broker."
+    )
+    folder: Path | None = Field(None, description="Where metrics, samples, checkpoints go. Default: runs/<id>.")
+    group_size: int = Field(8, ge=1, le=1024, description="Completions per training prompt (G).")
+    groups_per_step: int = Field(16, ge=1, description="Prompt groups per optimizer step.")
+    max_staleness: int = Field(4, ge=0, description="Most steps between a group's oldest weights and those it updates.")
+    lease_order: str = Field("fifo", pattern="^(fifo|fresh_first)$", description="Order of the trainer's batches.")
+    partial_batch: str = Field("drop", pattern="^(drop|train)$", description="What becomes of a last partial batch.")
+    max_deliveries: int = Field(5, ge=1, description="Deliveries of a prompt before it is set aside as dead.")
+    max_queued_prompts: int = Field(4096, ge=1, description="Most prompts in the queue.")
+    max_experience_bytes: int = Field(1 << 30, ge=1 << 20, description="Most bytes of experience in Redis.")
+    prompt_lease_ttl: float = Field(60.0, gt=0, description="Seconds a prompt lease lives unless renewed.")
+    member_ttl: float = Field(15.0, gt=0, description="Seconds a member lives without a heartbeat.")
+    result_ttl: float = Field(3600.0, gt=0, description="Seconds results wait to be collected.")
+    max_steps: int = Field(0, ge=0, description="Optimizer steps after which the run ends; 0: when the prompts end.")
+    sampling: SamplingSection = Field(SamplingSection(), description="Sampling of training prompts.")
+    evaluation_sampling: SamplingSection | None = Field(
+        None, description="Sampling of evaluation prompts. Default: as sampling, one completion each."
+    )
+    verifiers: list[VerifierSection] = Field(
+        [VerifierSection(name="think_answer_tags")], min_length=1, description="Verifiers of prompts that name none."
+    )
+    system_prompt: str = Field("", description="Prepended to chats that have no system message.")
+    max_prompt_tokens: int = Field(0, ge=0, description="Longest prompt; 0: the context minus max_new_tokens.")
+    labels: dict[str, str] = Field({}, description="Free labels.")
+
+    @property
+    def path(self) -> Path:
+        """The run's folder."""
+        return self.folder if self.folder is not None else Path("runs") / self.id
+
+
+class ModelSection(Section):
+    """[model]: the model that is trained."""
+
+    path: Path | None = Field(None, description="Hugging Face model folder with config, safetensors and tokenizer.")
+
+
+class AddressesSection(Section):
+    """[addresses]: where each service listens and is reached, host:port."""
+
+    broker: str = Field("127.0.0.1:7101", description="The broker.")
+    reward: str = Field("127.0.0.1:7102", description="The reward service.")
+    rollout: str = Field("127.0.0.1:7103", description="The rollout service.")
+    trainer: str = Field("127.0.0.1:7104", description="The trainer's rank 0.")
+
+    @field_validator("*")
+    @classmethod
+    def _host_and_port(cls, value: str) -> str:
+        split_address(value)
+        return value
+
+
+class SecuritySection(Section):
+    """[security]: plaintext is accepted on loopback only, unless `insecure` says otherwise."""
+
+    token_file: Path | None = Field(None, description="File with the bearer token every call must carry.")
+    tls_ca: Path | None = Field(None, description="PEM of the CA that signs servers and clients.")
+    tls_certificate: Path | None = Field(None, description="PEM certificate of this process.")
+    tls_key: Path | None = Field(None, description="PEM key of the certificate.")
+    insecure: bool = Field(False, description="Accept plaintext on addresses that are not loopback.")
+
+    @model_validator(mode="after")
+    def _whole(self) -> "SecuritySection":
+        given = [name for name in ("tls_ca", "tls_certificate", "tls_key") if getattr(self, name) is not None]
+        if given and len(given) < 3:
+            raise ValueError(f"tls_ca, tls_certificate and tls_key go together; only {', '.join(given)} is set")
+        return self
+
+    @property
+    def tls(self) -> bool:
+        """True if mutual TLS is configured."""
+        return self.tls_ca is not None
+
+    def token(self) -> str | None:
+        """Return the bearer token, or None if none is configured. Raises ConfigError if the file cannot be used."""
+        if self.token_file is None:
+            return None
+        token = read_text(self.token_file, "security.token_file").strip()
+        if not token:
+            raise ConfigError(f"security.token_file: '{self.token_file}' is empty; it must hold the token")
+        return token
+
+
+class ServerSection(Section):
+    """[server]: what all four servers have in common."""
+
+    bind_host: str = Field("", description="Host to listen on, if not the one of [addresses], e.g. 0.0.0.0.")
+    reflection: bool = Field(True, description="Serve gRPC reflection, so that grpcurl works.")
+    metrics: bool = Field(True, description="Serve Prometheus metrics at the gRPC port plus metrics_port_offset.")
+    metrics_port_offset: int = Field(100, ge=1, le=10000, description="Distance of the metrics port.")
+    drain_seconds: float = Field(10.0, gt=0, description="Time to finish what is under way after SIGTERM.")
+    max_message_bytes: int = Field(64 << 20, ge=1 << 20, description="Largest gRPC message, received or sent.")
+
+
+_SHARED: dict[str, type[Section]] = {
+    "run": RunSection,
+    "model": ModelSection,
+    "addresses": AddressesSection,
+    "security": SecuritySection,
+    "server": ServerSection,
+}
+
+SectionT = TypeVar("SectionT", bound=Section)
+
+
+@dataclass(frozen=True)
+class LoadedConfig(Generic[SectionT]):
+    """What a service is configured to do."""
+
+    run: RunSection
+    model: ModelSection
+    addresses: AddressesSection
+    security: SecuritySection
+    server: ServerSection
+    section: SectionT
+    data: dict[str, Any] = field(default_factory=dict)
+    path: Path | None = None
+
+
+def load_config(
+    section_name: str,
+    section_model: type[SectionT],
+    path: Path | None = None,
+    overrides: Sequence[str] = (),
+) -> LoadedConfig[SectionT]:
+    """Read the run file, apply overrides `key=value`, and validate the shared sections and one owned section.
+
+    Raises:
+        ConfigError: one sentence about the first thing that is wrong.
+    """
+    where = f"in {path}" if path else "on the command line"
+    tree = _read_toml(path) if path else {}
+    for override in overrides:
+        _apply_override(tree, override)
+    allowed = (*_SHARED, *_OWNED_SECTIONS)
+    for name, value in tree.items():
+        if name not in allowed:
+            raise ConfigError(f"unknown section [{name}] {where}{_did_you_mean(name, allowed)}")
+        if not isinstance(value, dict):
+            raise ConfigError(f"{name}: got {value!r} {where}; it must be a section, [{name}]")
+    shared = {name: _validate(model, tree.get(name, {}), name, where) for name, model in _SHARED.items()}
+    section = _validate(section_model, tree.get(section_name, {}), section_name, where)
+    return LoadedConfig(section=section, data=tree.get("data", {}), path=path, **shared)
+
+
+def validate_section(model: type[SectionT], values: dict[str, Any], name: str, where: str) -> SectionT:
+    """Validate one section's values. Raises ConfigError with one sentence."""
+    return _validate(model, values, name, where)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return (host, port) of "host:port" or "[v6]:port". Raises ValueError."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isdigit() or not 0 <= int(port) <= 65535:
+        raise ValueError(f"an address is host:port with a port from 0 to 65535, e.g. 127.0.0.1:7101; got '{address}'")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Return True for localhost and loopback addresses."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_text(path: Path, key: str) -> str:
+    """Read a file named by a configuration key. Raises ConfigError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{key}: cannot read '{path}': {_os_reason(error)}") from error
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    text = read_text(path, "run file")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"run file {path} is not valid TOML: {error}") from error
+
+
+def _os_reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or len(parts) < 2 or not all(parts):
+        raise ConfigError(f"--set {override}: an override is section.key=value, e.g. rollout.engine=transformers")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare string: no quotes needed at a command line
+    node = tree
+    for part in parts[:-1]:
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"--set {override}: '{part}' is a value, not a section")
+    node[parts[-1]] = value
+
+
+def _validate(model: type[SectionT], values: dict[str, Any], name: str, where: str) -> SectionT:
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_sentence(model, error, name, where)) from error
+
+
+def _sentence(model: type[Section], error: ValidationError, name: str, where: str) -> str:
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    key = ".".join([name, *(str(part) for part in first["loc"])])
+    if first["type"] == "extra_forbidden":
+        allowed = _keys_at(model, first["loc"][:-1])
+        sentence = f"unknown key {key} {where}{_did_you_mean(str(first['loc'][-1]), allowed)}"
+    elif first["type"] == "missing":
+        sentence = f"{key} is missing {where}: it has no default"
+    else:
+        message = first["msg"].removeprefix("Value error, ")
+        came = "" if isinstance(first["input"], (dict, BaseModel)) else f"got {first['input']!r} "
+        sentence = f"{key}: {came}{where}: {message[0].lower()}{message[1:]}"
+    more = len(problems) - 1
+    return sentence + (f" (and {more} more problem{'s' if more > 1 else ''})" if more else "")
+
+
+def _keys_at(model: type[BaseModel], loc: Sequence[int | str]) -> tuple[str, ...]:
+    """Return the keys allowed in the (sub)section at `loc`, following nested models."""
+    for part in loc:
+        if isinstance(part, int):
+            continue
+        info = model.model_fields.get(part)
+        nested = _nested_model(info.annotation) if info else None
+        if nested is None:
+            return ()
+        model = nested
+    return tuple(model.model_fields)
+
+
+def _nested_model(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        nested = _nested_model(argument)
+        if nested is not None:
+            return nested
+    return None
+
+
+def _did_you_mean(name: str, allowed: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, allowed, n=1)
+    if close:
+        return f": did you mean '{close[0]}'?"
+    return f"; allowed: {', '.join(sorted(allowed))}" if allowed else ""

@@ -1,0 +1,135 @@
+"""The handshake: two releases that cannot work together say so at once, in words."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+from google.protobuf.timestamp_pb2 import Timestamp
+from quartet.v1 import common_pb2, common_pb2_grpc
+
+from quartet_common import CONTRACT_MAJOR, CONTRACT_MINOR, __version__
+from quartet_common.durations import now_timestamp
+from quartet_common.errors import failed_precondition
+from quartet_common.log import get_logger
+
+log = get_logger(__name__)
+
+CONTRACT = common_pb2.ContractVersion(major=CONTRACT_MAJOR, minor=CONTRACT_MINOR)
+
+# Peers with other builds of these cannot share a process group.
+_MUST_MATCH = ("nccl",)
+
+
+class WaitingFor:
+    """What a service waits for before it can work, in words. Each thing is logged once when it begins and ends."""
+
+    def __init__(self) -> None:
+        self._things: dict[str, None] = {}
+
+    def add(self, thing: str) -> None:
+        """Say that the service waits for `thing`."""
+        if thing not in self._things:
+            self._things[thing] = None
+            log.info("waiting for %s", thing)
+
+    def discard(self, thing: str) -> None:
+        """Say that it waits no longer."""
+        if thing in self._things:
+            del self._things[thing]
+            log.info("no longer waiting for %s", thing)
+
+    def __iter__(self):
+        return iter(tuple(self._things))
+
+    def __bool__(self) -> bool:
+        return bool(self._things)
+
+
+@dataclass
+class Identity:
+    """Who a service says it is."""
+
+    kind: int
+    instance_id: str
+    capabilities: list[str] = field(default_factory=list)
+    libraries: dict[str, str] = field(default_factory=dict)
+    waiting: WaitingFor = field(default_factory=WaitingFor)
+    started_at: Timestamp = field(default_factory=now_timestamp)
+
+
+class HandshakeServicer(common_pb2_grpc.HandshakeServiceServicer):
+    """Answers for a service."""
+
+    def __init__(self, identity: Callable[[], Identity]):
+        self._identity = identity
+
+    async def Handshake(self, request, context):  # noqa: N802 (the contract's name)
+        me = self._identity()
+        if request.HasField("contract") and request.contract.major != CONTRACT_MAJOR:
+            older = "caller" if request.contract.major < CONTRACT_MAJOR else "service"
+            raise failed_precondition(
+                "contract",
+                f"the caller speaks major version {request.contract.major}, this service {CONTRACT_MAJOR}: "
+                f"upgrade the {older}",
+            )
+        lacking = sorted(set(request.required_capabilities) - set(me.capabilities))
+        if lacking:
+            raise failed_precondition(
+                "capabilities",
+                f"the caller needs {', '.join(lacking)}, which this service lacks; it has "
+                f"{', '.join(sorted(me.capabilities)) or 'none'}",
+            )
+        for library in _MUST_MATCH:
+            theirs, ours = request.libraries.get(library), me.libraries.get(library)
+            if theirs and ours and theirs != ours:
+                raise failed_precondition(
+                    f"libraries.{library}",
+                    f"the caller has {theirs}, this service {ours}: install the same {library} on both sides",
+                )
+        return common_pb2.HandshakeResponse(
+            service=me.kind,
+            instance_id=me.instance_id,
+            build=__version__,
+            contract=CONTRACT,
+            capabilities=sorted(me.capabilities),
+            libraries=me.libraries,
+            started_at=me.started_at,
+            waiting_for=list(me.waiting),
+        )
+
+
+def handshake_request(
+    caller: int, required: Sequence[str] = (), libraries: dict[str, str] | None = None
+) -> common_pb2.HandshakeRequest:
+    """Return the request with which a service introduces itself."""
+    return common_pb2.HandshakeRequest(
+        caller=caller,
+        build=__version__,
+        contract=CONTRACT,
+        required_capabilities=required,
+        libraries=libraries or {},
+    )
+
+
+async def handshake(
+    channel: grpc.aio.Channel,
+    caller: int,
+    required: Sequence[str] = (),
+    libraries: dict[str, str] | None = None,
+    timeout: float = 10.0,
+) -> common_pb2.HandshakeResponse:
+    """Shake hands over an asyncio channel. Raises grpc.RpcError; FAILED_PRECONDITION says what to upgrade."""
+    stub = common_pb2_grpc.HandshakeServiceStub(channel)
+    return await stub.Handshake(handshake_request(caller, required, libraries), timeout=timeout)
+
+
+def handshake_sync(
+    channel: grpc.Channel,
+    caller: int,
+    required: Sequence[str] = (),
+    libraries: dict[str, str] | None = None,
+    timeout: float = 10.0,
+) -> common_pb2.HandshakeResponse:
+    """Shake hands over a blocking channel. Raises grpc.RpcError; FAILED_PRECONDITION says what to upgrade."""
+    stub = common_pb2_grpc.HandshakeServiceStub(channel)
+    return stub.Handshake(handshake_request(caller, required, libraries), timeout=timeout)

@@ -1,0 +1,192 @@
+"""The one server bootstrap: every service is a ServiceHost with its own servicers.
+
+    host.start -> SERVING -> (SIGTERM, SIGINT, host.stop) -> NOT_SERVING -> drain -> stopped
+"""
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from quartet.v1 import common_pb2, common_pb2_grpc
+
+from quartet_common.channel import read_pem
+from quartet_common.config import ConfigError, SecuritySection, ServerSection, is_loopback, split_address
+from quartet_common.handshake import HandshakeServicer, Identity, WaitingFor
+from quartet_common.interceptor import CallInterceptor
+from quartet_common.log import get_logger
+from quartet_common.metrics import serve_metrics
+
+log = get_logger(__name__)
+
+_KINDS = {
+    "broker": common_pb2.SERVICE_KIND_BROKER,
+    "reward": common_pb2.SERVICE_KIND_REWARD,
+    "rollout": common_pb2.SERVICE_KIND_ROLLOUT,
+    "trainer": common_pb2.SERVICE_KIND_TRAINER,
+}
+
+
+def new_instance_id(kind: str) -> str:
+    """Return a unique name for a process's life, e.g. "rollout-myhost-4711-a3f9c2"."""
+    return f"{kind}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+class ServiceHost:
+    """A gRPC server with what every service has: TLS, token, health, reflection, handshake, metrics, drain."""
+
+    def __init__(self, kind: str, address: str, security: SecuritySection, settings: ServerSection):
+        """Make the server; nothing listens yet.
+
+        Raises:
+            ConfigError: plaintext on an address that is not loopback, or unusable TLS or token files.
+        """
+        host, port = split_address(address)
+        self._bind_host = settings.bind_host or host
+        if not (security.tls or security.insecure or is_loopback(self._bind_host)):
+            raise ConfigError(
+                f"{kind}: {self._bind_host} is not loopback and [security] has no TLS: set tls_ca, tls_certificate and "
+                "tls_key, or insecure = true if the network is trusted"
+            )
+        self.kind = kind
+        self.address = address
+        self.instance_id = new_instance_id(kind)
+        self.stopping = asyncio.Event()
+        self.exit_code = 0
+        self._port = port
+        self._security = security
+        self._settings = settings
+        self._identity = Identity(_KINDS[kind], self.instance_id)
+        self._drains: list[Callable[[], Awaitable[None]]] = []
+        self._tasks: set[asyncio.Task] = set()
+        self._health = health.aio.HealthServicer()
+        self._service_name = f"quartet.v1.{kind.capitalize()}Service"
+        self.server = grpc.aio.server(
+            interceptors=[CallInterceptor(security.token())],
+            options=[
+                ("grpc.max_receive_message_length", settings.max_message_bytes),
+                ("grpc.max_send_message_length", settings.max_message_bytes),
+                # Two services on one port would share its calls at random: refuse the second.
+                ("grpc.so_reuseport", 0),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ],
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
+        common_pb2_grpc.add_HandshakeServiceServicer_to_server(HandshakeServicer(lambda: self._identity), self.server)
+
+    @property
+    def capabilities(self) -> list[str]:
+        """What the handshake says this service can do; append to it."""
+        return self._identity.capabilities
+
+    @property
+    def libraries(self) -> dict[str, str]:
+        """Library versions that the handshake tells; add to it."""
+        return self._identity.libraries
+
+    @property
+    def waiting(self) -> WaitingFor:
+        """What this service waits for; add and discard."""
+        return self._identity.waiting
+
+    def on_drain(self, drain: Callable[[], Awaitable[None]]) -> None:
+        """Have `drain` awaited when the service stops, in order of registration, before the server does."""
+        self._drains.append(drain)
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task:
+        """Run `work` in the background. If it raises, the service stops with exit code 1; at the end it is cancelled."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+        return task
+
+    def _task_done(self, task: asyncio.Task) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed: %s", task.get_name(), error, exc_info=error)
+            self.stop(f"{task.get_name()} failed", exit_code=1)
+
+    def stop(self, reason: str, exit_code: int = 0) -> None:
+        """Ask the service to drain and end. The first reason counts; call it on the event loop's thread."""
+        if not self.stopping.is_set():
+            log.info("stopping: %s", reason)
+            self.exit_code = exit_code
+            self.stopping.set()
+
+    async def set_serving(self, serving: bool) -> None:
+        """Tell health checks whether this kind of service can work just now."""
+        state = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set("", state)
+        await self._health.set(self._service_name, state)
+
+    async def start(self) -> None:
+        """Listen and serve. Raises ConfigError if the address or the metrics port cannot be had."""
+        if self._settings.reflection:
+            names = (
+                self._service_name,
+                common_pb2.DESCRIPTOR.services_by_name["HandshakeService"].full_name,
+                health.SERVICE_NAME,
+                reflection.SERVICE_NAME,
+            )
+            reflection.enable_server_reflection(names, self.server)
+        target = f"[{self._bind_host}]:{self._port}" if ":" in self._bind_host else f"{self._bind_host}:{self._port}"
+        try:
+            if self._security.tls:
+                ca, certificate, key = read_pem(self._security)
+                credentials = grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
+                port = self.server.add_secure_port(target, credentials)
+            else:
+                port = self.server.add_insecure_port(target)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"addresses.{self.kind}: cannot listen on {target}: the address is taken or not of this host"
+            ) from error
+        if self._port == 0:
+            self._port = port
+            self.address = f"{split_address(self.address)[0]}:{port}"
+        elif self._settings.metrics:
+            self._serve_metrics()
+        await self.server.start()
+        await self.set_serving(True)
+        log.info("serving at %s", self.address)
+
+    def _serve_metrics(self) -> None:
+        port = self._port + self._settings.metrics_port_offset
+        try:
+            serve_metrics(self._bind_host, port)
+        except OSError as error:
+            raise ConfigError(
+                f"server.metrics_port_offset: cannot serve metrics on {self._bind_host}:{port}: {error.strerror}"
+            ) from error
+
+    async def drain(self) -> None:
+        """Refuse new work, finish what is under way within `drain_seconds`, stop."""
+        await self.set_serving(False)
+        try:
+            async with asyncio.timeout(self._settings.drain_seconds):
+                for drain in self._drains:
+                    await drain()
+        except TimeoutError:
+            log.warning("drain took longer than %s s; what was left is given up", self._settings.drain_seconds)
+        for task in tuple(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks), timeout=1.0)
+        await self.server.stop(grace=0.5)
+        log.info("stopped")
+
+    async def run(self) -> None:
+        """Serve until stopped by SIGTERM (exit code 0), SIGINT (130) or `stop`, then drain."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self.stop, "SIGTERM", 0)
+        loop.add_signal_handler(signal.SIGINT, self.stop, "SIGINT", 130)
+        await self.start()
+        await self.stopping.wait()
+        await self.drain()

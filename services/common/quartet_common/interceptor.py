@@ -1,0 +1,114 @@
+"""What wraps every call a server answers: the token check, the errors' wire form, the metrics."""
+
+import asyncio
+import hmac
+import inspect
+import time
+
+import grpc
+
+from quartet_common import metrics
+from quartet_common.errors import ContractError, unauthenticated
+from quartet_common.log import get_logger
+
+log = get_logger(__name__)
+
+_CALLS = metrics.counter("quartet_grpc_calls_total", "Calls answered, by method and status code.", ["method", "code"])
+_SECONDS = metrics.histogram("quartet_grpc_seconds", "Time to answer a call; streams until their end.", ["method"])
+
+# Probes carry no token.
+_OPEN_PREFIX = "/grpc.health.v1.Health/"
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Lets servicers raise ContractError, hides the rest as INTERNAL (it is logged), counts and times calls."""
+
+    def __init__(self, token: str | None):
+        self._header = f"Bearer {token}".encode() if token else None
+
+    async def intercept_service(self, continuation, details):
+        handler = await continuation(details)
+        if handler is None:
+            return None
+        method = details.method
+        refused = self._header is not None and not method.startswith(_OPEN_PREFIX) and not self._authorised(details)
+        make, inner = _parts(handler)
+
+        if handler.response_streaming:
+
+            async def answer_stream(request, context):
+                async with _Guard(method, context, refused):
+                    result = inner(request, context)
+                    if inspect.isasyncgen(result) or hasattr(result, "__aiter__"):
+                        async for message in result:
+                            yield message
+                    else:
+                        await result  # the servicer writes to the context itself
+
+            wrapped = answer_stream
+        else:
+
+            async def answer(request, context):
+                async with _Guard(method, context, refused):
+                    return await inner(request, context)
+
+            wrapped = answer
+        return make(
+            wrapped,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+    def _authorised(self, details) -> bool:
+        for key, value in details.invocation_metadata or ():
+            if key == "authorization":
+                came = value.encode() if isinstance(value, str) else value
+                return hmac.compare_digest(came, self._header)
+        return False
+
+
+def _parts(handler: grpc.RpcMethodHandler):
+    if handler.request_streaming and handler.response_streaming:
+        return grpc.stream_stream_rpc_method_handler, handler.stream_stream
+    if handler.request_streaming:
+        return grpc.stream_unary_rpc_method_handler, handler.stream_unary
+    if handler.response_streaming:
+        return grpc.unary_stream_rpc_method_handler, handler.unary_stream
+    return grpc.unary_unary_rpc_method_handler, handler.unary_unary
+
+
+class _Guard:
+    """Around one call: refuse, translate what is raised, count."""
+
+    def __init__(self, method: str, context: grpc.aio.ServicerContext, refused: bool):
+        self._method, self._context, self._refused = method, context, refused
+        self._began = time.perf_counter()
+
+    async def __aenter__(self) -> None:
+        if self._refused:
+            await self._abort(unauthenticated("got no valid token; send the metadata 'authorization: Bearer TOKEN'"))
+
+    async def __aexit__(self, kind, error, trace) -> None:
+        if error is None:
+            code = grpc.StatusCode(self._context.code() or grpc.StatusCode.OK) if self._context.code() else None
+            self._count("OK" if code is None else code.name)
+        elif isinstance(error, ContractError):
+            await self._abort(error)
+        elif isinstance(error, (asyncio.CancelledError, GeneratorExit)):
+            self._count("CANCELLED")
+        elif isinstance(error, grpc.aio.AbortError):
+            self._count("ABORT")
+        else:
+            log.exception("call failed", exc_info=error, extra={"method": self._method})
+            self._count("INTERNAL")
+            await self._context.abort(
+                grpc.StatusCode.INTERNAL, f"{self._method} failed inside the service; its log has the details"
+            )
+
+    async def _abort(self, error: ContractError) -> None:
+        self._count(error.code.name)
+        await self._context.abort(error.code, error.message, error.trailing_metadata())
+
+    def _count(self, code: str) -> None:
+        _CALLS.labels(self._method, code).inc()
+        _SECONDS.labels(self._method).observe(time.perf_counter() - self._began)
