@@ -1,0 +1,356 @@
+#!/usr/bin/env python3
+"""Makes the named Python environments of this checkout under `.quartet/`, with nothing but a Python 3.11 or later.
+
+    python3 deploy/local/environments.py [--with-tests] [NAME ...]     NAMEs: broker reward rollout trainer client dev (default: all)
+
+Each service has an environment of its own, because they cannot share one (vLLM needs transformers 5, ColossalAI 4.51):
+the pinned closure of `services/NAME/requirements.txt` (with `overrides.txt` where there is one), and the packages of this
+checkout as editable installs. A stamp beside each records a digest of what went in, so a second call is instant and a
+changed requirement rebuilds only what it touches. `--with-tests` adds `deploy/local/requirements-test.txt` (pytest) on top.
+
+Set `PIP_FIND_LINKS`, `PIP_INDEX_URL`, `PIP_EXTRA_INDEX_URL` or `PIP_CERT` as for pip: they are passed on to uv.
+"""
+
+from __future__ import annotations  # this file must still parse under an older Python, to say that it is too old
+
+import argparse
+import concurrent.futures
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+STATE = ROOT / ".quartet"
+UV_VERSION = "0.13.8"
+FORMAT = 1  # raise it when the way environments are made changes, so that existing ones are made again
+INSTALL_TIMEOUT = 3600.0  # seconds; a CUDA build of torch over a slow line takes long
+REQUIREMENTS_TEST = "deploy/local/requirements-test.txt"
+
+
+class EnvironmentFailure(Exception):
+    """An environment could not be made; the text is one sentence for the person who asked for it."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What goes into one environment; paths are relative to the checkout."""
+
+    name: str
+    contents: str  # what makes it big, for the progress line
+    requirements: str
+    packages: tuple[str, ...]  # folders installed editable, without their dependencies (those are in `requirements`)
+    overrides: str | None = None
+    heavy: bool = False
+
+    @property
+    def folder(self) -> Path:
+        return STATE / "envs" / self.name
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+
+def service(name: str, contents: str, heavy: bool = False) -> Environment:
+    packages = ("protos", "services/common", f"services/{name}")
+    return Environment(
+        name, contents, f"services/{name}/requirements.txt", packages, f"services/{name}/overrides.txt", heavy
+    )
+
+
+ENVIRONMENTS: dict[str, Environment] = {
+    environment.name: environment
+    for environment in (
+        service("broker", "Redis client"),
+        service("reward", "math-verify"),
+        service("rollout", "vLLM and transformers 5", heavy=True),
+        service("trainer", "ColossalAI and transformers 4.51", heavy=True),
+        Environment(
+            "client",
+            "command and launcher",
+            "client/requirements.txt",
+            ("protos", "services/common", "client", "deploy/local"),
+        ),
+        Environment(
+            "dev",
+            "test and lint tools",
+            "requirements-dev.txt",
+            ("protos", "services/common", "client", "deploy/local"),
+        ),
+    )
+}
+
+
+@dataclass
+class Progress:
+    """Calm lines on standard output, one when an environment starts, one when it is there."""
+
+    quiet: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            with self.lock:
+                print(text, flush=True)
+
+
+def make(names: list[str], with_tests: bool = False, quiet: bool = False) -> None:
+    """Makes the named environments, or finds them up to date. Raises EnvironmentFailure."""
+    unknown = [name for name in names if name not in ENVIRONMENTS]
+    if unknown:
+        raise EnvironmentFailure(f"no environment is called '{unknown[0]}': there are {', '.join(ENVIRONMENTS)}")
+    progress = Progress(quiet)
+    wanted = [ENVIRONMENTS[name] for name in dict.fromkeys(names)]
+    missing = [environment for environment in wanted if not is_current(environment, with_tests)]
+    if not missing:
+        return
+    uv = ensure_uv(progress)
+    # The heavy ones go one after the other, so that torch is downloaded once; the light ones beside them.
+    lanes = [[e for e in missing if e.heavy], [e for e in missing if not e.heavy]]
+    with concurrent.futures.ThreadPoolExecutor(max_workers=len(lanes)) as pool:
+        futures = [pool.submit(make_lane, uv, lane, with_tests, progress) for lane in lanes]
+        concurrent.futures.wait(futures)
+    for future in futures:
+        future.result()
+
+
+def make_lane(uv: Path, lane: list[Environment], with_tests: bool, progress: Progress) -> None:
+    for environment in lane:
+        make_one(uv, environment, with_tests, progress)
+
+
+def make_one(uv: Path, environment: Environment, with_tests: bool, progress: Progress) -> None:
+    name = environment.name
+    with lock(STATE / "envs" / f"{name}.lock"):
+        if is_current(environment, with_tests):  # another process made it while this one waited
+            return
+        progress.say(f"{name} environment: installing {environment.contents} …")
+        started = time.monotonic()
+        with_tests = with_tests or read_stamp(environment).get("tests") is not None
+        digests = wanted_stamp(environment, with_tests)
+        stamp_file(environment).unlink(missing_ok=True)
+        install(uv, environment, with_tests, progress)
+        stamp_file(environment).write_text(json.dumps(digests, indent=2) + "\n")
+        progress.say(f"{name} environment: ready after {time.monotonic() - started:.0f} s")
+
+
+def install(uv: Path, environment: Environment, with_tests: bool, progress: Progress) -> None:
+    def run(what: str, *arguments: str) -> None:
+        run_uv(uv, f"{environment.name} environment: {what}", arguments, progress)
+
+    if not environment.python.exists():
+        shutil.rmtree(environment.folder, ignore_errors=True)
+        create_virtual_environment(uv, environment, progress)
+    python = ("--python", str(environment.python))
+    overrides = requirements_of(environment, "overrides")
+    override_options = ("--overrides", str(overrides)) if overrides else ()
+    requirements = ["-r", str(requirements_of(environment))]
+    if with_tests:
+        requirements += ["-r", str(ROOT / REQUIREMENTS_TEST)]
+    run("installing its requirements", "pip", "install", *python, "--exact", *requirements, *override_options)
+    editables = [argument for package in packages_of(environment) for argument in ("--editable", str(ROOT / package))]
+    run("installing Quartet's own packages", "pip", "install", *python, "--no-deps", *editables)
+
+
+def create_virtual_environment(uv: Path, environment: Environment, progress: Progress) -> None:
+    """With Python 3.11, which the pins were resolved for (uv fetches one where none is installed), else 3.12."""
+    try:
+        what = f"{environment.name} environment: creating it"
+        run_uv(uv, what, ("venv", "--python", "3.11", str(environment.folder)), progress)
+    except EnvironmentFailure as failure:
+        try:
+            run_uv(uv, what, ("venv", "--python", "3.12", str(environment.folder)), progress)
+        except EnvironmentFailure:
+            raise EnvironmentFailure(
+                f"{environment.name} environment: found no Python 3.11 or 3.12 and could not download one; "
+                f"install Python 3.11 and try again ({failure})"
+            ) from None
+
+
+# --- What is up to date -----------------------------------------------------------------------------------------------
+
+
+def is_current(environment: Environment, with_tests: bool) -> bool:
+    stamp = read_stamp(environment)
+    if not environment.python.exists() or not stamp:
+        return False
+    wanted = wanted_stamp(environment, with_tests or stamp.get("tests") is not None)
+    return stamp == wanted
+
+
+def stamp_file(environment: Environment) -> Path:
+    return environment.folder / "quartet-stamp.json"
+
+
+def read_stamp(environment: Environment) -> dict[str, str | None]:
+    try:
+        return dict(json.loads(stamp_file(environment).read_text()))
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def requirements_of(environment: Environment, kind: str = "requirements") -> Path | None:
+    """TEMPORARY until every service has its own file: `.quartet/bootstrap/NAME/` stands in."""
+    file = environment.requirements if kind == "requirements" else environment.overrides
+    for candidate in (ROOT / file if file else None, STATE / "bootstrap" / environment.name / f"{kind}.txt"):
+        if candidate and candidate.exists():
+            return candidate
+    return None
+
+
+def packages_of(environment: Environment) -> list[str]:
+    return [package for package in environment.packages if (ROOT / package / "pyproject.toml").exists()]
+
+
+def wanted_stamp(environment: Environment, with_tests: bool) -> dict[str, str | None]:
+    """Digests of everything that decides an environment's contents (editable code is not among it)."""
+    requirements = requirements_of(environment)
+    if requirements is None:
+        raise EnvironmentFailure(f"{environment.name} environment: {environment.requirements} is missing")
+    files = [requirements, *(ROOT / package / "pyproject.toml" for package in packages_of(environment))]
+    overrides = requirements_of(environment, "overrides")
+    if overrides:
+        files.append(overrides)
+    return {
+        "root": str(ROOT),
+        "format": f"{FORMAT} uv {UV_VERSION}",
+        "contents": digest(files),
+        "tests": digest([ROOT / REQUIREMENTS_TEST]) if with_tests else None,
+    }
+
+
+def digest(files: list[Path]) -> str:
+    total = hashlib.sha256()
+    for file in files:
+        total.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes() + b"\0")
+    return total.hexdigest()
+
+
+# --- Tools ------------------------------------------------------------------------------------------------------------
+
+
+def ensure_uv(progress: Progress) -> Path:
+    """The pinned uv in `.quartet/tools`, installed by pip on the first call."""
+    tools = STATE / "tools"
+    uv = tools / "bin" / "uv"
+    with lock(STATE / "tools.lock"):
+        if uv.exists() and (tools / "version").exists() and (tools / "version").read_text() == UV_VERSION:
+            return uv
+        progress.say("tools: installing uv …")
+        python = tools / "bin" / "python"
+        if not python.exists():
+            shutil.rmtree(tools, ignore_errors=True)
+            run_command("tools: creating their environment", [sys.executable, "-m", "venv", str(tools)], progress)
+        pip = [str(python), "-m", "pip", "install", "--quiet", f"uv=={UV_VERSION}"]
+        run_command("tools: installing uv", pip, progress)
+        (tools / "version").write_text(UV_VERSION)
+    return uv
+
+
+def run_uv(uv: Path, what: str, arguments: tuple[str, ...], progress: Progress) -> None:
+    run_command(what, [str(uv), *arguments], progress)
+
+
+def run_command(what: str, command: list[str], progress: Progress) -> None:
+    """Runs one installer command with its output kept; the end of it becomes part of the failure."""
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=installer_environment(), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+    )  # fmt: skip
+    deadline = time.monotonic() + INSTALL_TIMEOUT
+    started = time.monotonic()
+    output = ""
+    try:
+        while True:
+            try:
+                output, _ = process.communicate(timeout=30)
+                break
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > deadline:
+                    raise EnvironmentFailure(f"{what} took longer than {INSTALL_TIMEOUT:.0f} s") from None
+                progress.say(f"{what}, {time.monotonic() - started:.0f} s so far")
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    if process.returncode != 0:
+        raise EnvironmentFailure(f"{what} failed: {explain(output)}")
+
+
+def explain(output: str) -> str:
+    """The end of an installer's output as one sentence's worth of cause."""
+    lowered = output.lower()
+    network = ("failed to fetch", "error sending request", "connection", "dns error", "name resolution", "timed out")
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    tail = " | ".join(lines[-6:]) or "it printed nothing"
+    if "ensurepip" in lowered:
+        return "this Python cannot make virtual environments; install its venv package (Debian: python3-venv)"
+    if any(sign in lowered for sign in network):
+        return f"the package index does not answer; check the network or set PIP_INDEX_URL ({tail})"
+    return tail
+
+
+def installer_environment() -> dict[str, str]:
+    """The process environment, with what the user told pip told to uv as well."""
+    environment = dict(os.environ)
+    environment.pop("VIRTUAL_ENV", None)
+    environment.pop("PYTHONPATH", None)
+    for pip_name, uv_name in (
+        ("PIP_FIND_LINKS", "UV_FIND_LINKS"),
+        ("PIP_INDEX_URL", "UV_DEFAULT_INDEX"),
+        ("PIP_EXTRA_INDEX_URL", "UV_INDEX"),
+        ("PIP_CERT", "SSL_CERT_FILE"),
+    ):
+        if environment.get(pip_name) and not environment.get(uv_name):
+            environment[uv_name] = environment[pip_name]
+    if not environment.get("HOME"):
+        environment.setdefault("UV_CACHE_DIR", str(STATE / "cache" / "uv"))
+        environment.setdefault("PIP_CACHE_DIR", str(STATE / "cache" / "pip"))
+        environment.setdefault("UV_PYTHON_INSTALL_DIR", str(STATE / "python"))
+    environment.setdefault("UV_HTTP_TIMEOUT", "180")
+    environment["NO_COLOR"] = "1"
+    return environment
+
+
+@contextlib.contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """Keeps a second process (another `make`) out while this one installs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def main(arguments: list[str] | None = None) -> int:
+    if sys.version_info < (3, 11):
+        found = ".".join(str(part) for part in sys.version_info[:3])
+        print(f"Quartet needs Python 3.11 or later to set itself up; this is Python {found}", file=sys.stderr)
+        return 2
+    parser = argparse.ArgumentParser(description="Make the environments of this checkout.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ENVIRONMENTS)}; default: all")
+    parser.add_argument("--with-tests", action="store_true", help="add pytest and its plug-ins")
+    parser.add_argument("--quiet", action="store_true", help="say nothing unless something fails")
+    options = parser.parse_args(arguments)
+    try:
+        make(options.names or list(ENVIRONMENTS), options.with_tests, options.quiet)
+    except EnvironmentFailure as failure:
+        print(failure, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; what was being installed is finished by the next call", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

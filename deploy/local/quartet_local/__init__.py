@@ -1,0 +1,1 @@
+"""The launcher of Quartet on one machine."""
