@@ -1,0 +1,96 @@
+"""The run file: what is wrong is said in one sentence that names the key."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import Field
+from quartet_common.config import ConfigError, Section, load_config, split_address
+from quartet_common.run_spec import run_spec
+
+
+class RolloutLike(Section):
+    engine: str = Field("vllm", pattern="^(vllm|transformers)$", description="The engine.")
+    prompts_ahead: int = Field(4, ge=1, description="Prompts taken ahead.")
+
+
+def load(text: str, tmp_path: Path, *overrides: str):
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    return load_config("rollout", RolloutLike, path, overrides)
+
+
+def sentence(text: str, tmp_path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        load(text, tmp_path, *overrides)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_defaults_need_no_file():
+    config = load_config("rollout", RolloutLike)
+    assert config.addresses.broker == "127.0.0.1:7101"
+    assert config.run.path == Path("runs/default")
+
+
+def test_overrides_win_over_the_file(tmp_path):
+    config = load('[rollout]\nengine = "vllm"', tmp_path, "rollout.engine=transformers", "run.max_steps=7")
+    assert config.section.engine == "transformers"
+    assert config.run.max_steps == 7
+
+
+def test_other_services_sections_are_left_to_them(tmp_path):
+    assert load("[trainer]\nnobody_here_knows = 1", tmp_path).section.engine == "vllm"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("[rollout]\nengin = 'vllm'", ["unknown key rollout.engin", "run.toml", "did you mean 'engine'"]),
+        ("[rolout]\n", ["unknown section [rolout]", "did you mean 'rollout'"]),
+        ("[run]\ngroup_size = 0", ["run.group_size", "got 0", "greater than or equal to 1"]),
+        ("[run.sampling]\ntemprature = 1.0", ["run.sampling.temprature", "did you mean 'temperature'"]),
+        ("[run]\nid = 'no spaces'", ["run.id", "'no spaces'"]),
+        ("run = 3", ["run: got 3", "[run]"]),
+        ("[run\n", ["not valid TOML", "line 1"]),
+        ("[addresses]\nbroker = 'localhost'", ["addresses.broker", "host:port"]),
+        ("[security]\ntls_ca = 'ca.pem'", ["tls_ca, tls_certificate and tls_key go together"]),
+        ("[run]\nverifiers = []", ["run.verifiers", "at least 1"]),
+    ],
+)
+def test_a_wrong_file_is_named_in_one_sentence(text, parts, tmp_path):
+    said = sentence(text, tmp_path)
+    for part in parts:
+        assert part in said
+
+
+def test_a_wrong_override_is_named(tmp_path):
+    assert "section.key=value" in sentence("", tmp_path, "engine")
+    assert "rollout.prompts_ahead" in sentence("", tmp_path, "rollout.prompts_ahead=many")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="cannot read .*nowhere.toml.*no such file"):
+        load_config("rollout", RolloutLike, tmp_path / "nowhere.toml")
+
+
+def test_addresses_split():
+    assert split_address("127.0.0.1:80") == ("127.0.0.1", 80)
+    assert split_address("[::1]:80") == ("::1", 80)
+    for wrong in ("", "host", ":80", "host:", "host:99999", "host:-1"):
+        with pytest.raises(ValueError, match="host:port"):
+            split_address(wrong)
+
+
+def test_the_run_section_becomes_the_contracts_spec(tmp_path):
+    config = load(
+        "[run]\nid='a'\nmax_staleness=0\nlease_order='fresh_first'\n[run.sampling]\ntemperature=0.5\nmax_new_tokens=9\n"
+        "[[run.verifiers]]\nname='boxed'\nparameters={correct_reward=2.0}",
+        tmp_path,
+    )
+    spec = run_spec(config.run)
+    assert spec.HasField("max_staleness") and spec.max_staleness == 0
+    assert spec.lease_order == 2
+    assert spec.sampling.temperature == 0.5 and spec.sampling.max_new_tokens == 9
+    assert spec.evaluation_sampling.n == 1 and spec.evaluation_sampling.temperature == 0.5
+    assert spec.verifiers[0].parameters["correct_reward"] == 2.0
+    assert spec.prompt_lease_ttl.seconds == 60

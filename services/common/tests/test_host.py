@@ -1,0 +1,232 @@
+"""The server bootstrap, over real sockets: health, reflection, handshake, errors, token, mutual TLS, drain."""
+
+import asyncio
+import datetime
+import ipaddress
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from quartet.v1 import common_pb2, reward_pb2, reward_pb2_grpc
+from quartet_common.channel import connect, connect_sync
+from quartet_common.config import ConfigError, SecuritySection, ServerSection
+from quartet_common.errors import describe, invalid_argument, resource_exhausted, retry_delay
+from quartet_common.handshake import handshake, handshake_sync
+from quartet_common.host import ServiceHost
+
+
+class Fussy(reward_pb2_grpc.RewardServiceServicer):
+    """Answers by what the first item is called."""
+
+    async def Score(self, request, context):  # noqa: N802
+        name = request.items[0].item_id
+        if name == "bad":
+            raise invalid_argument("items[0].item_id", came="'bad'", allowed="anything good")
+        if name == "full":
+            raise resource_exhausted("queue", "1024 items wait", retry_after_seconds=0.25)
+        if name == "bug":
+            raise ZeroDivisionError
+        return reward_pb2.ScoreResponse()
+
+    async def ScoreStream(self, request_iterator, context):  # noqa: N802
+        async for request in request_iterator:
+            if request.item.item_id == "bad":
+                raise invalid_argument("item.item_id", came="'bad'", allowed="anything good")
+            yield reward_pb2.ScoreStreamResponse()
+
+
+async def serve(security: SecuritySection | None = None, **settings) -> ServiceHost:
+    host = ServiceHost(
+        "reward", "127.0.0.1:0", security or SecuritySection(), ServerSection(metrics=False, **settings)
+    )
+    reward_pb2_grpc.add_RewardServiceServicer_to_server(Fussy(), host.server)
+    await host.start()
+    return host
+
+
+def item(name: str) -> reward_pb2.ScoreRequest:
+    return reward_pb2.ScoreRequest(items=[reward_pb2.ScoreItem(item_id=name)])
+
+
+async def test_errors_carry_details_and_become_one_sentence():
+    host = await serve()
+    async with connect(host.address) as channel:
+        stub = reward_pb2_grpc.RewardServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Score(item("bad"), timeout=5)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert describe(caught.value) == "items[0].item_id: got 'bad'; allowed: anything good"
+        status = status_pb2.Status.FromString(dict(caught.value.trailing_metadata())["grpc-status-details-bin"])
+        detail = error_details_pb2.BadRequest()
+        assert status.details[0].Unpack(detail) and detail.field_violations[0].field == "items[0].item_id"
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Score(item("full"), timeout=5)
+        assert retry_delay(caught.value) == 0.25
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Score(item("bug"), timeout=5)
+        assert caught.value.code() is grpc.StatusCode.INTERNAL and "ZeroDivision" not in describe(caught.value)
+
+        async def items():
+            yield reward_pb2.ScoreStreamRequest(item=reward_pb2.ScoreItem(item_id="good"))
+            yield reward_pb2.ScoreStreamRequest(item=reward_pb2.ScoreItem(item_id="bad"))
+
+        answers = 0
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in stub.ScoreStream(items(), timeout=5):
+                answers += 1
+        assert answers == 1 and caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await host.drain()
+
+
+async def test_health_reflection_and_handshake():
+    host = await serve()
+    host.capabilities.append("verifier.boxed")
+    host.waiting.add("nothing much")
+    async with connect(host.address) as channel:
+        probe = health_pb2_grpc.HealthStub(channel)
+        for name in ("", "quartet.v1.RewardService"):
+            answer = await probe.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+        async def ask():
+            yield reflection_pb2.ServerReflectionRequest(list_services="")
+
+        async for answer in reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(ask(), timeout=5):
+            names = {service.name for service in answer.list_services_response.service}
+        assert {"quartet.v1.RewardService", "quartet.v1.HandshakeService", "grpc.health.v1.Health"} <= names
+
+        me = common_pb2.SERVICE_KIND_CLIENT
+        answer = await handshake(channel, me, required=["verifier.boxed"])
+        assert answer.instance_id == host.instance_id and list(answer.waiting_for) == ["nothing much"]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await handshake(channel, me, required=["verifier.astrology"])
+        assert "verifier.astrology" in describe(caught.value)
+        host.libraries["nccl"] = "2.27"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await handshake(channel, me, libraries={"nccl": "2.26"})
+        assert "install the same nccl" in describe(caught.value)
+    await host.drain()
+
+
+async def test_a_token_is_asked_of_every_call_but_probes(tmp_path):
+    (tmp_path / "token").write_text("s3cret\n")
+    security = SecuritySection(token_file=tmp_path / "token")
+    host = await serve(security)
+    async with connect(host.address) as stranger, connect(host.address, security) as friend:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await handshake(stranger, 5)
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert await health_pb2_grpc.HealthStub(stranger).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        assert (await handshake(friend, 5)).instance_id == host.instance_id
+        stream = reward_pb2_grpc.RewardServiceStub(friend).ScoreStream(iter(()), timeout=5)
+        assert [answer async for answer in stream] == []
+    with connect_sync(host.address, security) as channel:
+        answer = await asyncio.to_thread(handshake_sync, channel, 5)
+        assert answer.instance_id == host.instance_id
+    await host.drain()
+
+
+def make_certificates(folder) -> SecuritySection:
+    now = datetime.datetime.now(datetime.UTC)
+    ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test CA")])
+
+    def builder(subject, public_key):
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(ca_name)
+            .public_key(public_key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(minutes=1))
+            .not_valid_after(now + datetime.timedelta(hours=1))
+        )
+
+    ca = (
+        builder(ca_name, ca_key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(ca_key, hashes.SHA256())
+    )
+    certificate = (
+        builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "quartet")]), key.public_key())
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+        )
+        .sign(ca_key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    (folder / "ca.pem").write_bytes(ca.public_bytes(pem))
+    (folder / "cert.pem").write_bytes(certificate.public_bytes(pem))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return SecuritySection(
+        tls_ca=folder / "ca.pem", tls_certificate=folder / "cert.pem", tls_key=folder / "key.pem"
+    )
+
+
+async def test_mutual_tls_lets_in_who_has_a_certificate(tmp_path):
+    security = make_certificates(tmp_path)
+    host = await serve(security)
+    async with connect(host.address, security) as friend, connect(host.address) as stranger:
+        assert (await handshake(friend, 5)).instance_id == host.instance_id
+        with pytest.raises(grpc.aio.AioRpcError):
+            await handshake(stranger, 5, timeout=3)
+        (tmp_path / "other").mkdir()
+        async with connect(host.address, make_certificates(tmp_path / "other")) as foreign:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await handshake(foreign, 5, timeout=3)
+    await host.drain()
+
+
+async def test_plaintext_is_refused_off_loopback():
+    with pytest.raises(ConfigError, match="0.0.0.0 is not loopback"):
+        ServiceHost("reward", "127.0.0.1:0", SecuritySection(), ServerSection(bind_host="0.0.0.0"))
+    ServiceHost("reward", "127.0.0.1:0", SecuritySection(insecure=True), ServerSection(bind_host="0.0.0.0"))
+
+
+async def test_a_taken_port_is_a_configuration_error():
+    host = await serve()
+    second = ServiceHost("reward", host.address, SecuritySection(), ServerSection(metrics=False))
+    with pytest.raises(ConfigError, match="addresses.reward: cannot listen on"):
+        await second.start()
+    await host.drain()
+
+
+async def test_drains_run_in_order_and_within_their_time():
+    host = await serve(drain_seconds=0.3)
+    seen = []
+
+    async def first():
+        seen.append("first")
+
+    async def hangs():
+        seen.append("hangs")
+        await asyncio.Event().wait()
+
+    host.on_drain(first)
+    host.on_drain(hangs)
+    host.spawn(asyncio.Event().wait(), "forever")
+    async with asyncio.timeout(5):
+        await host.drain()
+    assert seen == ["first", "hangs"]
+
+
+async def test_a_background_task_that_fails_stops_the_service():
+    host = await serve()
+
+    async def fails():
+        raise RuntimeError("boom")
+
+    host.spawn(fails(), "loop")
+    await asyncio.wait_for(host.stopping.wait(), 5)
+    assert host.exit_code == 1
+    await host.drain()
