@@ -400,8 +400,8 @@ class BrokerServiceServicer:
     def CollectResults(self, request, context):
         """CollectResults streams the transcripts of finished groups by instance id, in order of completion, each once.
 
-        Called by: clients, after SubmitPrompts. Ends when all ids asked for were answered or are dead. Results of
-        PURPOSE_SERVE are kept for RunSpec.result_ttl; those of PURPOSE_TRAIN likewise, tensors excluded.
+        Called by: clients, after SubmitPrompts. Safe to call again. Ends when all ids asked for were answered or are dead.
+        Results of PURPOSE_SERVE are kept for RunSpec.result_ttl; those of PURPOSE_TRAIN likewise, tensors excluded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -142,7 +142,7 @@ class RolloutServiceServicer:
     def GenerateStream(self, request, context):
         """GenerateStream returns each completion as it finishes.
 
-        Called by: clients. As Generate; cancelling aborts the generation.
+        Called by: clients. As Generate, not idempotent unless seeded; cancelling aborts the generation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
