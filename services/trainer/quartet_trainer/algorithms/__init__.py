@@ -1,0 +1,22 @@
+"""The algorithms, one small file each. A new one is a file here and a line in `ALGORITHMS`.
+
+An algorithm only says which parts it is made of (`quartet_trainer.losses` has them) and what its own defaults are; a
+setting the user wrote always wins over a default.
+"""
+
+from quartet_trainer.algorithms.base import Algorithm, AlgorithmFactory
+from quartet_trainer.algorithms.dapo import dapo
+from quartet_trainer.algorithms.dr_grpo import dr_grpo
+from quartet_trainer.algorithms.grpo import grpo
+from quartet_trainer.algorithms.rloo import rloo
+from quartet_trainer.learner.settings import LearnerSettings
+
+ALGORITHMS: dict[str, AlgorithmFactory] = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "dapo": dapo}
+
+
+def create_algorithm(settings: LearnerSettings) -> Algorithm:
+    """The algorithm that the settings name, with their values."""
+    return ALGORITHMS[settings.algorithm](settings)
+
+
+__all__ = ["ALGORITHMS", "Algorithm", "create_algorithm"]

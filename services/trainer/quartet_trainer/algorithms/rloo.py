@@ -1,0 +1,19 @@
+"""RLOO: each completion's baseline is the mean reward of its group's others (Ahmadian et al. 2024, arXiv:2402.14740)."""
+
+from __future__ import annotations
+
+from quartet_trainer.algorithms.base import Algorithm
+from quartet_trainer.algorithms.parts import clipped
+from quartet_trainer.learner.settings import LearnerSettings
+from quartet_trainer.losses.advantages import leave_one_out
+
+
+def rloo(settings: LearnerSettings) -> Algorithm:
+    """With the clipped ratio, and the sum over a completion's tokens: the completion is the action."""
+    return Algorithm(
+        name="rloo",
+        advantages=lambda batch: batch.per_token(leave_one_out(batch.rewards, batch.groups)),
+        policy_loss=clipped(settings),
+        aggregation=settings.aggregation or "sequence-mean-token-sum",
+        mask_truncated=bool(settings.mask_truncated),
+    )

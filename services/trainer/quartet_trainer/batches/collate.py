@@ -1,0 +1,80 @@
+"""A micro-batch: what one forward pass takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quartet_trainer.batches.experience import ExperienceBatch
+from quartet_trainer.batches.plan import StepPlan
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """M completions after their prompts, padded on the right to the longest (L), and their t trained tokens, flat.
+
+    Padding follows every real token, so a causal model needs no attention mask.
+    """
+
+    input_ids: Tensor
+    """int64 [M, L]."""
+    rows: Tensor
+    """int64 [t]: the row of each trained token."""
+    columns: Tensor
+    """int64 [t]: the position that predicts it, one before its own."""
+    targets: Tensor
+    """int64 [t]: its id."""
+    temperatures: Tensor
+    """float32 [t]: what it was sampled at."""
+    rollout_log_probs: Tensor
+    """float32 [t]."""
+    advantages: Tensor
+    """float64 [t]."""
+    weights: Tensor
+    """float64 [t]: its share in the batch's loss."""
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> MicroBatch:
+        """The same on `device`, with all that is floating-point as `dtype`."""
+
+        def move(value: Tensor) -> Tensor:
+            return value.to(device, dtype if value.is_floating_point() else value.dtype, non_blocking=True)
+
+        return MicroBatch(**{name: move(value) for name, value in vars(self).items()})
+
+
+def collate(batch: ExperienceBatch, plan: StepPlan, completions: np.ndarray) -> MicroBatch:
+    """Gather `completions` (int64 indices into the batch) for one forward pass."""
+    chosen = torch.from_numpy(completions)
+    prompt_lengths = batch.prompt_lengths[chosen]
+    completion_lengths = batch.completion_lengths[chosen]
+    prompt_tokens = batch.tokens.numel() - batch.rows.numel()
+
+    position = torch.arange(int((prompt_lengths + completion_lengths).max()))
+    in_completion = position - prompt_lengths[:, None]
+    source = torch.where(
+        in_completion < 0,
+        batch.prompt_starts[chosen, None] + position,
+        prompt_tokens + batch.completion_starts[chosen, None] + in_completion,
+    )
+    real = in_completion < completion_lengths[:, None]
+    input_ids = torch.where(real, batch.tokens[torch.where(real, source, 0)], 0).long()
+
+    rows = torch.repeat_interleave(torch.arange(chosen.numel()), completion_lengths)
+    first = completion_lengths.cumsum(0) - completion_lengths
+    offset = torch.arange(rows.numel()) - first[rows]
+    token = batch.completion_starts[chosen][rows] + offset
+    trained = plan.mask[token]
+    rows, offset, token = rows[trained], offset[trained], token[trained]
+    return MicroBatch(
+        input_ids=input_ids,
+        rows=rows,
+        columns=prompt_lengths[rows] + offset - 1,
+        targets=batch.completion_tokens[token].long(),
+        temperatures=batch.temperatures[chosen][rows],
+        rollout_log_probs=batch.rollout_log_probs[token],
+        advantages=plan.advantages[token],
+        weights=torch.zeros(token.numel(), dtype=torch.float64) if plan.idle else plan.weights[token],
+    )

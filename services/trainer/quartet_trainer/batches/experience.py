@@ -1,0 +1,203 @@
+"""The groups of a step as flat tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from quartet.v1 import experience_pb2, tensor_pb2
+from torch import Tensor
+
+_NUMPY = {
+    tensor_pb2.DTYPE_UINT8: np.dtype(np.uint8),
+    tensor_pb2.DTYPE_INT32: np.dtype(np.int32),
+    tensor_pb2.DTYPE_FLOAT32: np.dtype(np.float32),
+}
+
+
+class ExperienceError(ValueError):
+    """A group is not what the contract says; the text is one sentence that names group, field and what was expected."""
+
+
+@dataclass(frozen=True)
+class ExperienceBatch:
+    """N completions of B groups, T completion tokens in all, on the CPU. Nothing is padded or repeated."""
+
+    tokens: Tensor
+    """int32: all prompts, one a group, then the T completion tokens."""
+    prompt_starts: Tensor
+    """int64 [N]: where in `tokens` the completion's prompt begins."""
+    prompt_lengths: Tensor
+    """int64 [N], each >= 1."""
+    completion_starts: Tensor
+    """int64 [N]: where among the T completion tokens the completion begins."""
+    completion_lengths: Tensor
+    """int64 [N], each >= 0."""
+    rows: Tensor
+    """int64 [T]: the completion of each completion token."""
+    groups: Tensor
+    """int64 [N]: the group of each completion."""
+    rollout_log_probs: Tensor
+    """float32 [T]: under the distribution the token was drawn from."""
+    loss_mask: Tensor
+    """bool [T]: true where the policy generated the token."""
+    rewards: Tensor
+    """float32 [N]."""
+    temperatures: Tensor
+    """float32 [N], each > 0."""
+    truncated: Tensor
+    """bool [N]: the completion ended at its length limit."""
+    format_acc: Tensor
+    """float32 [N]."""
+    ans_acc: Tensor
+    """float32 [N]."""
+
+    @property
+    def completions(self) -> int:
+        """N."""
+        return self.rewards.numel()
+
+    @property
+    def completion_tokens(self) -> Tensor:
+        """int32 [T]: the part of `tokens` after the prompts."""
+        return self.tokens[self.tokens.numel() - self.rows.numel() :]
+
+    def per_token(self, values: Tensor) -> Tensor:
+        """From one value a completion [N] to one a token [T]."""
+        return values[self.rows]
+
+
+def decode_groups(groups: Sequence[experience_pb2.GroupTensors], vocabulary_size: int) -> ExperienceBatch:
+    """Read groups from the wire: views of their bytes, copied once, when they are joined.
+
+    Args:
+        groups: at least one.
+        vocabulary_size: token ids must be below it.
+
+    Raises:
+        ExperienceError: a field is missing, of another dtype or length, or has a value that cannot be trained on.
+    """
+    if not groups:
+        raise ExperienceError("the batch has no group; a step trains at least one")
+    parts = [_decode(group, f"group {index}", vocabulary_size) for index, group in enumerate(groups)]
+    prompt_lengths = np.array([part.prompt.size for part in parts])
+    sizes = np.array([part.lengths.size for part in parts])
+    group_of_row = np.repeat(np.arange(len(parts)), sizes)
+    lengths = np.concatenate([part.lengths for part in parts])
+
+    def join(field: str) -> Tensor:
+        return torch.from_numpy(np.concatenate([getattr(part, field) for part in parts]))
+
+    return ExperienceBatch(
+        tokens=torch.from_numpy(np.concatenate([*(p.prompt for p in parts), *(p.completions for p in parts)])),
+        prompt_starts=torch.from_numpy((np.cumsum(prompt_lengths) - prompt_lengths)[group_of_row]),
+        prompt_lengths=torch.from_numpy(prompt_lengths[group_of_row]),
+        completion_starts=torch.from_numpy(np.cumsum(lengths) - lengths),
+        completion_lengths=torch.from_numpy(lengths),
+        rows=torch.from_numpy(np.repeat(np.arange(lengths.size), lengths)),
+        groups=torch.from_numpy(group_of_row),
+        rollout_log_probs=join("log_probs"),
+        loss_mask=join("loss_mask").bool(),
+        rewards=join("rewards"),
+        temperatures=join("temperatures"),
+        truncated=join("truncated").bool(),
+        format_acc=join("format_acc"),
+        ans_acc=join("ans_acc"),
+    )
+
+
+@dataclass(frozen=True)
+class _Group:
+    """One group's arrays, still views of the message's bytes."""
+
+    prompt: np.ndarray
+    completions: np.ndarray
+    lengths: np.ndarray
+    log_probs: np.ndarray
+    loss_mask: np.ndarray
+    rewards: np.ndarray
+    temperatures: np.ndarray
+    truncated: np.ndarray
+    format_acc: np.ndarray
+    ans_acc: np.ndarray
+
+
+def _decode(group: experience_pb2.GroupTensors, where: str, vocabulary_size: int) -> _Group:
+    prompt = _array(group.prompt_token_ids, tensor_pb2.DTYPE_INT32, f"{where}: prompt_token_ids")
+    lengths = np.array(group.completion_token_ids.lengths, dtype=np.int64)
+    completions = _rows(group.completion_token_ids, tensor_pb2.DTYPE_INT32, lengths, f"{where}: completion_token_ids")
+    if prompt.size == 0:
+        raise ExperienceError(f"{where}: prompt_token_ids is empty; a prompt has at least one token")
+    if lengths.size == 0:
+        raise ExperienceError(f"{where}: completion_token_ids has no row; a group has at least one completion")
+    for name, ids in (("prompt_token_ids", prompt), ("completion_token_ids", completions)):
+        if ids.size and not (0 <= ids.min() and ids.max() < vocabulary_size):
+            raise ExperienceError(
+                f"{where}: {name} has ids from {ids.min()} to {ids.max()}; this model's are 0 to {vocabulary_size - 1}"
+            )
+    if group.HasField("loss_mask") and group.loss_mask.lengths:
+        loss_mask = _rows(group.loss_mask, tensor_pb2.DTYPE_UINT8, lengths, f"{where}: loss_mask")
+    else:
+        loss_mask = np.ones(completions.size, dtype=np.uint8)
+
+    def per_completion(field: str, dtype: int = tensor_pb2.DTYPE_FLOAT32) -> np.ndarray:
+        array = _array(getattr(group, field), dtype, f"{where}: {field}")
+        if array.size != lengths.size:
+            raise ExperienceError(f"{where}: {field} has {array.size} values for {lengths.size} completions")
+        _must_be_finite(array, f"{where}: {field}")
+        return array
+
+    log_probs = _rows(group.rollout_log_probs, tensor_pb2.DTYPE_FLOAT32, lengths, f"{where}: rollout_log_probs")
+    _must_be_finite(log_probs, f"{where}: rollout_log_probs")
+    temperatures = per_completion("temperatures")
+    if temperatures.min() <= 0:
+        raise ExperienceError(
+            f"{where}: temperatures has {temperatures.min():g}; only completions sampled above 0 can be trained on"
+        )
+    return _Group(
+        prompt=prompt,
+        completions=completions,
+        lengths=lengths,
+        log_probs=log_probs,
+        loss_mask=loss_mask,
+        rewards=per_completion("rewards"),
+        temperatures=temperatures,
+        truncated=per_completion("truncated", tensor_pb2.DTYPE_UINT8),
+        format_acc=per_completion("format_acc"),
+        ans_acc=per_completion("ans_acc"),
+    )
+
+
+def _array(message: tensor_pb2.Tensor, dtype: int, where: str) -> np.ndarray:
+    array = _view(message.dtype, message.data, dtype, where)
+    if list(message.shape) != [array.size]:
+        raise ExperienceError(f"{where} has shape {list(message.shape)} and {array.size} elements; it has one dimension")
+    return array
+
+
+def _rows(message: tensor_pb2.RaggedTensor, dtype: int, lengths: np.ndarray, where: str) -> np.ndarray:
+    array = _view(message.dtype, message.data, dtype, where)
+    if not np.array_equal(np.array(message.lengths, dtype=np.int64), lengths):
+        raise ExperienceError(f"{where} has other row lengths than completion_token_ids")
+    if (lengths < 0).any() or lengths.sum() != array.size:
+        raise ExperienceError(f"{where} has {array.size} elements in rows of {lengths.sum()}")
+    return array
+
+
+def _view(came: int, data: bytes, dtype: int, where: str) -> np.ndarray:
+    if came != dtype:
+        raise ExperienceError(f"{where} is {_name(came)}; the contract says {_name(dtype)}")
+    if len(data) % _NUMPY[dtype].itemsize:
+        raise ExperienceError(f"{where} has {len(data)} bytes, not whole elements of {_name(dtype)}")
+    return np.frombuffer(data, dtype=_NUMPY[dtype])
+
+
+def _name(dtype: int) -> str:
+    return tensor_pb2.Dtype.Name(dtype).removeprefix("DTYPE_").lower() if dtype in tensor_pb2.Dtype.values() else str(dtype)
+
+
+def _must_be_finite(array: np.ndarray, where: str) -> None:
+    if not np.isfinite(array).all():
+        raise ExperienceError(f"{where} has values that are not finite")

@@ -1,0 +1,84 @@
+"""The ranks of one training job: started by torchrun, or a single process by itself."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from quartet_trainer.learner import colossalai_cures
+from quartet_trainer.learner.base import LearnerError
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's place in the job."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Rank 0, which writes files and talks gRPC."""
+        return self.rank == 0
+
+
+def initialize(seed: int) -> Ranks:
+    """Launch ColossalAI, which owns the default process group (NCCL with CUDA, else Gloo). Again only answers.
+
+    torchrun's environment variables say how many ranks there are; without them this process is the only one.
+    """
+    colossalai_cures.apply()
+    import colossalai
+    from colossalai.utils import get_current_device
+
+    if not dist.is_initialized():
+        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        place = os.environ if "RANK" in os.environ and "WORLD_SIZE" in os.environ else alone
+        colossalai.launch(
+            rank=int(place["RANK"]),
+            local_rank=int(place.get("LOCAL_RANK", place["RANK"])),
+            world_size=int(place["WORLD_SIZE"]),
+            host=place["MASTER_ADDR"],
+            port=int(place["MASTER_PORT"]),
+            seed=seed,
+            verbose=False,
+        )
+    return Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), device=torch.device(get_current_device()))
+
+
+def shutdown() -> None:
+    """Leave the default process group, if this process is in it."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def sum_and_max(sums: Tensor, peaks: Tensor) -> None:
+    """Replace both by their sum, and maximum, over all ranks."""
+    if dist.get_world_size() > 1:
+        dist.all_reduce(sums)
+        dist.all_reduce(peaks, op=dist.ReduceOp.MAX)
+
+
+def raise_together(ranks: Ranks, error: Exception | None, what: str) -> None:
+    """Wait for rank 0's work, and raise on every rank if it failed there.
+
+    Args:
+        ranks: this process's place.
+        error: what went wrong on rank 0; ignored from other ranks.
+        what: the work, for the sentence: "write the checkpoint …".
+
+    Raises:
+        LearnerError: rank 0's work failed.
+    """
+    failed = torch.tensor([int(error is not None)], device=ranks.device)
+    if ranks.world_size > 1:
+        dist.broadcast(failed, src=0)
+    if error is not None:
+        raise LearnerError(f"could not {what}: {error}") from error
+    if failed.item():
+        raise LearnerError(f"could not {what}: rank 0 failed; its log says why")

@@ -1,0 +1,139 @@
+"""The metrics of a step: their names, their meanings, and how they are made.
+
+"Trained tokens" are those that count in the loss; "computed tokens" are those of them that went through the model:
+all, or with `skip_zero_advantage` those of completions that can move the gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quartet_trainer.batches.experience import ExperienceBatch
+from quartet_trainer.batches.plan import StepPlan
+from quartet_trainer.losses.advantages import group_std
+
+METRICS: dict[str, str] = {
+    "loss": "The loss whose gradient was taken: policy_loss + kl_coefficient * kl_loss.",
+    "policy_loss": "Its policy part, aggregated.",
+    "kl": "Mean k3 KL to the reference model over computed tokens; only if there is one.",
+    "entropy": "Mean entropy of the policy at computed tokens, in nats, at the sampling temperature.",
+    "approx_kl": "Mean k3 KL of the policy and the old policy over computed tokens.",
+    "clip_ratio_low": "Share of computed tokens whose gradient the lower clip bound took away.",
+    "clip_ratio_high": "Share of computed tokens whose gradient the upper clip bound took away.",
+    "ratio_mean": "Mean importance ratio over computed tokens.",
+    "grad_norm": "Norm of the gradient before it was scaled down to max_grad_norm.",
+    "update_skipped": "1 if the gradient was not finite and the weights were left as they were, else 0.",
+    "learning_rate": "Learning rate of this step.",
+    "reward_mean": "Mean reward over completions.",
+    "reward_std": "Mean over groups of the unbiased standard deviation of their rewards.",
+    "frac_reward_zero_std": "Share of groups whose rewards are all equal: nothing to learn from.",
+    "solve_none": "Share of groups without any right answer.",
+    "solve_all": "Share of groups with right answers only.",
+    "format_acc": "Mean format accuracy over completions.",
+    "ans_acc": "Mean answer accuracy over completions.",
+    "advantage_abs_mean": "Mean absolute advantage over trained tokens.",
+    "completion_length_mean": "Mean tokens of a completion.",
+    "completion_length_max": "Tokens of the longest completion.",
+    "truncated_ratio": "Share of completions that ended at their length limit.",
+    "log_prob_diff_mean": "Mean |trainer's - rollout's log-prob| over computed tokens, before the step.",
+    "log_prob_diff_max": "Greatest |trainer's - rollout's log-prob| over computed tokens.",
+    "mismatch_kl": "Mean k3 KL of the rollout's policy and the trainer's over computed tokens.",
+    "effective_sample_size": "(sum w)^2 / (n sum w^2) with w = e^(trainer's - rollout's log-prob), over computed tokens.",
+    "tis_weight_mean": "Mean truncated importance weight over computed tokens; 1 where there is none.",
+    "groups": "Groups in the batch.",
+    "completions": "Completions in the batch.",
+    "completions_skipped": "Completions that needed no forward pass.",
+    "completion_tokens": "Tokens of all completions.",
+    "trained_tokens": "Completion tokens that count in the loss.",
+    "computed_tokens": "Completion tokens whose log-probs were computed.",
+    "forward_tokens": "Tokens through the model on all ranks: prompts, completions and padding.",
+    "padding_ratio": "Share of padding in forward_tokens.",
+    "micro_batches": "Forward passes with gradient, over all ranks.",
+    "forward_seconds": "Time of forward passes and losses, the reference model's included; the slowest rank's.",
+    "backward_seconds": "Time of backward passes, the exchange of gradients included; the slowest rank's.",
+    "optimizer_seconds": "Time of gradient clipping and AdamW; the slowest rank's.",
+    "train_step_seconds": "Time of the whole step, decoding included; the slowest rank's.",
+}
+
+SUMS = (
+    "policy_loss",
+    "weighted_kl",
+    "kl",
+    "entropy",
+    "approx_kl",
+    "clip_ratio_low",
+    "clip_ratio_high",
+    "ratio_mean",
+    "log_prob_diff_mean",
+    "mismatch_kl",
+    "tis_weight_mean",
+    "importance",
+    "importance_squared",
+    "computed_tokens",
+    "forward_tokens",
+    "real_tokens",
+    "micro_batches",
+)
+"""Added up over micro-batches and ranks."""
+
+PEAKS = ("log_prob_diff_max", "forward_seconds", "backward_seconds", "optimizer_seconds", "train_step_seconds")
+"""Of which the greatest over the ranks counts."""
+
+_TOKEN_MEANS = (
+    "kl",
+    "entropy",
+    "approx_kl",
+    "clip_ratio_low",
+    "clip_ratio_high",
+    "ratio_mean",
+    "log_prob_diff_mean",
+    "mismatch_kl",
+    "tis_weight_mean",
+)
+
+
+def batch_metrics(batch: ExperienceBatch, plan: StepPlan) -> dict[str, float]:
+    """What the batch itself says, alike on every rank."""
+    groups = int(batch.groups.max()) + 1
+    stds = group_std(batch.rewards, batch.groups)
+    least_right = torch.ones(groups).scatter_reduce_(0, batch.groups, batch.ans_acc, "amin")
+    most_right = torch.zeros(groups).scatter_reduce_(0, batch.groups, batch.ans_acc, "amax")
+    trained = plan.mask.sum().clamp(min=1)
+    return {
+        "reward_mean": batch.rewards.double().mean().item(),
+        "reward_std": stds.mean().item(),
+        "frac_reward_zero_std": (stds == 0).double().mean().item(),
+        "solve_none": (most_right <= 0).double().mean().item(),
+        "solve_all": (least_right >= 1).double().mean().item(),
+        "format_acc": batch.format_acc.double().mean().item(),
+        "ans_acc": batch.ans_acc.double().mean().item(),
+        "advantage_abs_mean": (plan.advantages.abs()[plan.mask].sum() / trained).item(),
+        "completion_length_mean": batch.completion_lengths.double().mean().item(),
+        "completion_length_max": float(batch.completion_lengths.max()),
+        "truncated_ratio": batch.truncated.double().mean().item(),
+        "groups": float(groups),
+        "completions": float(batch.completions),
+        "completions_skipped": float((~plan.needed).sum()),
+        "completion_tokens": float(batch.rows.numel()),
+        "trained_tokens": float(plan.mask.sum()),
+    }
+
+
+def computed_metrics(sums: Tensor, peaks: Tensor, kl_coefficient: float) -> dict[str, float]:
+    """From sums and peaks over all ranks (float64, in the order of `SUMS` and `PEAKS`) to the metrics."""
+    total = dict(zip(SUMS, sums.tolist(), strict=True))
+    tokens = max(total["computed_tokens"], 1.0)
+    metrics = {name: total[name] / tokens for name in _TOKEN_MEANS if name != "kl" or kl_coefficient > 0}
+    importance_squared = total["importance_squared"]
+    return {
+        "loss": total["policy_loss"] + kl_coefficient * total["weighted_kl"],
+        "policy_loss": total["policy_loss"],
+        **metrics,
+        "effective_sample_size": total["importance"] ** 2 / (tokens * importance_squared) if importance_squared else 1.0,
+        "computed_tokens": total["computed_tokens"],
+        "forward_tokens": total["forward_tokens"],
+        "padding_ratio": 1 - total["real_tokens"] / max(total["forward_tokens"], 1.0),
+        "micro_batches": total["micro_batches"],
+        **dict(zip(PEAKS, peaks.tolist(), strict=True)),
+    }

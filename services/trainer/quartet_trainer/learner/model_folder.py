@@ -1,0 +1,63 @@
+"""Checks of a Hugging Face model folder, and the files of it that are copied as they are. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""Copied, never loaded: the trainer sees token ids only, and transformers 4.51 cannot read every tokenizer."""
+
+MODEL_DTYPES = ("float32", "bfloat16", "float16")
+
+
+class ModelFolderError(ValueError):
+    """The folder cannot be trained from; the text is one sentence that says why and what to do."""
+
+
+def check_model_folder(path: Path) -> dict:
+    """Check that transformers 4.51 will read the folder as it is meant, and return its config.json.
+
+    Raises:
+        ModelFolderError: no such folder, no config.json, no safetensors weights, or a folder written by transformers 5.
+    """
+    if not path.is_dir():
+        raise ModelFolderError(f"model.path: {path} is no folder; a Hugging Face model folder is needed")
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelFolderError(f"model.path: {path} has no config.json; a Hugging Face model folder is needed") from None
+    except ValueError as error:
+        raise ModelFolderError(f"model.path: {path / 'config.json'} is not JSON: {error}") from None
+    if "rope_parameters" in config or ("dtype" in config and "torch_dtype" not in config):
+        # 4.51 would not see rope_theta there, and would take 10000 without a word.
+        raise ModelFolderError(
+            f"model.path: {path / 'config.json'} was written by transformers 5; the trainer reads the 4.51 form: write "
+            "rope_theta (and rope_scaling) beside the other keys instead of rope_parameters, and torch_dtype for dtype"
+        )
+    if not any((path / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
+        raise ModelFolderError(f"model.path: {path} has no model.safetensors; weights are read in that format alone")
+    dtype = config.get("torch_dtype") or "float32"
+    if dtype not in MODEL_DTYPES:
+        raise ModelFolderError(f"model.path: torch_dtype is {dtype!r}; allowed: {', '.join(MODEL_DTYPES)}")
+    return config
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy the tokenizer's files that `source` has."""
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)

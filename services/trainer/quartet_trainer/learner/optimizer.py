@@ -1,0 +1,61 @@
+"""AdamW and its learning rate."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from quartet_trainer.learner.base import LearnerError
+from quartet_trainer.learner.settings import LearnerSettings
+
+
+def create_optimizer(model: nn.Module, settings: LearnerSettings) -> torch.optim.AdamW:
+    """AdamW over the trainable parameters, fused; weight decay on matrices only."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=settings.learning_rate,
+        betas=settings.adam_betas,
+        eps=settings.adam_epsilon,
+        fused=True,
+    )
+
+
+class LearningRate:
+    """The learning rate as a function of the step alone: nothing to save, nothing that could climb again."""
+
+    def __init__(self, settings: LearnerSettings, max_steps: int) -> None:
+        """Take the schedule from the settings.
+
+        Args:
+            settings: `schedule`, `warmup_steps`, `schedule_steps`, `min_learning_rate_ratio`.
+            max_steps: steps of the run, the schedule's length where the settings give none; 0: unknown.
+
+        Raises:
+            LearnerError: a cosine without an end, or one that ends within its warm-up.
+        """
+        self._peak = settings.learning_rate
+        self._warmup = settings.warmup_steps
+        self._cosine = settings.schedule == "cosine"
+        self._floor = settings.min_learning_rate_ratio
+        self._end = settings.schedule_steps or max_steps
+        if self._cosine and self._end <= self._warmup:
+            raise LearnerError(
+                f"trainer.schedule: a cosine over {self._end} steps with {self._warmup} steps of warm-up has no room; "
+                "set trainer.schedule_steps or run.max_steps above trainer.warmup_steps"
+            )
+
+    def __call__(self, step: int) -> float:
+        """The rate of the step after `step` steps (>= 0)."""
+        if step < self._warmup:
+            return self._peak * (step + 1) / self._warmup
+        if not self._cosine:
+            return self._peak
+        progress = min(1.0, (step - self._warmup) / (self._end - self._warmup))
+        return self._peak * (self._floor + (1 - self._floor) * (1 + math.cos(math.pi * progress)) / 2)

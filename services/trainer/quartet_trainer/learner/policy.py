@@ -1,0 +1,113 @@
+"""The policy: a causal language model that gives the log-probs of chosen tokens and nothing else."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from quartet_trainer.learner.base import LearnerError
+
+LOGITS_AT_ONCE = 2**26
+"""Logits (tokens * vocabulary) that may stand in memory at once: 256 MiB of float32."""
+
+
+class Policy(nn.Module):
+    """Logits exist only for the tokens asked for, and for long batches only a chunk at a time."""
+
+    def __init__(self, causal_lm: PreTrainedModel, autocast: torch.dtype | None = None) -> None:
+        """Wrap a model.
+
+        Args:
+            causal_lm: transformers' model with its head.
+            autocast: dtype of matrix products, where it is not the weights' own.
+        """
+        super().__init__()
+        self.causal_lm = causal_lm
+        self._autocast_dtype = autocast
+
+    def forward(
+        self, input_ids: Tensor, rows: Tensor, columns: Tensor, targets: Tensor, temperatures: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probs of t tokens, and the entropy of the distributions they were drawn from.
+
+        Args:
+            input_ids: int64 [M, L], padded on the right.
+            rows: int64 [t], in [0, M).
+            columns: int64 [t], in [0, L): the position whose output predicts the token.
+            targets: int64 [t]: the token.
+            temperatures: float [t]: the logits are divided by it.
+
+        Returns:
+            log_probs [t] with gradient and entropy [t] without, in nats; float32, or float64 for a float64 model.
+        """
+        with self._autocast(input_ids.device):
+            outputs = self.causal_lm.base_model(input_ids=input_ids, use_cache=False)
+            hidden = outputs.last_hidden_state[rows, columns]
+        tokens_at_once = max(1, LOGITS_AT_ONCE // self.causal_lm.config.vocab_size)
+        if rows.numel() <= tokens_at_once:
+            return self._head(hidden, targets, temperatures)
+        chunks = [
+            checkpoint(self._head, *chunk, use_reentrant=False)
+            for chunk in zip(
+                hidden.split(tokens_at_once),
+                targets.split(tokens_at_once),
+                temperatures.split(tokens_at_once),
+                strict=True,
+            )
+        ]
+        log_probs, entropy = zip(*chunks, strict=True)
+        return torch.cat(log_probs), torch.cat(entropy)
+
+    def _head(self, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+        with self._autocast(hidden.device):
+            logits = self.causal_lm.get_output_embeddings()(hidden)
+        if logits.dtype != torch.float64:
+            logits = logits.float()
+        distribution = torch.log_softmax(logits / temperatures[:, None], dim=-1)
+        log_probs = distribution.gather(-1, targets[:, None]).squeeze(-1)
+        with torch.no_grad():
+            entropy = -(distribution.exp() * distribution).sum(-1)
+        return log_probs, entropy
+
+    def _autocast(self, device: torch.device) -> AbstractContextManager:
+        if self._autocast_dtype is None:
+            return nullcontext()
+        return torch.autocast(device.type, dtype=self._autocast_dtype)
+
+
+def load_causal_lm(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Load a model for training: from safetensors, without dropout (a policy's log-probs must be repeatable).
+
+    Raises:
+        LearnerError: the model does something to its logits after the head, which `Policy` would miss.
+    """
+    model = AutoModelForCausalLM.from_pretrained(
+        path, torch_dtype=dtype, attn_implementation="sdpa", use_safetensors=True, local_files_only=True
+    )
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+    _refuse_other_heads(model)
+    return model
+
+
+def _refuse_other_heads(model: PreTrainedModel) -> None:
+    """Some families cap or scale their logits after the head; compare on a few tokens and refuse them."""
+    tokens = torch.arange(8)[None] % model.config.vocab_size
+    positions = torch.arange(7)
+    with torch.no_grad():
+        ours, _ = Policy(model)(tokens, torch.zeros(7).long(), positions, tokens[0, 1:], torch.ones(7))
+        theirs = torch.log_softmax(model(input_ids=tokens, use_cache=False).logits[0, :-1].to(ours.dtype), dim=-1)
+    difference = (ours - theirs[positions, tokens[0, 1:]]).abs().max().item()
+    if difference > 1e-3:
+        raise LearnerError(
+            f"{type(model).__name__} changes its logits after the output layer (log-probs differ by {difference:.3g}); "
+            "such models cannot be trained yet"
+        )

@@ -1,0 +1,117 @@
+"""What the learner's tests share: a tiny model folder, made-up groups, and a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from quartet.v1 import experience_pb2, tensor_pb2
+from quartet_common.tensors import encode, encode_ragged
+from quartet_trainer.learner import LearnerSettings
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+VOCABULARY = 64
+
+
+@dataclass
+class Sampling:
+    max_new_tokens: int = 16
+
+
+@dataclass
+class Run:
+    """The part of RunSection that the learner reads."""
+
+    max_steps: int = 100
+    sampling: Sampling = field(default_factory=Sampling)
+
+
+def make_model(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, **config: Any) -> Path:
+    """A random two-layer Qwen2 with tied embeddings, and a file that stands for its tokenizer."""
+    torch.manual_seed(seed)
+    values = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.2,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        **config,
+    }
+    model = Qwen2ForCausalLM(Qwen2Config(**values)).to(dtype)
+    model.save_pretrained(folder)
+    (folder / "tokenizer_config.json").write_text('{"model_max_length": 128}\n', encoding="utf-8")
+    return folder
+
+
+def make_group(
+    rng: np.random.Generator,
+    lengths: Sequence[int],
+    *,
+    prompt: int = 5,
+    rewards: Sequence[float] | None = None,
+    mask: bool = False,
+    truncated: Sequence[int] | None = None,
+    temperature: float | None = None,
+) -> experience_pb2.GroupTensors:
+    """One group with completions of these lengths; what is not given is drawn."""
+    n = len(lengths)
+    tokens = [rng.integers(0, VOCABULARY, length).astype(np.int32) for length in lengths]
+    log_probs = [rng.normal(-4.0, 0.5, length).astype(np.float32) for length in lengths]
+    rewards = rng.normal(0, 1, n) if rewards is None else np.asarray(rewards)
+    temperatures = rng.uniform(0.7, 1.3, n) if temperature is None else np.full(n, temperature)
+    group = experience_pb2.GroupTensors(
+        prompt_token_ids=encode(rng.integers(0, VOCABULARY, prompt).astype(np.int32)),
+        completion_token_ids=encode_ragged(tokens, tensor_pb2.DTYPE_INT32),
+        rollout_log_probs=encode_ragged(log_probs, tensor_pb2.DTYPE_FLOAT32),
+        rewards=encode(rewards.astype(np.float32)),
+        temperatures=encode(temperatures.astype(np.float32)),
+        truncated=encode(np.asarray([0] * n if truncated is None else truncated, dtype=np.uint8)),
+        format_acc=encode(np.ones(n, dtype=np.float32)),
+        ans_acc=encode((rewards > 0).astype(np.float32)),
+    )
+    if mask:
+        rows = [rng.integers(0, 2, length).astype(np.uint8) for length in lengths]
+        group.loss_mask.CopyFrom(encode_ragged(rows, tensor_pb2.DTYPE_UINT8))
+    return group
+
+
+def make_batch(seed: int = 0, groups: int = 4, size: int = 4, longest: int = 16) -> list[experience_pb2.GroupTensors]:
+    """Groups of unequal prompts and lengths: some masks, some truncated, one of equal rewards."""
+    rng = np.random.default_rng(seed)
+    return [
+        make_group(
+            rng,
+            [int(rng.integers(1, longest + 1)) for _ in range(size)],
+            prompt=int(rng.integers(1, 9)),
+            mask=index % 2 == 1,
+            truncated=[int(i == 0) for i in range(size)],
+            rewards=[1.0] * size if index == 1 else None,
+        )
+        for index in range(groups)
+    ]
+
+
+def settings(**values: Any) -> LearnerSettings:
+    """fp64, so that comparisons show mistakes and not rounding."""
+    return LearnerSettings(**{"precision": "fp64", "learning_rate": 1e-3, "max_grad_norm": 0.0, **values})
+
+
+def gradients(learner: Any, groups: Sequence[experience_pb2.GroupTensors]) -> dict[str, torch.Tensor]:
+    """The gradient of one batch by parameter name, without taking the step."""
+    from quartet_trainer.batches import decode_groups
+
+    batch = decode_groups(groups, VOCABULARY)
+    learner._accumulator.run(batch, learner._plan(batch))
+    found = {name: p.grad.detach().clone() for name, p in learner._causal_lm.named_parameters()}
+    learner._optimizer.zero_grad()
+    return found
