@@ -1,0 +1,41 @@
+"""Engines: what generates tokens, behind one interface.
+
+    base.py               the interface (`Engine`), its data classes and its errors: read this first
+    registry.py           engines by name; `create_engine`
+    options.py            their options, torch-free
+    threaded.py           any engine that is stepped by hand (`Core`), run on a thread: requests, pauses, versions, weights
+    vllm_engine/          vLLM: in-process core, its weight-transfer backend, and the multi-process form
+    transformers_engine/  plain `transformers`: a continuous decode loop with KV cache and its own sampler
+
+The tests of `tests/engines` are a contract that each engine passes.
+"""
+
+from quartet_rollout.engines.base import (
+    Engine,
+    EngineCompletion,
+    EngineError,
+    EngineStats,
+    ManifestError,
+    PromptError,
+    SamplingSettings,
+    WeightGroupInfo,
+    WeightInstallError,
+    WeightTransferError,
+)
+from quartet_rollout.engines.registry import create_engine, engine_names, options_model
+
+__all__ = [
+    "Engine",
+    "EngineCompletion",
+    "EngineError",
+    "EngineStats",
+    "ManifestError",
+    "PromptError",
+    "SamplingSettings",
+    "WeightGroupInfo",
+    "WeightInstallError",
+    "WeightTransferError",
+    "create_engine",
+    "engine_names",
+    "options_model",
+]

@@ -1,0 +1,58 @@
+"""The synchronous half of an engine: what `ThreadedEngine` steps on its thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from quartet_rollout.engines.base import FinishReason, SamplingSettings
+
+
+@dataclass(frozen=True)
+class CoreCompletion:
+    """A completion that ended, without its version spans."""
+
+    key: str
+    token_ids: np.ndarray
+    """int32 [T]."""
+    log_probs: np.ndarray
+    """float32 [T]."""
+    finish_reason: FinishReason
+
+
+class Core(Protocol):
+    """A model and its running completions. Made, called and closed on one thread; no call waits for anything."""
+
+    max_model_len: int
+    vocab_size: int
+
+    def add(self, key: str, prompt_token_ids: list[int], sampling: SamplingSettings) -> None:
+        """Take in one completion; its seed, if any, is this completion's own."""
+
+    def step(self) -> Iterable[CoreCompletion]:
+        """Generate at most one token for each running completion; return those that ended."""
+
+    def abort(self, keys: Iterable[str]) -> Iterable[CoreCompletion]:
+        """End completions, returning what they have. Unknown keys are ignored."""
+
+    def lengths(self) -> dict[str, int]:
+        """Number of tokens generated so far, of every unfinished completion."""
+
+    def running(self) -> int:
+        """How many of the unfinished ones are being generated; the others wait for a place."""
+
+    def kv_cache_use(self) -> float:
+        """Fraction of the KV cache in use, 0 to 1; -1 without a fixed cache."""
+
+    def install(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+        """Replace all parameters. The tensors (CPU) are valid during the call only."""
+
+    def reset_kv_cache(self) -> None:
+        """Forget all keys and values; those of unfinished completions are computed again when they go on."""
+
+    def close(self) -> None:
+        """Free everything."""

@@ -1,0 +1,41 @@
+"""What an engine reads from a Hugging Face model folder besides the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from quartet_rollout.engines.base import EngineError
+from quartet_rollout.weights.manifest import ModelSpec
+
+
+def check_model_folder(model_path: str) -> None:
+    """Raise EngineError unless the folder is there and holds a model."""
+    folder = Path(model_path)
+    if not folder.is_dir():
+        raise EngineError(f"model folder '{model_path}' does not exist")
+    if not (folder / "config.json").is_file():
+        raise EngineError(f"model folder '{model_path}' has no config.json")
+
+
+def load_tokenizer(model_path: str) -> Any:
+    """The folder's tokenizer. Each user needs one of his own: they are not safe between threads."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+
+
+def load_spec(model_path: str) -> ModelSpec:
+    """Names and shapes of the model's parameters."""
+    from transformers import AutoConfig
+
+    return ModelSpec.from_config(AutoConfig.from_pretrained(model_path, local_files_only=True))
+
+
+def config_dtype(model_path: str) -> str:
+    """The element type that config.json names, e.g. "float32", which is also the default. vLLM's own "auto" takes
+    bfloat16 for a float32 model, silently."""
+    from transformers import AutoConfig
+
+    dtype = AutoConfig.from_pretrained(model_path, local_files_only=True).dtype
+    return str(dtype or "float32").removeprefix("torch.")

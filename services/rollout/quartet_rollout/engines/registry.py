@@ -1,0 +1,47 @@
+"""Which engines there are. A new engine is one module and one line here; tests/engines tests each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from pydantic import BaseModel
+
+from quartet_rollout.engines.base import Engine
+from quartet_rollout.engines.options import TransformersOptions, VllmOptions
+
+# Name: (its options, the module and the function (model_path, options) -> Engine). Imported only when it is used.
+_ENGINES: dict[str, tuple[type[BaseModel], str, str]] = {
+    "vllm": (VllmOptions, "quartet_rollout.engines.vllm_engine", "create"),
+    "transformers": (TransformersOptions, "quartet_rollout.engines.transformers_engine", "create"),
+}
+
+
+def engine_names() -> list[str]:
+    """Names of all registered engines."""
+    return sorted(_ENGINES)
+
+
+def options_model(name: str) -> type[BaseModel]:
+    """The pydantic model of an engine's options. Raises ValueError for an unknown name."""
+    if name not in _ENGINES:
+        raise ValueError(f"engine '{name}' does not exist; allowed: {', '.join(engine_names())}")
+    return _ENGINES[name][0]
+
+
+def create_engine(name: str, model_path: str, options: Mapping[str, Any] | BaseModel | None = None) -> Engine:
+    """Make an engine; nothing is loaded before its `start`.
+
+    Args:
+        name: a registered name.
+        model_path: a Hugging Face model folder.
+        options: the engine's options, as its options model or as a mapping.
+
+    Raises:
+        ValueError: unknown name, or options that its model refuses (pydantic.ValidationError is one).
+    """
+    model = options_model(name)
+    checked = options if isinstance(options, model) else model.model_validate(dict(options or {}))
+    _, module, function = _ENGINES[name]
+    return getattr(import_module(module), function)(model_path, checked)

@@ -1,0 +1,34 @@
+"""vLLM as an engine.
+
+    environment.py      what must be set before vLLM is imported; its logs into ours
+    arguments.py        our options as vLLM's engine arguments, our sampling settings as its own
+    core.py             the in-process form: vLLM's synchronous engine, stepped by us
+    weight_transfer.py  "quartet_gloo": installs received buckets through vLLM's weight-transfer API
+
+vLLM's interfaces move from release to release: what is read from its insides is in these modules only, for the version
+that requirements.txt pins.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from quartet_rollout.engines.base import Engine, EngineError
+from quartet_rollout.engines.model_folder import load_spec, load_tokenizer
+from quartet_rollout.engines.options import VllmOptions
+from quartet_rollout.engines.threaded import ThreadedEngine
+
+
+def create(model_path: str, options: VllmOptions) -> Engine:
+    """An engine in the form that the options name."""
+    if options.form == "async":
+        raise EngineError("rollout.vllm.form 'async' is not built yet; allowed: in_process")
+    if options.tensor_parallel_size != 1:
+        raise EngineError("rollout.vllm.tensor_parallel_size above 1 needs form 'async'")
+
+    def build() -> object:
+        from quartet_rollout.engines.vllm_engine.core import VllmCore
+
+        return VllmCore(model_path, options)
+
+    return ThreadedEngine("vllm", build, partial(load_tokenizer, model_path), partial(load_spec, model_path))

@@ -1,0 +1,65 @@
+"""Our options and sampling settings in vLLM's words. Import after `environment.prepare`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.config import WeightTransferConfig
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+
+from quartet_rollout.engines.base import SamplingSettings
+from quartet_rollout.engines.model_folder import config_dtype
+from quartet_rollout.engines.options import VllmOptions
+from quartet_rollout.engines.vllm_engine.weight_transfer import BACKEND, register
+
+GIB = 2**30
+CPU_KV_CACHE_GIB = 0.5
+
+
+def engine_arguments(model_path: str, options: VllmOptions) -> dict[str, Any]:
+    """Keyword arguments of vLLM's EngineArgs (and AsyncEngineArgs)."""
+    register()
+    on_cpu = current_platform.is_cpu()
+    kv_cache_gib = options.kv_cache_gib
+    if kv_cache_gib is None and on_cpu:
+        kv_cache_gib = CPU_KV_CACHE_GIB
+    return {
+        "model": model_path,
+        "dtype": config_dtype(model_path) if options.dtype == "auto" else options.dtype,
+        "max_model_len": options.max_model_len,
+        "max_num_seqs": options.max_num_seqs,
+        "tensor_parallel_size": options.tensor_parallel_size,
+        "kv_cache_memory_bytes": None if kv_cache_gib is None else int(kv_cache_gib * GIB),
+        "gpu_memory_utilization": options.gpu_memory_utilization,
+        "enforce_eager": on_cpu if options.enforce_eager is None else options.enforce_eager,
+        "enable_prefix_caching": options.enable_prefix_caching,
+        # Raw log-probs (the default) ignore temperature and filters: wrong as behaviour policy.
+        "logprobs_mode": "processed_logprobs",
+        "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+
+
+def sampling_parameters(sampling: SamplingSettings) -> SamplingParams:
+    """One completion's sampling: tokens and their log-probs, once, at the end."""
+    return SamplingParams(
+        n=1,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        max_tokens=sampling.max_new_tokens,
+        stop=list(sampling.stop),
+        stop_token_ids=list(sampling.stop_token_ids),
+        seed=sampling.seed,
+        logprobs=0,  # Of the sampled token, without alternatives.
+        flat_logprobs=True,
+        detokenize=bool(sampling.stop),
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        spaces_between_special_tokens=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )

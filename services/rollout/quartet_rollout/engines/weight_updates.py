@@ -1,0 +1,93 @@
+"""The part of a weight update that happens beside an engine: group, manifest and transfer, each with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from quartet_rollout.engines.base import EngineError, WeightGroupInfo, WeightTransferError
+
+if TYPE_CHECKING:
+    from quartet.v1 import rollout_pb2
+
+    from quartet_rollout.weights.manifest import ModelSpec
+    from quartet_rollout.weights.receiver import WeightReceiver
+
+T = TypeVar("T")
+
+GRACE_SECONDS = 1.0
+"""Beyond a deadline that the transport keeps itself: how much later its thread is given up."""
+
+
+async def result_of(future: Future[T]) -> T:
+    """Await another thread's future without ever cancelling it: a waiter that gives up is no reason for that thread to
+    fail, and what it says afterwards interests nobody."""
+    inner = asyncio.wrap_future(future)
+    inner.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await asyncio.shield(inner)
+
+
+class WeightUpdates:
+    """Mix-in: the weight methods of `Engine` up to the installation."""
+
+    receiver: WeightReceiver
+    """Holds what came; made by `load_spec`."""
+
+    def __init__(self, load_spec: Callable[[], ModelSpec]) -> None:
+        self._load_spec = load_spec
+        self._spec: ModelSpec | None = None
+
+    async def load_spec(self) -> None:
+        """Read the model's names and shapes; once, at the start."""
+        from quartet_rollout.weights.receiver import WeightReceiver
+
+        self.receiver = WeightReceiver()
+        self._spec = await asyncio.to_thread(self._load_spec)
+
+    def check_manifest(self, manifest: rollout_pb2.WeightManifest) -> None:
+        if self._spec is None:
+            raise EngineError("the engine has not been started")
+        self._spec.check(manifest)
+
+    async def join_weight_group(self, info: WeightGroupInfo) -> None:
+        if self._spec is None:
+            raise EngineError("the engine has not been started")
+        await self._within(info.timeout_seconds, "joining the weight group", self.receiver.join, info)
+
+    async def leave_weight_group(self) -> None:
+        if self._spec is not None:
+            self.receiver.leave()
+
+    async def receive_weights(self, manifest: rollout_pb2.WeightManifest, timeout_seconds: float) -> int:
+        self.check_manifest(manifest)
+        return await self._within(timeout_seconds, "the transfer", self.receiver.receive, manifest, timeout_seconds)
+
+    async def discard_weights(self) -> None:
+        if self._spec is not None:
+            self.receiver.discard()
+
+    async def _within(self, seconds: float, what: str, function: Callable[..., T], *args: Any) -> T:
+        """Run a blocking call on a thread of its own. At the deadline, or when cancelled, the thread is given up and
+        the group left: a collective cannot be interrupted, but nobody has to wait for it."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                result = function(*args)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        threading.Thread(target=run, name="weights", daemon=True).start()
+        try:
+            return await asyncio.wait_for(result_of(future), seconds + GRACE_SECONDS)
+        except TimeoutError as error:
+            self.receiver.leave()
+            raise WeightTransferError(f"{what} took longer than {seconds:g} s") from error
+        except asyncio.CancelledError:
+            self.receiver.leave()
+            raise

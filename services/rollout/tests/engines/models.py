@@ -1,0 +1,86 @@
+"""A tiny random Qwen2 on disk, as transformers 4.51 writes it, with a byte-level tokenizer of single characters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+SPECIAL = ["<eos>", "<pad>", "<think>", "</think>", "<answer>", "</answer>", "\\boxed{"]
+VOCAB_SIZE = 128
+EOS = 95
+
+
+def config_dict(tied: bool) -> dict:
+    """config.json in the 4.51 form: rope_theta at the top level."""
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "eos_token_id": EOS,
+        "hidden_act": "silu",
+        "hidden_size": 128,
+        "initializer_range": 0.08,
+        "intermediate_size": 256,
+        "max_position_embeddings": 512,
+        "max_window_layers": 2,
+        "model_type": "qwen2",
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+        "tie_word_embeddings": tied,
+        "torch_dtype": "float32",
+        "transformers_version": "4.51.3",
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": VOCAB_SIZE,
+    }
+
+
+def write_model(folder: Path, *, tied: bool, seed: int) -> Path:
+    """Write a random model; equal seeds give equal weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config_dict(tied), indent=2))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": EOS, "transformers_version": "4.51.3"}))
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(Qwen2Config(**config_dict(tied)), dtype=torch.float32)
+    state = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    _write_tokenizer(folder)
+    return folder
+
+
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The parameters of a folder, by their Hugging Face names."""
+    return load_file(folder / "model.safetensors")
+
+
+def _write_tokenizer(folder: Path) -> None:
+    # Byte-level BPE without merges: one token per printable character. AutoTokenizer, reading qwen2 from config.json,
+    # loads it as such and gives the same ids; a WordLevel tokenizer would be loaded as another class.
+    vocab = {chr(code) if code != 32 else "Ġ": code - 32 for code in range(32, 127)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL[:2]])
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in SPECIAL[2:]])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "eos_token": "<eos>",
+                "pad_token": "<pad>",
+                "clean_up_tokenization_spaces": False,
+                "model_max_length": 512,
+            }
+        )
+    )
