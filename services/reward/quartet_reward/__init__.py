@@ -1,0 +1,14 @@
+"""The reward service: what a completion is worth, and why. Knows nothing of training; imports no torch and no numpy.
+
+From the call down to the arithmetic:
+
+- `serving`: start, preflight and drain. `service`: the three RPCs; `stream`: a call of ScoreStream; `room`: how much
+  may be under way. `telemetry`: metrics.
+- `scoring`: one item through its verifiers into one result; `specs` reads and checks the verifiers that an item names.
+- `verifiers/`: one small file each behind the interface of `verifiers.base`; `registry` finds them, users' own included.
+- `reading`: finds the answer in a completion (tags, boxes, trailing special tokens).
+- `math_equality`: are two answers equal? `rationals` and `words` decide the plain cases in this process;
+  the rest goes to `worker_pool`, whose killable processes run `worker` → `math_compare` (guards around math-verify).
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,152 @@
+"""Are two mathematical answers equal? The plain cases at once, in this process; the others by a killable worker."""
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from quartet.v1 import reward_pb2
+
+from quartet_common.log import get_logger
+from quartet_reward import telemetry
+from quartet_reward.rationals import equal_rationals, parse_rational
+from quartet_reward.reading import last_boxed
+from quartet_reward.verifiers.base import VerifierFailure
+from quartet_reward.words import read_words
+from quartet_reward.worker_pool import PoolClosed, TaskTimedOut, WorkerDied, WorkerPool
+
+log = get_logger(__name__)
+
+# Nobody writes a longer answer to be compared; symbolic parsing is worse than linear.
+LONGEST_ANSWER = 2_000
+_CACHED_PAIRS = 16_384
+
+
+class Relation(StrEnum):
+    """How an answer stands to the reference."""
+
+    EQUAL = "equal"
+    """They are the same value."""
+    SAME_TEXT = "same_text"
+    """The reference is no mathematics; the answer is the same text (ColossalChat's string fallback)."""
+    DIFFERENT = "different"
+    """They are not the same, or the answer cannot be read."""
+    TIMED_OUT = "timed_out"
+    """The answer took longer than the deadline to evaluate."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """The answer took more memory than a worker has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Equality:
+    """The relation, why, and how long the question waited for a worker."""
+
+    relation: Relation
+    reason: str
+    queued_seconds: float = 0.0
+
+
+class MathEquality:
+    """Decides equality of answers; shared by all verifiers that compare mathematics."""
+
+    def __init__(self, pool: WorkerPool):
+        self._pool = pool
+        self._decided: OrderedDict[tuple[str, str], Equality] = OrderedDict()
+
+    def compare(self, answer: str, reference: str) -> Equality | Callable[[], Awaitable[Equality]]:
+        """Return how `answer` stands to `reference`, or the work that finds out, to be called when there is room.
+
+        Raises:
+            VerifierFailure: the reference is empty. The work raises it too: the reference cannot be used, or a worker
+                died twice.
+        """
+        answer, reference = _unboxed(answer), _unboxed(reference)
+        if not reference:
+            raise VerifierFailure(
+                reward_pb2.FAILURE_KIND_BAD_REFERENCE, "reference.answer is empty; it must hold an answer"
+            )
+        if len(answer) > max(LONGEST_ANSWER, 2 * len(reference)):
+            return Equality(
+                Relation.DIFFERENT, f"the answer has {len(answer)} characters; {LONGEST_ANSWER} are compared"
+            )
+        decided = _decide_here(answer, reference)
+        if decided is not None:
+            return decided
+        if (known := self._decided.get((answer, reference))) is not None:
+            self._decided.move_to_end((answer, reference))
+            telemetry.EQUALITY_DECISIONS.labels("cache").inc()
+            return known
+        return lambda: self._ask_worker(answer, reference)
+
+    async def _ask_worker(self, answer: str, reference: str) -> Equality:
+        telemetry.EQUALITY_DECISIONS.labels("worker").inc()
+        request = {"reference": reference, "answer": answer}
+        try:
+            try:
+                reply = await self._pool.run(request)
+            except WorkerDied as error:
+                log.warning("a worker died (%s); the task is tried once more", error)
+                reply = await self._pool.run(request)
+        except WorkerDied as error:
+            raise VerifierFailure(
+                reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, f"the math worker died twice: {error}"
+            ) from error
+        except PoolClosed as error:
+            raise VerifierFailure(reward_pb2.FAILURE_KIND_SHUT_DOWN, str(error)) from error
+        except TaskTimedOut as error:
+            if not error.reference_read:
+                raise VerifierFailure(
+                    reward_pb2.FAILURE_KIND_BAD_REFERENCE, f"reading the reference '{reference[:80]}' was {error}"
+                ) from error
+            return Equality(Relation.TIMED_OUT, f"comparing the answer was {error}")
+        equality = _understand(reply.message, reply.queued_seconds)
+        self._remember((answer, reference), equality)
+        return equality
+
+    def _remember(self, pair: tuple[str, str], equality: Equality) -> None:
+        self._decided[pair] = Equality(equality.relation, equality.reason)
+        if len(self._decided) > _CACHED_PAIRS:
+            self._decided.popitem(last=False)
+
+
+def _decide_here(answer: str, reference: str) -> Equality | None:
+    expected = parse_rational(reference)
+    if expected is not None:
+        found = parse_rational(answer)
+        equal = None if found is None else equal_rationals(found, expected)
+        way = "exact"
+    else:
+        expected_words = read_words(reference)
+        found_words = None if expected_words is None else read_words(answer)
+        equal = None if found_words is None else found_words == expected_words
+        way = "words"
+    if equal is None:
+        return None
+    telemetry.EQUALITY_DECISIONS.labels(way).inc()
+    if equal:
+        return Equality(Relation.EQUAL, f"{answer} is {reference}")
+    return Equality(Relation.DIFFERENT, f"{answer[:80]} is not {reference[:80]}")
+
+
+def _understand(message: dict, queued_seconds: float) -> Equality:
+    match message["event"]:
+        case "done" if message["equal"]:
+            relation = Relation.SAME_TEXT if message["by_text"] else Relation.EQUAL
+            return Equality(relation, message["reason"], queued_seconds)
+        case "done":
+            return Equality(Relation.DIFFERENT, message["reason"], queued_seconds)
+        case "out_of_memory":
+            return Equality(
+                Relation.OUT_OF_MEMORY, "evaluating the answer took more memory than allowed", queued_seconds
+            )
+        case "bad_reference":
+            raise VerifierFailure(reward_pb2.FAILURE_KIND_BAD_REFERENCE, f"reference.answer: {message['reason']}")
+        case _:
+            raise VerifierFailure(
+                reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, f"the math worker failed: {message.get('reason', message)}"
+            )
+
+
+def _unboxed(text: str) -> str:
+    box = last_boxed(text) if "\\" in text else None
+    return (text if box is None else box).strip()

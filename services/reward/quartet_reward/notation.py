@@ -1,0 +1,98 @@
+"""How an answer is written, as far as mathematics' meaning hangs on it: brackets, equations, units. Pure text."""
+
+import re
+
+_PAIRS = {"(": ")", "[": "]", r"\{": r"\}", r"\langle": r"\rangle"}
+_TOKENS = re.compile(r"\\[a-zA-Z]+|\\.|[^\\]", re.DOTALL)
+_OPENING = frozenset(["(", "[", "{", r"\{", r"\langle"])
+_CLOSING = frozenset([")", "]", "}", r"\}", r"\rangle"])
+_EQUALS = frozenset(["="])
+_RELATIONS = frozenset(
+    ["<", ">", "≤", "≥", "≠", r"\le", r"\leq", r"\ge", r"\geq", r"\ne", r"\neq", r"\lt", r"\gt", r"\in", r"\approx"]
+)
+_SIZES = re.compile(r"\\(?:left|right|bigl|bigr|Bigl|Bigr|big|Big)(?![a-zA-Z])")
+_NAME = re.compile(r"\\?[a-zA-Z]+(?:_(?:\{\w+\}|\w))?'*(?:\s*\(\s*\w(?:\s*,\s*\w)*\s*\))?")
+
+_QUANTITY = re.compile(
+    r"(?P<number>[-+\d.,\s/^{}\\!]*(?:\\frac\{\d+\}\{\d+\})?[\d.}])\s*(?:\\[ ,;:!]|~|\s)*"
+    r"(?P<unit>\\(?:text|mathrm|mbox|rm)\s*\{\s*[^{}\\]*\}|[a-zA-Zµ°]+)(?P<power>\^(?:\{?[23]\}?))?\.?"
+)
+_TEXT = re.compile(r"\\(?:text|mathrm|mbox|rm)\s*\{([^{}\\]*)\}")
+_UNIT_NAMES = {
+    "m": "m meter meters metre metres", "km": "km kilometer kilometers kilometre kilometres",
+    "cm": "cm centimeter centimeters centimetre centimetres", "mm": "mm millimeter millimeters millimetres",
+    "in": "in inch inches", "ft": "ft foot feet", "yd": "yd yard yards", "mi": "mi mile miles",
+    "s": "s sec secs second seconds", "min": "min mins minute minutes", "h": "h hr hrs hour hours",
+    "day": "day days", "week": "week weeks", "month": "month months", "year": "yr yrs year years",
+    "g": "g gram grams", "kg": "kg kilogram kilograms", "mg": "mg milligram milligrams", "lb": "lb lbs pound pounds",
+    "oz": "oz ounce ounces", "l": "l L liter liters litre litres", "ml": "ml mL milliliter milliliters",
+    "dollar": "dollar dollars", "cent": "cent cents",
+}  # fmt: skip
+_CANONICAL_UNIT = {name: unit for unit, names in _UNIT_NAMES.items() for name in names.split()}
+
+
+def without_decoration(text: str) -> str:
+    """Return `text` without math delimiters, bracket sizes and a full stop at the end."""
+    text = _SIZES.sub("", text.strip())
+    for opening, closing in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
+        inner = text[len(opening) : -len(closing)]
+        if len(text) > len(opening + closing) and text.startswith(opening) and text.endswith(closing):
+            # "$5 and $6" starts and ends alike but is no single formula.
+            return inner.strip() if opening not in inner and closing not in inner else text
+    return text.removesuffix(".").rstrip() if not text.endswith("..") else text
+
+
+def split_outside_brackets(text: str, separators: frozenset[str]) -> list[str]:
+    """Split at those of `separators` (single tokens) that stand outside all brackets and braces."""
+    parts, depth, start = [], 0, 0
+    for token in _TOKENS.finditer(text):
+        if token[0] in _OPENING:
+            depth += 1
+        elif token[0] in _CLOSING:
+            depth -= 1
+        elif depth == 0 and token[0] in separators:
+            parts.append(text[start : token.start()])
+            start = token.end()
+    return [*(part.strip() for part in parts), text[start:].strip()]
+
+
+def bracketed_list(text: str) -> tuple[str, list[str]] | None:
+    """Return the brackets and elements of `(a, b)`, `[a, b)`, `\\{a, b\\}`…: two elements or more, or None.
+
+    The brackets come as their two tokens joined, e.g. "()", "[)", "\\{\\}".
+    """
+    tokens = [token[0] for token in _TOKENS.finditer(text)]
+    if len(tokens) < 3 or tokens[0] not in _PAIRS or tokens[-1] not in _PAIRS.values():
+        return None
+    depth = 0
+    for position, token in enumerate(tokens):
+        depth += (token in _OPENING) - (token in _CLOSING)
+        if depth == 0 and position < len(tokens) - 1:
+            return None  # "(1,2) \cup (3,4)" is not one list
+    elements = split_outside_brackets(text[len(tokens[0]) : -len(tokens[-1])], frozenset([","]))
+    return (tokens[0] + tokens[-1], elements) if len(elements) > 1 else None
+
+
+def sides_of_equation(text: str) -> list[str]:
+    """Return the sides of `a = b = …`; only one if `text` is no equation, has other relations or several parts."""
+    tokens = {token[0] for token in _TOKENS.finditer(text)}
+    if "=" not in tokens or tokens & _RELATIONS or len(split_outside_brackets(text, frozenset([",", ";"]))) > 1:
+        return [text]
+    return split_outside_brackets(text, _EQUALS)
+
+
+def is_name(text: str) -> bool:
+    """Return True for what an equation may define: `x`, `x_1`, `f(x)`, `\\alpha`."""
+    return _NAME.fullmatch(text.strip()) is not None
+
+
+def known_unit(text: str) -> str | None:
+    """Return the canonical unit of `5 km` or `5\\text{ meters}^2`, or None if it has none that is known."""
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None:
+        return None
+    named = _TEXT.fullmatch(match["unit"])
+    unit = (named[1] if named else match["unit"]).strip()
+    canonical = _CANONICAL_UNIT.get(unit) or _CANONICAL_UNIT.get(unit.lower())
+    power = re.sub(r"\D", "", match["power"] or "")
+    return None if canonical is None else canonical + power

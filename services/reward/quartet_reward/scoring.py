@@ -1,0 +1,138 @@
+"""One item through its verifiers into one result."""
+
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from quartet.v1 import reward_pb2
+
+from quartet_common.durations import to_duration
+from quartet_common.errors import ContractError, invalid_argument
+from quartet_common.log import get_logger
+from quartet_reward import telemetry
+from quartet_reward.specs import BoundVerifier, SpecReader
+from quartet_reward.verifiers.base import Later, Tools, Verdict, VerifierFailure
+
+log = get_logger(__name__)
+
+_LONGEST_PARSED_ANSWER = 1000
+_LONGEST_ITEM_ID = 256
+
+Result = reward_pb2.ScoreResult
+Work = Callable[[], Awaitable[Result]]
+
+
+class _Finding(NamedTuple):
+    verdict: Verdict
+    seconds: float
+
+
+class Scorer:
+    """Scores items. What can be said at once is said at once; the rest is work for when there is room."""
+
+    def __init__(self, specs: SpecReader, tools: Tools):
+        self._specs = specs
+        self._tools = tools
+
+    def read(self, item: reward_pb2.ScoreItem, field: str) -> list[BoundVerifier]:
+        """Check an item and return its verifiers. Raises ContractError (INVALID_ARGUMENT)."""
+        if not 1 <= len(item.item_id) <= _LONGEST_ITEM_ID:
+            raise invalid_argument(
+                f"{field}.item_id", f"{len(item.item_id)} characters", f"1 to {_LONGEST_ITEM_ID} characters"
+            )
+        if not item.verifiers:
+            raise invalid_argument(f"{field}.verifiers", "none", "at least one")
+        return [self._specs.read(spec, f"{field}.verifiers[{i}]") for i, spec in enumerate(item.verifiers)]
+
+    def score(self, item: reward_pb2.ScoreItem, bound: list[BoundVerifier]) -> Result | Work:
+        """Return the item's result, or the work that finds it. Neither raises: a failure is a result."""
+        began = time.perf_counter()
+        findings: list[_Finding | Later] = []
+        for one in bound:
+            start = time.perf_counter()
+            try:
+                verdict = one.verifier.verify(item, one.parameters, self._tools)
+                findings.append(_checked(verdict, start, one) if isinstance(verdict, Verdict) else verdict)
+            except Exception as error:
+                return _failed(item, one, error, start)
+        if all(isinstance(finding, _Finding) for finding in findings):
+            return _combined(item.item_id, bound, findings, time.perf_counter() - began)
+        return lambda: self._finish(item, bound, findings)
+
+    async def _finish(
+        self, item: reward_pb2.ScoreItem, bound: list[BoundVerifier], findings: list[_Finding | Later]
+    ) -> Result:
+        began = time.perf_counter()
+        # One after the other: an item's parts seldom are more than one, and whole items run side by side.
+        done: list[_Finding] = []
+        for one, finding in zip(bound, findings, strict=True):
+            start = time.perf_counter()
+            if not isinstance(finding, _Finding):
+                try:
+                    finding = _checked(await finding(), start, one)
+                except Exception as error:
+                    return _failed(item, one, error, start)
+            done.append(finding)
+        queued = sum(finding.verdict.queued_seconds for finding in done)
+        return _combined(item.item_id, bound, done, max(time.perf_counter() - began - queued, 0.0))
+
+
+def invalid_item(item_id: str, error: ContractError) -> Result:
+    """Return the result of an item that cannot be scored as it is."""
+    return failure(item_id, VerifierFailure(reward_pb2.FAILURE_KIND_INVALID_ITEM, error.message))
+
+
+def failure(item_id: str, error: VerifierFailure) -> Result:
+    """Return the result of an item whose verifier failed."""
+    return Result(
+        item_id=item_id, failure=reward_pb2.Failure(kind=error.kind, message=error.message, retryable=error.retryable)
+    )
+
+
+def _checked(verdict: Verdict, start: float, one: BoundVerifier) -> _Finding:
+    if not math.isfinite(verdict.reward):
+        raise ValueError(f"its reward is {verdict.reward}, which is no finite number")
+    seconds = max(time.perf_counter() - start - verdict.queued_seconds, 0.0)
+    telemetry.observe_verification(one.verifier.name, telemetry.outcome_name(verdict.outcome), seconds)
+    return _Finding(verdict, seconds)
+
+
+def _failed(item: reward_pb2.ScoreItem, one: BoundVerifier, error: Exception, start: float) -> Result:
+    name = one.verifier.name
+    if not isinstance(error, VerifierFailure):
+        log.error("verifier %s raised on item %s", name, item.item_id, exc_info=error)
+        error = VerifierFailure(
+            reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, f"verifier '{name}' raised {type(error).__name__}: {error}"
+        )
+    telemetry.observe_verification(name, telemetry.failure_name(error.kind), time.perf_counter() - start)
+    return failure(item.item_id, error)
+
+
+def _combined(item_id: str, bound: list[BoundVerifier], findings: list[_Finding], elapsed: float) -> Result:
+    verdicts = [finding.verdict for finding in findings]
+    weights = [one.weight for one in bound]
+    leading = next((verdict for verdict in verdicts if verdict.ans_acc is not None), verdicts[0])
+    score = reward_pb2.Score(
+        reward=math.fsum(weight * verdict.reward for weight, verdict in zip(weights, verdicts, strict=True)),
+        format_acc=_mean(weights, [verdict.format_acc for verdict in verdicts]),
+        ans_acc=_mean(weights, [verdict.ans_acc for verdict in verdicts]),
+        outcome=leading.outcome,
+        parsed_answer=leading.parsed_answer[:_LONGEST_PARSED_ANSWER],
+        reason=leading.reason,
+        verifiers=[
+            reward_pb2.VerifierScore(
+                name=one.verifier.name, reward=verdict.reward, outcome=verdict.outcome, reason=verdict.reason
+            )
+            for one, verdict in zip(bound, verdicts, strict=True)
+        ],
+        elapsed=to_duration(elapsed),
+    )
+    return Result(item_id=item_id, score=score)
+
+
+def _mean(weights: list[float], values: list[float | None]) -> float:
+    """The mean over those that judge, weighted by the size of their weights; 0 if none does."""
+    judged = [(abs(weight), value) for weight, value in zip(weights, values, strict=True) if value is not None]
+    total = sum(weight for weight, _ in judged)
+    return sum(weight * value for weight, value in judged) / total if total else 0.0

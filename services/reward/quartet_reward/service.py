@@ -1,0 +1,88 @@
+"""The RPCs of RewardService. The proto is their specification."""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+
+import grpc
+from quartet.v1 import reward_pb2, reward_pb2_grpc
+
+from quartet_common.errors import invalid_argument, resource_exhausted, unavailable
+from quartet_reward.room import Room
+from quartet_reward.scoring import Result, Scorer, Work
+from quartet_reward.stream import ScoreStream
+from quartet_reward.verifiers.base import Verifier
+
+MOST_ITEMS = 1024
+# Items scored in one go before other calls have their turn.
+_STRIDE = 64
+
+
+class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
+    """Score, ScoreStream, ListVerifiers."""
+
+    def __init__(self, scorer: Scorer, verifiers: Mapping[str, Verifier], room: Room):
+        self._scorer = scorer
+        self._verifiers = verifiers
+        self._room = room
+        self.draining = False
+
+    async def Score(  # noqa: N802
+        self, request: reward_pb2.ScoreRequest, context: grpc.aio.ServicerContext
+    ) -> reward_pb2.ScoreResponse:
+        """Verify a batch."""
+        if self.draining:
+            raise unavailable("reward", "the service is shutting down")
+        if not 1 <= len(request.items) <= MOST_ITEMS:
+            raise invalid_argument("items", f"{len(request.items)} items", f"1 to {MOST_ITEMS}")
+        _refuse_duplicates(request.items)
+        bound = [self._scorer.read(item, f"items[{i}]") for i, item in enumerate(request.items)]
+        results: list[Result | Work] = []
+        for i, item in enumerate(request.items):
+            results.append(self._scorer.score(item, bound[i]))
+            if i % _STRIDE == _STRIDE - 1:
+                await asyncio.sleep(0)
+        return reward_pb2.ScoreResponse(results=await self._finish(results))
+
+    async def _finish(self, results: list[Result | Work]) -> list[Result]:
+        """Do the work among `results`, all side by side; it is cancelled with the call."""
+        work = {i: one for i, one in enumerate(results) if not isinstance(one, Result)}
+        if not self._room.try_take(len(work)):
+            raise resource_exhausted(
+                "reward.max_queue",
+                f"the queue has room for {self._room.free} items and this call needs {len(work)}",
+                self._room.seconds_until(len(work)),
+            )
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = {i: group.create_task(one()) for i, one in work.items()}
+        finally:
+            self._room.give(len(work))
+        return [tasks[i].result() if i in tasks else one for i, one in enumerate(results)]
+
+    async def ScoreStream(self, request_iterator, context: grpc.aio.ServicerContext) -> None:  # noqa: N802
+        """Verify items as they come."""
+        await ScoreStream(self._scorer, self._room, context.write, lambda: self.draining).run(request_iterator)
+
+    async def ListVerifiers(  # noqa: N802
+        self, request: reward_pb2.ListVerifiersRequest, context: grpc.aio.ServicerContext
+    ) -> reward_pb2.ListVerifiersResponse:
+        """List the verifiers with the schema of their parameters."""
+        infos = [
+            reward_pb2.VerifierInfo(
+                name=name,
+                description=verifier.description,
+                parameters_schema=json.dumps(verifier.parameters.model_json_schema()),
+            )
+            for name, verifier in self._verifiers.items()
+        ]
+        return reward_pb2.ListVerifiersResponse(verifiers=infos)
+
+
+def _refuse_duplicates(items: Sequence[reward_pb2.ScoreItem]) -> None:
+    first: dict[str, int] = {}
+    for i, item in enumerate(items):
+        if (other := first.setdefault(item.item_id, i)) != i:
+            raise invalid_argument(
+                f"items[{i}].item_id", f"'{item.item_id}', which items[{other}] has", "a name unique in its call"
+            )

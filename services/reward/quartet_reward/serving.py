@@ -1,0 +1,58 @@
+"""How the reward service starts, what it checks before, and how it ends."""
+
+from importlib.util import find_spec
+from typing import Any
+
+from quartet.v1 import reward_pb2_grpc
+
+from quartet_common.config import ConfigError, LoadedConfig
+from quartet_common.errors import ContractError
+from quartet_common.host import ServiceHost
+from quartet_reward.config import RewardSection
+from quartet_reward.math_equality import MathEquality
+from quartet_reward.registry import load_verifiers
+from quartet_reward.room import Room
+from quartet_reward.scoring import Scorer
+from quartet_reward.service import RewardServicer
+from quartet_reward.specs import SpecReader
+from quartet_reward.verifiers.base import Tools
+from quartet_reward.worker_pool import Limits, WorkerPool
+
+
+def preflight(config: LoadedConfig[RewardSection]) -> dict[str, Any]:
+    """Check that math-verify is installed and that the run's verifiers exist and take their parameters."""
+    if find_spec("math_verify") is None:
+        raise ConfigError("the package math-verify is not installed in the reward service's environment")
+    verifiers = load_verifiers()
+    specs = SpecReader(verifiers)
+    for i, section in enumerate(config.run.verifiers):
+        try:
+            specs.bind(section.name, section.weight, section.parameters, f"run.verifiers[{i}]")
+        except ContractError as error:
+            raise ConfigError(error.message) from error
+    return {"verifiers": list(verifiers), "workers": config.section.workers}
+
+
+async def serve(config: LoadedConfig[RewardSection], host: ServiceHost) -> None:
+    """Serve RewardService until stopped."""
+    section = config.section
+    pool = WorkerPool(
+        section.workers,
+        Limits(section.deadline_seconds, section.worker_memory_bytes, section.recycle_after, section.queue_seconds),
+    )
+    room = Room(section.max_queue)
+    verifiers = load_verifiers()
+    servicer = RewardServicer(Scorer(SpecReader(verifiers), Tools(MathEquality(pool))), verifiers, room)
+    reward_pb2_grpc.add_RewardServiceServicer_to_server(servicer, host.server)
+    host.capabilities.extend(f"verifier.{name}" for name in verifiers)
+
+    async def refuse_new_items() -> None:
+        servicer.draining = True
+
+    host.on_drain(refuse_new_items)
+    host.on_drain(room.wait_empty)
+    pool.start()
+    try:
+        await host.run()
+    finally:
+        await pool.close()

@@ -1,0 +1,83 @@
+"""Reads the verifiers that an item names: known names, valid parameters, finite weights."""
+
+import difflib
+import json
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf import json_format
+from pydantic import ValidationError
+from quartet.v1 import reward_pb2
+
+from quartet_common.errors import ContractError, invalid_argument
+from quartet_reward.verifiers.base import Parameters, Verifier
+
+# A run's items carry the same few specs again and again: each is read once.
+_CACHED_SPECS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BoundVerifier:
+    """A verifier with what its spec says."""
+
+    verifier: Verifier
+    weight: float
+    parameters: Parameters
+
+
+class SpecReader:
+    """Turns VerifierSpecs into bound verifiers."""
+
+    def __init__(self, verifiers: Mapping[str, Verifier]):
+        self._verifiers = verifiers
+        self._read: OrderedDict[bytes, BoundVerifier] = OrderedDict()
+
+    def read(self, spec: reward_pb2.VerifierSpec, field: str) -> BoundVerifier:
+        """Return the verifier that `spec` names; `field` is where it stands, for the error.
+
+        Raises:
+            ContractError: INVALID_ARGUMENT with the field, what came and what is allowed.
+        """
+        key = spec.SerializeToString(deterministic=True)
+        bound = self._read.get(key)
+        if bound is None:
+            bound = self.bind(spec.name, spec.weight, json_format.MessageToDict(spec.parameters), field)
+            self._read[key] = bound
+            if len(self._read) > _CACHED_SPECS:
+                self._read.popitem(last=False)
+        return bound
+
+    def bind(self, name: str, weight: float, parameters: Mapping[str, Any], field: str) -> BoundVerifier:
+        """Return verifier `name` with its weight (0 means 1) and parameters. Raises ContractError as `read` does."""
+        verifier = self._verifiers.get(name)
+        if verifier is None:
+            raise invalid_argument(f"{field}.name", f"'{name}'", _names(name, self._verifiers))
+        if not math.isfinite(weight):
+            raise invalid_argument(f"{field}.weight", weight, "a finite number; 0 means 1")
+        try:
+            return BoundVerifier(verifier, weight or 1.0, verifier.parameters.model_validate(dict(parameters)))
+        except ValidationError as error:
+            raise _refusal(f"{field}.parameters", error, verifier) from error
+
+
+def _refusal(field: str, error: ValidationError, verifier: Verifier) -> ContractError:
+    problem = error.errors(include_url=False)[0]
+    key = ".".join([field, *(str(part) for part in problem["loc"])])
+    if problem["type"] == "extra_forbidden":
+        return invalid_argument(
+            key, json.dumps(problem["input"], default=str), f"parameters of '{verifier.name}': {_fields(verifier)}"
+        )
+    message = problem["msg"].removeprefix("Value error, ")
+    return invalid_argument(key, repr(problem["input"]), message[0].lower() + message[1:])
+
+
+def _fields(verifier: Verifier) -> str:
+    return ", ".join(verifier.parameters.model_fields) or "none"
+
+
+def _names(name: str, verifiers: Mapping[str, Verifier]) -> str:
+    close = difflib.get_close_matches(name, verifiers, n=1)
+    return ", ".join(verifiers) + (f" (did you mean '{close[0]}'?)" if close else "")

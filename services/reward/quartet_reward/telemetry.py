@@ -1,0 +1,41 @@
+"""The reward service's own metrics, beside those every service has."""
+
+from functools import cache
+
+from quartet.v1 import reward_pb2
+
+from quartet_common import metrics
+
+_VERIFICATIONS = metrics.histogram(
+    "quartet_reward_verification_seconds",
+    "Wall time of a verification, queueing excluded, by verifier and what came out.",
+    ["verifier", "outcome"],
+    buckets=(0.0001, *metrics.LATENCY_BUCKETS),
+)
+QUEUE_DEPTH = metrics.gauge("quartet_reward_queue_depth", "Tasks that wait for a worker process.")
+WORKERS_ENDED = metrics.counter(
+    "quartet_reward_workers_ended_total", "Worker processes ended: deadline, cancelled, died, recycled.", ["reason"]
+)
+EQUALITY_DECISIONS = metrics.counter(
+    "quartet_reward_equality_total", "Math equalities decided, by way: exact, words, cache, worker.", ["way"]
+)
+
+
+@cache
+def _child(verifier: str, outcome: str):
+    return _VERIFICATIONS.labels(verifier, outcome)
+
+
+def outcome_name(outcome: int) -> str:
+    """Return "correct" for OUTCOME_CORRECT."""
+    return reward_pb2.Outcome.Name(outcome).removeprefix("OUTCOME_").lower()
+
+
+def failure_name(kind: int) -> str:
+    """Return "verifier_crashed" for FAILURE_KIND_VERIFIER_CRASHED."""
+    return reward_pb2.FailureKind.Name(kind).removeprefix("FAILURE_KIND_").lower()
+
+
+def observe_verification(verifier: str, outcome: str, seconds: float) -> None:
+    """Count one verification."""
+    _child(verifier, outcome).observe(seconds)

@@ -1,0 +1,60 @@
+"""What the verifiers of a final answer share: their parameters, and the way from an equality to a verdict."""
+
+from pydantic import Field
+from quartet.v1 import reward_pb2
+
+from quartet_reward.math_equality import Equality, Relation
+from quartet_reward.reading import SPECIAL_TOKENS
+from quartet_reward.verifiers.base import Later, Parameters, Tools, Verdict
+
+_OUTCOMES = {
+    Relation.EQUAL: reward_pb2.OUTCOME_CORRECT,
+    Relation.SAME_TEXT: reward_pb2.OUTCOME_CORRECT,
+    Relation.DIFFERENT: reward_pb2.OUTCOME_INCORRECT,
+    Relation.TIMED_OUT: reward_pb2.OUTCOME_TIMED_OUT,
+    Relation.OUT_OF_MEMORY: reward_pb2.OUTCOME_RESOURCE_EXCEEDED,
+}
+
+
+class AnswerParameters(Parameters):
+    """Rewards of a verifier of mathematical answers; the defaults are ColossalChat's."""
+
+    correct_reward: float = Field(10.0, description="Reward of a right answer in the right form.")
+    string_match_reward: float = Field(
+        5.0, description="Reward where the reference is no mathematics and the answer is the same text."
+    )
+    format_reward: float = Field(0.0, description="Reward of the right form where the answer is not right.")
+    special_tokens: list[str] = Field(
+        list(SPECIAL_TOKENS), description="Tokens that may stand at the end of a completion; they are not read."
+    )
+
+
+def malformed(reason: str, answer: str | None = None) -> Verdict:
+    """Return the verdict on a completion without the required form. Its answer, if any, counts as not given."""
+    return Verdict(0.0, reward_pb2.OUTCOME_MALFORMED, reason, parsed_answer=answer or "", format_acc=0.0, ans_acc=0.0)
+
+
+def judge_math(answer: str, item: reward_pb2.ScoreItem, parameters: AnswerParameters, tools: Tools) -> Verdict | Later:
+    """Compare an answer that was given in the right form with the item's reference."""
+    equality = tools.math.compare(answer, item.reference.answer)
+    if isinstance(equality, Equality):
+        return _verdict(answer, equality, parameters)
+
+    async def later() -> Verdict:
+        return _verdict(answer, await equality(), parameters)
+
+    return later
+
+
+def _verdict(answer: str, equality: Equality, parameters: AnswerParameters) -> Verdict:
+    outcome = _OUTCOMES[equality.relation]
+    if equality.relation is Relation.EQUAL:
+        reward = parameters.correct_reward
+    elif equality.relation is Relation.SAME_TEXT:
+        reward = parameters.string_match_reward
+    else:
+        reward = parameters.format_reward
+    right = 1.0 if outcome == reward_pb2.OUTCOME_CORRECT else 0.0
+    return Verdict(
+        reward, outcome, equality.reason, answer, format_acc=1.0, ans_acc=right, queued_seconds=equality.queued_seconds
+    )

@@ -1,0 +1,85 @@
+"""The interface of a verifier.
+
+A verifier answers at once with a Verdict, or returns the rest of its work as a function of no arguments that gives an
+awaitable Verdict. The service calls that function when there is room in its queue; what is answered at once never
+queues. A truth about the completion is a Verdict; if the verifier cannot find one, it raises VerifierFailure.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from pydantic import BaseModel, ConfigDict
+from quartet.v1 import reward_pb2
+
+if TYPE_CHECKING:
+    from quartet_reward.math_equality import MathEquality
+
+
+class Parameters(BaseModel):
+    """Parameters of a verifier. Unknown keys are refused; numbers must be finite."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a verifier found out about a completion."""
+
+    reward: float
+    """Before the weight. Finite."""
+    outcome: int
+    """A value of the contract's Outcome."""
+    reason: str
+    """Why, in words."""
+    parsed_answer: str = ""
+    """The answer as read from the completion."""
+    format_acc: float | None = None
+    """1 or 0 for the required form, None if this verifier does not judge form."""
+    ans_acc: float | None = None
+    """1 or 0 for the answer, None if this verifier does not judge answers."""
+    queued_seconds: float = 0.0
+    """How long the work waited for its turn."""
+
+
+Later = Callable[[], Awaitable[Verdict]]
+
+
+class VerifierFailure(Exception):
+    """No verdict could be found, through no fault of the completion. Becomes the contract's Failure, never a number."""
+
+    def __init__(self, kind: int, message: str):
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+
+    @property
+    def retryable(self) -> bool:
+        """True if the same item may succeed later or elsewhere."""
+        return self.kind not in (reward_pb2.FAILURE_KIND_BAD_REFERENCE, reward_pb2.FAILURE_KIND_INVALID_ITEM)
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What the service lends to its verifiers."""
+
+    math: "MathEquality"
+
+
+class Verifier(Protocol):
+    """Scores one completion."""
+
+    name: ClassVar[str]
+    """In VerifierSpec.name: lower case, digits, underscores."""
+    description: ClassVar[str]
+    """What it checks, in a sentence."""
+    parameters: ClassVar[type[Parameters]]
+    """The model of VerifierSpec.parameters."""
+
+    def verify(self, item: reward_pb2.ScoreItem, parameters: Any, tools: Tools) -> Verdict | Later:
+        """Score `item`. `parameters` is an instance of this verifier's model. Must not block.
+
+        Raises:
+            VerifierFailure: no verdict can be found.
+        """
+        ...

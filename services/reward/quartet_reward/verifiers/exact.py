@@ -1,0 +1,64 @@
+"""The same text, character by character."""
+
+from typing import Literal
+
+from pydantic import Field
+from quartet.v1 import reward_pb2
+
+from quartet_reward.reading import (
+    SPECIAL_TOKENS,
+    after_thinking,
+    last_boxed,
+    last_tagged_answer,
+    without_trailing_special_tokens,
+)
+from quartet_reward.verifiers.base import Parameters, Tools, Verdict
+from quartet_reward.verifiers.references import require_answer
+
+
+class ExactParameters(Parameters):
+    """Parameters of `exact`."""
+
+    correct_reward: float = Field(10.0, description="Reward of the same text.")
+    answer_in: Literal["completion", "answer_tags", "box"] = Field(
+        "completion", description="Where the answer stands: the whole completion, the last <answer> tags, the last box."
+    )
+    ignore_case: bool = Field(False, description="Compare without regard to case.")
+    special_tokens: list[str] = Field(
+        list(SPECIAL_TOKENS), description="Tokens that may stand at the end of a completion; they are not read."
+    )
+
+
+class Exact:
+    """The answer, white space around it aside, is the reference."""
+
+    name = "exact"
+    description = "The completion (or its tagged or boxed answer) is the reference text; white space around it aside."
+    parameters = ExactParameters
+
+    def verify(self, item: reward_pb2.ScoreItem, parameters: ExactParameters, tools: Tools) -> Verdict:
+        require_answer(item)
+        answer = _find(
+            without_trailing_special_tokens(item.completion, parameters.special_tokens), parameters.answer_in
+        )
+        if not answer:
+            return Verdict(
+                0.0,
+                reward_pb2.OUTCOME_MALFORMED,
+                f"no answer in the {parameters.answer_in}",
+                format_acc=0.0,
+                ans_acc=0.0,
+            )
+        expected = item.reference.answer.strip()
+        same = answer.casefold() == expected.casefold() if parameters.ignore_case else answer == expected
+        if same:
+            return Verdict(parameters.correct_reward, reward_pb2.OUTCOME_CORRECT, "the same text", answer, 1.0, 1.0)
+        return Verdict(0.0, reward_pb2.OUTCOME_INCORRECT, "another text than the reference", answer, 1.0, 0.0)
+
+
+def _find(text: str, place: str) -> str | None:
+    if place == "answer_tags":
+        return last_tagged_answer(text)
+    if place == "box":
+        return last_boxed(after_thinking(text))
+    return text.strip()
