@@ -1,0 +1,317 @@
+"""The asyncio client: everything a program may ask of a running system."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Iterable, Sequence
+from pathlib import Path
+
+import grpc
+from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, rollout_pb2
+
+from quartet_client.connections import Connections
+from quartet_client.data import DataSection
+from quartet_client.errors import InputError, QuartetError
+from quartet_client.events import RunEvent
+from quartet_client.prompts import Prompt, PromptLike
+from quartet_client.runs import Evaluation, GroupPlace, Run, ServiceStatus
+from quartet_client.services import service_statuses
+from quartet_client.streams import collect_results, watch_run
+from quartet_client.submission import batches, submit_batch
+from quartet_client.types import Completion, DeadPrompt, Group, Handle, Score, enum_name
+from quartet_common.config import (
+    AddressesSection,
+    ConfigError,
+    RunSection,
+    SecuritySection,
+    VerifierSection,
+    load_config,
+)
+from quartet_common.durations import to_duration
+from quartet_common.run_spec import run_spec, verifier_spec
+
+_PURPOSES = {
+    "serve": experience_pb2.PURPOSE_SERVE,
+    "train": experience_pb2.PURPOSE_TRAIN,
+    "evaluate": experience_pb2.PURPOSE_EVALUATE,
+}
+_END_STATES = {
+    "succeeded": broker_pb2.RUN_STATE_SUCCEEDED,
+    "failed": broker_pb2.RUN_STATE_FAILED,
+    "cancelled": broker_pb2.RUN_STATE_CANCELLED,
+}
+_EVALUATION_WAIT = 20.0  # seconds of one GetEvaluation; the contract allows 30
+_MAX_SCORE_ITEMS = 1024
+
+
+class AsyncClient:
+    """A connection to Quartet's services, for asyncio programs. Every method raises QuartetError.
+
+    Args:
+        broker, reward, rollout, trainer: host:port of each; the defaults are those of the run file.
+        security: TLS and token; by default plaintext without a token.
+        timeout: deadline of each ordinary call, in seconds.
+
+    Use it as ``async with AsyncClient() as client:``, in one event loop. It connects at the first call.
+    """
+
+    def __init__(
+        self,
+        broker: str | None = None,
+        *,
+        reward: str | None = None,
+        rollout: str | None = None,
+        trainer: str | None = None,
+        security: SecuritySection | None = None,
+        timeout: float = 30.0,
+    ):
+        given = {"broker": broker, "reward": reward, "rollout": rollout, "trainer": trainer}
+        try:
+            addresses = AddressesSection(**{kind: address for kind, address in given.items() if address is not None})
+        except ValueError as error:
+            raise InputError(f"addresses: {error.errors(include_url=False)[0]['msg']}") from error
+        self.connections = Connections(addresses, security or SecuritySection(), timeout)
+
+    @classmethod
+    def from_config(
+        cls, path: Path | None = None, overrides: Sequence[str] = (), timeout: float = 30.0
+    ) -> "AsyncClient":
+        """Return a client with the addresses and security of a run file."""
+        try:
+            config = load_config("data", DataSection, path, overrides)
+        except ConfigError as error:
+            raise InputError(str(error)) from error
+        return cls(**config.addresses.model_dump(), security=config.security, timeout=timeout)
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.connections.close()
+
+    # Runs
+
+    async def create_run(self, run: RunSection | broker_pb2.RunSpec | str) -> Run:
+        """Make a run, or confirm that it stands with the same specification.
+
+        Args:
+            run: its [run] section, its RunSpec, or just its id: then all else is the broker's default.
+        """
+        if isinstance(run, str):
+            spec = broker_pb2.RunSpec(run_id=run)
+        else:
+            spec = run_spec(run) if isinstance(run, RunSection) else run
+        response = await self._broker("CreateRun", broker_pb2.CreateRunRequest(spec=spec))
+        return Run.from_proto(response.run)
+
+    async def run(self, run_id: str) -> Run:
+        """Return a run with its statistics and live members."""
+        response = await self._broker("GetRun", broker_pb2.GetRunRequest(run_id=run_id))
+        return Run.from_proto(response.run, response.members)
+
+    async def runs(self) -> list[Run]:
+        """Return all runs, newest first."""
+        response = await self._broker("ListRuns", broker_pb2.ListRunsRequest())
+        return [Run.from_proto(run) for run in response.runs]
+
+    async def finish_run(self, run_id: str, state: str = "cancelled", reason: str = "") -> Run:
+        """End a run: no more leases. `state` is "cancelled", "succeeded" or "failed"; a first outcome stands."""
+        if state not in _END_STATES:
+            raise InputError(f"state: got '{state}'; allowed: {', '.join(_END_STATES)}")
+        request = broker_pb2.FinishRunRequest(run_id=run_id, state=_END_STATES[state], reason=reason)
+        return Run.from_proto((await self._broker("FinishRun", request)).run)
+
+    async def delete_run(self, run_id: str, force: bool = False) -> bool:
+        """Remove a finished run (any with `force`) and its data. Return False if there was none."""
+        request = broker_pb2.DeleteRunRequest(run_id=run_id, force=force)
+        return (await self._broker("DeleteRun", request)).deleted
+
+    async def end_prompts(self, run_id: str) -> None:
+        """Say that no more training prompts will come."""
+        await self._broker("EndPrompts", broker_pb2.EndPromptsRequest(run_id=run_id))
+
+    # Prompts and their completions
+
+    async def submit(
+        self,
+        run_id: str,
+        prompts: PromptLike | Iterable[PromptLike],
+        *,
+        purpose: str = "serve",
+        evaluation_set: str = "",
+        instance_ids: Sequence[str] | None = None,
+        timeout: float = 600.0,
+    ) -> list[Handle]:
+        """Queue prompts and return a handle for each, for `results`.
+
+        Args:
+            prompts: texts, dictionaries with the fields of a JSONL line, or Prompts.
+            purpose: "serve" (answered, never trained), "train", or "evaluate" (stored in `evaluation_set`).
+            instance_ids: idempotency keys, one per prompt; by default new unique ones. Give your own to be able to
+                submit again after a failure without doubling anything.
+            timeout: seconds to wait for room in the queue.
+        """
+        if purpose not in _PURPOSES:
+            raise InputError(f"purpose: got '{purpose}'; allowed: {', '.join(_PURPOSES)}")
+        items = [prompts] if isinstance(prompts, (str, dict, Prompt)) else list(prompts)
+        parsed = [Prompt.parse(item, f"prompts[{index}]") for index, item in enumerate(items)]
+        if instance_ids is None:
+            call = uuid.uuid4().hex
+            instance_ids = [f"{purpose}-{call}/{index}" for index in range(len(parsed))]
+        elif len(instance_ids) != len(parsed):
+            raise InputError(f"instance_ids: got {len(instance_ids)} for {len(parsed)} prompts; give one for each")
+        instances = [
+            experience_pb2.PromptInstance(
+                instance_id=instance_id, prompt=prompt.to_proto(f"prompt-{index}"), purpose=_PURPOSES[purpose]
+            )
+            for index, (instance_id, prompt) in enumerate(zip(instance_ids, parsed, strict=True))
+        ]
+        deadline = asyncio.get_running_loop().time() + timeout
+        for batch in batches(instances):
+            await submit_batch(self.connections, run_id, batch, evaluation_set, deadline=deadline)
+        return [Handle(run_id, instance_id) for instance_id in instance_ids]
+
+    def results(self, handles: Iterable[Handle], timeout: float = 600.0) -> AsyncIterator[Group]:
+        """Yield the group of each handle as it is finished, in order of completion, each once.
+
+        A prompt that was set aside comes as a group without completions, its `dead` set.
+
+        Args:
+            timeout: seconds without any result after which it gives up; the error says what the run waits for.
+        """
+        return collect_results(self.connections, handles, timeout)
+
+    async def generate(
+        self, prompt: PromptLike, *, address: str | None = None, timeout: float = 300.0
+    ) -> list[Completion]:
+        """Return completions of the live policy for one prompt, straight from a rollout; not scored, not stored.
+
+        Args:
+            address: of the rollout; by default the configured one.
+        """
+        request = rollout_pb2.GenerateRequest(prompt=Prompt.parse(prompt).to_proto("generate"))
+        answer = await self.connections.call("rollout", "Generate", request, address=address, timeout=timeout)
+        return [Completion.from_generated(completion) for completion in answer.completions]
+
+    async def score(
+        self,
+        completions: Sequence[str],
+        reference: PromptLike,
+        verifiers: Sequence[str | VerifierSection] = (),
+        timeout: float = 300.0,
+    ) -> list[Score]:
+        """Return the reward service's score of each completion of one prompt.
+
+        Args:
+            reference: the prompt with its gt_answer, test_cases or test_program.
+            verifiers: names, or names with weight and parameters; by default the prompt's own.
+        """
+        prompt = Prompt.parse(reference)
+        chosen = [VerifierSection(name=item) if isinstance(item, str) else item for item in verifiers]
+        specs = [verifier_spec(verifier) for verifier in chosen or prompt.verifiers]
+        if not specs:
+            raise InputError(
+                "verifiers: got none; allowed: at least one of the reward service's, e.g. think_answer_tags"
+            )
+        items = [
+            reward_pb2.ScoreItem(
+                item_id=str(index), completion=completion, reference=prompt.reference(), verifiers=specs
+            )
+            for index, completion in enumerate(completions)
+        ]
+        scores: list[Score] = []
+        for begin in range(0, len(items), _MAX_SCORE_ITEMS):
+            request = reward_pb2.ScoreRequest(items=items[begin : begin + _MAX_SCORE_ITEMS])
+            answer = await self.connections.call("reward", "Score", request, timeout=timeout)
+            scores += [Score.from_result(result) for result in answer.results]
+        return scores
+
+    async def verifiers(self) -> dict[str, str]:
+        """Return the reward service's verifiers: name and description."""
+        answer = await self.connections.call("reward", "ListVerifiers", reward_pb2.ListVerifiersRequest())
+        return {verifier.name: verifier.description for verifier in answer.verifiers}
+
+    async def evaluate(
+        self,
+        run_id: str,
+        evaluation_set: str,
+        *,
+        prompts: Iterable[PromptLike] | None = None,
+        policy_version: int | None = None,
+        timeout: float = 600.0,
+        summary_only: bool = False,
+    ) -> Evaluation:
+        """Evaluate a stored set of a run and return the result.
+
+        Args:
+            evaluation_set: name of the set.
+            prompts: stored as that set first, if given; the same prompts may be given again.
+            policy_version: whose every token must be; by default the run's newest. If the trainer has moved on before
+                the evaluation is done, the rest can no longer be answered and the wait ends by its timeout.
+        """
+        if prompts is not None:
+            parsed = list(prompts)
+            ids = [f"{evaluation_set}/{index}" for index in range(len(parsed))]
+            await self.submit(
+                run_id, parsed, purpose="evaluate", evaluation_set=evaluation_set, instance_ids=ids, timeout=timeout
+            )
+        version = policy_version if policy_version is not None else (await self.run(run_id)).policy_version
+        started = await self._broker(
+            "StartEvaluation",
+            broker_pb2.StartEvaluationRequest(run_id=run_id, evaluation_set=evaluation_set, policy_version=version),
+        )
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while True:
+            left = max(0.0, deadline - loop.time())
+            request = broker_pb2.GetEvaluationRequest(
+                run_id=run_id,
+                evaluation_id=started.evaluation_id,
+                wait=to_duration(min(_EVALUATION_WAIT, left)),
+                summary_only=summary_only,
+            )
+            answer = await self._broker("GetEvaluation", request, timeout=_EVALUATION_WAIT + self.connections.timeout)
+            if answer.complete:
+                return Evaluation.from_proto(run_id, started.evaluation_id, version, answer)
+            if loop.time() >= deadline:
+                raise QuartetError(
+                    f"evaluation {started.evaluation_id} of run '{run_id}': {answer.finished} of {answer.prompts} "
+                    f"prompts answered within {timeout:g} s; is a rollout at work with version {version}?",
+                    grpc.StatusCode.DEADLINE_EXCEEDED,
+                )
+
+    # What is going on
+
+    def watch(self, run_id: str, after: str = "") -> AsyncIterator[RunEvent]:
+        """Yield the run's events after the event `after`, then new ones; ends after the run's end.
+
+        Args:
+            after: an event id; empty: all that are kept; "$": only new ones.
+        """
+        return watch_run(self.connections, run_id, after)
+
+    async def status(self) -> list[ServiceStatus]:
+        """Ask all four services how they are. Never raises for a service that cannot be reached: its status says so."""
+        return await service_statuses(self.connections)
+
+    async def dead(self, run_id: str, limit: int = 100) -> tuple[list[DeadPrompt], int]:
+        """Return the prompts that were set aside, oldest first, at most `limit`, and how many there are in all."""
+        answer = await self._broker("ListDead", broker_pb2.ListDeadRequest(run_id=run_id, limit=limit))
+        return [DeadPrompt.from_proto(dead) for dead in answer.dead], answer.total
+
+    async def requeue_dead(self, run_id: str, instance_ids: Sequence[str] = ()) -> int:
+        """Put dead prompts back into the queue, all if none is named; return how many."""
+        request = broker_pb2.RequeueDeadRequest(run_id=run_id, instance_ids=instance_ids)
+        return (await self._broker("RequeueDead", request)).requeued
+
+    async def place(self, handle: Handle) -> GroupPlace:
+        """Tell where a prompt instance is in its life."""
+        request = broker_pb2.GetGroupRequest(run_id=handle.run_id, instance_id=handle.instance_id)
+        answer = await self._broker("GetGroup", request)
+        return GroupPlace(enum_name(broker_pb2.GroupState, answer.state), answer.attempt, answer.holder, answer.step)
+
+    async def _broker(self, method: str, request, timeout: float = 0):
+        return await self.connections.call("broker", method, request, timeout=timeout)

@@ -1,0 +1,56 @@
+"""The `quartet` command: its group of commands, and how it ends.
+
+Exit status: 0 done; 1 it was tried and failed (the run failed, a prompt died); 2 it was refused (bad input or
+configuration, a service that cannot be reached); 130 Ctrl-C.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from quartet_client import __version__
+from quartet_client.commands.dead import dead
+from quartet_client.commands.evaluate import evaluate
+from quartet_client.commands.generate import generate
+from quartet_client.commands.run import run
+from quartet_client.commands.runs import runs
+from quartet_client.commands.score import score
+from quartet_client.commands.status import status
+from quartet_client.commands.submit import submit
+from quartet_client.commands.watch import watch
+from quartet_client.errors import QuartetError
+from quartet_common.config import ConfigError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="quartet")
+def cli() -> None:
+    """Quartet: reinforcement learning of language models by four services."""
+
+
+for command in (run, submit, generate, score, status, watch, runs, dead, evaluate):
+    cli.add_command(command)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status; whatever goes wrong is one sentence on standard error."""
+    try:
+        status_code = cli.main(args=argv, prog_name="quartet", standalone_mode=False)
+        return status_code if isinstance(status_code, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except QuartetError as error:
+        print(f"quartet: {error}", file=sys.stderr)
+        return error.exit_code
+    except ConfigError as error:
+        print(f"quartet: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # The reader of our output went away, e.g. `quartet runs list | head -1`: nothing more to say to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1

@@ -1,0 +1,121 @@
+"""The blocking client: AsyncClient on an event loop of its own, in a private thread."""
+
+import asyncio
+import functools
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from quartet_client.async_client import AsyncClient
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _LoopThread:
+    """An event loop in a daemon thread."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="quartet-client", daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine there and return its result; an interrupt here cancels it there."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Stop the loop and the thread."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(timeout=10)
+        self.loop.close()
+
+
+def _blocking(method: Callable[Concatenate[AsyncClient, P], Awaitable[T]]) -> Callable[Concatenate["Client", P], T]:
+    """Return the blocking form of a coroutine method."""
+
+    @functools.wraps(method)
+    def call(self: "Client", *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._thread.run(method(self._client, *args, **kwargs))
+
+    return call
+
+
+def _iterating(
+    method: Callable[Concatenate[AsyncClient, P], AsyncIterator[T]],
+) -> Callable[Concatenate["Client", P], Iterator[T]]:
+    """Return the blocking form of a method that returns an asynchronous iterator."""
+
+    @functools.wraps(method)
+    def call(self: "Client", *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        async def following() -> T | object:
+            return await anext(items, _END)
+
+        items = method(self._client, *args, **kwargs)
+        try:
+            while (item := self._thread.run(following())) is not _END:
+                yield item
+        finally:
+            self._thread.run(items.aclose())
+
+    return call
+
+
+_END = object()
+
+
+class Client:
+    """A connection to Quartet's services, for ordinary programs. Same methods as AsyncClient, blocking.
+
+    Use it as ``with Client("127.0.0.1:7101") as client:``. Any number of threads may share it.
+    """
+
+    @functools.wraps(AsyncClient.__init__)
+    def __init__(self, *args: Any, **kwargs: Any):
+        self._use(AsyncClient(*args, **kwargs))
+
+    def _use(self, client: AsyncClient) -> None:
+        self._client = client
+        self._thread = _LoopThread()
+
+    @classmethod
+    def from_config(cls, path: Path | None = None, overrides: Sequence[str] = (), timeout: float = 30.0) -> "Client":
+        """Return a client with the addresses and security of a run file."""
+        client = cls.__new__(cls)
+        client._use(AsyncClient.from_config(path, overrides, timeout))
+        return client
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections and end the private thread."""
+        self._thread.run(self._client.close())
+        self._thread.close()
+
+    create_run = _blocking(AsyncClient.create_run)
+    run = _blocking(AsyncClient.run)
+    runs = _blocking(AsyncClient.runs)
+    finish_run = _blocking(AsyncClient.finish_run)
+    delete_run = _blocking(AsyncClient.delete_run)
+    end_prompts = _blocking(AsyncClient.end_prompts)
+    submit = _blocking(AsyncClient.submit)
+    results = _iterating(AsyncClient.results)
+    generate = _blocking(AsyncClient.generate)
+    score = _blocking(AsyncClient.score)
+    verifiers = _blocking(AsyncClient.verifiers)
+    evaluate = _blocking(AsyncClient.evaluate)
+    watch = _iterating(AsyncClient.watch)
+    status = _blocking(AsyncClient.status)
+    dead = _blocking(AsyncClient.dead)
+    requeue_dead = _blocking(AsyncClient.requeue_dead)
+    place = _blocking(AsyncClient.place)

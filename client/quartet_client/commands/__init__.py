@@ -1,0 +1,1 @@
+"""The commands, one file each. `target` holds the options they share, `output` how they print."""

@@ -1,0 +1,52 @@
+"""`quartet eval`: an evaluation of a stored set, now."""
+
+from pathlib import Path
+
+import click
+
+from quartet_client.commands.output import console, group_fields, to_json
+from quartet_client.commands.target import Target, asynchronous, json_option, targeted
+from quartet_client.data import load_prompts
+
+
+@click.command("eval")
+@click.argument("run_id", metavar="RUN")
+@click.argument("evaluation_set", metavar="SET")
+@click.option("--prompts", "file", type=click.Path(path_type=Path), help="JSONL file to store as that set first.")
+@click.option("--version", "policy_version", type=int, help="Policy version to evaluate. Default: the run's newest.")
+@click.option("--timeout", type=float, default=600.0, show_default=True, help="Seconds to wait for it.")
+@json_option
+@targeted
+@asynchronous
+async def evaluate(
+    target: Target,
+    run_id: str,
+    evaluation_set: str,
+    file: Path | None,
+    policy_version: int | None,
+    timeout: float,
+    as_json: bool,
+) -> int:
+    """Evaluate the policy on SET of RUN and print accuracy and reward; with --json also every completion."""
+    prompts = load_prompts(file, require_reference=True) if file else None
+    async with target.client() as client:
+        result = await client.evaluate(
+            run_id,
+            evaluation_set,
+            prompts=prompts,
+            policy_version=policy_version,
+            timeout=timeout,
+            summary_only=not as_json,
+        )
+    if as_json:
+        fields = {name: getattr(result, name) for name in result.__slots__ if name != "groups"}
+        click.echo(to_json({**fields, "groups": [group_fields(group) for group in result.groups]}, indent=2))
+    else:
+        dead = f", {result.dead} dead" if result.dead else ""
+        console().print(
+            f"{result.evaluation_id}: accuracy {result.accuracy:.1%}, reward {result.reward:.3f} "
+            f"over {result.finished} of {result.prompts} prompts{dead}",
+            markup=False,
+            highlight=False,
+        )
+    return 0

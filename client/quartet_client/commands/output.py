@@ -1,0 +1,97 @@
+"""How commands print: rich for people, JSON for programs."""
+
+import dataclasses
+import json
+from datetime import datetime
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from quartet_client.types import Completion, Group
+
+
+def console() -> Console:
+    """Return a console on the standard output of now."""
+    return Console()
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """Return dataclasses, times and contract messages as JSON."""
+    return json.dumps(value, default=_plain, ensure_ascii=False, indent=indent)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Message):
+        return MessageToDict(value, preserving_proto_field_name=True)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def group_fields(group: Group) -> dict[str, Any]:
+    """Return a group as one line of JSONL tells it."""
+    if group.dead:
+        return {"instance_id": group.instance_id, "id": group.prompt_id, "dead": list(group.dead.reasons)}
+    return {
+        "instance_id": group.instance_id,
+        "id": group.prompt_id,
+        "prompt": group.prompt_text,
+        "gt_answer": group.answer,
+        "completions": [completion_fields(completion) for completion in group.completions],
+    }
+
+
+def completion_fields(completion: Completion) -> dict[str, Any]:
+    """Return a completion's fields for JSON."""
+    fields: dict[str, Any] = {
+        "text": completion.text,
+        "finish_reason": completion.finish_reason,
+        "tokens": completion.tokens,
+        "policy_version": completion.policy_version,
+        "version_spans": [[span.policy_version, span.begin, span.end] for span in completion.version_spans],
+    }
+    if completion.score:
+        fields |= {
+            "reward": completion.score.reward,
+            "ans_acc": completion.score.ans_acc,
+            "format_acc": completion.score.format_acc,
+            "outcome": completion.score.outcome,
+            "parsed_answer": completion.score.parsed_answer,
+            "reason": completion.score.reason,
+        }
+    if completion.token_ids:
+        fields |= {"token_ids": list(completion.token_ids), "log_probs": list(completion.log_probs)}
+    return fields
+
+
+def show_group(out: Console, group: Group) -> None:
+    """Print a group for people: prompt, completions, what each was worth and why."""
+    if group.dead:
+        reasons = "; ".join(group.dead.reasons) or "no reason was kept"
+        out.print(Panel(Text(f"set aside: {reasons}", "red"), title=Text(group.instance_id), title_align="left"))
+        return
+    body = Text(group.prompt_text, "dim")
+    for completion in group.completions:
+        body.append("\n")
+        body.append_text(completion_text(completion))
+    out.print(Panel(body, title=Text(group.prompt_id or group.instance_id), title_align="left", border_style="dim"))
+
+
+def completion_text(completion: Completion) -> Text:
+    """Return a completion for people: its text, then reward, outcome, version."""
+    text = Text(completion.text)
+    facts = [f"version {completion.policy_version}", f"{completion.tokens} tokens", completion.finish_reason]
+    style = "dim"
+    if completion.score and completion.score.reward is not None:
+        facts = [f"reward {completion.score.reward:g}", completion.score.outcome, *facts]
+        style = "green" if completion.score.outcome == "correct" else "yellow"
+        if completion.score.reason:
+            facts.append(completion.score.reason)
+    text.append("\n  " + ", ".join(facts), style)
+    return text

@@ -1,0 +1,88 @@
+"""`quartet run`: a whole run from its run file."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from google.protobuf.json_format import MessageToDict
+
+from quartet_client.async_client import AsyncClient
+from quartet_client.attach import feed_and_watch
+from quartet_client.commands.output import console
+from quartet_client.commands.target import Target, with_broker
+from quartet_client.data import DataSection, RunData
+from quartet_client.errors import QuartetError
+from quartet_client.progress import RunProgress
+from quartet_client.view import RunView
+from quartet_common.config import LoadedConfig
+from quartet_common.run_spec import run_spec
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--attach", is_flag=True, help="Use the services that are running already instead of starting them here.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
+@click.option("--broker", metavar="HOST:PORT", help="Address of the broker.")
+@click.option("--dry-run", is_flag=True, help="Check run file and data, print what would run, and stop.")
+@click.option("--plain", is_flag=True, help="A line per step instead of a live picture.")
+def run(file: Path, attach: bool, overrides: tuple[str, ...], broker: str | None, dry_run: bool, plain: bool) -> int:
+    """Run FILE.toml: start the four services on this machine, feed them, and show the run until it ends.
+
+    With --attach the services are already running, here or elsewhere: the run is made there, fed and shown. Ctrl-C then
+    leaves the run as it is, and the same command takes it up again.
+    """
+    overrides = with_broker(overrides, broker)
+    config = Target(file, overrides).config()
+    data = RunData.load(config)
+    if dry_run:
+        click.echo(json.dumps(_plan(config, data, attach), indent=2, ensure_ascii=False))
+        return 0
+    if not attach:
+        return _run_here(file, overrides, plain)
+    return asyncio.run(_attach(config, data, plain or None))
+
+
+def _plan(config: LoadedConfig[DataSection], data: RunData, attach: bool) -> dict[str, Any]:
+    passes = config.section.passes
+    return {
+        "run": MessageToDict(run_spec(config.run), preserving_proto_field_name=True),
+        "folder": str(config.run.path),
+        "model": str(config.model.path) if config.model.path else None,
+        "services": "those running at [addresses]" if attach else "started on this machine",
+        "addresses": config.addresses.model_dump(),
+        "data": {
+            "train": str(config.section.train),
+            "prompts": len(data.train),
+            "passes": passes or "until run.max_steps",
+            "prompt_instances": len(data.train) * passes if passes else None,
+            "evaluation": {name: len(prompts) for name, prompts in data.evaluation.items()},
+        },
+    }
+
+
+def _run_here(file: Path, overrides: tuple[str, ...], plain: bool) -> int:
+    try:
+        from quartet_local.run import run as run_locally
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "quartet_local":
+            raise
+        raise QuartetError(
+            "the launcher (package quartet-local, folder deploy/local) is not installed here; install it, or start the "
+            "services yourself and use --attach"
+        ) from error
+    return run_locally(file, list(overrides), plain)
+
+
+async def _attach(config: LoadedConfig[DataSection], data: RunData, plain: bool | None) -> int:
+    model = config.model.path.name if config.model.path else ""
+    progress = RunProgress(config.run.id, model=model, max_steps=config.run.max_steps)
+    out = console()
+    async with AsyncClient(**config.addresses.model_dump(), security=config.security) as client:
+        await feed_and_watch(config, data, client, RunView(progress, out, plain))
+    for name, points in progress.evaluations.items():
+        known = [point.accuracy for point in points if point.accuracy is not None]
+        if known:
+            out.print(f"accuracy on {name}: {known[0]:.1%} → {known[-1]:.1%}", markup=False, highlight=False)
+    return 0 if progress.succeeded else 1

@@ -1,0 +1,112 @@
+"""`quartet runs`: the runs of a broker."""
+
+import click
+from google.protobuf.json_format import MessageToDict
+from rich.table import Table
+from rich.text import Text
+
+from quartet_client.commands.output import console, to_json
+from quartet_client.commands.target import Target, asynchronous, json_option, targeted
+from quartet_client.runs import Member, Run
+
+
+@click.group()
+def runs() -> None:
+    """List, show, finish and delete runs."""
+
+
+@runs.command("list")
+@json_option
+@targeted
+@asynchronous
+async def list_runs(target: Target, as_json: bool) -> int:
+    """List all runs, newest first."""
+    async with target.client() as client:
+        found = await client.runs()
+    if as_json:
+        click.echo(to_json(found, indent=2))
+        return 0
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for heading in ("run", "state", "version", "committed", "queued", "dead", "created", "reason"):
+        table.add_column(heading)
+    for run in found:
+        counts = [str(count) for count in (run.policy_version, run.committed_step, run.stats.queued, run.stats.dead)]
+        table.add_row(run.run_id, run.state, *counts, f"{run.created_at:%Y-%m-%d %H:%M}", Text(run.reason))
+    console().print(table if found else "no runs")
+    return 0
+
+
+@runs.command()
+@click.argument("run_id", metavar="RUN")
+@json_option
+@targeted
+@asynchronous
+async def show(target: Target, run_id: str, as_json: bool) -> int:
+    """Show one run: state, counts, members, specification."""
+    async with target.client() as client:
+        run = await client.run(run_id)
+    if as_json:
+        click.echo(to_json(run, indent=2))
+    else:
+        _show(run)
+    return 0
+
+
+def _show(run: Run) -> None:
+    out = console()
+    line = f"run {run.run_id} is {run.state}, version {run.policy_version}, {run.committed_step} steps committed"
+    out.print(line + (f": {run.reason}" if run.reason else ""), markup=False, highlight=False)
+    counts = {name: getattr(run.stats, name) for name in run.stats.__slots__}
+    for title, rows in (
+        ("counts", [(name.replace("_", " "), f"{count:,}") for name, count in counts.items()]),
+        (
+            "members",
+            [(m.instance_id, f"{m.kind} at {m.address}, {m.state}, version {m.policy_version}") for m in run.members],
+        ),
+        ("specification", [(name, str(value)) for name, value in _fields(run).items()]),
+    ):
+        table = Table(
+            title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False
+        )
+        table.add_column(style="dim")
+        table.add_column()
+        for name, value in rows or [("none", "")]:
+            table.add_row(Text(name), Text(value))
+        out.print(table)
+
+
+def _member(member: Member) -> str:
+    return f"{member.kind} at {member.address}, {member.state}, version {member.policy_version}"
+
+
+def _fields(run: Run) -> dict:
+    return MessageToDict(run.spec, preserving_proto_field_name=True)
+
+
+@runs.command()
+@click.argument("run_id", metavar="RUN")
+@click.option(
+    "--state", type=click.Choice(["cancelled", "failed", "succeeded"]), default="cancelled", show_default=True
+)
+@click.option("--reason", default="ended by quartet runs finish", help="Why, in words.")
+@targeted
+@asynchronous
+async def finish(target: Target, run_id: str, state: str, reason: str) -> int:
+    """End a run: no more leases, rollouts and trainer stop. A first outcome stands."""
+    async with target.client() as client:
+        run = await client.finish_run(run_id, state, reason)
+    click.echo(f"run {run.run_id} is {run.state}: {run.reason}")
+    return 0
+
+
+@runs.command()
+@click.argument("run_id", metavar="RUN")
+@click.option("--force", is_flag=True, help="Also if it has not ended.")
+@targeted
+@asynchronous
+async def delete(target: Target, run_id: str, force: bool) -> int:
+    """Remove a finished run and all its data from the broker. Its folder stays."""
+    async with target.client() as client:
+        deleted = await client.delete_run(run_id, force)
+    click.echo(f"run {run_id} is deleted" if deleted else f"there was no run {run_id}")
+    return 0

@@ -1,0 +1,34 @@
+"""`quartet score`: what the reward service says of a completion."""
+
+import sys
+
+import click
+from rich.text import Text
+
+from quartet_client.commands.output import console, to_json
+from quartet_client.commands.target import Target, asynchronous, json_option, targeted
+
+
+@click.command()
+@click.argument("completion")
+@click.option("--answer", default="", help="The reference answer.")
+@click.option("--verifier", "verifiers", multiple=True, help="A verifier; may be repeated. Default: the run file's.")
+@json_option
+@targeted
+@asynchronous
+async def score(target: Target, completion: str, answer: str, verifiers: tuple[str, ...], as_json: bool) -> int:
+    """Score COMPLETION (- for standard input) against --answer."""
+    text = sys.stdin.read() if completion == "-" else completion
+    chosen = verifiers or target.config().run.verifiers
+    async with target.client() as client:
+        result = (await client.score([text], {"prompt": "?", "gt_answer": answer}, chosen))[0]
+    if as_json:
+        click.echo(to_json(result))
+    elif result.failure:
+        console().print(Text(f"no score: {result.failure}", "red"))
+    else:
+        style = "green" if result.outcome == "correct" else "yellow"
+        line = Text(f"reward {result.reward:g}  {result.outcome}", style)
+        line.append(f"  parsed '{result.parsed_answer}'  {result.reason}", "dim")
+        console().print(line)
+    return 1 if result.failure else 0

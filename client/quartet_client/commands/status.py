@@ -1,0 +1,89 @@
+"""`quartet status`: how the four services are."""
+
+from typing import Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from quartet_client.commands.output import console, to_json
+from quartet_client.commands.target import Target, asynchronous, json_option, targeted
+from quartet_client.runs import ServiceStatus
+
+
+@click.command()
+@json_option
+@targeted
+@asynchronous
+async def status(target: Target, as_json: bool) -> int:
+    """Ask all four services for health, versions, and what each waits for. Exit status 1 if one cannot be reached."""
+    async with target.client() as client:
+        services = await client.status()
+    if as_json:
+        click.echo(to_json(services, indent=2))
+    else:
+        console().print(_table(services))
+    return 0 if all(service.health == "serving" for service in services) else 1
+
+
+def _table(services: list[ServiceStatus]) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False, expand=True)
+    for heading in ("service", "address", "health", "build"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("doing", ratio=1)
+    for service in services:
+        style = "green" if service.health == "serving" else "red"
+        health = Text(service.health.replace("_", " "), style)
+        table.add_row(service.kind, service.address, health, service.build, _doing(service))
+    return table
+
+
+def _doing(service: ServiceStatus) -> Text:
+    if service.error:
+        return Text(service.error, "red")
+    lines = Text()
+    if service.waiting_for:
+        lines.append(f"waits for {', '.join(service.waiting_for)}\n", "yellow")
+    lines.append(_DETAILS[service.kind](service.details))
+    lines.rstrip()
+    return lines
+
+
+def _broker(details: Any) -> str:
+    if "error" in details:
+        return details["error"]
+    lines = []
+    for run in details["runs"]:
+        counts = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in run["stats"].items() if count)
+        lines.append(f"run {run['run_id']} {run['state']}, version {run['policy_version']}: {counts or 'nothing yet'}")
+    return "\n".join(lines) or "no runs"
+
+
+def _reward(details: Any) -> str:
+    return details.get("error") or f"verifiers {', '.join(details['verifiers'])}"
+
+
+def _rollout(details: Any) -> str:
+    if "error" in details:
+        return details["error"]
+    version = int(details["policy_version"])
+    return (
+        f"run {details['run_id'] or 'none'}, engine {details['engine']}, "
+        f"{f'version {version}' if version >= 0 else 'no weights yet'}, "
+        f"{details['running']} running, {details['waiting']} waiting, {details['tokens_per_second']:,.0f} tokens/s"
+        + (", paused for a weight update" if details["paused"] else "")
+    )
+
+
+def _trainer(details: Any) -> str:
+    if "error" in details:
+        return details["error"]
+    phase = details["phase"].removeprefix("TRAINER_PHASE_").lower().replace("_", " ")
+    return (
+        f"run {details['run_id'] or 'none'}, {details['algorithm']} by {details['plugin']} on {details['world_size']} "
+        f"rank(s), {phase}, step {details['step']}, published {details['published_version']}, "
+        f"checkpoint {details['checkpoint_step']}"
+    )
+
+
+_DETAILS = {"broker": _broker, "reward": _reward, "rollout": _rollout, "trainer": _trainer}

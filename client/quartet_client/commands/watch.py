@@ -1,0 +1,23 @@
+"""`quartet watch`: the live picture of a run."""
+
+import click
+
+from quartet_client.commands.output import console
+from quartet_client.commands.target import Target, asynchronous, targeted
+from quartet_client.progress import RunProgress
+from quartet_client.view import RunView
+from quartet_client.watching import watch_progress
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN", required=False)
+@click.option("--plain", is_flag=True, help="A line per step instead of a live picture.")
+@targeted
+@asynchronous
+async def watch(target: Target, run_id: str | None, plain: bool) -> int:
+    """Show RUN until it ends. Exit status 1 if it ended by a failure."""
+    progress = RunProgress(run_id or target.config().run.id)
+    async with target.client() as client:
+        with RunView(progress, console(), plain or None) as view:
+            await watch_progress(client, view)
+    return 0 if progress.succeeded else 1

@@ -1,0 +1,76 @@
+"""Channels to the services: opened when first used, each with one handshake."""
+
+from typing import Any
+
+import grpc
+from quartet.v1 import broker_pb2_grpc, common_pb2, reward_pb2_grpc, rollout_pb2_grpc, trainer_pb2_grpc
+
+from quartet_client.errors import QuartetError, quartet_errors
+from quartet_client.types import enum_name
+from quartet_common.channel import connect
+from quartet_common.config import AddressesSection, SecuritySection
+from quartet_common.handshake import handshake
+
+_STUBS = {
+    "broker": broker_pb2_grpc.BrokerServiceStub,
+    "reward": reward_pb2_grpc.RewardServiceStub,
+    "rollout": rollout_pb2_grpc.RolloutServiceStub,
+    "trainer": trainer_pb2_grpc.TrainerServiceStub,
+}
+KINDS = tuple(_STUBS)
+
+
+class Connections:
+    """The channels of one client. Use it in one event loop only."""
+
+    def __init__(self, addresses: AddressesSection, security: SecuritySection, timeout: float):
+        self.addresses = addresses
+        self.timeout = timeout
+        self._security = security
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._introduced: set[tuple[str, str]] = set()
+
+    def address(self, kind: str) -> str:
+        """Return the configured address of a service."""
+        return getattr(self.addresses, kind)
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """Return the channel to an address."""
+        if address not in self._channels:
+            self._channels[address] = connect(address, self._security)
+        return self._channels[address]
+
+    async def stub(self, kind: str, address: str | None = None) -> Any:
+        """Return the stub of a service after its handshake.
+
+        Raises:
+            QuartetError: it cannot be reached, is another service, or speaks another contract.
+        """
+        address = address or self.address(kind)
+        channel = self.channel(address)
+        if (kind, address) not in self._introduced:
+            await self._introduce(kind, address, channel)
+            self._introduced.add((kind, address))
+        return _STUBS[kind](channel)
+
+    async def _introduce(self, kind: str, address: str, channel: grpc.aio.Channel) -> None:
+        with quartet_errors(f"{kind} at {address}"):
+            answer = await handshake(channel, common_pb2.SERVICE_KIND_CLIENT, timeout=self.timeout)
+        came = enum_name(common_pb2.ServiceKind, answer.service)
+        if came != kind:
+            raise QuartetError(f"{address} was taken for the {kind}, but a {came} answers there; check [addresses]")
+
+    async def call(
+        self, kind: str, method: str, request: Any, *, address: str | None = None, timeout: float = 0
+    ) -> Any:
+        """Call a unary RPC with a deadline (seconds; 0: the client's own). Raises QuartetError."""
+        stub = await self.stub(kind, address)
+        with quartet_errors(f"{kind} at {address or self.address(kind)}"):
+            return await getattr(stub, method)(request, timeout=timeout or self.timeout)
+
+    async def close(self) -> None:
+        """Close all channels."""
+        channels, self._channels = self._channels, {}
+        self._introduced.clear()
+        for channel in channels.values():
+            await channel.close(grace=None)

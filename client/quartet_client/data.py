@@ -1,0 +1,133 @@
+"""Prompts from JSONL files, and the order in which a run uses them."""
+
+import json
+import random
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from pydantic import Field
+from quartet.v1 import experience_pb2
+
+from quartet_client.errors import InputError
+from quartet_client.prompts import Prompt
+from quartet_common.config import ConfigError, LoadedConfig, Section, validate_section
+
+STDIN = Path("-")
+
+
+class DataSection(Section):
+    """[data]: the prompts of a run. The client reads it."""
+
+    train: Path | None = Field(None, description="JSONL file of training prompts.")
+    passes: int = Field(1, ge=0, description="Passes over the training prompts; 0: until run.max_steps is reached.")
+    shuffle: bool = Field(True, description="Use the prompts in another order in each pass.")
+    shuffle_seed: int = Field(42, description="Seed of the orders.")
+    evaluation: dict[str, Path] = Field({}, description="Evaluation sets: name = JSONL file.")
+    require_reference: bool = Field(
+        True, description="Refuse prompts without gt_answer, test_cases or test_program. Off for learned rewards."
+    )
+
+
+def load_prompts(path: Path, require_reference: bool = False) -> list[Prompt]:
+    """Read a JSONL file, "-" for standard input.
+
+    Raises:
+        InputError: the file cannot be read or is empty, or a line is broken: which, what came, what is allowed.
+    """
+    if path == STDIN:
+        return parse_lines(sys.stdin, "standard input", require_reference)
+    try:
+        with path.open(encoding="utf-8") as lines:
+            return parse_lines(lines, str(path), require_reference)
+    except OSError as error:
+        raise InputError(f"cannot read '{path}': {(error.strerror or str(error)).lower()}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"cannot read '{path}': it is not UTF-8 text (byte {error.start})") from error
+
+
+def parse_lines(lines: Iterable[str], name: str, require_reference: bool = False) -> list[Prompt]:
+    """Parse JSONL, one prompt a line; blank lines are skipped. `name` says in errors where the lines are from."""
+    prompts = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        where = f"{name}, line {number}"
+        prompt = Prompt.parse(_parse_json(line, where), where)
+        if require_reference and not prompt.has_reference:
+            raise InputError(
+                f'{where}: nothing to check completions against; give "gt_answer", "test_cases" or "test_program" '
+                "(or set data.require_reference = false)"
+            )
+        prompts.append(prompt if prompt.id else prompt.model_copy(update={"id": f"line-{number}"}))
+    if not prompts:
+        raise InputError(f"{name}: it holds no prompts; give one JSON object a line")
+    return prompts
+
+
+def _parse_json(line: str, where: str) -> dict:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        came = line.strip()
+        shown = came if len(came) <= 60 else came[:59] + "…"
+        reason = error.msg[0].lower() + error.msg[1:]
+        raise InputError(f"{where}: not valid JSON: {reason} at column {error.colno} of '{shown}'") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{where}: got {type(value).__name__}; allowed: one JSON object a line")
+    return value
+
+
+class RunData:
+    """The prompts of a run, read and checked: its training prompts pass by pass, and its evaluation sets.
+
+    Instance ids are "pass-{p}/{i}" and "{set}/{i}", where i is the prompt's place in its file: the same whatever the
+    order, so a feeder that is started again submits nothing twice.
+    """
+
+    def __init__(self, section: DataSection, train: list[Prompt], evaluation: dict[str, list[Prompt]]):
+        self.section = section
+        self.train = train
+        self.evaluation = evaluation
+
+    @classmethod
+    def load(cls, config: LoadedConfig) -> "RunData":
+        """Read all files that [data] names. Raises InputError before anything is submitted."""
+        try:
+            section = validate_section(DataSection, config.data, "data", f"in {config.path}")
+        except ConfigError as error:
+            raise InputError(str(error)) from error
+        if section.train is None:
+            raise InputError("data.train is missing: name the JSONL file of the training prompts")
+        if section.passes == 0 and config.run.max_steps == 0:
+            raise InputError("data.passes = 0 goes on until run.max_steps, which is not set: set either above 0")
+        train = load_prompts(section.train, section.require_reference)
+        sets = {name: load_prompts(path, section.require_reference) for name, path in section.evaluation.items()}
+        return cls(section, train, sets)
+
+    def order(self, data_pass: int) -> list[int]:
+        """Return the places of the training prompts in the order of a pass (from 0)."""
+        places = list(range(len(self.train)))
+        if self.section.shuffle:
+            random.Random(f"{self.section.shuffle_seed}/{data_pass}").shuffle(places)
+        return places
+
+    def training_instances(self) -> Iterator[experience_pb2.PromptInstance]:
+        """Yield the training prompt instances in the order of their use; for ever if `passes` is 0."""
+        data_pass = 0
+        while data_pass < self.section.passes or self.section.passes == 0:
+            for place in self.order(data_pass):
+                yield experience_pb2.PromptInstance(
+                    instance_id=f"pass-{data_pass}/{place}",
+                    prompt=self.train[place].to_proto(),
+                    purpose=experience_pb2.PURPOSE_TRAIN,
+                    data_pass=data_pass,
+                )
+            data_pass += 1
+
+    def evaluation_instances(self, name: str) -> Iterator[experience_pb2.PromptInstance]:
+        """Yield the prompt instances of an evaluation set, in file order."""
+        for place, prompt in enumerate(self.evaluation[name]):
+            yield experience_pb2.PromptInstance(
+                instance_id=f"{name}/{place}", prompt=prompt.to_proto(), purpose=experience_pb2.PURPOSE_EVALUATE
+            )

@@ -1,0 +1,65 @@
+"""What goes wrong, in one sentence each."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+
+from quartet_common.errors import ContractError, describe, retry_delay
+
+# Codes that say "what you asked cannot be done as you asked it"; the others say "it was tried and failed".
+_REFUSALS = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.ALREADY_EXISTS,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNAVAILABLE,
+    }
+)
+
+
+class QuartetError(Exception):
+    """A call that did not work; `str()` is one sentence for people.
+
+    Attributes:
+        code: the gRPC status, or None if no service was asked.
+        retry_after: seconds after which the service suggests another try; None if it suggests none.
+    """
+
+    def __init__(self, message: str, code: grpc.StatusCode | None = None, retry_after: float | None = None):
+        super().__init__(message)
+        self.code = code
+        self.retry_after = retry_after
+
+    @property
+    def exit_code(self) -> int:
+        """Exit status of a command that ends by this error: 2 if it was refused, 1 if it was tried and failed."""
+        return 2 if self.code is None or self.code in _REFUSALS else 1
+
+
+class InputError(QuartetError):
+    """Something given by the caller cannot be used: a file, a line, a field."""
+
+
+def _sentence(error: grpc.RpcError, peer: str) -> str:
+    code = error.code() if hasattr(error, "code") else None
+    if code is grpc.StatusCode.UNAVAILABLE and "connect" in ((error.details() or "").lower()):
+        return f"{peer} cannot be reached; is it running, and is its address right?"
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return f"{peer} did not answer in time"
+    return describe(error)
+
+
+@contextmanager
+def quartet_errors(peer: str) -> Iterator[None]:
+    """Turn errors of calls to `peer` (e.g. "broker at 127.0.0.1:7101") into QuartetError."""
+    try:
+        yield
+    except ContractError as error:
+        raise QuartetError(error.message, error.code) from error
+    except grpc.RpcError as error:
+        raise QuartetError(_sentence(error, peer), error.code(), retry_delay(error)) from error

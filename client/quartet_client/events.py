@@ -1,0 +1,138 @@
+"""What happens in a run, as `watch` yields it: one dataclass for each kind of the contract's RunEvent."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from quartet.v1 import broker_pb2
+
+from quartet_client.runs import Member
+from quartet_client.types import Group, enum_name, to_datetime
+from quartet_common.durations import to_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class RunStateChanged:
+    """The run was made ("active") or ended ("succeeded", "failed", "cancelled")."""
+
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepFinished:
+    """An optimizer step was done; `policy_version` is the weights' after it."""
+
+    step: int
+    policy_version: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationFinished:
+    """An evaluation was done."""
+
+    evaluation_set: str
+    policy_version: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsPublished:
+    """Rollouts took over weights; `seconds` from pause to resume, `bytes` to each rollout."""
+
+    policy_version: int
+    group_epoch: int
+    rollouts: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSaved:
+    """A checkpoint of the first `step` steps is durable at `path` on the trainer's host."""
+
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberChanged:
+    """A member came, changed its state, or is gone."""
+
+    member: Member
+    gone: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSample:
+    """A finished group, shown to people."""
+
+    group: Group
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something a person should know; `level` is "info", "warning" or "error"."""
+
+    level: str
+    text: str
+    source: str
+
+
+What = (
+    RunStateChanged
+    | StepFinished
+    | EvaluationFinished
+    | WeightsPublished
+    | CheckpointSaved
+    | MemberChanged
+    | GroupSample
+    | Notice
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvent:
+    """An event with its position in the run's stream and its time by the broker's clock.
+
+    `what` is None for a kind of event that this client does not know: a newer broker sent it.
+    """
+
+    event_id: str
+    at: datetime
+    what: What | None
+
+    @classmethod
+    def from_proto(cls, run_id: str, event: broker_pb2.RunEvent) -> "RunEvent":
+        """Return the contract's RunEvent."""
+        return cls(event_id=event.event_id, at=to_datetime(event.at), what=_what(run_id, event))
+
+
+def _what(run_id: str, event: broker_pb2.RunEvent) -> What | None:
+    match event.WhichOneof("event"):
+        case "run_state":
+            state = enum_name(broker_pb2.RunState, event.run_state.state)
+            return RunStateChanged(state, event.run_state.reason)
+        case "step":
+            return StepFinished(event.step.step, event.step.policy_version, dict(event.step.metrics))
+        case "evaluation":
+            message = event.evaluation
+            return EvaluationFinished(message.evaluation_set, message.policy_version, dict(message.metrics))
+        case "weights":
+            message = event.weights
+            seconds = to_seconds(message.elapsed)
+            return WeightsPublished(
+                message.policy_version, message.group_epoch, message.rollouts, message.bytes, seconds
+            )
+        case "checkpoint":
+            return CheckpointSaved(event.checkpoint.step, event.checkpoint.path)
+        case "member":
+            return MemberChanged(Member.from_proto(event.member.member), event.member.gone, event.member.reason)
+        case "sample":
+            return GroupSample(Group.from_transcript(run_id, event.sample.transcript))
+        case "notice":
+            return Notice(event.notice.level, event.notice.text, event.notice.source)
+        case _:
+            return None

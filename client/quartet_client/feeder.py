@@ -1,0 +1,127 @@
+"""The feeder: creates a run from its run file and keeps its queue filled until the prompts, or the run, end.
+
+It may be stopped and started again at any time: the run is confirmed, and prompts that were submitted before are known
+to the broker by their instance ids.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+import grpc
+
+from quartet_client.async_client import AsyncClient
+from quartet_client.data import RunData
+from quartet_client.errors import QuartetError
+from quartet_client.outage import Outage
+from quartet_client.runs import Run
+from quartet_client.submission import MAX_INSTANCES, batches, submit_batch
+from quartet_common.config import LoadedConfig
+from quartet_common.log import get_logger
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+START_PATIENCE = 60.0  # seconds for the broker to come up
+PATIENCE = 600.0  # seconds for a broker that was there to come back
+
+
+@dataclass
+class FeedReport:
+    """What was fed.
+
+    Attributes:
+        submitted: training prompt instances that were new.
+        known: training prompt instances that had been submitted before.
+        evaluation: prompts of each evaluation set.
+        ended_by: what ended the feeding: the prompts, the run's end, or the stop event.
+    """
+
+    submitted: int = 0
+    known: int = 0
+    evaluation: dict[str, int] = field(default_factory=dict)
+    ended_by: Literal["prompts", "run", "stop"] = "prompts"
+
+
+async def feed(
+    config: LoadedConfig, client: AsyncClient, stop_event: asyncio.Event, data: RunData | None = None
+) -> FeedReport:
+    """Create the run, submit its evaluation sets, then its training prompts as there is room, then end the prompts.
+
+    Args:
+        config: the run file; [run] and [data] are read.
+        stop_event: set it to stop feeding; the run stays as it is.
+        data: the prompts, if they were read before.
+
+    Raises:
+        InputError: [data] or one of its files is broken; nothing was created.
+        QuartetError: the run stands with another specification, or the broker is away for too long.
+    """
+    data = data or RunData.load(config)
+    return await _Feeder(config, client, stop_event, data).feed()
+
+
+class _Feeder:
+    def __init__(self, config: LoadedConfig, client: AsyncClient, stop: asyncio.Event, data: RunData):
+        self._config = config
+        self._client = client
+        self._stop = stop
+        self._data = data
+        self._report = FeedReport()
+
+    async def feed(self) -> FeedReport:
+        run = await self._patiently(lambda: self._client.create_run(self._config.run), START_PATIENCE)
+        if run is None:
+            return self._ended("stop")
+        if not run.active or run.prompts_ended:
+            return self._ended("prompts" if run.active else "run")
+        # A call must fit an empty queue, and should not wait for all of it to drain.
+        most = max(1, min(MAX_INSTANCES, run.spec.max_queued_prompts // 4))
+        try:
+            return await self._submit_all(run, most)
+        except QuartetError as error:
+            if error.code is not grpc.StatusCode.FAILED_PRECONDITION:
+                raise
+            now = await self._client.run(run.run_id)
+            if now.active and not now.prompts_ended:
+                raise
+            return self._ended("prompts" if now.active else "run")
+
+    async def _submit_all(self, run: Run, most: int) -> FeedReport:
+        for name in self._data.evaluation:
+            for batch in batches(self._data.evaluation_instances(name), most):
+                if await self._submit(run, batch, name) is None:
+                    return self._ended("stop")
+            self._report.evaluation[name] = len(self._data.evaluation[name])
+            log.info("evaluation set stored", extra={"set": name, "prompts": len(self._data.evaluation[name])})
+        for batch in batches(self._data.training_instances(), most):
+            answer = await self._submit(run, batch)
+            if answer is None:
+                return self._ended("stop")
+            self._report.submitted += answer.accepted
+            self._report.known += answer.duplicates
+        await self._patiently(lambda: self._client.end_prompts(run.run_id), PATIENCE)
+        return self._ended("stop" if self._stop.is_set() else "prompts")
+
+    async def _submit(self, run: Run, batch: list, evaluation_set: str = ""):
+        connections = self._client.connections
+        return await self._patiently(
+            lambda: submit_batch(connections, run.run_id, batch, evaluation_set, stop=self._stop), PATIENCE
+        )
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]], patience: float) -> T | None:
+        """Return the call's result, made again while the broker is away; None if told to stop meanwhile."""
+        outage = Outage(patience, self._stop)
+        while not self._stop.is_set():
+            try:
+                return await call()
+            except QuartetError as error:
+                await outage.ride_out(error)
+        return None
+
+    def _ended(self, by: Literal["prompts", "run", "stop"]) -> FeedReport:
+        self._report.ended_by = by
+        log.info("feeding ended", extra={"by": by, "new": self._report.submitted, "known": self._report.known})
+        return self._report

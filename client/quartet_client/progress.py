@@ -1,0 +1,161 @@
+"""What a run is doing: its events, and what the services say of themselves, folded into one plain object.
+
+Metric names are those of docs/metrics.md. The launcher, `quartet watch` and `quartet run` draw it with `view`.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from quartet_client.events import (
+    CheckpointSaved,
+    EvaluationFinished,
+    GroupSample,
+    MemberChanged,
+    Notice,
+    RunEvent,
+    RunStateChanged,
+    StepFinished,
+    WeightsPublished,
+)
+from quartet_client.runs import Member, Run, RunStats, ServiceStatus
+from quartet_client.types import Group
+
+REWARD = "reward/mean"
+ACCURACY = "reward/ans_acc"
+LENGTH = "completions/mean_length"
+STALENESS = "staleness/mean"
+IDLE = "time/idle_fraction"
+TOKENS_PER_SECOND = "throughput/tokens_per_second"
+
+_NOTICES_KEPT = 20
+
+
+@dataclass(frozen=True, slots=True)
+class StepPoint:
+    """A finished step: its reward and answer accuracy on training prompts, if it reported them."""
+
+    step: int
+    at: datetime
+    reward: float | None
+    accuracy: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPoint:
+    """An evaluation of a set at a policy version."""
+
+    policy_version: int
+    at: datetime
+    accuracy: float | None
+    reward: float | None
+
+
+@dataclass
+class RunProgress:
+    """A run as it stands; `fold` takes its events, `fold_run` its counts, `fold_services` the services' states.
+
+    Attributes:
+        state: "waiting" before the run's first event, then as Run.state.
+        steps_done: optimizer steps done.
+        max_steps: where the run ends; 0: when its prompts end.
+        metrics: of the last step.
+        steps: finished steps, oldest first. A step that is replayed after a restart is replaced.
+        evaluations: by set, oldest first.
+        members: live members by instance id.
+        sample: the last finished group that was shown.
+        services: by kind; empty until asked.
+        notices: the last ones, oldest first.
+    """
+
+    run_id: str
+    model: str = ""
+    max_steps: int = 0
+    state: str = "waiting"
+    reason: str = ""
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    last_event_id: str = ""
+    policy_version: int = 0
+    published_version: int = -1
+    steps_done: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    steps: list[StepPoint] = field(default_factory=list)
+    evaluations: dict[str, list[EvaluationPoint]] = field(default_factory=dict)
+    members: dict[str, Member] = field(default_factory=dict)
+    weights: WeightsPublished | None = None
+    checkpoint: CheckpointSaved | None = None
+    sample: Group | None = None
+    notices: deque[Notice] = field(default_factory=lambda: deque(maxlen=_NOTICES_KEPT))
+    stats: RunStats | None = None
+    services: dict[str, ServiceStatus] = field(default_factory=dict)
+
+    @property
+    def ended(self) -> bool:
+        """True once the run has ended."""
+        return self.state in ("succeeded", "failed", "cancelled")
+
+    @property
+    def succeeded(self) -> bool:
+        """True if it ended as planned."""
+        return self.state == "succeeded"
+
+    def metric(self, name: str) -> float | None:
+        """Return a metric of the last step, or None if it was not reported."""
+        return self.metrics.get(name)
+
+    def fold(self, event: RunEvent) -> None:
+        """Take in an event. Events come in order; each once."""
+        self.last_event_id = event.event_id
+        if self.started_at is None:
+            self.started_at = event.at
+        match event.what:
+            case RunStateChanged() as changed:
+                self.state, self.reason = changed.state, changed.reason
+                if changed.state == "active":
+                    self.started_at = event.at
+                else:
+                    self.ended_at = event.at
+            case StepFinished() as step:
+                self._fold_step(step, event.at)
+            case EvaluationFinished() as evaluation:
+                self._fold_evaluation(evaluation, event.at)
+            case WeightsPublished() as weights:
+                self.weights, self.published_version = weights, weights.policy_version
+            case CheckpointSaved() as checkpoint:
+                self.checkpoint = checkpoint
+            case MemberChanged(member=member, gone=True):
+                self.members.pop(member.instance_id, None)
+            case MemberChanged(member=member):
+                self.members[member.instance_id] = member
+            case GroupSample(group=group):
+                self.sample = group
+            case Notice() as notice:
+                self.notices.append(notice)
+
+    def fold_run(self, run: Run) -> None:
+        """Take in the run's counts, versions and live members."""
+        self.stats, self.max_steps = run.stats, run.spec.max_steps
+        self.policy_version = run.policy_version
+        self.members = {member.instance_id: member for member in run.members}
+        if self.state == "waiting":
+            self.state, self.started_at = run.state, self.started_at or run.created_at
+
+    def fold_services(self, services: Sequence[ServiceStatus]) -> None:
+        """Take in how the services are."""
+        self.services = {service.kind: service for service in services}
+
+    def _fold_step(self, step: StepFinished, at: datetime) -> None:
+        self.steps_done, self.policy_version, self.metrics = step.step + 1, step.policy_version, step.metrics
+        while self.steps and self.steps[-1].step >= step.step:
+            self.steps.pop()
+        self.steps.append(StepPoint(step.step, at, step.metrics.get(REWARD), step.metrics.get(ACCURACY)))
+
+    def _fold_evaluation(self, evaluation: EvaluationFinished, at: datetime) -> None:
+        points = self.evaluations.setdefault(evaluation.evaluation_set, [])
+        while points and points[-1].policy_version >= evaluation.policy_version:
+            points.pop()
+        prefix = f"eval/{evaluation.evaluation_set}"
+        accuracy, reward = (evaluation.metrics.get(f"{prefix}/{name}") for name in ("ans_acc", "reward"))
+        points.append(EvaluationPoint(evaluation.policy_version, at, accuracy, reward))

@@ -1,0 +1,180 @@
+"""A prompt as its author writes it, in a line of JSONL or in Python: one vocabulary, ColossalChat's extended."""
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from quartet.v1 import experience_pb2, reward_pb2, tensor_pb2
+
+from quartet_client.errors import InputError
+from quartet_common.config import SamplingSection, Section, VerifierSection
+from quartet_common.run_spec import verifier_spec
+
+
+def _answer_text(value: Any) -> Any:
+    # A whole number loses nothing as text; a float would (1.50, 1e400), so its author must write it as a string.
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _note_text(value: Any) -> Any:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _json_text(value: Any) -> Any:
+    # Function-style cases of ColossalChat's data are JSON values; the contract carries their JSON.
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+class Message(Section):
+    """One turn of a chat."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+
+
+class TestCases(Section):
+    """Test cases of a programming problem: `outputs[i]` is expected for `inputs[i]`."""
+
+    __test__ = False  # not a test class, whatever pytest thinks of its name
+
+    inputs: list[Annotated[str, BeforeValidator(_json_text)]] = Field(min_length=1)
+    outputs: list[Annotated[str, BeforeValidator(_json_text)]] = Field(min_length=1)
+    fn_name: str = Field("", description="Function under test; empty: a program that reads standard input.")
+
+    @model_validator(mode="after")
+    def _pairs(self) -> "TestCases":
+        if len(self.inputs) != len(self.outputs):
+            raise ValueError(
+                f"{len(self.inputs)} inputs and {len(self.outputs)} outputs; there must be as many of each"
+            )
+        return self
+
+
+class Prompt(Section):
+    """A problem: exactly one of `messages`, `prompt` and `token_ids`, and what completions are checked against."""
+
+    messages: list[Message] | None = Field(
+        None, min_length=1, description="A chat: one message or a list; rendered with the model's chat template."
+    )
+    prompt: str | None = Field(None, min_length=1, description="Text, tokenized as it stands, without a template.")
+    token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = Field(
+        None, min_length=1, description="Token ids, used as they are."
+    )
+    gt_answer: Annotated[str, BeforeValidator(_answer_text)] = Field("", description="The reference answer.")
+    test_cases: TestCases | None = Field(None, description="Inputs and expected outputs of a programming problem.")
+    test_program: str = Field("", description="Assert-style test program, as in HumanEval and MBPP.")
+    entry_point: str = Field("", description="Function that the test program tests.")
+    id: str = Field("", description="Name of the problem, stable from pass to pass; at most 256 bytes.")
+    verifiers: list[VerifierSection] = Field([], description="Verifiers of this prompt; empty: the run's.")
+    sampling: SamplingSection | None = Field(None, description="Sampling of this prompt; unset keys: the run's.")
+    metadata: dict[str, Annotated[str, BeforeValidator(_note_text)]] = Field({}, description="Notes, kept as text.")
+
+    @field_validator("messages", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return [value] if isinstance(value, Mapping) else value
+
+    @field_validator("verifiers", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            return [{"name": item} if isinstance(item, str) else item for item in value]
+        return value
+
+    @field_validator("id")
+    @classmethod
+    def _short_id(cls, value: str) -> str:
+        if len(value.encode()) > 256:
+            raise ValueError("at most 256 bytes are allowed")
+        return value
+
+    @model_validator(mode="after")
+    def _one_input(self) -> "Prompt":
+        given = [name for name in ("messages", "prompt", "token_ids") if getattr(self, name) is not None]
+        if len(given) != 1:
+            came = " and ".join(f'"{name}"' for name in given) if given else "none of them"
+            raise ValueError(f'got {came}; exactly one of "messages", "prompt" and "token_ids" is allowed')
+        return self
+
+    @property
+    def has_reference(self) -> bool:
+        """True if there is something to check completions against."""
+        return bool(self.gt_answer.strip() or self.test_cases or self.test_program)
+
+    @classmethod
+    def parse(cls, value: "PromptLike", where: str = "prompt") -> "Prompt":
+        """Return a prompt from its text, its fields, or itself.
+
+        Raises:
+            InputError: `where`, the field, what came and what is allowed.
+        """
+        if isinstance(value, Prompt):
+            return value
+        fields = {"prompt": value} if isinstance(value, str) else value
+        if not isinstance(fields, Mapping):
+            raise InputError(f"{where}: got {_shown(fields)}; allowed: an object with a prompt's fields, or its text")
+        try:
+            return cls.model_validate(dict(fields))
+        except ValidationError as error:
+            raise InputError(f"{where}: {_first_problem(error)}") from error
+
+    def reference(self) -> reward_pb2.Reference:
+        """Return what completions are checked against."""
+        cases = self.test_cases
+        return reward_pb2.Reference(
+            answer=self.gt_answer,
+            test_cases=[
+                reward_pb2.TestCase(input=given, output=expected)
+                for given, expected in (zip(cases.inputs, cases.outputs, strict=True) if cases else ())
+            ],
+            test_program=self.test_program,
+            entry_point=self.entry_point or (cases.fn_name if cases else ""),
+        )
+
+    def to_proto(self, prompt_id: str = "") -> experience_pb2.Prompt:
+        """Return the contract's Prompt; `prompt_id` names it if it has no id of its own."""
+        message = experience_pb2.Prompt(
+            prompt_id=self.id or prompt_id,
+            reference=self.reference(),
+            verifiers=[verifier_spec(verifier) for verifier in self.verifiers],
+            metadata=self.metadata,
+        )
+        if self.messages is not None:
+            turns = [experience_pb2.Message(role=turn.role, content=turn.content) for turn in self.messages]
+            message.chat.CopyFrom(experience_pb2.Chat(messages=turns))
+        elif self.prompt is not None:
+            message.text = self.prompt
+        else:
+            ids = self.token_ids or []
+            data = struct.pack(f"<{len(ids)}i", *ids)
+            message.token_ids.CopyFrom(tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_INT32, shape=[len(ids)], data=data))
+        if self.sampling is not None:
+            given = self.sampling.model_dump(exclude_unset=True, exclude_none=True)
+            message.sampling.CopyFrom(experience_pb2.SamplingParams(**given))
+        return message
+
+
+PromptLike = Prompt | str | Mapping[str, Any]
+
+
+def _shown(value: object, most: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _first_problem(error: ValidationError) -> str:
+    """Return the first problem as "field: got X; what is allowed"."""
+    problem = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    if problem["type"] == "extra_forbidden":
+        allowed = f"; allowed: {', '.join(Prompt.model_fields)}" if len(problem["loc"]) == 1 else ""
+        return f'unknown field "{key}"{allowed}'
+    if problem["type"] == "missing":
+        return f'"{key}" is missing'
+    if not key or message.startswith("got "):
+        return message
+    return f'"{key}": got {_shown(problem["input"])}; {message}'

@@ -1,0 +1,187 @@
+"""Runs, members, evaluations and services as they stand: frozen dataclasses."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from quartet.v1 import broker_pb2, common_pb2
+
+from quartet_client.types import Group, enum_name, to_datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RunStats:
+    """Counts of a run's groups; the meaning of each is RunStats' in broker.proto."""
+
+    queued: int = 0
+    leased: int = 0
+    ready: int = 0
+    leased_to_trainer: int = 0
+    trained: int = 0
+    committed: int = 0
+    dropped: int = 0
+    stale: int = 0
+    dead: int = 0
+    redelivered: int = 0
+    duplicates: int = 0
+    experience_bytes: int = 0
+    untrained_in_flight: int = 0
+    submitted: int = 0
+
+    @classmethod
+    def from_proto(cls, stats: broker_pb2.RunStats) -> "RunStats":
+        """Return the contract's RunStats."""
+        return cls(**{name: getattr(stats, name) for name in cls.__slots__})
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A live rollout or trainer of a run.
+
+    Attributes:
+        kind: "rollout" or "trainer".
+        state: "joining", "active" or "draining".
+        policy_version: of its weights; -1 if unknown.
+    """
+
+    instance_id: str
+    kind: str
+    address: str
+    state: str
+    policy_version: int
+    gauges: Mapping[str, float] = field(default_factory=dict)
+    waiting_for: str = ""
+
+    @classmethod
+    def from_proto(cls, member: broker_pb2.Member) -> "Member":
+        """Return the contract's Member."""
+        return cls(
+            instance_id=member.instance_id,
+            kind=enum_name(common_pb2.ServiceKind, member.kind),
+            address=member.address,
+            state=enum_name(broker_pb2.MemberState, member.state),
+            policy_version=member.policy_version,
+            gauges=dict(member.gauges),
+            waiting_for=member.waiting_for,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run as it stands.
+
+    Attributes:
+        state: "active", "succeeded", "failed" or "cancelled".
+        spec: its whole specification, defaults filled in (the contract's RunSpec).
+        committed_step: every step below it is in a durable checkpoint.
+        members: live members; filled by `run`, not by `runs`.
+    """
+
+    run_id: str
+    state: str
+    reason: str
+    created_at: datetime
+    policy_version: int
+    committed_step: int
+    prompts_ended: bool
+    stats: RunStats
+    spec: broker_pb2.RunSpec
+    members: tuple[Member, ...] = ()
+
+    @property
+    def active(self) -> bool:
+        """True until the run has ended."""
+        return self.state == "active"
+
+    @classmethod
+    def from_proto(cls, run: broker_pb2.Run, members=()) -> "Run":
+        """Return the contract's Run with its members."""
+        return cls(
+            run_id=run.spec.run_id,
+            state=enum_name(broker_pb2.RunState, run.state),
+            reason=run.reason,
+            created_at=to_datetime(run.created_at),
+            policy_version=run.policy_version,
+            committed_step=run.committed_step,
+            prompts_ended=run.prompts_ended,
+            stats=RunStats.from_proto(run.stats),
+            spec=run.spec,
+            members=tuple(Member.from_proto(member) for member in members),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlace:
+    """Where a prompt instance is in its life; `step` is -1 if none, `state` as GroupState in broker.proto."""
+
+    state: str
+    attempt: int
+    holder: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """An evaluation of a stored prompt set at a policy version.
+
+    Attributes:
+        prompts, finished, dead: counts; dead prompts count in no mean.
+        reward: mean over prompts of the mean reward; nan-free: 0.0 if none finished.
+        accuracy: mean over prompts of the mean answer accuracy.
+        groups: the finished groups; empty if only the summary was asked for.
+    """
+
+    evaluation_id: str
+    evaluation_set: str
+    policy_version: int
+    complete: bool
+    prompts: int
+    finished: int
+    dead: int
+    reward: float
+    accuracy: float
+    groups: tuple[Group, ...] = ()
+
+    @classmethod
+    def from_proto(
+        cls, run_id: str, evaluation_id: str, version: int, response: broker_pb2.GetEvaluationResponse
+    ) -> "Evaluation":
+        """Return the contract's GetEvaluationResponse."""
+        headers = response.headers
+        return cls(
+            evaluation_id=evaluation_id,
+            evaluation_set=evaluation_id.rpartition("@")[0],
+            policy_version=version,
+            complete=response.complete,
+            prompts=response.prompts,
+            finished=response.finished,
+            dead=response.dead,
+            reward=sum(header.reward_mean for header in headers) / len(headers) if headers else 0.0,
+            accuracy=sum(header.ans_acc for header in headers) / len(headers) if headers else 0.0,
+            groups=tuple(Group.from_transcript(run_id, transcript) for transcript in response.transcripts),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """One service as it answers now.
+
+    Attributes:
+        kind: "broker", "reward", "rollout" or "trainer".
+        health: "serving", "not_serving" or "unreachable".
+        waiting_for: what it waits for before it can work, in words.
+        details: the service's own status by field name: counts, versions, phase.
+        error: why it cannot be reached, in a sentence; empty if it can.
+    """
+
+    kind: str
+    address: str
+    health: str
+    instance_id: str = ""
+    build: str = ""
+    started_at: datetime | None = None
+    waiting_for: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    details: Mapping[str, object] = field(default_factory=dict)
+    error: str = ""

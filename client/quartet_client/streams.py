@@ -1,0 +1,97 @@
+"""The broker's streams, followed across its restarts: results of prompts, events of a run."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+
+import grpc
+from quartet.v1 import broker_pb2
+
+from quartet_client.connections import Connections
+from quartet_client.errors import QuartetError, quartet_errors
+from quartet_client.events import RunEvent, RunStateChanged
+from quartet_client.outage import Outage
+from quartet_client.types import Group, Handle
+
+_STREAM_SECONDS = 300.0  # deadline of one call; a stream that outlives it is asked again where it stood
+_MAX_IDS = 65536
+_PATIENCE = 60.0  # seconds that a broker may be away
+
+
+async def _messages(connections: Connections, method: str, request, seconds: float) -> AsyncIterator:
+    stub = await connections.stub("broker")
+    with quartet_errors(f"broker at {connections.address('broker')}"):
+        call = getattr(stub, method)(request, timeout=seconds)
+        try:
+            async for message in call:
+                yield message
+        finally:
+            call.cancel()
+
+
+async def collect_results(connections: Connections, handles: Iterable[Handle], timeout: float) -> AsyncIterator[Group]:
+    """Yield the group of each handle, in order of completion; see AsyncClient.results."""
+    pending: dict[str, dict[str, None]] = {}
+    for handle in handles:
+        pending.setdefault(handle.run_id, {})[handle.instance_id] = None
+    for run_id, ids in pending.items():
+        async for group in _collect_run(connections, run_id, ids, timeout):
+            yield group
+
+
+async def _collect_run(
+    connections: Connections, run_id: str, pending: dict[str, None], timeout: float
+) -> AsyncIterator[Group]:
+    outage = Outage(_PATIENCE)
+    loop = asyncio.get_running_loop()
+    total, deadline = len(pending), loop.time() + timeout
+    while pending:
+        asked = list(pending)[:_MAX_IDS]
+        request = broker_pb2.CollectResultsRequest(run_id=run_id, instance_ids=asked)
+        left = deadline - loop.time()
+        if left <= 0:
+            raise await _no_results(connections, run_id, total, len(pending), timeout)
+        try:
+            async for message in _messages(connections, "CollectResults", request, min(left, _STREAM_SECONDS)):
+                outage.over()
+                deadline = loop.time() + timeout
+                if pending.pop(message.instance_id, "unknown") == "unknown":
+                    continue  # sent before a break
+                if message.WhichOneof("result") == "dead":
+                    yield Group.from_dead(run_id, message.dead)
+                else:
+                    yield Group.from_transcript(run_id, message.transcript)
+        except QuartetError as error:
+            if error.code is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                await outage.ride_out(error)
+
+
+async def _no_results(connections: Connections, run_id: str, total: int, missing: int, timeout: float) -> QuartetError:
+    """Return the error of a wait in vain, with what the run waits for."""
+    answer = await connections.call("broker", "GetRun", broker_pb2.GetRunRequest(run_id=run_id))
+    rollouts = sum(1 for member in answer.members if member.policy_version >= 0)
+    at_work = (
+        f"{rollouts} rollout{'' if rollouts == 1 else 's'} with weights at work" if rollouts else "no rollout at work"
+    )
+    return QuartetError(
+        f"run '{run_id}': {missing} of {total} prompts have no result after {timeout:g} s without any; {at_work}",
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+    )
+
+
+async def watch_run(connections: Connections, run_id: str, after: str) -> AsyncIterator[RunEvent]:
+    """Yield a run's events; see AsyncClient.watch."""
+    outage = Outage(_PATIENCE)
+    while True:
+        request = broker_pb2.WatchRunRequest(run_id=run_id, after_event_id=after)
+        try:
+            async for message in _messages(connections, "WatchRun", request, _STREAM_SECONDS):
+                outage.over()
+                event = RunEvent.from_proto(run_id, message.event)
+                after = event.event_id
+                yield event
+                if isinstance(event.what, RunStateChanged) and event.what.state != "active":
+                    return
+            return  # the broker ends the stream after the run's end
+        except QuartetError as error:
+            if error.code is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                await outage.ride_out(error)

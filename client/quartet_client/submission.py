@@ -1,0 +1,69 @@
+"""Prompt instances to the broker: in calls it accepts, waiting for room where there is none."""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+
+import grpc
+from quartet.v1 import broker_pb2, experience_pb2
+
+from quartet_client.connections import Connections
+from quartet_client.errors import QuartetError
+from quartet_client.outage import wait_for
+
+MAX_INSTANCES = 256  # of a call; the contract allows 1024, smaller calls find room in the queue sooner
+MAX_BYTES = 16 << 20  # of a call; a message may have 64 MiB
+DEFAULT_RETRY = 1.0  # seconds, where the broker suggests none
+
+
+def batches(
+    instances: Iterable[experience_pb2.PromptInstance], most: int = MAX_INSTANCES
+) -> Iterator[list[experience_pb2.PromptInstance]]:
+    """Cut instances into lists that fit a call each, at most `most` long."""
+    batch: list[experience_pb2.PromptInstance] = []
+    size = 0
+    for instance in instances:
+        instance_size = instance.ByteSize()
+        if batch and (len(batch) >= most or size + instance_size > MAX_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(instance)
+        size += instance_size
+    if batch:
+        yield batch
+
+
+async def submit_batch(
+    connections: Connections,
+    run_id: str,
+    batch: list[experience_pb2.PromptInstance],
+    evaluation_set: str = "",
+    *,
+    deadline: float | None = None,
+    stop: asyncio.Event | None = None,
+) -> broker_pb2.SubmitPromptsResponse | None:
+    """Submit one call's instances, waiting while the queue is full.
+
+    Args:
+        deadline: loop time until which it waits for room; None: as long as it takes.
+        stop: set it to give up.
+
+    Returns:
+        The broker's answer; None if `stop` was set first.
+
+    Raises:
+        QuartetError: the broker refuses, cannot be reached, or has no room until the deadline.
+    """
+    request = broker_pb2.SubmitPromptsRequest(run_id=run_id, instances=batch, evaluation_set=evaluation_set)
+    stop = stop or asyncio.Event()
+    loop = asyncio.get_running_loop()
+    while not stop.is_set():
+        try:
+            return await connections.call("broker", "SubmitPrompts", request)
+        except QuartetError as error:
+            if error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise
+            pause = error.retry_after or DEFAULT_RETRY
+            if deadline is not None and loop.time() + pause > deadline:
+                raise
+        await wait_for(stop, pause)
+    return None

@@ -1,0 +1,265 @@
+"""The live picture of a run for a terminal, and a line per step where there is none."""
+
+import math
+from datetime import UTC, datetime, timedelta
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from quartet_client import progress as metrics
+from quartet_client.chart import columns, sparkline
+from quartet_client.connections import KINDS
+from quartet_client.events import EvaluationFinished, Notice, RunEvent, RunStateChanged, StepFinished
+from quartet_client.progress import EvaluationPoint, RunProgress
+from quartet_client.runs import ServiceStatus
+
+_STATE_STYLES = {
+    "waiting": "yellow",
+    "active": "green",
+    "succeeded": "bold green",
+    "failed": "bold red",
+    "cancelled": "yellow",
+}
+_NOTICE_STYLES = {"warning": "yellow", "error": "red"}
+_CHART_HEIGHT = 5
+_SAMPLE_LINES = 6
+
+
+class RunView:
+    """Shows a RunProgress. Use it as a context manager; `tell` it each event, and `refresh` it a few times a second.
+
+    Args:
+        plain: a line per step, evaluation and notice instead of a live picture; by default where there is no terminal.
+    """
+
+    def __init__(self, progress: RunProgress, console: Console | None = None, plain: bool | None = None):
+        self.progress = progress
+        self.console = console or Console()
+        self.plain = not self.console.is_terminal if plain is None else plain
+        # Drawn by `refresh` only: a drawing thread would read the progress while it changes.
+        self._live = Live(console=self.console, get_renderable=self.render, auto_refresh=False, transient=False)
+
+    def __enter__(self) -> "RunView":
+        if not self.plain:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if not self.plain:
+            self._live.refresh()
+            self._live.stop()
+
+    def tell(self, event: RunEvent) -> None:
+        """Print the line of an event that was just folded, if there is no live picture and it matters to a person."""
+        line = plain_line(self.progress, event) if self.plain else ""
+        if line:
+            # Programs read these lines too: no styling, no wrapping.
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def refresh(self) -> None:
+        """Draw the live picture as it is now."""
+        if not self.plain:
+            self._live.refresh()
+
+    def render(self) -> RenderableType:
+        """Return the whole picture."""
+        state = self.progress
+        parts = [_header(state), _curves(state, self.console.width), _services(state), _last_step(state)]
+        if state.sample and state.sample.completions:
+            parts.append(_sample(state))
+        if state.notices:
+            parts.append(_notice(state.notices[-1]))
+        return Group(*parts)
+
+
+def plain_line(state: RunProgress, event: RunEvent) -> str:
+    """Return the line that tells a person about an event; empty if it does not matter enough."""
+    match event.what:
+        case StepFinished() as step:
+            of = f"/{state.max_steps}" if state.max_steps else ""
+            figures = [f"{name} {value}" for name, value in _figures(state)]
+            return "  ".join([f"step {step.step + 1}{of}", *figures])
+        case EvaluationFinished() as evaluation:
+            point = state.evaluations[evaluation.evaluation_set][-1]
+            return (
+                f"evaluation {evaluation.evaluation_set} at version {evaluation.policy_version}: "
+                f"accuracy {_number(point.accuracy)}  reward {_number(point.reward)}"
+            )
+        case RunStateChanged() as changed:
+            return f"run {state.run_id} is {changed.state}" + (f": {changed.reason}" if changed.reason else "")
+        case Notice() as notice if notice.level != "info":
+            return f"{notice.level}: {notice.text}"
+        case _:
+            return ""
+
+
+def _header(state: RunProgress) -> RenderableType:
+    line = Table.grid(expand=True)
+    line.add_column(ratio=1)
+    line.add_column(justify="right")
+    name = Text.assemble(("quartet ", "bold"), (state.run_id, "bold cyan"))
+    if state.model:
+        name.append(f"   {state.model}", "dim")
+    right = Text.assemble((f"{_elapsed(state)}   ", "dim"), (state.state, _STATE_STYLES.get(state.state, "")))
+    line.add_row(name, right)
+    rows: list[RenderableType] = [line]
+    if state.max_steps:
+        bar = Table.grid(expand=True, padding=(0, 1, 0, 0))
+        bar.add_column()
+        bar.add_column(ratio=1)
+        bar.add_row(
+            f"step {state.steps_done}/{state.max_steps}",
+            ProgressBar(total=state.max_steps, completed=min(state.steps_done, state.max_steps)),
+        )
+        rows.append(bar)
+    else:
+        rows.append(Text(f"step {state.steps_done}"))
+    if state.reason:
+        rows.append(Text(state.reason, _STATE_STYLES.get(state.state, "")))
+    return Panel(Group(*rows), border_style="dim")
+
+
+def _curves(state: RunProgress, width: int) -> RenderableType:
+    """Held-out accuracy by policy version, or, before the first evaluation, the training reward."""
+    for name, points in state.evaluations.items():
+        known = [point for point in points if point.accuracy is not None]
+        if known:
+            return _accuracy_panel(name, known, width)
+    rewards = [point.reward for point in state.steps if point.reward is not None]
+    if not rewards:
+        return Panel(Text("no step yet", "dim"), title="learning curve", title_align="left", border_style="dim")
+    chart = Text(sparkline(rewards, max(10, width - 24)), "cyan")
+    return Panel(
+        Text.assemble(chart, f"  {rewards[0]:.2f} → {rewards[-1]:.2f}"),
+        title="training reward",
+        title_align="left",
+        border_style="dim",
+    )
+
+
+def _accuracy_panel(name: str, points: list[EvaluationPoint], width: int) -> RenderableType:
+    values = [point.accuracy or 0.0 for point in points]
+    stretch = max(1, min(6, (width - 16) // len(values)))  # few points: wide columns
+    rows = columns([value for value in values for _ in range(stretch)], max(10, width - 16), _CHART_HEIGHT, 0.0, 1.0)
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(justify="right", style="dim")
+    grid.add_column(style="green", no_wrap=True)
+    labels = {0: "100%", _CHART_HEIGHT // 2: "50%", _CHART_HEIGHT - 1: "0%"}
+    for index, row in enumerate(rows):
+        grid.add_row(labels.get(index, ""), row)
+    first, last = points[0], points[-1]
+    title = Text.assemble(
+        f"accuracy on {name}: {first.accuracy:.0%} at version {first.policy_version} → ",
+        (f"{last.accuracy:.0%}", "bold"),
+        f" at version {last.policy_version}",
+    )
+    return Panel(grid, title=title, title_align="left", border_style="dim")
+
+
+def _services(state: RunProgress) -> RenderableType:
+    table = Table(expand=True, box=None, pad_edge=False, header_style="dim")
+    for heading in ("service", "state", "version", "doing"):
+        table.add_column(heading, ratio=1 if heading == "doing" else None, no_wrap=heading != "doing")
+    for kind in KINDS:
+        members = [member for member in state.members.values() if member.kind == kind]
+        service = state.services.get(kind)
+        if not members:
+            table.add_row(kind, _health(service), "", _doing(service, state))
+        for member in members:
+            word = Text(member.state, "green" if member.state == "active" else "yellow")
+            version = str(member.policy_version) if member.policy_version >= 0 else "none"
+            doing = f"waits for {member.waiting_for}" if member.waiting_for else _gauges(member.gauges)
+            table.add_row(kind, word, version, Text(doing or "at work", "dim", overflow="ellipsis"))
+    return Panel(table, border_style="dim")
+
+
+def _health(service: ServiceStatus | None) -> Text:
+    if service is None:
+        return Text("…", "dim")
+    if service.health != "serving":
+        return Text(service.health.replace("_", " "), "red")
+    return Text("waiting", "yellow") if service.waiting_for else Text("serving", "green")
+
+
+def _doing(service: ServiceStatus | None, state: RunProgress) -> Text:
+    if service is not None and service.waiting_for:
+        return Text(f"waits for {', '.join(service.waiting_for)}", "yellow", overflow="ellipsis")
+    if service is not None and service.error:
+        return Text(service.error, "red", overflow="ellipsis")
+    if service is not None and service.kind == "broker" and state.stats:
+        counts = state.stats
+        told = (
+            f"{counts.queued} queued, {counts.leased} at rollouts, {counts.ready} ready, {counts.committed} committed"
+        )
+        return Text(told + (f", {counts.dead} dead" if counts.dead else ""), "red" if counts.dead else "dim")
+    return Text("")
+
+
+def _gauges(gauges) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value:,.4g}" for name, value in sorted(gauges.items())[:4])
+
+
+def _last_step(state: RunProgress) -> RenderableType:
+    grid = Table.grid(expand=True)
+    figures = _figures(state)
+    if not figures:
+        return Text("  no step yet", "dim")
+    for _ in figures:
+        grid.add_column(justify="center", ratio=1)
+    grid.add_row(*(Text(name, "dim") for name, _ in figures))
+    grid.add_row(*(Text(value, "bold") for _, value in figures))
+    return grid
+
+
+def _figures(state: RunProgress) -> list[tuple[str, str]]:
+    """Return the last step's figures that people look at, those that were reported."""
+    formats = (
+        ("reward", metrics.REWARD, "{:.3f}"),
+        ("accuracy", metrics.ACCURACY, "{:.1%}"),
+        ("length", metrics.LENGTH, "{:.1f}"),
+        ("staleness", metrics.STALENESS, "{:.2f}"),
+        ("tokens/s", metrics.TOKENS_PER_SECOND, "{:,.0f}"),
+        ("idle", metrics.IDLE, "{:.0%}"),
+    )
+    return [(name, form.format(value)) for name, key, form in formats if (value := state.metric(key)) is not None]
+
+
+def _sample(state: RunProgress) -> RenderableType:
+    group = state.sample
+    completion = group.completions[0]
+    text = Text(_cut(group.prompt_text), "dim")
+    text.append(_cut(completion.text), "default")
+    if completion.score is not None:
+        right = completion.score.outcome == "correct"
+        verdict = f"\nreward {completion.score.reward:g}  {completion.score.outcome}"
+        text.append(verdict, "green" if right else "yellow")
+        if completion.score.reason:
+            text.append(f"  {completion.score.reason}", "dim")
+    title = Text(f"sample {group.instance_id}, version {completion.policy_version}")
+    return Panel(text, title=title, title_align="left", border_style="dim")
+
+
+def _cut(text: str) -> str:
+    lines = text.splitlines() or [""]
+    shown = lines[:_SAMPLE_LINES]
+    cut = "\n".join(line if len(line) <= 400 else line[:399] + "…" for line in shown)
+    return cut + (" …" if len(lines) > _SAMPLE_LINES else "")
+
+
+def _notice(notice: Notice) -> Text:
+    return Text(f"  {notice.text}", _NOTICE_STYLES.get(notice.level, "dim"))
+
+
+def _elapsed(state: RunProgress) -> str:
+    if state.started_at is None:
+        return "0:00:00"
+    elapsed = (state.ended_at or datetime.now(UTC)) - state.started_at
+    return str(timedelta(seconds=max(0, math.floor(elapsed.total_seconds()))))
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f}"
