@@ -1,0 +1,20 @@
+"""The command `quartet-trainer`, also `python -m quartet_trainer`."""
+
+import sys
+
+from quartet_common.cli import service_main
+from quartet_trainer.config import TrainerSection
+from quartet_trainer.launch import rank
+from quartet_trainer.service import preflight, serve
+
+
+def main() -> int:
+    """Run the trainer from its command line; see `quartet_common.cli.service_main` for the exit status."""
+    arguments = sys.argv[1:]
+    if rank() > 0:
+        arguments += ["--set", "addresses.trainer=127.0.0.1:0"]  # rank 0 alone has a server
+    return service_main("trainer", TrainerSection, preflight, serve, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""What the outside asks of the training loop. Thread-safe: others ask, the loop's thread answers."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Protocol
+
+from quartet.v1 import trainer_pb2
+
+
+class Stopped(Exception):
+    """The loop was asked to stop while it waited."""
+
+
+class Cancellable(Protocol):
+    """An RPC in progress."""
+
+    def cancel(self) -> object: ...
+
+
+class Attention:
+    """An event that also cancels the call its owner is blocked in: something happened that cannot wait."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._lock = threading.Lock()
+        self._call: Cancellable | None = None
+
+    def call_for(self) -> None:
+        """Wake the owner up."""
+        with self._lock:
+            self._event.set()
+            call = self._call
+        if call is not None:
+            call.cancel()
+
+    def take(self) -> None:
+        """Say that whatever it was is being looked at now."""
+        self._event.clear()
+
+    def wait(self, seconds: float) -> bool:
+        """Block until called for; False if nothing came within `seconds`."""
+        return self._event.wait(seconds)
+
+    @contextmanager
+    def may_cancel(self, call: Cancellable) -> Iterator[None]:
+        """While inside, being called for cancels `call`."""
+        with self._lock:
+            self._call = call
+            pending = self._event.is_set()
+        if pending:
+            call.cancel()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._call = None
+
+
+class Control:
+    """Requests to stop and to save a checkpoint."""
+
+    def __init__(self) -> None:
+        self.attention = Attention()
+        self.stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._checkpoints: list[Future[trainer_pb2.Checkpoint]] = []
+
+    def stop(self) -> None:
+        """Ask the loop to end after the step in progress."""
+        self.stopping.set()
+        self.attention.call_for()
+
+    def pause(self, seconds: float) -> None:
+        """Wait in a retry. Raises Stopped as soon as the loop is asked to stop."""
+        if self.stopping.wait(seconds):
+            raise Stopped
+
+    def request_checkpoint(self) -> "Future[trainer_pb2.Checkpoint]":
+        """Ask for a checkpoint after the step in progress."""
+        future: Future[trainer_pb2.Checkpoint] = Future()
+        with self._lock:
+            self._checkpoints.append(future)
+        self.attention.call_for()
+        return future
+
+    def take_checkpoint_requests(self) -> "list[Future[trainer_pb2.Checkpoint]]":
+        """Return the requests that wait; the caller answers each."""
+        with self._lock:
+            requests, self._checkpoints = self._checkpoints, []
+        return requests
+
+    def close(self) -> None:
+        """The loop has ended: requests that still wait will not be answered by a checkpoint."""
+        for future in self.take_checkpoint_requests():
+            future.set_exception(Stopped("the training has ended"))

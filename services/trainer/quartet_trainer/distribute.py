@@ -1,0 +1,151 @@
+"""Rank 0 leads, the others follow: every collective method of the learner is announced before it is called.
+
+Announcements are bytes broadcast in a Gloo group of their own, so that a long wait for a batch does not run into the
+deadline of the training's collectives, nor occupy a GPU. An announcement is one JSON line, then raw bytes.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from quartet.v1 import experience_pb2
+
+from quartet_common.log import get_logger
+from quartet_trainer.learner.base import Learner
+
+log = get_logger(__name__)
+
+# Followers hear at least an `idle` from a leader that lives; see Ensemble.idle.
+FOLLOWER_SECONDS = 1800.0
+
+
+class Announcements:
+    """Messages from rank 0 to all other ranks."""
+
+    def __init__(self) -> None:
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=FOLLOWER_SECONDS))
+
+    def send(self, command: str, payloads: Sequence[bytes] = (), **arguments: Any) -> None:
+        """Rank 0: tell all others."""
+        head = json.dumps({"command": command, "arguments": arguments, "sizes": [len(p) for p in payloads]}).encode()
+        message = b"\n".join([head, b"".join(payloads)])
+        dist.broadcast(torch.tensor([len(message)]), 0, group=self._group)
+        dist.broadcast(torch.frombuffer(bytearray(message), dtype=torch.uint8), 0, group=self._group)
+
+    def receive(self) -> tuple[str, list[bytes], dict[str, Any]]:
+        """Other ranks: wait for the next; returns command, payloads, arguments. RuntimeError if rank 0 is gone."""
+        size = torch.zeros(1, dtype=torch.int64)
+        dist.broadcast(size, 0, group=self._group)
+        buffer = torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(buffer, 0, group=self._group)
+        head, _, rest = bytes(buffer.numpy()).partition(b"\n")
+        parsed = json.loads(head)
+        payloads, begin = [], 0
+        for length in parsed["sizes"]:
+            payloads.append(rest[begin : begin + length])
+            begin += length
+        return parsed["command"], payloads, parsed["arguments"]
+
+
+class Ensemble:
+    """The learner of all ranks, as rank 0 uses it: the `Learner` protocol, each call announced."""
+
+    def __init__(self, learner: Learner, announcements: Announcements):
+        self._learner = learner
+        self._announcements = announcements
+
+    @property
+    def step(self) -> int:
+        """As Learner.step."""
+        return self._learner.step
+
+    def train_step(self, groups: Sequence[experience_pb2.GroupTensors]) -> dict[str, float]:
+        """As Learner.train_step."""
+        self._announcements.send("train_step", [group.SerializeToString() for group in groups])
+        return self._learner.train_step(groups)
+
+    def weight_specs(self) -> list[tuple[str, int, tuple[int, ...]]]:
+        """As Learner.weight_specs."""
+        self._announcements.send("weight_specs")
+        return self._learner.weight_specs()
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """As Learner.weights. Closing it early goes through the rest, as the other ranks do."""
+        self._announcements.send("weights")
+        weights = self._learner.weights()
+        try:
+            yield from weights
+        finally:
+            for _ in weights:
+                pass
+
+    def save(self, folder: Path, state: dict[str, Any]) -> None:
+        """As Learner.save."""
+        self._announcements.send("save", folder=str(folder), state=state)
+        self._learner.save(folder, state)
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        """As Learner.load."""
+        self._announcements.send("load", folder=str(folder))
+        return self._learner.load(folder)
+
+    def export(self, folder: Path) -> None:
+        """As Learner.export."""
+        self._announcements.send("export", folder=str(folder))
+        self._learner.export(folder)
+
+    def idle(self) -> None:
+        """Tell the others, at least every few minutes, that rank 0 lives and waits."""
+        self._announcements.send("idle")
+
+    def stop(self) -> None:
+        """Let the others end."""
+        self._announcements.send("stop")
+
+
+class Alone:
+    """The learner of a world of one: nothing to announce."""
+
+    def __init__(self, learner: Learner):
+        self._learner = learner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._learner, name)
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """As Learner.weights, as a generator that can be closed."""
+        yield from self._learner.weights()
+
+    def idle(self) -> None:
+        """Nobody waits."""
+
+    def stop(self) -> None:
+        """Nobody follows."""
+
+
+def follow(learner: Learner, announcements: Announcements) -> None:
+    """Ranks above 0: call what rank 0 announces, until it says stop. Raises RuntimeError if rank 0 is gone."""
+    while True:
+        command, payloads, arguments = announcements.receive()
+        if command == "train_step":
+            learner.train_step([experience_pb2.GroupTensors.FromString(payload) for payload in payloads])
+        elif command == "weight_specs":
+            learner.weight_specs()
+        elif command == "weights":
+            for _ in learner.weights():
+                pass
+        elif command == "save":
+            learner.save(Path(arguments["folder"]), arguments["state"])
+        elif command == "load":
+            learner.load(Path(arguments["folder"]))
+        elif command == "export":
+            learner.export(Path(arguments["folder"]))
+        elif command == "stop":
+            log.info("rank 0 has ended the training")
+            return
+        elif command != "idle":
+            raise ValueError(f"rank 0 announced '{command}', which this rank does not know")

@@ -1,0 +1,9 @@
+"""Errors that end a training, for people."""
+
+
+class TrainingError(Exception):
+    """The training cannot go on; the text is one sentence for a person."""
+
+
+class SessionLost(TrainingError):
+    """The broker refuses this session: another trainer has the run, or broker and checkpoints disagree."""

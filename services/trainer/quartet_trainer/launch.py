@@ -1,0 +1,75 @@
+"""The processes of one training job on this host.
+
+Rank 0 is the process that was started; it starts the others, which run the same command line with a RANK. Under
+torchrun, which sets RANK itself (several hosts), nothing is started.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+from quartet_common.log import get_logger
+
+log = get_logger(__name__)
+
+FOLLOWER_GRACE_SECONDS = 5.0
+
+
+def rank() -> int:
+    """Return this process's rank; 0 if nothing says otherwise."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def world_size() -> int:
+    """Return the number of ranks; 1 if nothing says otherwise."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def ignore_signals() -> None:
+    """Ranks above 0 end when rank 0 tells them, not when a terminal or supervisor signals the whole group."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+class Followers:
+    """Ranks 1 and up, as subprocesses of rank 0."""
+
+    def __init__(self, ranks: int):
+        """Start them, with this process as rank 0. With one rank, or under torchrun, do nothing."""
+        self._processes: list[subprocess.Popen] = []
+        if ranks == 1 or "RANK" in os.environ:
+            return
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+        for follower in range(1, ranks):
+            environment = {**os.environ, **world, "RANK": str(follower), "LOCAL_RANK": str(follower)}
+            command = [sys.executable, "-m", "quartet_trainer", *sys.argv[1:]]
+            self._processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
+        os.environ.update(world, RANK="0", LOCAL_RANK="0")
+        log.info("started ranks", extra={"ranks": ranks, "pids": [process.pid for process in self._processes]})
+
+    async def watch(self) -> None:
+        """Return when all have ended well. Raises RuntimeError as soon as one has not."""
+        running = dict(enumerate(self._processes, start=1))
+        while running:
+            for follower, process in list(running.items()):
+                if (code := process.poll()) is not None:
+                    del running[follower]
+                    if code:
+                        raise RuntimeError(f"rank {follower} ended with status {code}")
+            await asyncio.sleep(0.2)
+
+    async def end(self) -> None:
+        """See all of them ended: those that rank 0 did not tell to are killed."""
+        for process in self._processes:
+            try:
+                await asyncio.to_thread(process.wait, FOLLOWER_GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                log.warning("rank does not end, killing it", extra={"pid": process.pid})
+                process.kill()
+                process.wait()

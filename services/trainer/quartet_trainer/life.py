@@ -1,0 +1,157 @@
+"""One life of the training: the learner loaded, the run found, the loop and its parts put together and taken down.
+
+All of it happens in the training thread; this module imports torch and is itself imported there.
+"""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from quartet.v1 import broker_pb2, trainer_pb2
+
+from quartet_common.channel import connect_sync
+from quartet_common.config import LoadedConfig, split_address
+from quartet_trainer import launch
+from quartet_trainer.checkpointing import Checkpointer
+from quartet_trainer.config import TrainerSection
+from quartet_trainer.control import Control, Stopped
+from quartet_trainer.distribute import Alone, Announcements, Ensemble, follow
+from quartet_trainer.errors import TrainingError
+from quartet_trainer.evaluation import Evaluator
+from quartet_trainer.learner import Learner, create_learner
+from quartet_trainer.loop import TrainingLoop
+from quartet_trainer.members import Members
+from quartet_trainer.publisher import Publisher
+from quartet_trainer.publisher.group import WeightStore
+from quartet_trainer.records.journal import Journal
+from quartet_trainer.records.reporter import Reporter
+from quartet_trainer.session import BrokerSession
+from quartet_trainer.status import Status
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the service gives to the training."""
+
+    config: LoadedConfig[TrainerSection]
+    checkpoint_root: Path
+    evaluation_sets: list[str]
+    instance_id: str
+    me: Callable[[], broker_pb2.Member]
+    """This trainer as a member, as it is now."""
+    control: Control
+    status: Status
+
+
+def follow_rank_0(config: LoadedConfig[TrainerSection]) -> None:
+    """Be a rank above 0, from loading the model to the end of the training."""
+    follow(_load(config), Announcements())
+
+
+def live(around: Surroundings) -> str:
+    """Be rank 0: train until the run is over or the service is stopped. Returns why it ended, in words.
+
+    Raises:
+        TrainingError, LearnerError, ConfigError: one sentence for a person.
+    """
+    config, control, status = around.config, around.control, around.status
+    channel = connect_sync(config.addresses.broker, config.security)
+    session = BrokerSession(
+        channel,
+        address=config.addresses.broker,
+        run_id=config.run.id,
+        holder=around.instance_id,
+        control=control,
+        status=status,
+        patience=config.section.broker_timeout_seconds,
+    )
+    loaded = _load(config)
+    learner = Ensemble(loaded, Announcements()) if launch.world_size() > 1 else Alone(loaded)
+    try:
+        status.enter(trainer_pb2.TRAINER_PHASE_WAITING_FOR_BROKER)
+        run = session.wait_for_run(while_waiting=learner.idle)
+        status.enter(trainer_pb2.TRAINER_PHASE_STARTING)
+        if run.state != broker_pb2.RUN_STATE_ACTIVE:
+            state = broker_pb2.RunState.Name(run.state).removeprefix("RUN_STATE_").lower()
+            return f"run '{config.run.id}' has {state} already"
+        return _train(around, session, learner, run)
+    except Stopped:
+        return "stopped before the training began"
+    finally:
+        with contextlib.suppress(RuntimeError):  # ranks that are gone need not be told
+            learner.stop()
+        channel.close()
+
+
+def _train(around: Surroundings, session: BrokerSession, learner: Alone | Ensemble, run: broker_pb2.Run) -> str:
+    config, settings, control, status = around.config, around.config.section, around.control, around.status
+    folder = config.run.path
+    checkpointer = Checkpointer(around.checkpoint_root, settings.checkpoint.keep_last, run, learner, session, status)
+    checkpointer.restore()
+    if run.committed_step > learner.step:
+        raise TrainingError(
+            f"run '{config.run.id}' has {run.committed_step} committed steps, but the newest checkpoint in "
+            f"'{around.checkpoint_root}' has {learner.step}: bring that checkpoint back, or start another run"
+        )
+    session.open(learner.step, checkpointer.consumed.ids())
+    status.session_epoch = session.epoch
+
+    members = Members(
+        session.stub,
+        config.run.id,
+        around.me,
+        heartbeat_seconds=run.spec.member_ttl.ToTimedelta().total_seconds() / 3,
+        on_change=control.attention.call_for,
+    )
+    store_host = settings.weights.store_host or split_address(config.addresses.trainer)[0]
+    publisher = Publisher(
+        config.run.id,
+        settings.weights,
+        WeightStore(store_host, settings.weights.store_port),
+        members,
+        config.security,
+        specs=learner.weight_specs(),
+        stopping=control.stopping.is_set,
+    )
+    reporter = Reporter(session.stub, config.run.id, around.instance_id)
+    journal = Journal(folder, first_step=learner.step, tensorboard=settings.tensorboard)
+    evaluator = Evaluator(
+        around.evaluation_sets,
+        settings.evaluation,
+        folder / "evaluations",
+        session=session,
+        control=control,
+        status=status,
+        journal=journal,
+        reporter=reporter,
+    )
+    loop = TrainingLoop(
+        settings=settings,
+        max_steps=run.spec.max_steps,
+        folder=folder,
+        learner=learner,
+        session=session,
+        publisher=publisher,
+        checkpointer=checkpointer,
+        evaluator=evaluator,
+        journal=journal,
+        reporter=reporter,
+        control=control,
+        status=status,
+    )
+    members.start()
+    try:
+        return loop.run().value
+    finally:
+        publisher.close()
+        members.close()
+        reporter.close()
+        journal.close()
+
+
+def _load(config: LoadedConfig[TrainerSection]) -> Learner:
+    torch.set_num_threads(config.section.torch_threads)
+    assert config.model.path is not None, "preflight checked it"
+    return create_learner(config.section, config.model.path, config.run)

@@ -1,0 +1,127 @@
+"""Who is in the run: the live rollouts, as the broker tells them, and this trainer itself. Two daemon threads."""
+
+import threading
+from collections.abc import Callable
+
+import grpc
+from quartet.v1 import broker_pb2, broker_pb2_grpc, common_pb2
+
+from quartet_common.errors import describe
+from quartet_common.log import get_logger
+
+log = get_logger(__name__)
+
+RETRY_SECONDS = 1.0
+CALL_SECONDS = 10.0
+
+
+class Members:
+    """The membership, kept current from WatchMembers until `close`.
+
+    While the broker is away the last membership stands: a rollout is not given up because nobody can be asked.
+    """
+
+    def __init__(
+        self,
+        stub: broker_pb2_grpc.BrokerServiceStub,
+        run_id: str,
+        me: Callable[[], broker_pb2.Member],
+        heartbeat_seconds: float,
+        on_change: Callable[[], None],
+    ):
+        """`me`: this trainer as a member, as it is now. `on_change`: a rollout came, went, or needs weights."""
+        self._stub = stub
+        self._run_id = run_id
+        self._me = me
+        self._heartbeat_seconds = heartbeat_seconds
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._rollouts: dict[str, broker_pb2.Member] = {}
+        self._epoch = 0
+        self._closing = threading.Event()
+        self._watch_call: grpc.Call | None = None
+        self._threads = [
+            threading.Thread(target=self._watch, name="watch-members", daemon=True),
+            threading.Thread(target=self._stay_member, name="heartbeat", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Begin to watch."""
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Leave the run and stop watching."""
+        self._closing.set()
+        if self._watch_call is not None:
+            self._watch_call.cancel()
+        for thread in self._threads:
+            thread.join(timeout=CALL_SECONDS)
+
+    @property
+    def epoch(self) -> int:
+        """The broker's group epoch."""
+        return self._epoch
+
+    def rollouts(self) -> dict[str, broker_pb2.Member]:
+        """Return the rollouts that work or are about to, by instance id."""
+        with self._lock:
+            return dict(self._rollouts)
+
+    def alive(self, instance_id: str) -> bool:
+        """Whether a rollout is still there."""
+        with self._lock:
+            return instance_id in self._rollouts
+
+    def _watch(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._watch_call = self._stub.WatchMembers(broker_pb2.WatchMembersRequest(run_id=self._run_id))
+                for news in self._watch_call:
+                    self._take(news)
+            except grpc.RpcError as error:
+                if not self._closing.is_set():
+                    log.warning("membership cannot be watched, trying again", extra={"error": describe(error)})
+            self._closing.wait(RETRY_SECONDS)
+
+    def _take(self, news: broker_pb2.WatchMembersResponse) -> None:
+        rollouts = {
+            member.instance_id: member
+            for member in news.members
+            if member.kind == common_pb2.SERVICE_KIND_ROLLOUT and member.state != broker_pb2.MEMBER_STATE_DRAINING
+        }
+        with self._lock:
+            before, self._rollouts, self._epoch = self._rollouts, rollouts, news.group_epoch
+        for instance_id in rollouts.keys() - before.keys():
+            log.info("rollout joined", extra={"rollout": instance_id, "address": rollouts[instance_id].address})
+        for instance_id in before.keys() - rollouts.keys():
+            log.info("rollout left", extra={"rollout": instance_id})
+        lost_weights = any(
+            member.policy_version < 0 <= before[name].policy_version
+            for name, member in rollouts.items()
+            if name in before
+        )
+        if rollouts.keys() != before.keys() or lost_weights:
+            self._on_change()
+
+    def _stay_member(self) -> None:
+        registered = False
+        while True:
+            try:
+                if registered:
+                    request = broker_pb2.HeartbeatRequest(run_id=self._run_id, member=self._me())
+                    self._stub.Heartbeat(request, timeout=CALL_SECONDS)
+                else:
+                    request = broker_pb2.RegisterMemberRequest(run_id=self._run_id, member=self._me())
+                    self._stub.RegisterMember(request, timeout=CALL_SECONDS)
+                    registered = True
+            except grpc.RpcError as error:
+                log.warning("heartbeat failed", extra={"error": describe(error)})
+                registered = False  # registering again is idempotent, and right if the broker forgot this member
+            if self._closing.wait(self._heartbeat_seconds if registered else RETRY_SECONDS):
+                break
+        try:
+            request = broker_pb2.LeaveMemberRequest(run_id=self._run_id, instance_id=self._me().instance_id)
+            self._stub.LeaveMember(request, timeout=2.0)
+        except grpc.RpcError as error:
+            log.info("could not leave; the membership will expire", extra={"error": describe(error)})

@@ -1,0 +1,253 @@
+"""Who has which weights, and how those who lack the current ones get them.
+
+The publisher never hangs and never gives up the training: a rollout that fails is left out for a while, the others are
+served by a new group, and with no rollout at all there is nothing to do.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+import torch
+from quartet.v1 import broker_pb2, common_pb2, rollout_pb2, rollout_pb2_grpc
+
+from quartet_common.channel import connect_sync
+from quartet_common.config import SecuritySection
+from quartet_common.errors import describe
+from quartet_common.handshake import handshake_sync
+from quartet_common.log import get_logger
+from quartet_common.weights import plan_buckets
+from quartet_trainer.config import WeightsSection
+from quartet_trainer.members import Members
+from quartet_trainer.publisher.calls import TransferFailed
+from quartet_trainer.publisher.group import WeightGroup, WeightStore, form_group
+from quartet_trainer.publisher.packing import Packer
+from quartet_trainer.publisher.transfer import PAUSE_MODES, Transfer
+
+log = get_logger(__name__)
+
+CAPABILITY = "weights.gloo"
+FIRST_BACKOFF_SECONDS = 1.0
+LONGEST_BACKOFF_SECONDS = 30.0
+STATUS_SECONDS = 5.0
+
+Weights = Callable[[], Iterator[tuple[str, torch.Tensor]]]
+
+
+@dataclass
+class Published:
+    """What an update came to."""
+
+    version: int
+    epoch: int
+    rollouts: int
+    """Rollouts that have the version now."""
+    bytes: int
+    """Sent to each."""
+    elapsed: float
+    """Seconds, retries included."""
+    failures: list[str] = field(default_factory=list)
+    """What went wrong on the way, in words."""
+
+
+@dataclass
+class _Peer:
+    """A rollout, from the first attempt at it to its leaving."""
+
+    channel: grpc.Channel
+    stub: rollout_pb2_grpc.RolloutServiceStub
+    shaken: bool = False
+    version: int | None = None
+    """Version this trainer installed; None: none, or unknown."""
+    failures: int = 0
+    rest_until: float = 0.0
+
+
+class Publisher:
+    """Brings rollouts to the current policy version."""
+
+    def __init__(
+        self,
+        run_id: str,
+        settings: WeightsSection,
+        store: WeightStore,
+        members: Members,
+        security: SecuritySection,
+        specs: Sequence[tuple[str, int, Sequence[int]]],
+        stopping: Callable[[], bool] = lambda: False,
+    ):
+        """`specs`: name, Dtype and shape of each tensor, as the learner's `weight_specs`."""
+        self._run_id = run_id
+        self._settings = settings
+        self._store = store
+        self._members = members
+        self._security = security
+        self._stopping = stopping
+        self._manifest = plan_buckets(rollout_pb2.WEIGHT_KIND_FULL, specs, settings.bucket_bytes)
+        self._packer = Packer(self._manifest)
+        self._peers: dict[str, _Peer] = {}
+        self._ranks: dict[str, int] = {}
+        self._group: WeightGroup | None = None
+        self._last_epoch = 0
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the present group; -1: none."""
+        return self._group.epoch if self._group else -1
+
+    def current(self, version: int) -> int:
+        """Return the number of live rollouts that have `version`."""
+        return sum(
+            1 for name in self._members.rollouts() if name in self._peers and self._peers[name].version == version
+        )
+
+    def behind(self, version: int) -> dict[str, broker_pb2.Member]:
+        """Return the rollouts that should have `version` and do not, those that rest after a failure left out."""
+        live = self._members.rollouts()
+        for name in self._peers.keys() - live.keys():
+            self._peers.pop(name).channel.close()
+            self._ranks.pop(name, None)
+        now = time.monotonic()
+        behind = {}
+        for name, member in live.items():
+            peer = self._peer(name, member)
+            if peer.version == version and member.policy_version < 0 and self._has_lost_weights(peer):
+                log.warning("rollout lost its weights", extra={"rollout": name})
+                peer.version = None
+            if peer.version != version and peer.rest_until <= now:
+                behind[name] = member
+        return behind
+
+    def _peer(self, name: str, member: broker_pb2.Member) -> _Peer:
+        if name not in self._peers:
+            channel = connect_sync(member.address, self._security)
+            self._peers[name] = _Peer(channel, rollout_pb2_grpc.RolloutServiceStub(channel))
+        return self._peers[name]
+
+    def _has_lost_weights(self, peer: _Peer) -> bool:
+        """Ask the rollout itself: its last heartbeat may be older than its weights."""
+        try:
+            status = peer.stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest(), timeout=STATUS_SECONDS)
+        except grpc.RpcError:
+            return False  # whether it lives is for the broker to say
+        return status.policy_version < 0 and not status.paused
+
+    def publish(self, version: int, weights: Weights) -> Published | None:
+        """Bring every rollout that is behind to `version`, within the configured time. None: none is behind.
+
+        Args:
+            weights: called for each attempt; the iterator it returns is always exhausted or closed.
+        """
+        began = time.monotonic()
+        deadline = began + self._settings.timeout_seconds
+        failures: list[str] = []
+        targets = self.behind(version)
+        if not targets:
+            return None
+        while targets and time.monotonic() < deadline and not self._stopping():
+            try:
+                self._attempt(version, targets, weights, deadline)
+            except TransferFailed as failure:
+                log.warning("weight update failed", extra={"version": version, "error": str(failure)})
+                failures.append(str(failure))
+                self._drop_group()
+                self._leave_out(failure.blame)
+            targets = self.behind(version)
+        if targets and not self._stopping():
+            failures.append(
+                f"{', '.join(targets)} did not get version {version} in {self._settings.timeout_seconds:g} s"
+            )
+            self._leave_out(dict.fromkeys(targets, "not in time"))
+        return Published(
+            version=version,
+            epoch=self.epoch,
+            rollouts=self.current(version),
+            bytes=sum(self._manifest.bucket_bytes),
+            elapsed=time.monotonic() - began,
+            failures=failures,
+        )
+
+    def _attempt(self, version: int, targets: dict[str, broker_pb2.Member], weights: Weights, deadline: float) -> None:
+        self._shake_hands(targets)
+        stubs = {name: self._peers[name].stub for name in targets}
+        if self._group is None or self._group.members.keys() != targets.keys():
+            self._make_group(targets, stubs)
+        transfer = Transfer(self._run_id, version, self._group, stubs, self._members.alive, deadline)
+        for name in targets:
+            self._peers[name].version = None  # unknown from here on
+        try:
+            with contextlib.closing(weights()) as tensors:
+                answers = transfer.run(
+                    self._manifest,
+                    self._packer,
+                    tensors,
+                    PAUSE_MODES[self._settings.pause_mode],
+                    self._settings.keep_kv_cache,
+                )
+        except Exception as failure:
+            transfer.abort(str(failure))
+            raise
+        for name in answers.good:
+            self._peers[name].version = version
+            self._peers[name].failures = 0
+        answers.raise_if_bad(f"finishing update to version {version}")
+
+    def _shake_hands(self, targets: Iterable[str]) -> None:
+        refused = {}
+        for name in targets:
+            peer = self._peers[name]
+            if not peer.shaken:
+                try:
+                    handshake_sync(peer.channel, common_pb2.SERVICE_KIND_TRAINER, [CAPABILITY], timeout=STATUS_SECONDS)
+                    peer.shaken = True
+                except grpc.RpcError as error:
+                    refused[name] = describe(error)
+        if refused:
+            raise TransferFailed("handshake failed", refused)
+
+    def _make_group(
+        self, targets: dict[str, broker_pb2.Member], stubs: dict[str, rollout_pb2_grpc.RolloutServiceStub]
+    ) -> None:
+        self._drop_group()
+        self._last_epoch = 1 + max(self._last_epoch, self._members.epoch, *(self._epoch_at(name) for name in targets))
+        self._group = form_group(
+            self._store,
+            self._run_id,
+            self._last_epoch,
+            targets,
+            stubs,
+            self._ranks,
+            self._settings.timeout_seconds,
+            self._members.alive,
+        )
+
+    def _epoch_at(self, name: str) -> int:
+        """Ask a rollout for its epoch: an earlier life of this trainer may have gone further than the broker knows."""
+        request = rollout_pb2.RolloutServiceGetStatusRequest()
+        try:
+            return self._peers[name].stub.GetStatus(request, timeout=STATUS_SECONDS).group_epoch
+        except grpc.RpcError as error:
+            raise TransferFailed("status is not to be had", {name: describe(error)}) from error
+
+    def _leave_out(self, blame: dict[str, str]) -> None:
+        """Let rollouts that failed rest before the next attempt, twice as long after each failure."""
+        for name, why in blame.items():
+            if (peer := self._peers.get(name)) is not None:
+                rest = min(FIRST_BACKOFF_SECONDS * 2**peer.failures, LONGEST_BACKOFF_SECONDS)
+                peer.version, peer.shaken = None, False
+                peer.failures, peer.rest_until = peer.failures + 1, time.monotonic() + rest
+                log.warning("rollout is left out for a while", extra={"rollout": name, "seconds": rest, "why": why})
+
+    def _drop_group(self) -> None:
+        if self._group is not None:
+            self._group.drop()
+            self._group = None
+
+    def close(self) -> None:
+        """Leave the group and close the channels."""
+        self._drop_group()
+        for peer in self._peers.values():
+            peer.channel.close()
+        self._peers.clear()

@@ -1,0 +1,10 @@
+"""What a run leaves in its folder, and what it tells the broker's stream.
+
+| module | holds |
+|---|---|
+| `step_metrics` | metrics of a step's batch and of the step's phases, from numpy |
+| `journal` | metrics.jsonl and TensorBoard |
+| `samples` | readable samples of the batch |
+| `evaluations` | metrics and JSONL of an evaluation |
+| `reporter` | events to the broker, from a thread of its own, in order |
+"""

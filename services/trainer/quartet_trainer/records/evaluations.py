@@ -1,0 +1,77 @@
+"""What an evaluation came to: its metrics, and a JSONL with a line per completion in ColossalChat's fields."""
+
+import json
+from collections.abc import Sequence
+from math import comb
+from pathlib import Path
+
+from quartet.v1 import experience_pb2, reward_pb2
+
+# A completion counts as solved from this answer accuracy on.
+SOLVED = 0.5
+
+
+def evaluation_metrics(name: str, transcripts: Sequence[experience_pb2.GroupTranscript], dead: int) -> dict[str, float]:
+    """Return `eval/{name}/…`: means over completions, and pass@k over prompts. Dead prompts are in no mean."""
+    completions = [completion for transcript in transcripts for completion in transcript.completions]
+    prefix = f"eval/{name}"
+    metrics = {f"{prefix}/prompts": float(len(transcripts)), f"{prefix}/dead": float(dead)}
+    if not completions:
+        return metrics
+    count = len(completions)
+    metrics |= {
+        f"{prefix}/reward": sum(c.score.reward for c in completions) / count,
+        f"{prefix}/ans_acc": sum(c.score.ans_acc for c in completions) / count,
+        f"{prefix}/format_acc": sum(c.score.format_acc for c in completions) / count,
+        f"{prefix}/response_length": sum(c.tokens for c in completions) / count,
+        f"{prefix}/truncated_ratio": sum(c.finish_reason == experience_pb2.FINISH_REASON_LENGTH for c in completions)
+        / count,
+    }
+    solved = [
+        (len(transcript.completions), sum(c.score.ans_acc >= SOLVED for c in transcript.completions))
+        for transcript in transcripts
+    ]
+    for k in sorted({1, min(n for n, _ in solved)} - {0}):
+        metrics[f"{prefix}/pass@{k}"] = sum(pass_at_k(n, right, k) for n, right in solved) / len(solved)
+    return metrics
+
+
+def pass_at_k(n: int, right: int, k: int) -> float:
+    """Return the unbiased estimate of P(at least one of k is right) from `right` of n (Chen et al. 2021, HumanEval)."""
+    return 1.0 - comb(n - right, k) / comb(n, k)
+
+
+def write_evaluation(folder: Path, name: str, step: int, transcripts: Sequence[experience_pb2.GroupTranscript]) -> Path:
+    """Write `folder`/{name}-step-{step}.jsonl and return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-step-{step}.jsonl"
+    with path.open("w", encoding="utf-8") as file:
+        for transcript in transcripts:
+            for completion in transcript.completions:
+                file.write(json.dumps(_line(transcript, completion), ensure_ascii=False) + "\n")
+    return path
+
+
+def _line(transcript: experience_pb2.GroupTranscript, completion: experience_pb2.CompletionInfo) -> dict[str, object]:
+    reference, score = transcript.instance.prompt.reference, completion.score
+    line: dict[str, object] = {
+        "prompt": transcript.prompt_text,
+        "prediction": completion.text,
+        "gold": reference.answer,
+        "parsed": score.parsed_answer,
+        "format_valid": score.format_acc,
+        "ans_valid": score.ans_acc,
+        "response_length": completion.tokens,
+        "reward": score.reward,
+        "outcome": reward_pb2.Outcome.Name(score.outcome).removeprefix("OUTCOME_").lower(),
+        "reason": score.reason,
+        "prompt_id": transcript.instance.prompt.prompt_id,
+        "policy_versions": sorted({span.policy_version for span in completion.version_spans}),
+    }
+    if reference.test_cases:
+        line["test_cases"] = {
+            "inputs": [case.input for case in reference.test_cases],
+            "outputs": [case.output for case in reference.test_cases],
+        }
+        line["test_results"] = [verifier.reward for verifier in score.verifiers]
+    return line

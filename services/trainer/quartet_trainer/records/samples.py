@@ -1,0 +1,50 @@
+"""Readable samples: what the policy was asked, what it said, what that was worth and why."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from quartet.v1 import experience_pb2, reward_pb2
+
+LONGEST_TEXT = 4000
+
+
+def write_sample(folder: Path, step: int, transcripts: Sequence[experience_pb2.GroupTranscript]) -> Path:
+    """Write `folder`/step-NNNNNN.md and return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step-{step:06d}.md"
+    parts = [f"# Samples of the batch of step {step}\n", *(_group(transcript) for transcript in transcripts)]
+    path.write_text("\n".join(parts), encoding="utf-8")
+    return path
+
+
+def _group(transcript: experience_pb2.GroupTranscript) -> str:
+    prompt = transcript.instance.prompt
+    lines = [f"## {transcript.instance.instance_id}" + (f" ({prompt.prompt_id})" if prompt.prompt_id else ""), ""]
+    lines += ["Prompt:", "", _block(transcript.prompt_text), ""]
+    if prompt.reference.answer:
+        lines += [f"Reference answer: `{prompt.reference.answer}`", ""]
+    for completion in transcript.completions:
+        lines += [_heading(completion), "", _block(completion.text), ""]
+    return "\n".join(lines)
+
+
+def _heading(completion: experience_pb2.CompletionInfo) -> str:
+    score = completion.score
+    outcome = reward_pb2.Outcome.Name(score.outcome).removeprefix("OUTCOME_").lower().replace("_", " ")
+    versions = ", ".join(f"v{span.policy_version}[{span.begin}:{span.end}]" for span in completion.version_spans)
+    cut = ", cut off" if completion.finish_reason == experience_pb2.FINISH_REASON_LENGTH else ""
+    why = f": {score.reason}" if score.reason else ""
+    return (
+        f"### Completion {completion.index}: reward {score.reward:g}, {outcome}{why}\n\n"
+        f"{completion.tokens} tokens{cut}; weights {versions or 'unknown'}; answer read: "
+        + (f"`{score.parsed_answer}`" if score.parsed_answer else "none")
+    )
+
+
+def _block(text: str) -> str:
+    more = len(text) - LONGEST_TEXT
+    shown = text if more <= 0 else f"{text[:LONGEST_TEXT]}… ({more} more characters)"
+    fence = "```"
+    while fence in shown:
+        fence += "`"
+    return f"{fence}text\n{shown}\n{fence}"

@@ -1,0 +1,90 @@
+"""The metrics of a step under their public names: the learner's renamed, and those it cannot know.
+
+docs/metrics.md defines each name.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from quartet.v1 import experience_pb2
+
+from quartet_common.tensors import decode, decode_ragged
+
+_PUBLIC = {
+    "reward_mean": "reward/mean",
+    "reward_std": "reward/std",
+    "frac_reward_zero_std": "reward/frac_zero_std",
+    "solve_none": "reward/solve_none",
+    "solve_all": "reward/solve_all",
+    "format_acc": "reward/format_acc",
+    "ans_acc": "reward/ans_acc",
+    "completion_length_mean": "completions/mean_length",
+    "completion_length_max": "completions/max_length",
+    "truncated_ratio": "completions/truncated_ratio",
+    "groups": "batch/groups",
+    "completions": "batch/completions",
+    "completions_skipped": "batch/completions_skipped",
+    "completion_tokens": "batch/completion_tokens",
+    "trained_tokens": "batch/trained_tokens",
+    "computed_tokens": "batch/computed_tokens",
+    "forward_tokens": "batch/forward_tokens",
+    "padding_ratio": "batch/padding_ratio",
+    "micro_batches": "batch/micro_batches",
+    "log_prob_diff_mean": "mismatch/log_prob_diff_mean",
+    "log_prob_diff_max": "mismatch/log_prob_diff_max",
+    "mismatch_kl": "mismatch/kl",
+    "effective_sample_size": "mismatch/effective_sample_size",
+    "tis_weight_mean": "mismatch/tis_weight_mean",
+    "forward_seconds": "time/forward",
+    "backward_seconds": "time/backward",
+    "optimizer_seconds": "time/optimizer",
+    "train_step_seconds": "time/train_step",
+}
+
+
+def public_names(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the learner's metrics under their public names; those without one become `train/{name}`."""
+    return {_PUBLIC.get(name, f"train/{name}"): value for name, value in metrics.items()}
+
+
+def batch_metrics(
+    step: int,
+    groups: Sequence[experience_pb2.GroupTensors],
+    headers: Sequence[experience_pb2.GroupHeader],
+) -> dict[str, float]:
+    """Return how old the batch of `step` is, and how it came to be."""
+    stale = np.array([step - header.min_policy_version for header in headers])
+    temperatures = np.concatenate([decode(group.temperatures) for group in groups])
+    spans = [row.reshape(-1, 3) for group in groups for row in decode_ragged(group.version_spans)]
+    return {
+        "staleness/mean": float(stale.mean()),
+        "staleness/max": float(stale.max()),
+        "staleness/token_mean": _token_staleness(step, spans),
+        "staleness/mixed_ratio": float(np.mean([len(row) > 1 for row in spans])) if spans else 0.0,
+        "completions/temperature": float(temperatures.mean()) if temperatures.size else 0.0,
+        "batch/redelivered_groups": float(sum(header.attempt > 1 for header in headers)),
+    }
+
+
+def _token_staleness(step: int, spans: Sequence[np.ndarray]) -> float:
+    """`spans`: of each completion, int64 [spans, 3] of (version, begin, end)."""
+    every = np.concatenate([np.zeros((0, 3), np.int64), *spans])
+    tokens = every[:, 2] - every[:, 1]
+    return float(((step - every[:, 0]) * tokens).sum() / max(1, tokens.sum()))
+
+
+def time_metrics(
+    before: Mapping[str, float], after: Mapping[str, float], completion_tokens: float, completions: float
+) -> dict[str, float]:
+    """Return seconds per phase between two readings of `Status.phase_seconds`, the idle fraction and throughput.
+
+    Idle is what the trainer spends waiting for batches.
+    """
+    spent = {name: after[name] - before.get(name, 0.0) for name in after}
+    total = sum(spent.values())
+    metrics = {f"time/{name}": seconds for name, seconds in spent.items() if seconds > 0}
+    metrics["time/step"] = total
+    metrics["time/idle_fraction"] = spent.get("waiting_for_batch", 0.0) / total if total else 0.0
+    metrics["throughput/tokens_per_second"] = completion_tokens / total if total else 0.0
+    metrics["throughput/completions_per_second"] = completions / total if total else 0.0
+    return metrics

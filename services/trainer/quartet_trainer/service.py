@@ -1,0 +1,184 @@
+"""The service around the training: checks before the start, the parts put together, the way down."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from quartet.v1 import broker_pb2, common_pb2, trainer_pb2, trainer_pb2_grpc
+
+from quartet_common.config import ConfigError, LoadedConfig
+from quartet_common.host import ServiceHost
+from quartet_common.log import get_logger
+from quartet_trainer import launch
+from quartet_trainer.config import TrainerSection
+from quartet_trainer.control import Control
+from quartet_trainer.errors import TrainingError
+from quartet_trainer.learner.base import LearnerError
+from quartet_trainer.learner.model_folder import ModelFolderError, check_model_folder
+from quartet_trainer.servicer import TrainerServicer
+from quartet_trainer.status import Status
+
+log = get_logger(__name__)
+
+Config = LoadedConfig[TrainerSection]
+
+
+def preflight(config: Config) -> dict[str, Any]:
+    """Check the model's folder and the run's. Raises ConfigError. Returns what would run."""
+    if config.model.path is None:
+        raise ConfigError("model.path is missing: it names the Hugging Face folder of the model to train")
+    try:
+        check_model_folder(config.model.path)
+    except ModelFolderError as error:
+        raise ConfigError(str(error)) from error
+    for folder in (config.run.path, checkpoint_root(config)):
+        existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+        if not existing.is_dir() or not os.access(existing, os.W_OK):
+            raise ConfigError(f"run.folder: '{folder}' cannot be made: '{existing}' is not a folder one may write to")
+    return {
+        "model": str(config.model.path),
+        "algorithm": config.section.algorithm,
+        "plugin": config.section.plugin,
+        "ranks": config.section.ranks,
+        "broker": config.addresses.broker,
+        "evaluation_sets": evaluation_sets(config),
+        "folder": str(config.run.path),
+    }
+
+
+def checkpoint_root(config: Config) -> Path:
+    """Return the folder of the checkpoints."""
+    return config.section.checkpoint.folder or config.run.path / "checkpoints"
+
+
+def evaluation_sets(config: Config) -> list[str]:
+    """Return the sets to evaluate: those named, or all of [data.evaluation]."""
+    if config.section.evaluation.sets is not None:
+        return config.section.evaluation.sets
+    return list(config.data.get("evaluation", {}))
+
+
+async def serve(config: Config, host: ServiceHost) -> None:
+    """Serve TrainerService and train, until the run is over or the service is stopped."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(config.section.torch_threads))
+    if launch.rank() > 0:
+        launch.ignore_signals()
+        await _in_thread("training", lambda: _import_life().follow_rank_0(config))
+        return
+    followers = launch.Followers(config.section.ranks)
+    control, status = Control(), Status(config.run.id)
+    status.on_waiting = _show_waiting(host, asyncio.get_running_loop())
+    host.capabilities += [f"plugin.{config.section.plugin}", f"weights.{config.section.weights.transport}"]
+    host.libraries.update(_libraries("torch", "colossalai", "transformers"))
+    servicer = TrainerServicer(config.section, launch.world_size(), checkpoint_root(config), status, control, host.stop)
+    trainer_pb2_grpc.add_TrainerServiceServicer_to_server(servicer, host.server)
+    training = host.spawn(_train(config, host, control, status), "training")
+    host.spawn(followers.watch(), "ranks")
+
+    async def drain() -> None:
+        control.stop()
+        await asyncio.wait([training])
+        await followers.end()
+
+    host.on_drain(drain)
+    await host.run()
+
+
+async def _train(config: Config, host: ServiceHost, control: Control, status: Status) -> None:
+    """Have the training done in a thread of its own, and stop the service when it ends."""
+
+    def live() -> str:
+        life = _import_life()
+        return life.live(
+            life.Surroundings(
+                config=config,
+                checkpoint_root=checkpoint_root(config),
+                evaluation_sets=evaluation_sets(config),
+                instance_id=host.instance_id,
+                me=lambda: _member(host, status),
+                control=control,
+                status=status,
+            )
+        )
+
+    try:
+        ending = await _in_thread("training", live)
+    except (TrainingError, LearnerError, ConfigError) as error:
+        log.error(str(error))
+        host.stop(str(error), exit_code=1)
+    else:
+        host.stop(ending)
+    finally:
+        status.enter(trainer_pb2.TRAINER_PHASE_FINISHED)
+        control.close()
+        status.close()
+
+
+def _import_life():
+    """Import torch and all that needs it: seconds, and in the training thread, so that the server answers meanwhile."""
+    from quartet_trainer import life
+
+    return life
+
+
+def _member(host: ServiceHost, status: Status) -> broker_pb2.Member:
+    """This trainer as a member of the run, as it is now."""
+    seconds = status.phase_seconds()
+    total = sum(seconds.values())
+    return broker_pb2.Member(
+        instance_id=host.instance_id,
+        kind=common_pb2.SERVICE_KIND_TRAINER,
+        address=host.address,
+        capabilities=host.capabilities,
+        state=broker_pb2.MEMBER_STATE_ACTIVE,
+        policy_version=status.step,
+        gauges={"idle_fraction": seconds.get("waiting_for_batch", 0.0) / total if total else 0.0},
+        waiting_for=status.waiting_for,
+    )
+
+
+def _show_waiting(host: ServiceHost, loop: asyncio.AbstractEventLoop) -> Callable[[str, str], None]:
+    """Return what carries the training thread's waiting into the handshake."""
+
+    def change(before: str, now: str) -> None:
+        if before:
+            loop.call_soon_threadsafe(host.waiting.discard, before)
+        if now:
+            loop.call_soon_threadsafe(host.waiting.add, now)
+
+    return change
+
+
+def _libraries(*names: str) -> dict[str, str]:
+    versions = {}
+    for name in names:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+async def _in_thread(name: str, work: Callable[[], Any]) -> Any:
+    """Run `work` in a daemon thread: one that does not end in time shall not keep the process alive."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def settle(set_it: Callable[[Any], None], value: Any) -> None:
+        if not done.cancelled():
+            set_it(value)
+
+    def run() -> None:
+        try:
+            outcome = (done.set_result, work())
+        except BaseException as error:  # handed over to whoever awaits
+            outcome = (done.set_exception, error)
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await done

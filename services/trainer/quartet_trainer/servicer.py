@@ -1,0 +1,79 @@
+"""TrainerService: what the training is doing, and the few things one may ask of it."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from quartet.v1 import trainer_pb2, trainer_pb2_grpc
+
+from quartet_common.errors import failed_precondition, invalid_argument
+from quartet_trainer.checkpointing import as_message
+from quartet_trainer.checkpoints import find_checkpoints
+from quartet_trainer.config import TrainerSection
+from quartet_trainer.control import Control, Stopped
+from quartet_trainer.status import Status
+
+
+class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
+    """Answers from `Status`, asks through `Control`."""
+
+    def __init__(
+        self,
+        settings: TrainerSection,
+        world_size: int,
+        checkpoints: Path,
+        status: Status,
+        control: Control,
+        stop: Callable[[str], None],
+    ):
+        """`checkpoints`: their folder. `stop`: stops the service, given the reason."""
+        self._settings = settings
+        self._world_size = world_size
+        self._checkpoints = checkpoints
+        self._status = status
+        self._control = control
+        self._stop = stop
+
+    async def GetStatus(self, request, context):  # noqa: N802 (the contract's name, as below)
+        status = self._status
+        return trainer_pb2.TrainerServiceGetStatusResponse(
+            run_id=status.run_id,
+            phase=status.phase,
+            step=status.step,
+            checkpoint_step=status.checkpoint_step,
+            published_version=status.published_version,
+            algorithm=self._settings.algorithm,
+            plugin=self._settings.plugin,
+            world_size=self._world_size,
+            phase_seconds=status.phase_seconds(),
+            waiting_for=[status.waiting_for] if status.waiting_for else [],
+            group_epoch=status.group_epoch,
+            session_epoch=status.session_epoch,
+        )
+
+    async def WatchMetrics(self, request, context):  # noqa: N802
+        if request.after_step < -1:
+            raise invalid_argument("after_step", request.after_step, "a step from 0, or -1 for all")
+        async for report in self._status.watch(request.after_step):
+            yield report
+
+    async def SaveCheckpoint(self, request, context):  # noqa: N802
+        if not self._status.step:
+            raise failed_precondition("checkpoint", "no batch has been trained yet: there is nothing to save")
+        if self._status.phase == trainer_pb2.TRAINER_PHASE_FINISHED:
+            raise failed_precondition("checkpoint", "the training has ended; ListCheckpoints tells what there is")
+        try:
+            checkpoint = await asyncio.wrap_future(self._control.request_checkpoint())
+        except Stopped as error:
+            raise failed_precondition("checkpoint", str(error)) from error
+        return trainer_pb2.SaveCheckpointResponse(checkpoint=checkpoint)
+
+    async def ListCheckpoints(self, request, context):  # noqa: N802
+        found = await asyncio.to_thread(find_checkpoints, self._checkpoints)
+        return trainer_pb2.ListCheckpointsResponse(checkpoints=[as_message(folder) for folder in found])
+
+    async def Stop(self, request, context):  # noqa: N802
+        training = self._status.phase == trainer_pb2.TRAINER_PHASE_TRAINING
+        step = self._status.step + (1 if training else 0)
+        self._stop(f"asked to by Stop: {request.reason or 'no reason given'}")
+        return trainer_pb2.StopResponse(step=step)

@@ -1,0 +1,237 @@
+"""The trainer's session with the broker: batches in, steps and checkpoints reported. Blocking, in the loop's thread.
+
+A broker that is away is waited for and called again; every call here may be repeated. A session that was fenced,
+because another trainer opened the run, ends the training with `SessionLost`.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import grpc
+from quartet.v1 import broker_pb2, broker_pb2_grpc, common_pb2, experience_pb2
+
+from quartet_common.durations import to_duration
+from quartet_common.errors import describe, retry_delay
+from quartet_common.handshake import handshake_sync
+from quartet_common.log import get_logger
+from quartet_trainer.control import Control, Stopped
+from quartet_trainer.errors import SessionLost, TrainingError
+from quartet_trainer.status import Status
+
+log = get_logger(__name__)
+
+CALL_SECONDS = 20.0
+LEASE_WAIT_SECONDS = 5.0
+LONGEST_BACKOFF_SECONDS = 5.0
+RUN_POLL_SECONDS = 0.5
+
+Answer = TypeVar("Answer")
+
+
+@dataclass
+class Batch:
+    """A step's batch, or why there is none."""
+
+    manifest: broker_pb2.BatchManifest
+    groups: list[experience_pb2.ExperienceGroup] = field(default_factory=list)
+
+
+class BrokerSession:
+    """A run's session; `open` it first."""
+
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        address: str,
+        run_id: str,
+        holder: str,
+        control: Control,
+        status: Status,
+        patience: float,
+    ):
+        """`patience`: seconds for which a broker that went away is waited for."""
+        self._channel = channel
+        self._stub = broker_pb2_grpc.BrokerServiceStub(channel)
+        self._address = address
+        self._run_id = run_id
+        self._holder = holder
+        self._control = control
+        self._status = status
+        self._patience = patience
+        self.epoch = -1
+
+    @property
+    def stub(self) -> broker_pb2_grpc.BrokerServiceStub:
+        """For calls outside the session."""
+        return self._stub
+
+    def wait_for_run(self, while_waiting: Callable[[], None]) -> broker_pb2.Run:
+        """Wait, as long as it takes, for the broker and for the run to be created; `while_waiting` is called meanwhile.
+
+        Raises:
+            Stopped: asked to stop meanwhile.
+            TrainingError: the broker cannot work with this trainer.
+        """
+        shaken = False
+        while True:
+            try:
+                if not shaken:
+                    handshake_sync(self._channel, common_pb2.SERVICE_KIND_TRAINER, timeout=5.0)
+                    shaken = True
+                run = self._stub.GetRun(broker_pb2.GetRunRequest(run_id=self._run_id), timeout=CALL_SECONDS).run
+                self._status.wait_for("")
+                return run
+            except grpc.RpcError as error:
+                if error.code() in _AWAY:
+                    self._status.wait_for(f"broker at {self._address}")
+                elif error.code() == grpc.StatusCode.NOT_FOUND:
+                    self._status.wait_for(f"run '{self._run_id}' to be created")
+                else:
+                    raise TrainingError(f"broker at {self._address}: {describe(error)}") from error
+            while_waiting()
+            self._control.pause(RUN_POLL_SECONDS)
+
+    def open(self, checkpoint_step: int, consumed: Sequence[str]) -> broker_pb2.OpenSessionResponse:
+        """Become the run's trainer, from a checkpoint of `checkpoint_step` steps."""
+        request = broker_pb2.OpenSessionRequest(
+            run_id=self._run_id, holder=self._holder, checkpoint_step=checkpoint_step, consumed_instance_ids=consumed
+        )
+        answer = self._insist("OpenSession", partial(self._stub.OpenSession, request, timeout=CALL_SECONDS))
+        self.epoch = answer.session_epoch
+        return answer
+
+    def lease(self, step: int) -> Batch | None:
+        """Wait a few seconds for the batch of `step`. None when called away by the control's attention."""
+        request = broker_pb2.LeaseExperienceRequest(
+            run_id=self._run_id, session_epoch=self.epoch, step=step, wait=to_duration(LEASE_WAIT_SECONDS)
+        )
+        return self._insist(f"LeaseExperience of step {step}", lambda: self._lease_once(request))
+
+    def _lease_once(self, request: broker_pb2.LeaseExperienceRequest) -> Batch | None:
+        call = self._stub.LeaseExperience(request, timeout=LEASE_WAIT_SECONDS + CALL_SECONDS)
+        batch: Batch | None = None
+        with self._control.attention.may_cancel(call):
+            try:
+                for part in call:
+                    if part.WhichOneof("part") == "manifest":
+                        batch = Batch(part.manifest)
+                    elif batch is not None:
+                        batch.groups.append(part.group)
+            except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.CANCELLED and self._control.attention.wait(0):
+                    return None
+                raise
+        if batch is None:
+            raise TrainingError(f"broker at {self._address}: LeaseExperience of step {request.step} gave no manifest")
+        if batch.manifest.granted and len(batch.groups) != len(batch.manifest.instance_ids):
+            raise TrainingError(
+                f"broker at {self._address}: the batch of step {request.step} has {len(batch.groups)} groups, "
+                f"its manifest {len(batch.manifest.instance_ids)}"
+            )
+        return batch
+
+    def drop(self, step: int, instance_ids: Sequence[str], reason: str) -> int:
+        """Take groups out of a step's batch for good. Returns how many were."""
+        request = broker_pb2.DropExperienceRequest(
+            run_id=self._run_id, session_epoch=self.epoch, step=step, instance_ids=instance_ids, reason=reason
+        )
+        return self._insist("DropExperience", partial(self._stub.DropExperience, request, timeout=CALL_SECONDS)).dropped
+
+    def mark_trained(self, step: int) -> int:
+        """Say that the step's batch is in the weights. Returns the new policy version."""
+        request = broker_pb2.MarkTrainedRequest(run_id=self._run_id, session_epoch=self.epoch, step=step)
+        call = partial(self._stub.MarkTrained, request, timeout=CALL_SECONDS)
+        return self._insist(f"MarkTrained of step {step}", call).policy_version
+
+    def commit(self, step: int) -> int:
+        """Say that steps below `step` are durable. Returns the number of groups let go."""
+        request = broker_pb2.CommitRequest(run_id=self._run_id, session_epoch=self.epoch, step=step)
+        call = partial(self._stub.Commit, request, timeout=CALL_SECONDS)
+        return self._insist(f"Commit of {step} steps", call, last=True).committed
+
+    def finish(self, reason: str) -> None:
+        """End the run as planned."""
+        request = broker_pb2.FinishRunRequest(run_id=self._run_id, state=broker_pb2.RUN_STATE_SUCCEEDED, reason=reason)
+        self._insist("FinishRun", partial(self._stub.FinishRun, request, timeout=CALL_SECONDS), last=True)
+
+    def run_is_active(self) -> bool:
+        """Ask whether the run goes on."""
+        request = broker_pb2.GetRunRequest(run_id=self._run_id)
+        run = self._insist("GetRun", partial(self._stub.GetRun, request, timeout=CALL_SECONDS)).run
+        return run.state == broker_pb2.RUN_STATE_ACTIVE
+
+    def start_evaluation(self, name: str, version: int) -> broker_pb2.StartEvaluationResponse | None:
+        """Queue a set for evaluation at a policy version; None while no prompts of the set are there."""
+        request = broker_pb2.StartEvaluationRequest(run_id=self._run_id, evaluation_set=name, policy_version=version)
+
+        def call() -> broker_pb2.StartEvaluationResponse | None:
+            try:
+                return self._stub.StartEvaluation(request, timeout=CALL_SECONDS)
+            except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.NOT_FOUND:
+                    return None
+                raise
+
+        return self._insist(f"StartEvaluation of '{name}'", call)
+
+    def get_evaluation(
+        self, evaluation_id: str, wait: float = 0.0, summary_only: bool = True
+    ) -> broker_pb2.GetEvaluationResponse | None:
+        """Ask for an evaluation, waiting until complete. None when called away by the control's attention."""
+        request = broker_pb2.GetEvaluationRequest(
+            run_id=self._run_id, evaluation_id=evaluation_id, wait=to_duration(wait), summary_only=summary_only
+        )
+
+        def call() -> broker_pb2.GetEvaluationResponse | None:
+            answer = self._stub.GetEvaluation.future(request, timeout=wait + CALL_SECONDS)
+            try:
+                if not wait:
+                    return answer.result()
+                with self._control.attention.may_cancel(answer):
+                    return answer.result()
+            except grpc.FutureCancelledError:
+                return None
+
+        return self._insist("GetEvaluation", call)
+
+    def _insist(self, what: str, call: Callable[[], Answer], last: bool = False) -> Answer:
+        """Call, and call again while the broker is away.
+
+        `last`: go on for a moment even when asked to stop, because what is reported is done already.
+
+        Raises:
+            Stopped: asked to stop while the broker is away.
+            SessionLost: refused for good.
+            TrainingError: the broker stayed away, or answers nonsense.
+        """
+        began, backoff, waited = time.monotonic(), 0.2, False
+        while True:
+            try:
+                answer = call()
+                if waited:
+                    self._status.wait_for("")
+                return answer
+            except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+                    raise SessionLost(f"the broker refuses {what}: {describe(error)}") from error
+                if error.code() not in _AWAY:
+                    raise TrainingError(f"broker at {self._address}: {what}: {describe(error)}") from error
+                away = time.monotonic() - began
+                if away > self._patience:
+                    raise TrainingError(
+                        f"broker at {self._address}: {what}: away for {away:.0f} s "
+                        f"(trainer.broker_timeout_seconds is {self._patience:g}): {describe(error)}"
+                    ) from error
+                self._status.wait_for(f"broker at {self._address}")
+                waited = True
+                log.warning("broker is away, calling again", extra={"call": what, "error": describe(error)})
+                delay = min(retry_delay(error) or backoff, LONGEST_BACKOFF_SECONDS)
+                backoff = min(2 * backoff, LONGEST_BACKOFF_SECONDS)
+                if self._control.stopping.wait(delay) and not (last and away < LONGEST_BACKOFF_SECONDS):
+                    raise Stopped from error
+
+
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)

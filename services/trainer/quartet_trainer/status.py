@@ -1,0 +1,130 @@
+"""What the training is doing, for those who ask: phases, steps, the last metrics. Thread-safe."""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from quartet.v1 import trainer_pb2
+
+from quartet_common import metrics
+
+METRICS_KEPT = 1000
+
+_PHASE_SECONDS = metrics.counter("quartet_trainer_phase_seconds_total", "Time spent in each phase.", ["phase"])
+_STEP = metrics.gauge("quartet_trainer_step", "Optimizer steps in the weights.")
+_METRIC = metrics.gauge("quartet_trainer_metric", "The last step's metrics, as docs/metrics.md names them.", ["name"])
+
+Phase = trainer_pb2.TrainerPhase
+
+
+def phase_name(phase: int) -> str:
+    """Return e.g. "waiting_for_batch"."""
+    return Phase.Name(phase).removeprefix("TRAINER_PHASE_").lower()
+
+
+@dataclass
+class Status:
+    """The loop writes it; servicer, heartbeat and reports read it."""
+
+    run_id: str
+    step: int = 0
+    checkpoint_step: int = 0
+    published_version: int = -1
+    group_epoch: int = -1
+    session_epoch: int = -1
+    batches: int = 0
+    """Batches trained by this process."""
+    waiting_for: str = ""
+    on_waiting: Callable[[str, str], None] | None = None
+    """Called with (what was waited for, what is now); each may be empty."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _phase: int = Phase.TRAINER_PHASE_STARTING
+    _since: float = field(default_factory=time.perf_counter)
+    _seconds: dict[str, float] = field(default_factory=dict)
+    _history: deque[trainer_pb2.WatchMetricsResponse] = field(default_factory=lambda: deque(maxlen=METRICS_KEPT))
+    _watchers: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = field(default_factory=set)
+    _closed: bool = False
+
+    @property
+    def phase(self) -> int:
+        """The TrainerPhase it is in."""
+        return self._phase
+
+    def enter(self, phase: int) -> int:
+        """Go over to a phase and return the one before."""
+        with self._lock:
+            before, now = self._phase, time.perf_counter()
+            name = phase_name(before)
+            self._seconds[name] = self._seconds.get(name, 0.0) + now - self._since
+            _PHASE_SECONDS.labels(name).inc(now - self._since)
+            self._phase, self._since = phase, now
+        return before
+
+    @contextmanager
+    def during(self, phase: int) -> Iterator[None]:
+        """Be in a phase inside the block, then in the one before again."""
+        before = self.enter(phase)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    def phase_seconds(self) -> dict[str, float]:
+        """Return the seconds spent in each phase so far, the present one included."""
+        with self._lock:
+            seconds = dict(self._seconds)
+            name = phase_name(self._phase)
+            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - self._since
+        return seconds
+
+    def wait_for(self, what: str) -> None:
+        """Say in words what is waited for; empty: for nothing."""
+        before, self.waiting_for = self.waiting_for, what
+        if before != what and self.on_waiting:
+            self.on_waiting(before, what)
+
+    def record(self, report: trainer_pb2.WatchMetricsResponse) -> None:
+        """Take in a step's metrics and wake those who watch."""
+        _STEP.set(report.step + 1)
+        for name, value in report.metrics.items():
+            _METRIC.labels(name).set(value)
+        with self._lock:
+            self._history.append(report)
+        self._wake()
+
+    def close(self) -> None:
+        """No more metrics will come."""
+        self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._lock:
+            watchers = tuple(self._watchers)
+        for loop, event in watchers:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(event.set)
+
+    async def watch(self, after_step: int):
+        """Yield the metrics of each step after `after_step`, those still in memory first; ends when training has."""
+        watcher = (asyncio.get_running_loop(), asyncio.Event())
+        with self._lock:
+            self._watchers.add(watcher)
+        try:
+            while True:
+                watcher[1].clear()
+                closed = self._closed
+                with self._lock:
+                    new = [report for report in self._history if report.step > after_step]
+                for report in new:
+                    yield report
+                    after_step = max(after_step, report.step)
+                if closed:
+                    return
+                await watcher[1].wait()
+        finally:
+            with self._lock:
+                self._watchers.discard(watcher)
