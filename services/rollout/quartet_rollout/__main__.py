@@ -1,0 +1,26 @@
+"""`quartet-rollout [FILE.toml] [--set KEY=VALUE ...]`."""
+
+import sys
+
+from quartet_common.cli import service_main
+from quartet_common.config import LoadedConfig
+
+from quartet_rollout.config import RolloutSection, limit_threads, preflight
+
+
+async def serve(config: LoadedConfig[RolloutSection], host) -> None:
+    """Run the service; grpc and the engine's libraries are imported only now, after the thread count is set."""
+    limit_threads(config.section.engine_options.threads)
+    from quartet_rollout.service import RolloutService
+
+    await RolloutService(config, host).run()
+
+
+def main() -> int:
+    """Return the exit status: 0 ended as asked, 1 failed, 2 unusable configuration, 130 Ctrl-C."""
+    return service_main(kind="rollout", section=RolloutSection, preflight=preflight, serve=serve)
+
+
+# vLLM starts processes by spawn, which imports this module again.
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""[rollout] of the run file, and what is checked before the service starts. Imports neither torch nor an engine."""
+
+import importlib.util
+import os
+from typing import Any, Literal
+
+from pydantic import Field
+from quartet_common.config import ConfigError, LoadedConfig, Section
+
+from quartet_rollout.engines.options import TransformersOptions, VllmOptions
+
+
+class ScoringSection(Section):
+    """[rollout.scoring]: how the reward service is asked."""
+
+    attempts: int = Field(5, ge=1, description="Verifications of one completion before its group is given back.")
+    backoff_seconds: float = Field(0.2, gt=0, description="Wait before the second attempt; doubles with each further.")
+    timeout_seconds: float = Field(300.0, gt=0, description="Longest wait for one completion's score, per attempt.")
+
+
+class RolloutSection(Section):
+    """[rollout]: the engine, how much it is given at once, and how its neighbours are asked."""
+
+    engine: Literal["vllm", "transformers"] = Field("vllm", description="What generates.")
+    vllm: VllmOptions = Field(VllmOptions(), description="Options of the vllm engine.")
+    transformers: TransformersOptions = Field(TransformersOptions(), description="Options of the transformers engine.")
+    advertise_address: str = Field(
+        "", description="host:port under which peers reach this rollout; default: addresses.rollout."
+    )
+    max_running_completions: int = Field(
+        256, ge=1, description="Completions given to the engine at once; prompts are leased while there is room."
+    )
+    max_unsettled_completions: int = Field(
+        1024, ge=1, description="Completions under way in all: generating, being scored, being put."
+    )
+    max_waiting_completions: int = Field(
+        64, ge=0, description="No prompt is leased while more completions than this wait inside the engine."
+    )
+    kv_cache_limit: float = Field(
+        0.95, gt=0, le=1, description="No prompt is leased while more than this fraction of the KV cache is in use."
+    )
+    lease_wait_seconds: float = Field(
+        2.0, gt=0, le=30, description="How long one request for prompts waits at the broker."
+    )
+    max_direct_completions: int = Field(
+        64, ge=0, description="Completions of Generate under way at once; 0 refuses it."
+    )
+    put_batch_groups: int = Field(32, ge=1, le=256, description="Most groups put in one call.")
+    put_batch_bytes: int = Field(16 << 20, ge=1 << 16, le=60 << 20, description="Bytes at which a put is sent.")
+    rpc_timeout_seconds: float = Field(30.0, gt=0, description="Deadline of a call to the broker.")
+    weight_update_timeout_seconds: float = Field(
+        300.0, gt=0, description="Deadline of a weight update, where the trainer names none."
+    )
+    scoring: ScoringSection = Field(ScoringSection(), description="How the reward service is asked.")
+
+    @property
+    def engine_options(self) -> VllmOptions | TransformersOptions:
+        """The chosen engine's options."""
+        return getattr(self, self.engine)
+
+
+def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
+    """Check what the configuration names: the model folder, the engine's library. Return what would run."""
+    section, folder = config.section, config.model.path
+    if folder is None:
+        raise ConfigError("model.path is missing: the rollout needs the Hugging Face folder of the model")
+    if not folder.is_dir():
+        raise ConfigError(f"model.path: there is no folder '{folder}'")
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"model.path: '{folder}' has no config.json; it must be a Hugging Face model folder")
+    if importlib.util.find_spec(section.engine) is None:  # each engine is called as its library is
+        raise ConfigError(f"rollout.engine: the package {section.engine} is not installed here")
+    if section.max_unsettled_completions < section.max_running_completions:
+        raise ConfigError(
+            f"rollout.max_unsettled_completions: got {section.max_unsettled_completions}; it must be at least "
+            f"rollout.max_running_completions ({section.max_running_completions})"
+        )
+    return {
+        "engine": section.engine,
+        "model": str(folder),
+        "broker": config.addresses.broker,
+        "reward": config.addresses.reward,
+        "threads": section.engine_options.threads,
+    }
+
+
+def limit_threads(threads: int) -> None:
+    """Set the thread count of torch's libraries; they read it once, when they are first imported."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"):
+        os.environ[name] = str(threads)

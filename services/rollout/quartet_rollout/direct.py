@@ -1,0 +1,77 @@
+"""Direct use: completions of the live policy for whoever asks; not scored, not stored, not trained."""
+
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import grpc
+from google.rpc import error_details_pb2
+from quartet.v1 import experience_pb2, rollout_pb2
+from quartet_common.errors import ContractError, invalid_argument, resource_exhausted, unavailable
+from quartet_common.tensors import encode
+
+from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineError, PromptError
+from quartet_rollout.experience import completion_info
+from quartet_rollout.group import draw_completions
+from quartet_rollout.sampling import PromptRefused
+from quartet_rollout.state import RolloutState
+from quartet_rollout.telemetry import COMPLETIONS, TOKENS
+
+
+class DirectGeneration:
+    """Generates for callers, beside the run's own prompts, up to a bound."""
+
+    def __init__(self, state: RolloutState, max_completions: int):
+        self._state, self._max_completions = state, max_completions
+        self._running = 0
+        self._ids = itertools.count()
+
+    async def completions(self, prompt: experience_pb2.Prompt) -> AsyncIterator[rollout_pb2.GeneratedCompletion]:
+        """Yield the completions as they finish. Raises ContractError."""
+        state = self._state
+        if state.engine is None:
+            raise unavailable("engine", "it is still loading", retry_after_seconds=1.0)
+        if state.draining:
+            raise unavailable("rollout", "it is stopping")
+        if state.policy_version == UNKNOWN_VERSION:
+            raise unavailable("policy", "this rollout has no weights of a known version yet", retry_after_seconds=1.0)
+        try:
+            token_ids, draw = state.reader.read(prompt, state.spec, experience_pb2.PURPOSE_SERVE)
+        except (PromptRefused, PromptError) as error:
+            raise _refusal(error) from error
+        if self._running + draw.n > self._max_completions:
+            raise resource_exhausted(
+                "max_direct_completions",
+                f"{self._running} completions are under way and {draw.n} more were asked for; "
+                f"allowed: {self._max_completions}",
+                retry_after_seconds=1.0 if draw.n <= self._max_completions else None,
+            )
+        self._running += draw.n
+        try:
+            request_id = f"direct-{next(self._ids)}"
+            async with aclosing(draw_completions(state.engine, request_id, token_ids, draw)) as stream:
+                async for completion in stream:
+                    if any(version == UNKNOWN_VERSION for version, _, _ in completion.version_spans):
+                        raise unavailable("policy", "the weights became unknown while this was generated")
+                    TOKENS.labels("direct").inc(completion.token_ids.size)
+                    COMPLETIONS.labels(completion.finish_reason).inc()
+                    yield rollout_pb2.GeneratedCompletion(
+                        info=completion_info(completion, state.reader.text(completion.token_ids)),
+                        token_ids=encode(completion.token_ids),
+                        log_probs=encode(completion.log_probs),
+                    )
+        except PromptError as error:
+            raise _refusal(error) from error
+        except EngineError as error:
+            raise unavailable("engine", str(error)) from error
+        finally:
+            self._running -= draw.n
+
+
+def _refusal(error: PromptRefused | PromptError) -> ContractError:
+    if isinstance(error, PromptRefused):
+        return invalid_argument(error.field, error.came, error.allowed)
+    # The engine names the field itself, e.g. "sampling.top_p is 2.0; allowed: above 0, at most 1".
+    violation = error_details_pb2.BadRequest.FieldViolation(field="prompt", description=str(error))
+    details = error_details_pb2.BadRequest(field_violations=[violation])
+    return ContractError(grpc.StatusCode.INVALID_ARGUMENT, f"prompt: {error}", [details])

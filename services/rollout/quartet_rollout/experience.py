@@ -1,0 +1,118 @@
+"""A finished group as the contract's ExperienceGroup: tensors for the trainer, a transcript for people, a header."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, tensor_pb2
+from quartet_common.durations import now_timestamp
+from quartet_common.tensors import encode, encode_ragged
+
+from quartet_rollout.engines.base import EngineCompletion
+
+FINISH_REASONS = {
+    "stop": experience_pb2.FINISH_REASON_STOP,
+    "length": experience_pb2.FINISH_REASON_LENGTH,
+    "abort": experience_pb2.FINISH_REASON_ABORT,
+}
+
+
+@dataclass(frozen=True)
+class ScoredCompletion:
+    """A completion, its text, and what the reward service said; None where nobody asked it (serving)."""
+
+    completion: EngineCompletion
+    text: str
+    score: reward_pb2.Score | None
+
+
+def completion_info(
+    completion: EngineCompletion, text: str, score: reward_pb2.Score | None = None
+) -> experience_pb2.CompletionInfo:
+    """Return what there is to say about a completion besides its tensors."""
+    info = experience_pb2.CompletionInfo(
+        index=completion.index,
+        text=text,
+        finish_reason=FINISH_REASONS[completion.finish_reason],
+        tokens=completion.token_ids.size,
+        score=score,
+    )
+    for version, begin, end in completion.version_spans:
+        info.version_spans.add(policy_version=version, begin=begin, end=end)
+    return info
+
+
+def versions_of(completions: Sequence[EngineCompletion]) -> set[int]:
+    """Return the policy versions that generated any token."""
+    return {version for completion in completions for version, _, _ in completion.version_spans}
+
+
+def build_group(
+    lease: broker_pb2.PromptLease,
+    prompt_token_ids: np.ndarray,
+    prompt_text: str,
+    scored: Sequence[ScoredCompletion],
+    temperature: float,
+    rollout_id: str,
+) -> experience_pb2.ExperienceGroup:
+    """Return the group, its completions in order of index.
+
+    Args:
+        prompt_token_ids: int32 [P].
+        scored: all completions of the group, in any order, at least one token among them.
+        temperature: what they were drawn at.
+    """
+    scored = sorted(scored, key=lambda one: one.completion.index)
+    tensors = _tensors(prompt_token_ids, scored, temperature)
+    transcript = experience_pb2.GroupTranscript(
+        instance=lease.instance,
+        prompt_text=prompt_text,
+        completions=[completion_info(one.completion, one.text, one.score) for one in scored],
+        rollout_id=rollout_id,
+        finished_at=now_timestamp(),
+    )
+    return experience_pb2.ExperienceGroup(
+        header=_header(lease, scored),
+        tensors=tensors.SerializeToString(),
+        transcript=transcript.SerializeToString(),
+    )
+
+
+def _tensors(
+    prompt_token_ids: np.ndarray, scored: Sequence[ScoredCompletion], temperature: float
+) -> experience_pb2.GroupTensors:
+    completions = [one.completion for one in scored]
+    spans = [np.asarray(completion.version_spans, dtype=np.int64).reshape(-1) for completion in completions]
+    truncated = np.asarray([completion.finish_reason == "length" for completion in completions], dtype=np.uint8)
+    tensors = experience_pb2.GroupTensors(
+        prompt_token_ids=encode(np.asarray(prompt_token_ids, dtype=np.int32)),
+        completion_token_ids=encode_ragged([one.token_ids for one in completions], tensor_pb2.DTYPE_INT32),
+        rollout_log_probs=encode_ragged([one.log_probs for one in completions], tensor_pb2.DTYPE_FLOAT32),
+        temperatures=encode(np.full(len(completions), temperature, dtype=np.float32)),
+        truncated=encode(truncated),
+        version_spans=encode_ragged(spans, tensor_pb2.DTYPE_INT64),
+    )
+    if all(one.score is not None for one in scored):
+        for field, key in (("rewards", "reward"), ("format_acc", "format_acc"), ("ans_acc", "ans_acc")):
+            values = np.asarray([getattr(one.score, key) for one in scored], dtype=np.float32)
+            getattr(tensors, field).CopyFrom(encode(values))
+    return tensors
+
+
+def _header(lease: broker_pb2.PromptLease, scored: Sequence[ScoredCompletion]) -> experience_pb2.GroupHeader:
+    versions = versions_of([one.completion for one in scored])
+    scores = [one.score for one in scored if one.score is not None]
+    rewards = [score.reward for score in scores]
+    return experience_pb2.GroupHeader(
+        instance_id=lease.instance.instance_id,
+        purpose=lease.instance.purpose,
+        min_policy_version=min(versions),
+        max_policy_version=max(versions),
+        completions=len(scored),
+        completion_tokens=sum(one.completion.token_ids.size for one in scored),
+        reward_mean=statistics.fmean(rewards) if rewards else 0.0,
+        reward_std=statistics.stdev(rewards) if len(rewards) > 1 else 0.0,
+        attempt=lease.attempt,
+        ans_acc=statistics.fmean(score.ans_acc for score in scores) if scores else 0.0,
+    )

@@ -1,0 +1,130 @@
+"""The groups under way: one task each, and what becomes of their leases."""
+
+import asyncio
+
+from quartet.v1 import broker_pb2
+from quartet_common.log import get_logger
+
+from quartet_rollout.group import Group, GivenBack, Stage, pinned_version
+from quartet_rollout.leases import LeaseKeeper
+from quartet_rollout.putting import Putter, PutRefused
+from quartet_rollout.sampling import PromptRefused, completions_per_prompt
+from quartet_rollout.scoring import Scorer
+from quartet_rollout.state import RolloutState
+from quartet_rollout.telemetry import GROUPS, LEASES
+
+log = get_logger(__name__)
+
+
+class Groups:
+    """All groups under way, by lease."""
+
+    def __init__(self, state: RolloutState, keeper: LeaseKeeper, scorer: Scorer, putter: Putter, instance_id: str):
+        self._state, self._keeper, self._scorer, self._putter = state, keeper, scorer, putter
+        self._instance_id = instance_id
+        self._groups: dict[str, Group] = {}
+        self._tasks: dict[str, asyncio.Task] = {}
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    @property
+    def generating(self) -> int:
+        """Completions of groups that are being generated."""
+        return sum(group.n for group in self._groups.values() if group.stage is Stage.GENERATING)
+
+    @property
+    def unsettled(self) -> int:
+        """Completions of all groups under way."""
+        return sum(group.n for group in self._groups.values())
+
+    async def start(self, leases: list[broker_pb2.PromptLease]) -> None:
+        """Take leases on; those that cannot be worked on now are given back at once."""
+        unwanted = []
+        for lease in leases:
+            pinned = pinned_version(lease.instance)
+            if not self._state.may_lease or pinned not in (None, self._state.policy_version):
+                unwanted.append(broker_pb2.LeaseRelease(lease_id=lease.lease_id))
+                GROUPS.labels("given_back").inc()
+                continue
+            self._start(lease)
+        LEASES.set(len(self._groups))
+        if unwanted:
+            await self._keeper.give_back(unwanted)
+
+    def _start(self, lease: broker_pb2.PromptLease) -> None:
+        spec = self._state.spec
+        try:
+            n = completions_per_prompt(lease.instance.prompt, spec, lease.instance.purpose)
+        except PromptRefused:
+            n = 1  # refused in its task, like everything else that is wrong with a prompt
+        lease_id = lease.lease_id
+        self._groups[lease_id] = Group(lease, spec, n)
+        self._keeper.hold(lease_id, lambda: self._lost(lease_id))
+        task = asyncio.create_task(self._live(self._groups[lease_id]), name=f"group {lease.instance.instance_id}")
+        self._tasks[lease_id] = task
+        task.add_done_callback(lambda _: self._gone(lease_id))
+
+    def _gone(self, lease_id: str) -> None:
+        del self._groups[lease_id], self._tasks[lease_id]
+        LEASES.set(len(self._groups))
+        self._state.changes.notify()
+
+    def _lost(self, lease_id: str) -> None:
+        """The broker gave the prompt to someone else."""
+        log.info("lease lost", extra={"lease": lease_id})
+        GROUPS.labels("lease_lost").inc()
+        self._tasks[lease_id].cancel()
+
+    async def _live(self, group: Group) -> None:
+        lease = group.lease
+        try:
+            made = await group.make(self._state.engine, self._state.reader, self._scorer, self._instance_id)
+            group.stage = Stage.PUTTING
+            self._state.changes.notify()
+            self._settled(lease, await self._putter.put(lease.lease_id, made))
+        except GivenBack as error:
+            await self._give_back(lease, str(error), error.failure, error.permanent)
+        except PutRefused as error:
+            log.error("a group was refused: %s", error, extra={"instance": lease.instance.instance_id})
+            await self._give_back(lease, "the broker refused it", f"put refused: {error}", permanent=False)
+        except Exception as error:  # one prompt must not stop the service; the failure counts, and is seen
+            log.exception("a group failed", extra={"instance": lease.instance.instance_id})
+            await self._give_back(lease, "failed", f"rollout: {type(error).__name__}: {error}", permanent=False)
+
+    def _settled(self, lease: broker_pb2.PromptLease, outcome: int) -> None:
+        self._keeper.settled(lease.lease_id)
+        name = broker_pb2.PutOutcome.Name(outcome).removeprefix("PUT_OUTCOME_").lower()
+        GROUPS.labels(name).inc()
+        if outcome == broker_pb2.PUT_OUTCOME_ACCEPTED:
+            self._state.groups_total += 1
+        else:
+            log.info("group not stored", extra={"instance": lease.instance.instance_id, "outcome": name})
+
+    async def _give_back(self, lease: broker_pb2.PromptLease, reason: str, failure: str, permanent: bool) -> None:
+        GROUPS.labels("refused" if permanent else "failed" if failure else "given_back").inc()
+        log.info(
+            "prompt given back: %s",
+            failure or reason,
+            extra={"instance": lease.instance.instance_id, "attempt": lease.attempt, "permanent": permanent},
+        )
+        release = broker_pb2.LeaseRelease(lease_id=lease.lease_id, failure=failure, permanent=permanent)
+        await self._keeper.give_back([release])
+
+    async def flush(self, timeout: float) -> None:
+        """Wait, at most `timeout` seconds, for the groups that are finished and only have to be put."""
+        tasks = [self._tasks[lease_id] for lease_id, group in self._groups.items() if group.stage is Stage.PUTTING]
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout)
+
+    async def give_back_all(self, reason: str, timeout: float = 10.0) -> None:
+        """Stop all work and give its leases back; this does not count against the prompts."""
+        tasks = dict(self._tasks)
+        if not tasks:
+            return
+        log.info("giving back %d prompts: %s", len(tasks), reason)
+        for task in tasks.values():
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+        GROUPS.labels("given_back").inc(len(tasks))
+        await self._keeper.give_back((broker_pb2.LeaseRelease(lease_id=lease_id) for lease_id in tasks), timeout)

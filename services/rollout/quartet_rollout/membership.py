@@ -1,0 +1,196 @@
+"""Membership of the run: wait for the broker and the run, register, beat, leave.
+
+The heartbeat goes out every third of the run's `member_ttl`, and at once when the policy version or the state changes,
+so that the trainer learns of new weights without delay.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import grpc
+from quartet.v1 import broker_pb2, common_pb2
+from quartet_common.durations import to_seconds
+from quartet_common.errors import describe
+from quartet_common.host import ServiceHost
+from quartet_common.log import get_logger
+
+from quartet_rollout.broker_link import TRANSIENT, Backoff, BrokerLink
+from quartet_rollout.engines.base import UNKNOWN_VERSION
+from quartet_rollout.state import RolloutState
+from quartet_rollout.telemetry import TokenRate
+
+log = get_logger(__name__)
+
+# How often a run that ended is looked at: somebody may make a new one under its name.
+_ENDED_POLL_SECONDS = 5.0
+
+_ACTIVE = broker_pb2.RUN_STATE_ACTIVE
+
+
+class Membership:
+    """This rollout as a member of its run."""
+
+    def __init__(
+        self,
+        state: RolloutState,
+        link: BrokerLink,
+        host: ServiceHost,
+        address: str,
+        rate: TokenRate,
+        on_new_run: Callable[[], Awaitable[None]],
+        on_run_ended: Callable[[], Awaitable[None]],
+    ):
+        """`on_new_run` is awaited before registering with a run made anew under the same name, `on_run_ended` when
+        the run has ended."""
+        self._state, self._link, self._host, self._rate = state, link, host, rate
+        self._address = address
+        self._on_new_run, self._on_run_ended = on_new_run, on_run_ended
+        self._wanted = f"run '{state.run_id}' to be created"
+        self._doubted = False
+        self._registered = False
+
+    def doubt(self) -> None:
+        """Have the membership checked now: the broker said that this rollout is no member."""
+        self._doubted = True
+        self._state.changes.notify()
+
+    async def run(self) -> None:
+        """Keep the membership for as long as the service lives. Raises grpc.RpcError for what waiting cannot mend."""
+        while self._state.engine is None:
+            await self._state.changes.wait()
+        while True:
+            await self._link.introduce()
+            run = await self._register()
+            if run.state == _ACTIVE:
+                await self._beat(run)
+            if self._state.run.state != _ACTIVE:
+                await self._ended()
+
+    async def leave(self) -> None:
+        """Leave the run; a broker that cannot be reached finds out by the missing heartbeats."""
+        if not self._registered:
+            return
+        self._registered = self._state.active = False
+        request = broker_pb2.LeaveMemberRequest(run_id=self._state.run_id, instance_id=self._host.instance_id)
+        try:
+            await self._link.call("LeaveMember", request, timeout=2.0)
+        except grpc.RpcError as error:
+            log.info("could not leave the run: %s", describe(error), extra={"run": self._state.run_id})
+
+    async def _register(self) -> broker_pb2.Run:
+        backoff = Backoff(0.2, 1.0)
+        while True:
+            try:
+                await self._recognise()
+                request = broker_pb2.RegisterMemberRequest(run_id=self._state.run_id, member=self._member())
+                response = await self._link.insist("RegisterMember", request)
+            except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.NOT_FOUND:
+                    self._host.waiting.add(self._wanted)
+                elif error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+                    log.info("the run takes no members: %s", describe(error), extra={"run": self._state.run_id})
+                else:
+                    raise
+                await backoff.wait()
+                continue
+            self._host.waiting.discard(self._wanted)
+            self._registered = True
+            self._take(response.run)
+            log.info("member of the run", extra={"run": self._state.run_id, "epoch": response.group_epoch})
+            return response.run
+
+    async def _recognise(self) -> None:
+        """If the run was deleted and made again, forget what belonged to the old one, before anyone sees it."""
+        known = self._state.run
+        if known is None:
+            return
+        response = await self._link.insist("GetRun", broker_pb2.GetRunRequest(run_id=self._state.run_id))
+        if response.run.created_at != known.created_at:
+            log.info("the run was made anew", extra={"run": self._state.run_id})
+            self._state.run = None
+            await self._on_new_run()
+
+    def _take(self, run: broker_pb2.Run) -> None:
+        self._state.run = run
+        self._state.active = run.state == _ACTIVE
+        self._state.changes.notify()
+
+    async def _beat(self, run: broker_pb2.Run) -> None:
+        """Beat until the member is gone (register again) or the run has ended (then `state.run` says so)."""
+        ttl = to_seconds(run.spec.member_ttl) or 15.0
+        while True:
+            beaten_at, told = time.monotonic(), self._telling()
+            self._doubted = False
+            request = broker_pb2.HeartbeatRequest(run_id=self._state.run_id, member=self._member())
+            try:
+                response = await self._link.call("Heartbeat", request, timeout=max(1.0, ttl / 3))
+            except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.NOT_FOUND:
+                    log.warning("no longer a member: %s", describe(error), extra={"run": self._state.run_id})
+                    self._state.active = self._registered = False
+                    return
+                if error.code() not in TRANSIENT:
+                    raise
+                await asyncio.sleep(min(1.0, ttl / 6))
+                continue
+            if response.run_state != _ACTIVE:
+                self._state.run.state = response.run_state
+                return
+            while not self._doubted and self._telling() == told:
+                left = beaten_at + ttl / 3 - time.monotonic()
+                if left <= 0:
+                    break
+                await self._state.changes.wait(left)
+
+    async def _ended(self) -> None:
+        """The run has ended: stop its work, leave it, and wait until a new one is made under its name."""
+        name = broker_pb2.RunState.Name(self._state.run.state).removeprefix("RUN_STATE_").lower()
+        log.info("the run has ended", extra={"run": self._state.run_id, "state": name})
+        self._state.active = False
+        self._state.changes.notify()
+        await self._on_run_ended()
+        await self.leave()
+        thing = f"a new run '{self._state.run_id}' (the last one {name})"
+        self._host.waiting.add(thing)
+        request = broker_pb2.GetRunRequest(run_id=self._state.run_id)
+        while True:
+            await asyncio.sleep(_ENDED_POLL_SECONDS)
+            try:
+                response = await self._link.insist("GetRun", request)
+            except grpc.RpcError as error:
+                if error.code() != grpc.StatusCode.NOT_FOUND:
+                    raise
+                break
+            if response.run.state == _ACTIVE:
+                break
+        self._host.waiting.discard(thing)
+
+    def _telling(self) -> tuple:
+        return self._state.policy_version, self._member_state()
+
+    def _member_state(self) -> int:
+        if self._state.draining:
+            return broker_pb2.MEMBER_STATE_DRAINING
+        if self._state.policy_version == UNKNOWN_VERSION:
+            return broker_pb2.MEMBER_STATE_JOINING
+        return broker_pb2.MEMBER_STATE_ACTIVE
+
+    def _member(self) -> broker_pb2.Member:
+        stats = self._state.engine.stats()
+        return broker_pb2.Member(
+            instance_id=self._host.instance_id,
+            kind=common_pb2.SERVICE_KIND_ROLLOUT,
+            address=self._address,
+            capabilities=self._host.capabilities,
+            state=self._member_state(),
+            policy_version=self._state.policy_version,
+            gauges={
+                "tokens_per_second": self._rate.value,
+                "running": stats.running,
+                "waiting": stats.waiting,
+                "kv_cache_use": stats.kv_cache_use,
+                "groups_total": self._state.groups_total,
+            },
+            waiting_for="; ".join(self._host.waiting),
+        )

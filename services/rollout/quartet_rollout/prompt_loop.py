@@ -1,0 +1,133 @@
+"""Leases prompts while the engine has room for more completions.
+
+A request for prompts waits at the broker until there are some. It carries the policy version of its time, and prompts
+pinned to a newer one are not granted to it: so after a weight update a second request goes out beside the first, which
+is never cancelled, because a lease granted to a cancelled request would be lost until it expires.
+"""
+
+import asyncio
+import time
+
+import grpc
+from quartet.v1 import broker_pb2
+from quartet_common.durations import to_duration
+from quartet_common.errors import describe, retry_delay
+from quartet_common.log import get_logger
+
+from quartet_rollout.broker_link import TRANSIENT, BrokerLink
+from quartet_rollout.config import RolloutSection
+from quartet_rollout.groups import Groups
+from quartet_rollout.membership import Membership
+from quartet_rollout.state import RolloutState
+
+log = get_logger(__name__)
+
+_MAX_PROMPTS = 1024
+
+# How soon the engine's load is looked at again when it alone forbids a lease.
+_LOAD_POLL_SECONDS = 0.2
+
+# Least time between two requests that bring nothing, whatever the broker answers.
+_IDLE_SECONDS = 0.05
+
+
+class PromptLoop:
+    """Asks for prompts; `groups` does the rest."""
+
+    def __init__(
+        self,
+        state: RolloutState,
+        link: BrokerLink,
+        groups: Groups,
+        membership: Membership,
+        instance_id: str,
+        section: RolloutSection,
+    ):
+        self._state, self._link, self._groups, self._membership = state, link, groups, membership
+        self._instance_id, self._section = instance_id, section
+        self._asking: dict[
+            asyncio.Task, tuple[int, int]
+        ] = {}  # request -> (its policy version, completions it may bring)
+
+    async def run(self) -> None:
+        """Lease for as long as the service lives."""
+        while True:
+            prompts = self._prompts_wanted()
+            if prompts:
+                self._ask(prompts)
+            await self._state.changes.wait(_LOAD_POLL_SECONDS if self._engine_full else None)
+
+    async def stop(self, timeout: float) -> None:
+        """Wait for the requests under way, at most `timeout` seconds: what they are granted must be given back."""
+        if self._asking:
+            await asyncio.wait(tuple(self._asking), timeout=timeout)
+
+    @property
+    def _engine_full(self) -> bool:
+        if self._state.engine is None:
+            return False
+        stats = self._state.engine.stats()
+        waiting = 0 if self._state.paused else stats.waiting
+        return waiting > self._section.max_waiting_completions or stats.kv_cache_use > self._section.kv_cache_limit
+
+    def _prompts_wanted(self) -> int:
+        """Return how many prompts to ask for now; 0: none.
+
+        Prompts are asked for in portions of at least an eighth of the engine's room, so that a finished group here and
+        there does not cost a call each.
+        """
+        if not self._state.may_lease or self._engine_full:
+            return 0
+        version = self._state.policy_version
+        if any(asked_version == version for asked_version, _ in self._asking.values()):
+            return 0
+        section = self._section
+        expected = sum(completions for _, completions in self._asking.values())
+        generating = self._groups.generating + expected
+        room = min(
+            section.max_running_completions - generating,
+            section.max_unsettled_completions - self._groups.unsettled - expected,
+        )
+        group_size = self._state.spec.group_size or 1
+        if not generating:
+            room = max(room, group_size)  # a group larger than the limit is generated alone
+        elif room < max(group_size, section.max_running_completions // 8):
+            return 0
+        return min(room // group_size, _MAX_PROMPTS)
+
+    def _ask(self, prompts: int) -> None:
+        version = self._state.policy_version
+        task = asyncio.create_task(self._lease(prompts, version), name="lease prompts")
+        self._asking[task] = (version, prompts * (self._state.spec.group_size or 1))
+        task.add_done_callback(self._answered)
+
+    def _answered(self, task: asyncio.Task) -> None:
+        del self._asking[task]
+        self._state.changes.notify()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("leasing prompts failed: %s", error, exc_info=error)
+
+    async def _lease(self, prompts: int, version: int) -> None:
+        wait = self._section.lease_wait_seconds
+        began = time.monotonic()
+        request = broker_pb2.LeasePromptsRequest(
+            run_id=self._state.run_id,
+            holder=self._instance_id,
+            max_prompts=prompts,
+            wait=to_duration(wait),
+            policy_version=version,
+        )
+        try:
+            response = await self._link.call("LeasePrompts", request, timeout=wait + self._section.rpc_timeout_seconds)
+        except grpc.RpcError as error:
+            if error.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND):
+                log.info("no prompts are granted: %s", describe(error), extra={"run": self._state.run_id})
+                self._membership.doubt()
+            elif error.code() not in TRANSIENT:
+                log.error("leasing prompts failed: %s", describe(error), extra={"run": self._state.run_id})
+            await asyncio.sleep(max(0.5, retry_delay(error) or 0.0))
+            return
+        if response.leases:
+            await self._groups.start(list(response.leases))
+        elif time.monotonic() - began < _IDLE_SECONDS:
+            await asyncio.sleep(_IDLE_SECONDS)

@@ -1,0 +1,106 @@
+"""A Prompt as the token ids that the model sees. What follows is tokens in, tokens out: nothing is tokenized twice."""
+
+from typing import Any
+
+import numpy as np
+from quartet.v1 import broker_pb2, experience_pb2, tensor_pb2
+from quartet_common.tensors import decode
+
+from quartet_rollout.sampling import (
+    Draw,
+    PromptRefused,
+    completions_per_prompt,
+    new_tokens_wanted,
+    sampling_layers,
+    settings_of,
+)
+
+
+class PromptReader:
+    """Reads prompts for one model."""
+
+    def __init__(self, tokenizer: Any, max_model_len: int):
+        """`tokenizer` is the model's transformers tokenizer, `max_model_len` its context in tokens."""
+        self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
+
+    def read(
+        self, prompt: experience_pb2.Prompt, spec: broker_pb2.RunSpec | None, purpose: int
+    ) -> tuple[np.ndarray, Draw]:
+        """Return the prompt's tokens, int32 [P], and what is to be drawn.
+
+        Raises:
+            PromptRefused, PromptError: the prompt is empty, too long, malformed, or its sampling is out of range.
+        """
+        layers = sampling_layers(prompt, spec, purpose)
+        n = completions_per_prompt(prompt, spec, purpose)
+        wanted = new_tokens_wanted(layers)
+        token_ids = self.token_ids(prompt, spec.system_prompt if spec is not None else "")
+        max_new_tokens = self._fit(token_ids.size, wanted, spec.max_prompt_tokens if spec is not None else 0)
+        return token_ids, Draw(n, settings_of(layers, max_new_tokens))
+
+    def token_ids(self, prompt: experience_pb2.Prompt, system_prompt: str) -> np.ndarray:
+        """Return the prompt's tokens, int32 [P], whatever their number but none."""
+        form = prompt.WhichOneof("input")
+        if form == "token_ids":
+            token_ids = _given_ids(prompt.token_ids)
+        elif form == "text":
+            token_ids = self._encode(prompt.text)
+        elif form == "chat":
+            token_ids = self._encode(self._render(prompt.chat, system_prompt))
+        else:
+            raise PromptRefused("prompt.input", "nothing", "exactly one of chat, text, token_ids")
+        if not token_ids.size:
+            raise PromptRefused(f"prompt.{form}", "no tokens", "at least one token")
+        return token_ids
+
+    def text(self, token_ids: np.ndarray) -> str:
+        """Return the text of tokens, special tokens included, exactly as they stand."""
+        return self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _encode(self, text: str) -> np.ndarray:
+        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
+
+    def _render(self, chat: experience_pb2.Chat, system_prompt: str) -> str:
+        if not chat.messages:
+            raise PromptRefused("prompt.chat.messages", "none", "at least one message")
+        messages = [{"role": message.role, "content": message.content} for message in chat.messages]
+        if system_prompt and not any(message["role"] == "system" for message in messages):
+            messages.insert(0, {"role": "system", "content": system_prompt})
+        try:
+            return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a chat template is the model author's program and raises what it likes
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise PromptRefused(
+                "prompt.chat",
+                f"what the model's chat template refuses ({reason})",
+                "a chat it can render, text or token_ids",
+            ) from error
+
+    def _fit(self, prompt_tokens: int, wanted: int, max_prompt_tokens: int) -> int:
+        """Return max_new_tokens for a prompt of that many tokens, or refuse it as too long."""
+        context = self._max_model_len
+        if max_prompt_tokens and prompt_tokens > max_prompt_tokens:
+            raise PromptRefused(
+                "prompt.input", f"{prompt_tokens} tokens", f"at most {max_prompt_tokens}, the run's max_prompt_tokens"
+            )
+        room = context - max(wanted, 1)
+        if prompt_tokens > room:
+            raise PromptRefused(
+                "prompt.input",
+                f"{prompt_tokens} tokens",
+                f"at most {max(room, 0)}: the model's context of {context} less max_new_tokens {max(wanted, 1)}",
+            )
+        return wanted or context - prompt_tokens
+
+
+def _given_ids(tensor: tensor_pb2.Tensor) -> np.ndarray:
+    try:
+        array = decode(tensor)
+    except ValueError as error:
+        raise PromptRefused(
+            "prompt.token_ids", f"a tensor that cannot be read ({error})", "int32, one dimension"
+        ) from error
+    if array.dtype != np.int32 or array.ndim != 1:
+        raise PromptRefused("prompt.token_ids", f"{array.dtype} of {array.ndim} dimensions", "int32, one dimension")
+    return array

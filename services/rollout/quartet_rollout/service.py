@@ -1,0 +1,163 @@
+"""Puts the parts of the rollout together, starts them, and takes them apart when the service drains."""
+
+import asyncio
+import importlib.metadata
+import sys
+
+from quartet.v1 import rollout_pb2_grpc
+from quartet_common.channel import connect
+from quartet_common.config import LoadedConfig
+from quartet_common.host import ServiceHost
+from quartet_common.log import get_logger
+
+from quartet_rollout.broker_link import BrokerLink
+from quartet_rollout.config import RolloutSection
+from quartet_rollout.direct import DirectGeneration
+from quartet_rollout.engines import EngineError, create_engine
+from quartet_rollout.engines.base import UNKNOWN_VERSION, Engine
+from quartet_rollout.groups import Groups
+from quartet_rollout.leases import LeaseKeeper
+from quartet_rollout.membership import Membership
+from quartet_rollout.prompt_loop import PromptLoop
+from quartet_rollout.prompts import PromptReader
+from quartet_rollout.putting import Putter
+from quartet_rollout.scoring import Scorer
+from quartet_rollout.servicer import RolloutServicer
+from quartet_rollout.state import RolloutState
+from quartet_rollout.telemetry import KV_CACHE_USE, POLICY_VERSION, RUNNING, TOKENS_PER_SECOND, WAITING, TokenRate
+from quartet_rollout.weight_updates import WeightUpdates
+
+log = get_logger(__name__)
+
+_LOADING = "engine loading"
+_WEIGHTS = "weights from the trainer"
+_SAMPLE_SECONDS = 1.0
+
+
+class RolloutService:
+    """One rollout."""
+
+    def __init__(self, config: LoadedConfig[RolloutSection], host: ServiceHost):
+        self._config, self._host = config, host
+        section, addresses = config.section, config.addresses
+        self._engine: Engine | None = None
+        self._broker_channel = connect(addresses.broker, config.security)
+        self._reward_channel = connect(addresses.reward, config.security)
+        self.state = RolloutState(config.run.id)
+        self._rate = TokenRate()
+        link = BrokerLink(self._broker_channel, addresses.broker, host.waiting, section.rpc_timeout_seconds)
+        self._scorer = Scorer(self.state, self._reward_channel, addresses.reward, host.waiting, section.scoring)
+        self._keeper = LeaseKeeper(self.state, link)
+        self._putter = Putter(self.state, link, section.put_batch_groups, section.put_batch_bytes)
+        self._groups = Groups(self.state, self._keeper, self._scorer, self._putter, host.instance_id)
+        self._membership = Membership(
+            self.state,
+            link,
+            host,
+            section.advertise_address or host.address,
+            self._rate,
+            on_new_run=self._forget_run,
+            on_run_ended=self._stop_work,
+        )
+        self._loop = PromptLoop(self.state, link, self._groups, self._membership, host.instance_id, section)
+        direct = DirectGeneration(self.state, section.max_direct_completions)
+        self._servicer = RolloutServicer(self.state, host, section, direct, self._rate)
+
+    async def run(self) -> None:
+        """Serve until the host stops."""
+        host = self._host
+        rollout_pb2_grpc.add_RolloutServiceServicer_to_server(self._servicer, host.server)
+        host.waiting.add(_LOADING)
+        host.on_drain(self._drain)
+        self._loading = host.spawn(self._load(), "load engine")
+        for work, name in (
+            (self._membership.run(), "membership"),
+            (self._scorer.run(), "scoring"),
+            (self._keeper.run(), "lease renewal"),
+            (self._putter.run(), "putting"),
+            (self._loop.run(), "prompt loop"),
+            (self._measure(), "measuring"),
+        ):
+            host.spawn(work, name)
+        await host.run()
+
+    async def _load(self) -> None:
+        """Load the engine while the server answers; a failure ends the service with one sentence."""
+        section = self._config.section
+        try:
+            # In a thread: the engine's library takes seconds to import, and the server must answer meanwhile.
+            engine = self._engine = await asyncio.to_thread(self._make_engine)
+            await engine.start()
+        except EngineError as error:
+            self._host.stop(f"the engine could not be loaded: {error}", exit_code=1)
+            return
+        host = self._host
+        host.capabilities.extend([f"engine.{section.engine}", *engine.capabilities()])
+        host.libraries.update(_libraries())
+        host.waiting.discard(_LOADING)
+        self._servicer.updates = WeightUpdates(self.state, engine, host.spawn, self._weights_lost)
+        self.state.reader = PromptReader(engine.tokenizer(), engine.max_model_len)
+        self.state.engine = engine
+        self.state.changes.notify()
+        log.info("engine loaded", extra={"engine": section.engine, "max_model_len": engine.max_model_len})
+
+    def _make_engine(self) -> Engine:
+        section = self._config.section
+        return create_engine(section.engine, str(self._config.model.path), section.engine_options)
+
+    async def _measure(self) -> None:
+        """Keep the gauges, and what is said about waiting for weights, up to date."""
+        while True:
+            if (engine := self.state.engine) is not None:
+                stats = engine.stats()
+                self._rate.sample(stats.tokens_total)
+                RUNNING.set(stats.running)
+                WAITING.set(stats.waiting)
+                KV_CACHE_USE.set(stats.kv_cache_use)
+                TOKENS_PER_SECOND.set(self._rate.value)
+                POLICY_VERSION.set(self.state.policy_version)
+                if self.state.policy_version == UNKNOWN_VERSION:
+                    self._host.waiting.add(_WEIGHTS)
+                else:
+                    self._host.waiting.discard(_WEIGHTS)
+            await self.state.changes.wait(_SAMPLE_SECONDS)
+
+    async def _weights_lost(self) -> None:
+        await self._groups.give_back_all("the weights are of unknown version")
+
+    async def _stop_work(self) -> None:
+        await self._groups.give_back_all("the run has ended")
+
+    async def _forget_run(self) -> None:
+        await self._servicer.updates.forget()
+
+    async def _drain(self) -> None:
+        """Stop leasing, put what is finished, give the rest back, leave, close."""
+        self.state.draining = True
+        self.state.changes.notify()
+        left = self._config.server.drain_seconds
+        await self._loop.stop(timeout=min(self._config.section.lease_wait_seconds, left / 3))
+        await self._groups.flush(timeout=left / 6)
+        await self._groups.give_back_all("the rollout stops", timeout=left / 6)
+        await self._membership.leave()
+        if self._servicer.updates is not None:
+            await self._servicer.updates.close()
+        self._loading.cancel()
+        await asyncio.wait({self._loading})
+        if self._engine is not None:
+            await self._engine.close()
+        await asyncio.gather(self._broker_channel.close(), self._reward_channel.close())
+
+
+def _libraries() -> dict[str, str]:
+    """Return the versions that peers may want to compare."""
+    libraries = {}
+    for name in ("torch", "transformers", "vllm"):
+        try:
+            libraries[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.distributed.is_nccl_available():
+        libraries["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+    return libraries

@@ -1,0 +1,160 @@
+"""RolloutService on the wire: checks what comes, hands it on, words the answer."""
+
+from quartet.v1 import rollout_pb2, rollout_pb2_grpc
+from quartet_common.durations import to_duration, to_seconds
+from quartet_common.errors import failed_precondition, invalid_argument, unavailable, unimplemented
+from quartet_common.host import ServiceHost
+from quartet_common.log import get_logger
+from quartet_common.weights import check_manifest
+
+from quartet_rollout.config import RolloutSection
+from quartet_rollout.direct import DirectGeneration
+from quartet_rollout.engines.base import PauseMode, WeightGroupInfo
+from quartet_rollout.state import RolloutState
+from quartet_rollout.telemetry import TokenRate
+from quartet_rollout.weight_updates import NO_EPOCH, UpdateRequest, WeightUpdates
+
+log = get_logger(__name__)
+
+_TRANSPORTS = {rollout_pb2.WEIGHT_TRANSPORT_GLOO: "gloo", rollout_pb2.WEIGHT_TRANSPORT_NCCL: "nccl"}
+_PAUSE_MODES: dict[int, PauseMode] = {
+    rollout_pb2.PAUSE_MODE_UNSPECIFIED: "keep",
+    rollout_pb2.PAUSE_MODE_KEEP: "keep",
+    rollout_pb2.PAUSE_MODE_WAIT: "wait",
+    rollout_pb2.PAUSE_MODE_ABORT: "abort",
+}
+
+
+class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
+    """Answers for one rollout."""
+
+    def __init__(
+        self,
+        state: RolloutState,
+        host: ServiceHost,
+        section: RolloutSection,
+        direct: DirectGeneration,
+        rate: TokenRate,
+    ):
+        self._state, self._host, self._section = state, host, section
+        self._direct, self._rate = direct, rate
+        self.updates: WeightUpdates | None = None
+        """Set when the engine is loaded."""
+
+    async def GetStatus(self, request, context):  # noqa: N802 (the contract's name)
+        state = self._state
+        response = rollout_pb2.RolloutServiceGetStatusResponse(
+            run_id=state.run_id if state.run is not None else "",
+            engine=self._section.engine,
+            policy_version=state.policy_version,
+            group_epoch=self.updates.epoch if self.updates is not None else NO_EPOCH,
+            kv_cache_use=-1.0,
+            tokens_per_second=self._rate.value,
+            paused=state.paused,
+            waiting_for=list(self._host.waiting),
+            groups_total=state.groups_total,
+        )
+        if state.engine is not None:
+            stats = state.engine.stats()
+            response.running, response.waiting = stats.running, stats.waiting
+            response.kv_cache_use, response.tokens_total = stats.kv_cache_use, stats.tokens_total
+            response.max_model_len = state.engine.max_model_len
+        return response
+
+    async def JoinWeightGroup(self, request, context):  # noqa: N802
+        updates = self._updates_of(request)
+        if request.transport == rollout_pb2.WEIGHT_TRANSPORT_UNSPECIFIED:
+            raise invalid_argument("transport", "WEIGHT_TRANSPORT_UNSPECIFIED", "a transport")
+        if request.transport not in _TRANSPORTS:
+            raise unimplemented("transport", "this rollout receives weights by GLOO and NCCL")
+        if not request.store_host:
+            raise invalid_argument("store_host", "''", "the host of the group's TCPStore")
+        if not 1 <= request.store_port <= 65535:
+            raise invalid_argument("store_port", request.store_port, "1 to 65535")
+        if request.rank < 1:
+            raise invalid_argument("rank", request.rank, "1 or more: the trainer is rank 0")
+        for library, theirs in sorted(request.libraries.items()):
+            ours = self._host.libraries.get(library)
+            if ours != theirs:
+                has = f"has {ours}" if ours else "does not have it"
+                raise failed_precondition(
+                    f"libraries.{library}",
+                    f"the trainer has {theirs}, this rollout {has}: install {library} {theirs} here, or this "
+                    "rollout's version at the trainer",
+                )
+        info = WeightGroupInfo(
+            transport=_TRANSPORTS[request.transport],
+            store_host=request.store_host,
+            store_port=request.store_port,
+            rank=request.rank,
+            world_size=request.world_size,
+            timeout_seconds=self._timeout(request.timeout),
+            secret=request.secret,
+            epoch=request.group_epoch,
+        )
+        return rollout_pb2.JoinWeightGroupResponse(ranks=await updates.join(info))
+
+    async def BeginWeightUpdate(self, request, context):  # noqa: N802
+        updates = self._updates_of(request)
+        if request.pause_mode not in _PAUSE_MODES:
+            raise invalid_argument("pause_mode", request.pause_mode, ", ".join(rollout_pb2.PauseMode.keys()))
+        if request.manifest.kind == rollout_pb2.WEIGHT_KIND_UNSPECIFIED:
+            raise invalid_argument("manifest.kind", "WEIGHT_KIND_UNSPECIFIED", "WEIGHT_KIND_FULL or WEIGHT_KIND_LORA")
+        if not request.manifest.tensors:
+            raise invalid_argument("manifest.tensors", "none", "at least one tensor")
+        try:
+            check_manifest(request.manifest)
+        except ValueError as error:
+            raise invalid_argument("manifest", str(error), "a manifest that is consistent with itself") from error
+        update = UpdateRequest(
+            epoch=request.group_epoch,
+            policy_version=_policy_version(request),
+            manifest=request.manifest,
+            pause_mode=_PAUSE_MODES[request.pause_mode],
+            keep_kv_cache=request.keep_kv_cache,
+            timeout_seconds=self._timeout(request.timeout),
+        )
+        return rollout_pb2.BeginWeightUpdateResponse(paused_completions=await updates.begin(update))
+
+    async def FinishWeightUpdate(self, request, context):  # noqa: N802
+        updates = self._updates_of(request)
+        version = _policy_version(request)
+        paused = await updates.finish(request.group_epoch, version, request.checksum)
+        return rollout_pb2.FinishWeightUpdateResponse(policy_version=version, paused=to_duration(paused))
+
+    async def AbortWeightUpdate(self, request, context):  # noqa: N802
+        updates = self._updates_of(request)
+        stands = await updates.abort(request.group_epoch, _policy_version(request), request.reason)
+        return rollout_pb2.AbortWeightUpdateResponse(policy_version=stands)
+
+    async def Generate(self, request, context):  # noqa: N802
+        completions = [completion async for completion in self._direct.completions(request.prompt)]
+        completions.sort(key=lambda completion: completion.info.index)
+        return rollout_pb2.GenerateResponse(completions=completions)
+
+    async def GenerateStream(self, request, context):  # noqa: N802
+        async for completion in self._direct.completions(request.prompt):
+            yield rollout_pb2.GenerateStreamResponse(completion=completion)
+
+    def _updates_of(self, request) -> WeightUpdates:
+        if request.run_id != self._state.run_id:
+            raise failed_precondition(
+                "run_id", f"this rollout works for run '{self._state.run_id}', the call is about '{request.run_id}'"
+            )
+        if request.group_epoch < 0:
+            raise invalid_argument("group_epoch", request.group_epoch, "an integer >= 0")
+        if self.updates is None:
+            raise unavailable("engine", "it is still loading", retry_after_seconds=1.0)
+        return self.updates
+
+    def _timeout(self, duration) -> float:
+        seconds = to_seconds(duration)
+        if seconds < 0:
+            raise invalid_argument("timeout", f"{seconds:g} s", "above 0, or unset")
+        return seconds or self._section.weight_update_timeout_seconds
+
+
+def _policy_version(request) -> int:
+    if request.policy_version < 0:
+        raise invalid_argument("policy_version", request.policy_version, "an integer >= 0")
+    return request.policy_version

@@ -1,0 +1,68 @@
+"""What the parts of the service share: the run, the engine, and word that something changed."""
+
+import asyncio
+
+from quartet.v1 import broker_pb2
+
+from quartet_rollout.engines.base import UNKNOWN_VERSION, Engine
+from quartet_rollout.prompts import PromptReader
+
+
+class Changes:
+    """Wakes whoever waits for a change. Check a condition, then wait, with no await between: no change is missed."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def notify(self) -> None:
+        """Wake all who wait now."""
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def wait(self, timeout: float | None = None) -> None:
+        """Wait for the next `notify`, at most `timeout` seconds; return either way."""
+        event = self._event
+        try:
+            async with asyncio.timeout(timeout):
+                await event.wait()
+        except TimeoutError:
+            return
+
+
+class RolloutState:
+    """The facts that decide whether prompts may be leased."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.engine: Engine | None = None
+        """Set when it is loaded."""
+        self.reader: PromptReader | None = None
+        """Set with the engine."""
+        self.run: broker_pb2.Run | None = None
+        """The run as it stood at registration; kept after its end, for the defaults of direct generation."""
+        self.active = False
+        """True while this rollout is a registered member of a run that is active."""
+        self.reward_ready = False
+        """True while the reward service's stream is open."""
+        self.paused = False
+        """True while generation stands still for new weights."""
+        self.draining = False
+        """True from the first moment of the end."""
+        self.groups_total = 0
+        """Groups the broker accepted since the start."""
+        self.changes = Changes()
+
+    @property
+    def spec(self) -> broker_pb2.RunSpec | None:
+        """The run's specification, if the run is known."""
+        return self.run.spec if self.run is not None else None
+
+    @property
+    def policy_version(self) -> int:
+        """Policy version of the engine's weights; -1 while there is no engine or nothing is known of them."""
+        return self.engine.policy_version if self.engine is not None else UNKNOWN_VERSION
+
+    @property
+    def may_lease(self) -> bool:
+        """True if a prompt leased now could be generated and scored."""
+        return self.active and self.reward_ready and not self.draining and self.policy_version != UNKNOWN_VERSION

@@ -1,0 +1,51 @@
+"""Prometheus metrics of the rollout, and the token rate of the last seconds."""
+
+import time
+from collections import deque
+
+from quartet_common import metrics
+
+TOKENS = metrics.counter("quartet_rollout_tokens_total", "Tokens of finished completions.", ["purpose"])
+COMPLETIONS = metrics.counter("quartet_rollout_completions_total", "Finished completions.", ["finish_reason"])
+GROUPS = metrics.counter(
+    "quartet_rollout_groups_total",
+    "Groups by what became of them: accepted, duplicate, lease_lost, stale, finished, given_back, failed, refused.",
+    ["outcome"],
+)
+SCORING_SECONDS = metrics.histogram("quartet_rollout_scoring_seconds", "From a finished completion to its score.")
+SCORING_RETRIES = metrics.counter("quartet_rollout_scoring_retries_total", "Verifications asked for again.")
+PAUSE_SECONDS = metrics.histogram("quartet_rollout_pause_seconds", "Generation stood still for a weight update.")
+WEIGHT_UPDATES = metrics.counter(
+    "quartet_rollout_weight_updates_total",
+    "Weight updates by outcome: installed, transfer_failed, checksum_differs, install_failed, given_up.",
+    ["outcome"],
+)
+POLICY_VERSION = metrics.gauge("quartet_rollout_policy_version", "Policy version of the weights; -1: unknown.")
+RUNNING = metrics.gauge("quartet_rollout_running_completions", "Completions being generated.")
+WAITING = metrics.gauge("quartet_rollout_waiting_completions", "Completions waiting in the engine.")
+KV_CACHE_USE = metrics.gauge("quartet_rollout_kv_cache_use", "Fraction of the KV cache in use; -1: nothing to report.")
+TOKENS_PER_SECOND = metrics.gauge("quartet_rollout_tokens_per_second", "Generated tokens per second, last seconds.")
+LEASES = metrics.gauge("quartet_rollout_leases", "Prompt leases held.")
+
+
+class TokenRate:
+    """Tokens per second over the last `window` seconds, from a running total."""
+
+    def __init__(self, window: float = 5.0) -> None:
+        self._window = window
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def sample(self, tokens_total: int, now: float | None = None) -> None:
+        """Take down the total as it is now."""
+        now = time.monotonic() if now is None else now
+        self._samples.append((now, tokens_total))
+        while len(self._samples) > 2 and now - self._samples[0][0] > self._window:
+            self._samples.popleft()
+
+    @property
+    def value(self) -> float:
+        """Tokens per second; 0 before the second sample."""
+        if len(self._samples) < 2:
+            return 0.0
+        (first, before), (last, after) = self._samples[0], self._samples[-1]
+        return (after - before) / (last - first) if last > first else 0.0

@@ -1,0 +1,339 @@
+"""The weight update as a state machine.
+
+    state      event                                   next       generation
+    APART      join                                    JOINING    goes on
+    JOINING    all ranks met                           JOINED     goes on
+    JOINING    deadline, error                         APART      goes on
+    JOINED     begin                                   RECEIVING  paused
+    RECEIVING  finish, checksum equal, installed       JOINED     resumed, new version
+    RECEIVING  finish, checksum differs                APART      resumed, old version
+    RECEIVING  transfer failed, deadline, abort, join  APART      resumed, old version
+    RECEIVING  installation failed                     APART      nothing is generated: version -1
+    any        join of a newer epoch                   JOINING
+
+A transfer fills buffers and touches no parameter, so until the installation the old weights stand. One task owns an
+update from begin to end, under one deadline: a trainer that vanishes leaves a rollout that resumes by itself.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from quartet.v1 import rollout_pb2
+from quartet_common.errors import (
+    ContractError,
+    aborted,
+    data_loss,
+    failed_precondition,
+    invalid_argument,
+    unimplemented,
+)
+from quartet_common.log import get_logger
+
+from quartet_rollout.engines.base import (
+    Engine,
+    EngineError,
+    ManifestError,
+    PauseMode,
+    WeightGroupInfo,
+)
+from quartet_rollout.state import RolloutState
+from quartet_rollout.telemetry import PAUSE_SECONDS, POLICY_VERSION, WEIGHT_UPDATES
+
+log = get_logger(__name__)
+
+NO_EPOCH = -1
+
+# On top of the rendezvous' own deadline, before it is taken for hung.
+_JOIN_GRACE_SECONDS = 2.0
+
+
+class GroupState(Enum):
+    """Where this rollout is with its process group."""
+
+    APART = "apart"
+    """In no group."""
+    JOINING = "joining"
+    """Meeting the other ranks."""
+    JOINED = "joined"
+    """In the group; no update under way."""
+    RECEIVING = "receiving"
+    """An update is under way."""
+
+
+@dataclass(frozen=True)
+class UpdateRequest:
+    """What BeginWeightUpdate asks for."""
+
+    epoch: int
+    policy_version: int
+    manifest: rollout_pb2.WeightManifest
+    pause_mode: PauseMode
+    keep_kv_cache: bool
+    timeout_seconds: float
+
+
+@dataclass(eq=False)
+class _Update:
+    request: UpdateRequest
+    deadline: float
+    paused_at: float
+    paused_completions: int
+    expected: asyncio.Future[int]
+    """Checksum of what was sent; set by finish."""
+    outcome: asyncio.Future[float]
+    """Seconds that generation stood still, or the ContractError that ended the update."""
+    settling: bool = False
+    """True once its end has begun: it can no longer be given up, only waited for."""
+    task: asyncio.Task | None = field(default=None, repr=False)
+
+    def is_for(self, epoch: int, policy_version: int) -> bool:
+        return (self.request.epoch, self.request.policy_version) == (epoch, policy_version)
+
+
+class WeightUpdates:
+    """The one weight update there can be at a time, and the process group it goes through."""
+
+    def __init__(
+        self,
+        state: RolloutState,
+        engine: Engine,
+        spawn: Callable[..., asyncio.Task],
+        on_weights_lost: Callable[[], Awaitable[None]],
+    ):
+        """`spawn(coroutine, name)` runs a task whose failure stops the service; `on_weights_lost` is awaited, with
+        generation paused, when the weights have become unknown."""
+        self._state, self._engine, self._spawn = state, engine, spawn
+        self._on_weights_lost = on_weights_lost
+        self._lock = asyncio.Lock()
+        self._info: WeightGroupInfo | None = None
+        self._newest_epoch = NO_EPOCH
+        self._joining: asyncio.Task | None = None
+        self._apart_because = "it was never invited"
+        self._update: _Update | None = None
+        self._last: _Update | None = None
+        self.state = GroupState.APART
+
+    @property
+    def epoch(self) -> int:
+        """The group epoch this rollout is in, or is joining; -1: none."""
+        return self._info.epoch if self._info is not None and self.state is not GroupState.APART else NO_EPOCH
+
+    async def join(self, info: WeightGroupInfo) -> int:
+        """Begin to join a group; return the ranks this rollout takes. Raises ContractError."""
+        if f"weights.{info.transport}" not in self._engine.capabilities():
+            offered = [name for name in self._engine.capabilities() if name.startswith("weights.")]
+            raise unimplemented("transport", f"this rollout cannot receive by {info.transport}; it has {offered}")
+        ranks = self._engine.weight_ranks
+        if info.rank + ranks > info.world_size:
+            raise invalid_argument(
+                "rank",
+                f"{info.rank} of {info.world_size}",
+                f"1 to {info.world_size - ranks}: this rollout takes {ranks}",
+            )
+        if info.epoch < self._newest_epoch:
+            raise failed_precondition(
+                "group_epoch", f"epoch {info.epoch} is older than {self._newest_epoch}, which this rollout knows"
+            )
+        async with self._lock:
+            if info == self._info and self.state is not GroupState.APART:
+                return ranks
+            if self._update is not None:
+                await self._interrupt(self._update, f"group epoch {info.epoch} began")
+            await self._leave(f"group epoch {info.epoch} began")
+            self._info, self._newest_epoch, self.state = info, info.epoch, GroupState.JOINING
+            self._joining = self._spawn(self._meet(info), f"join weight group {info.epoch}")
+        log.info("joining weight group", extra={"epoch": info.epoch, "rank": info.rank, "world_size": info.world_size})
+        return ranks
+
+    async def _meet(self, info: WeightGroupInfo) -> None:
+        try:
+            async with asyncio.timeout(info.timeout_seconds + _JOIN_GRACE_SECONDS):
+                await self._engine.join_weight_group(info)
+        except (EngineError, TimeoutError) as error:
+            reason = str(error) or f"not all ranks met within {info.timeout_seconds:g} s"
+            log.warning("could not join weight group: %s", reason, extra={"epoch": info.epoch})
+            self._set_apart(f"joining it failed: {reason}")
+            await self._engine.leave_weight_group()
+        else:
+            self.state = GroupState.JOINED
+            log.info("joined weight group", extra={"epoch": info.epoch})
+
+    async def begin(self, request: UpdateRequest) -> int:
+        """Pause and enter the receive; return the completions that were running. Raises ContractError."""
+        deadline = time.monotonic() + request.timeout_seconds
+        await self._wait_joined(request)
+        async with self._lock:
+            if self._update is not None and self._update.settling:
+                await asyncio.wait({self._update.task})
+            if (update := self._update) is not None:
+                if update.is_for(request.epoch, request.policy_version):
+                    return update.paused_completions
+                raise failed_precondition(
+                    "policy_version", f"version {update.request.policy_version} is being received already"
+                )
+            self._require_epoch(request.epoch)
+            try:
+                self._engine.check_manifest(request.manifest)
+            except ManifestError as error:
+                raise invalid_argument("manifest", str(error), "tensors that fit this rollout's model") from error
+            self._state.paused = True
+            paused_at = time.monotonic()
+            try:
+                async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                    paused = await self._engine.pause(request.pause_mode, request.keep_kv_cache)
+            except TimeoutError as error:
+                await self._resume(paused_at)
+                raise aborted("pause", f"generation did not pause within {request.timeout_seconds:g} s") from error
+            except BaseException:
+                await self._resume(paused_at)
+                raise
+            loop = asyncio.get_running_loop()
+            update = _Update(request, deadline, paused_at, paused, loop.create_future(), loop.create_future())
+            # The trainer may never ask how it ended.
+            update.outcome.add_done_callback(lambda outcome: outcome.cancelled() or outcome.exception())
+            self._update, self._last, self.state = update, update, GroupState.RECEIVING
+            update.task = self._spawn(self._live(update), f"weight update {request.policy_version}")
+            return paused
+
+    async def _wait_joined(self, request: UpdateRequest) -> None:
+        if self.state is GroupState.JOINING and self.epoch == request.epoch and self._joining is not None:
+            await asyncio.wait({self._joining}, timeout=request.timeout_seconds)
+
+    def _require_epoch(self, epoch: int) -> None:
+        if self.state is GroupState.JOINED and self.epoch == epoch:
+            return
+        if self.state is GroupState.APART:
+            where = f"this rollout is in no weight group: {self._apart_because}"
+        elif self.epoch != epoch:
+            where = f"this rollout is in epoch {self.epoch}"
+        else:
+            where = "this rollout is still joining it"
+        raise failed_precondition("group_epoch", f"epoch {epoch}: {where}; join first")
+
+    async def _live(self, update: _Update) -> None:
+        """An update's life, from the receive to the resume. Ends early only by `_interrupt`."""
+        request = update.request
+        try:
+            left = update.deadline - time.monotonic()
+            async with asyncio.timeout(left):
+                received = await self._engine.receive_weights(request.manifest, max(left, 0.001))
+                expected = await update.expected
+        except TimeoutError:
+            reason = f"the update was not finished within {request.timeout_seconds:g} s"
+            await self._fail(update, aborted("weight update", reason), "given_up")
+        except EngineError as error:
+            await self._fail(update, aborted("transfer", str(error)), "transfer_failed")
+        else:
+            if received != expected:
+                reason = f"received {received:016x}, sent {expected:016x}; the old weights stand, join again"
+                await self._fail(update, data_loss("checksum", reason), "checksum_differs")
+            else:
+                await self._install(update)
+
+    async def _install(self, update: _Update) -> None:
+        request = update.request
+        update.settling = True
+        try:
+            async with asyncio.timeout(request.timeout_seconds):
+                await self._engine.install_weights(request.policy_version)
+        except (EngineError, TimeoutError) as error:
+            await self._engine.invalidate()
+            await self._on_weights_lost()
+            reason = str(error) or f"not installed within {request.timeout_seconds:g} s"
+            await self._fail(update, data_loss("installation", f"{reason}; the weights are unknown"), "install_failed")
+            return
+        paused = await self._resume(update.paused_at)
+        self._update, self.state = None, GroupState.JOINED
+        WEIGHT_UPDATES.labels("installed").inc()
+        log.info("weights installed", extra={"version": request.policy_version, "paused_ms": round(paused * 1000)})
+        if not update.outcome.done():
+            update.outcome.set_result(paused)
+
+    async def _fail(self, update: _Update, error: ContractError, outcome: str) -> None:
+        """End an update without its weights: leave the group, forget what came, generate again."""
+        log.warning(
+            "weight update failed: %s",
+            error.message,
+            extra={"version": update.request.policy_version, "epoch": update.request.epoch},
+        )
+        update.settling = True
+        await self._leave(error.message)
+        await self._engine.discard_weights()
+        await self._resume(update.paused_at)
+        self._update = None
+        WEIGHT_UPDATES.labels(outcome).inc()
+        if not update.outcome.done():
+            update.outcome.set_exception(error)
+
+    async def _interrupt(self, update: _Update, reason: str) -> None:
+        """Give an update up, unless its end has begun: then wait for that. Called with the lock held."""
+        if not update.settling:
+            update.task.cancel()
+        await asyncio.wait({update.task})
+        if self._update is update:
+            await self._fail(update, aborted("weight update", reason), "given_up")
+
+    async def finish(self, epoch: int, policy_version: int, checksum: int) -> float:
+        """Compare, install, resume; return the seconds that generation stood still. Raises ContractError."""
+        update = self._last
+        if update is None or not update.is_for(epoch, policy_version):
+            raise failed_precondition(
+                "policy_version", f"no update to version {policy_version} was begun in epoch {epoch}"
+            )
+        if not update.expected.done():
+            update.expected.set_result(checksum)
+        elif update.expected.result() != checksum:
+            raise failed_precondition("checksum", "this update was finished before with another checksum")
+        return await asyncio.shield(update.outcome)
+
+    async def abort(self, epoch: int, policy_version: int, reason: str) -> int:
+        """Give an update up if it is under way; return the version of the weights that stand, -1 if unknown."""
+        async with self._lock:
+            if (update := self._update) is not None and update.is_for(epoch, policy_version):
+                await self._interrupt(update, f"the trainer gave it up: {reason or 'no reason given'}")
+        return self._engine.policy_version
+
+    async def forget(self) -> None:
+        """Give up what is under way and forget epochs and weights: the run they belonged to is no more."""
+        async with self._lock:
+            if self._update is not None:
+                await self._interrupt(self._update, "the run was made anew")
+            await self._leave("the run was made anew")
+            self._newest_epoch = NO_EPOCH
+            await self._engine.invalidate()
+            await self._on_weights_lost()
+            self._version_changed()
+
+    async def close(self) -> None:
+        """Give up what is under way: the service ends."""
+        async with self._lock:
+            if self._update is not None:
+                await self._interrupt(self._update, "the rollout stops")
+            await self._leave("the rollout stops")
+
+    async def _leave(self, reason: str) -> None:
+        if self._joining is not None and not self._joining.done():
+            self._joining.cancel()
+            await asyncio.wait({self._joining})
+        self._joining = None
+        if self.state is not GroupState.APART:
+            self._set_apart(reason)
+            await self._engine.leave_weight_group()
+
+    def _set_apart(self, reason: str) -> None:
+        self._apart_because, self.state = reason, GroupState.APART
+
+    async def _resume(self, paused_at: float) -> float:
+        await self._engine.resume()
+        paused = time.monotonic() - paused_at
+        PAUSE_SECONDS.observe(paused)
+        self._state.paused = False
+        self._version_changed()
+        return paused
+
+    def _version_changed(self) -> None:
+        POLICY_VERSION.set(self._engine.policy_version)
+        self._state.changes.notify()
