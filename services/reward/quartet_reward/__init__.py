@@ -2,10 +2,10 @@
 
 From the call down to the arithmetic:
 
-- `serving`: start, preflight and drain. `service`: the three RPCs; `stream`: a call of ScoreStream; `room`: how much
-  may be under way. `telemetry`: metrics.
-- `scoring`: one item through its verifiers into one result; `specs` reads and checks the verifiers that an item names.
-- `verifiers/`: one small file each behind the interface of `verifiers.base`; `registry` finds them, users' own included.
+- `serving`: start, preflight and drain. `telemetry`: metrics.
+- `service`: the three RPCs; `stream`: one call of ScoreStream; `room`: how many items may be under way.
+- `scoring`: one item through its verifiers into one result. `specs`: reads which verifiers an item names, and how.
+- `verifiers/`: one small file each behind the interface of `verifiers.base`; `registry` finds them, and users' own.
 - `reading`: finds the answer in a completion (tags, boxes, trailing special tokens).
 - `math_equality`: are two answers equal? `rationals` and `words` decide the plain cases in this process;
   the rest goes to `worker_pool`, whose killable processes run `worker` → `math_compare` (guards around math-verify).

@@ -12,9 +12,17 @@ from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy.logic.boolalg import BooleanAtom
 
-from quartet_reward.notation import bracketed_list, is_name, known_unit, sides_of_equation, without_decoration
+from quartet_reward.notation import (
+    bracketed_list,
+    formula_in_prose,
+    is_name,
+    known_unit,
+    sides_of_equation,
+    split_outside_brackets,
+    with_decimal_point,
+    without_decoration,
+)
 from quartet_reward.rationals import equal_rationals, parse_rational
-from quartet_reward.reading import last_boxed
 
 _EXTRACTION = [
     LatexExtractionConfig(
@@ -25,6 +33,9 @@ _EXTRACTION = [
         ),
     )
 ]
+# Time and memory are the service's to limit, by killing this process: math-verify's own alarms cannot stop what hangs.
+_NO_ALARM = None
+_COMMA = frozenset([","])
 # Two numbers math-verify calls equal, one of them rounded, must agree to this part of their size.
 _ROUNDING = 1e-5
 _EXACT = 1e-12
@@ -56,7 +67,7 @@ def compare(reference: str, answer: str, reference_was_read: Callable[[], None] 
     Raises:
         BadReference: the reference is not mathematics, or is true (or false) of everything.
     """
-    reference, answer = without_decoration(reference), without_decoration(answer)
+    reference, answer = (without_decoration(formula_in_prose(text)) for text in (reference, answer))
     gold = _parse(reference)
     is_text = not any(isinstance(value, (sympy.Basic, sympy.MatrixBase)) for value in gold)
     _check_reference(reference, gold, is_text)
@@ -74,7 +85,9 @@ def compare(reference: str, answer: str, reference_was_read: Callable[[], None] 
 def _check_reference(reference: str, gold: list, is_text: bool) -> None:
     if is_text and (not gold or "\\" in reference or reference.count("{") != reference.count("}")):
         raise BadReference(f"'{_short(reference)}' cannot be read as mathematics")
-    if gold and isinstance(gold[0], (BooleanAtom, sympy.logic.boolalg.BooleanAtom)):
+    if reference.casefold() in ("true", "false"):
+        raise BadReference(f"'{reference}' is no value; for questions of true or false use the verifier 'exact'")
+    if gold and isinstance(gold[0], BooleanAtom):
         raise BadReference(f"'{_short(reference)}' is {gold[0]} of everything: nothing can be compared with it")
     if gold and _is_identity(gold[0]):
         raise BadReference(f"'{_short(reference)}' is true of everything: nothing can be compared with it")
@@ -84,10 +97,17 @@ def _check_reference(reference: str, gold: list, is_text: bool) -> None:
 
 def _compare(reference: str, answer: str) -> Comparison:
     plain_reference, plain_answer = parse_rational(reference), parse_rational(answer)
+    if plain_reference is None and plain_answer is not None and plain_answer.decimal:
+        plain_reference = parse_rational(with_decimal_point(reference) or "")
+    elif plain_answer is None and plain_reference is not None and plain_reference.decimal:
+        plain_answer = parse_rational(with_decimal_point(answer) or "")
     if plain_reference is not None and plain_answer is not None:
         decided = equal_rationals(plain_answer, plain_reference)
         if decided is not None:
             return Comparison(decided, f"{_short(answer)} {'=' if decided else '≠'} {_short(reference)}, exactly")
+
+    if plain_reference is not None and plain_answer is None and len(split_outside_brackets(answer, _COMMA)) > 1:
+        return Comparison(False, f"{_short(answer)} is a list, not the number {_short(reference)}")
 
     sides = sides_of_equation(answer)
     if len(sides) > 1 and len(sides_of_equation(reference)) == 1 and "=" not in reference:
@@ -129,7 +149,7 @@ def _compare_symbolically(reference: str, answer: str) -> Comparison:
         return Comparison(False, f"'{_short(answer)}' cannot be read as mathematics")
     if isinstance(found[0], BooleanAtom) or _is_identity(found[0]):
         return Comparison(False, f"'{_short(answer)}' is a tautology or a contradiction, not a value")
-    if not verify(gold, found, timeout_seconds=None):
+    if not verify(gold, found, allow_set_relation_comp=True, timeout_seconds=_NO_ALARM):
         return Comparison(False, f"math-verify finds {_short(answer)} ≠ {_short(reference)}")
     if "%" not in reference + answer and _apart(gold[0], found[0]):
         return Comparison(False, f"{_short(answer)} is near {_short(reference)} but not equal")
@@ -137,8 +157,7 @@ def _compare_symbolically(reference: str, answer: str) -> Comparison:
 
 
 def _parse(text: str) -> list:
-    box = last_boxed(text)
-    return parse(rf"\boxed{{{text if box is None else box}}}", _EXTRACTION, parsing_timeout=None)
+    return parse(text if r"\boxed" in text else rf"\boxed{{{text}}}", _EXTRACTION, parsing_timeout=_NO_ALARM)
 
 
 def _is_identity(expression: object) -> bool:

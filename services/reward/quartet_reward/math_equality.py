@@ -60,7 +60,7 @@ class MathEquality:
             VerifierFailure: the reference is empty. The work raises it too: the reference cannot be used, or a worker
                 died twice.
         """
-        answer, reference = _unboxed(answer), _unboxed(reference)
+        answer, reference = _last_box_or_all(answer), _unboxed(reference)
         if not reference:
             raise VerifierFailure(
                 reward_pb2.FAILURE_KIND_BAD_REFERENCE, "reference.answer is empty; it must hold an answer"
@@ -147,6 +147,13 @@ def _understand(message: dict, queued_seconds: float) -> Equality:
             )
 
 
-def _unboxed(text: str) -> str:
-    box = last_boxed(text) if "\\" in text else None
-    return (text if box is None else box).strip()
+def _last_box_or_all(answer: str) -> str:
+    box = last_boxed(answer) if "\\" in answer else None
+    return (answer if box is None else box).strip()
+
+
+def _unboxed(reference: str) -> str:
+    """A reference of one box is what the box holds; one of several ("\\boxed{1} and \\boxed{2}") means them all."""
+    reference = reference.strip()
+    box = last_boxed(reference) if reference.startswith("\\boxed") else None
+    return box if box is not None and reference == rf"\boxed{{{box}}}" else reference

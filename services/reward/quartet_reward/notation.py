@@ -13,6 +13,10 @@ _RELATIONS = frozenset(
 _SIZES = re.compile(r"\\(?:left|right|bigl|bigr|Bigl|Bigr|big|Big)(?![a-zA-Z])")
 _NAME = re.compile(r"\\?[a-zA-Z]+(?:_(?:\{\w+\}|\w))?'*(?:\s*\(\s*\w(?:\s*,\s*\w)*\s*\))?")
 
+_FORMULA = re.compile(r"(?<![\\$])\$\$?[^$]+\$\$?")
+_PROSE = re.compile(r"[A-Za-z\s.,:;'’!-]+")
+_DECIMAL_COMMA = re.compile(r"([+-]?\d+),(\d+)", re.ASCII)
+
 _QUANTITY = re.compile(
     r"(?P<number>[-+\d.,\s/^{}\\!]*(?:\\frac\{\d+\}\{\d+\})?[\d.}])\s*(?:\\[ ,;:!]|~|\s)*"
     r"(?P<unit>\\(?:text|mathrm|mbox|rm)\s*\{\s*[^{}\\]*\}|[a-zA-Zµ°]+)(?P<power>\^(?:\{?[23]\}?))?\.?"
@@ -40,6 +44,22 @@ def without_decoration(text: str) -> str:
             # "$5 and $6" starts and ends alike but is no single formula.
             return inner.strip() if opening not in inner and closing not in inner else text
     return text.removesuffix(".").rstrip() if not text.endswith("..") else text
+
+
+def formula_in_prose(text: str) -> str:
+    """Return the only formula of `Therefore $x > 5$ is the solution`, if words are around it; else `text`."""
+    formulas = list(_FORMULA.finditer(text))
+    if len(formulas) != 1:
+        return text
+    formula = formulas[0]
+    prose = text[: formula.start()] + text[formula.end() :]
+    return formula[0].strip("$") if prose.strip() and _PROSE.fullmatch(prose) else text
+
+
+def with_decimal_point(text: str) -> str | None:
+    """Return `1.22` for `1,22`; None if there is no decimal comma (that of `1,225` separates thousands)."""
+    match = _DECIMAL_COMMA.fullmatch(text.strip())
+    return f"{match[1]}.{match[2]}" if match and len(match[2]) != 3 else None
 
 
 def split_outside_brackets(text: str, separators: frozenset[str]) -> list[str]:
@@ -76,14 +96,21 @@ def bracketed_list(text: str) -> tuple[str, list[str]] | None:
 def sides_of_equation(text: str) -> list[str]:
     """Return the sides of `a = b = …`; only one if `text` is no equation, has other relations or several parts."""
     tokens = {token[0] for token in _TOKENS.finditer(text)}
-    if "=" not in tokens or tokens & _RELATIONS or len(split_outside_brackets(text, frozenset([",", ";"]))) > 1:
+    if (
+        "=" not in tokens
+        or "!=" in text
+        or tokens & _RELATIONS
+        or len(split_outside_brackets(text, frozenset([",", ";"]))) > 1
+    ):
         return [text]
     return split_outside_brackets(text, _EQUALS)
 
 
 def is_name(text: str) -> bool:
-    """Return True for what an equation may define: `x`, `x_1`, `f(x)`, `\\alpha`."""
-    return _NAME.fullmatch(text.strip()) is not None
+    """Return True for what an equation may define: `x`, `x_1`, `f(x)`, `\\alpha`, `(x, y)`."""
+    listed = bracketed_list(text.strip())
+    names = [text] if listed is None else listed[1]
+    return all(_NAME.fullmatch(_TEXT.sub(r"\1", name).strip()) for name in names)
 
 
 def known_unit(text: str) -> str | None:

@@ -1,7 +1,7 @@
 """Plain numbers, exactly: decides the equality of two answers where both are unambiguously written rational numbers.
 
-Integers, decimals, fractions, scientific notation and vulgar fractions, with signs, thousands separators and a dollar
-sign. Whatever else (percent, units, decimal commas, mixed numbers, anything symbolic) is not decided here.
+Integers, decimals, fractions, mixed numbers, scientific notation and vulgar fractions, with signs, thousands separators
+and a dollar sign. Whatever else (percent, units, decimal commas, anything symbolic) is not decided here.
 """
 
 import re
@@ -32,6 +32,10 @@ _FRACTION = re.compile(
     rf"{_SIGN}(?:(?P<a>\d+)\s?/\s?(?P<b>\d+)|\\frac\s?(?:\{{\s?(?P<c>-?\s?\d+)\s?\}}\s?\{{\s?(?P<d>-?\s?\d+)\s?\}}|(?P<e>\d)(?P<f>\d)))",
     re.ASCII,
 )
+_MIXED = re.compile(
+    rf"{_SIGN}(?P<whole>\d+)(?:\s(?P<a>\d+)\s?/\s?(?P<b>\d+)|\s?\\frac\s?\{{\s?(?P<c>\d+)\s?\}}\s?\{{\s?(?P<d>\d+)\s?\}})",
+    re.ASCII,
+)
 _MIXED_VULGAR = re.compile(rf"{_SIGN}(?P<whole>\d*)\s?(?P<vulgar>[{_VULGAR}])", re.ASCII)
 
 
@@ -52,6 +56,8 @@ def parse_rational(text: str) -> Rational | None:
         return _decimal(match)
     if match := _FRACTION.fullmatch(text):
         return _fraction(match)
+    if match := _MIXED.fullmatch(text):
+        return _mixed(match)
     if match := _MIXED_VULGAR.fullmatch(text):
         whole = int(match["whole"] or 0)
         numerator, denominator = unicodedata.normalize("NFKC", match["vulgar"]).split("\u2044")
@@ -109,6 +115,13 @@ def _fraction(match: re.Match[str]) -> Rational | None:
     if denominator == 0:
         return None
     return _signed(match["sign"], Fraction(numerator, denominator), decimal=False)
+
+
+def _mixed(match: re.Match[str]) -> Rational | None:
+    numerator, denominator = int(match["a"] or match["c"]), int(match["b"] or match["d"])
+    if not 0 < numerator < denominator:
+        return None  # "2 7/3" is no mixed number; whatever it is, it is not plain
+    return _signed(match["sign"], int(match["whole"]) + Fraction(numerator, denominator), decimal=False)
 
 
 def _signed(sign: str, value: Fraction, decimal: bool) -> Rational:
