@@ -1,0 +1,92 @@
+"""Prompts that were set aside, and where one group is: ListDead, RequeueDead, GetGroup."""
+
+from quartet.v1 import broker_pb2, experience_pb2
+from quartet_common.errors import not_found
+
+from quartet_broker import keys, validation
+from quartet_broker.events import timestamp
+from quartet_broker.store import Store, run_not_found
+
+
+class Dead:
+    """The dead letters of a run, and the life of single groups."""
+
+    def __init__(self, store: Store):
+        self._store = store
+
+    async def load(self, run_id: str, instance_ids: list[str]) -> list[broker_pb2.DeadPrompt]:
+        """Return those of the instances that are dead."""
+        prefix = keys.prefix(run_id)
+        commands: list[tuple] = []
+        for instance_id in instance_ids:
+            commands += [("ZSCORE", prefix + "dead", instance_id), ("HGETALL", f"{prefix}i:{instance_id}")]
+        replies = await self._store.read(commands)
+        found = []
+        for died_at, fields in zip(replies[::2], replies[1::2], strict=True):
+            if died_at is None or not fields:
+                continue
+            values = fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
+            reasons = int(values.get(b"reasons", 0))
+            found.append(
+                broker_pb2.DeadPrompt(
+                    instance=experience_pb2.PromptInstance.FromString(values[b"prompt"]),
+                    attempts=int(values[b"attempt"]),
+                    reasons=[values[b"reason:%d" % n].decode() for n in range(1, reasons + 1)],
+                    died_at=timestamp(float(died_at)),
+                )
+            )
+        return found
+
+    async def list_dead(self, request: broker_pb2.ListDeadRequest) -> broker_pb2.ListDeadResponse:
+        """Return dead prompts, oldest first."""
+        run_id = validation.name("run_id", request.run_id)
+        limit = validation.integer("limit", request.limit, 0, 10_000) or 100
+        state, total, ids = await self._store.read(
+            [
+                ("HGET", keys.run(run_id), "state"),
+                ("ZCARD", keys.prefix(run_id) + "dead"),
+                ("ZRANGE", keys.prefix(run_id) + "dead", 0, limit - 1),
+            ]
+        )
+        if state is None or state == b"DELETING":
+            raise run_not_found(run_id)
+        dead = await self.load(run_id, [instance_id.decode() for instance_id in ids]) if ids else []
+        return broker_pb2.ListDeadResponse(dead=dead, total=total)
+
+    async def requeue(self, request: broker_pb2.RequeueDeadRequest) -> broker_pb2.RequeueDeadResponse:
+        """Put dead prompts back into the queue; all of them if none is named."""
+        run_id = validation.name("run_id", request.run_id)
+        ids: list = list(request.instance_ids)
+        if not ids:
+            (ids,) = await self._store.read([("ZRANGE", keys.prefix(run_id) + "dead", 0, -1)])
+        _, requeued = await self._store.run("requeue_dead", run_id, *ids)
+        return broker_pb2.RequeueDeadResponse(requeued=requeued)
+
+    async def group(self, request: broker_pb2.GetGroupRequest) -> broker_pb2.GetGroupResponse:
+        """Tell where one prompt instance is in its life."""
+        run_id = validation.name("run_id", request.run_id)
+        prefix = keys.prefix(request.run_id)
+        (run_state, trainer), fields, settled = await self._store.read(
+            [
+                ("HMGET", keys.run(run_id), "state", "trainer"),
+                ("HMGET", f"{prefix}i:{request.instance_id}", "state", "attempt", "holder", "step"),
+                ("HGET", prefix + "settled", request.instance_id),
+            ]
+        )
+        if run_state is None or run_state == b"DELETING":
+            raise run_not_found(run_id)
+        state, attempt, holder, step = fields
+        if state is None:
+            if settled is None:
+                raise not_found("prompt instance", request.instance_id, "the run never saw it, or forgot it")
+            state, _, attempt, step = settled.split(b"|")
+        if state == b"STORED":
+            state = b"QUEUED"  # of an evaluation set: it waits for StartEvaluation
+        if state == b"LEASED_TO_TRAINER":
+            holder = trainer
+        return broker_pb2.GetGroupResponse(
+            state=broker_pb2.GroupState.Value(f"GROUP_STATE_{state.decode()}"),
+            attempt=int(attempt),
+            holder=(holder or b"").decode(),
+            step=int(step) if step is not None else -1,
+        )

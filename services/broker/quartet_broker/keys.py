@@ -1,0 +1,22 @@
+"""Names of Redis keys. All keys of a run share the hash tag {run_id}; the Lua scripts derive theirs from `run`."""
+
+RUNS = "q:runs"
+"""Sorted set of run ids by time of creation, in milliseconds. The only key outside a run's hash tag."""
+
+BELLS = "q:*:bell"
+"""Pattern of the channels on which scripts announce changes."""
+
+
+def prefix(run_id: str) -> str:
+    """Return what every key of a run begins with."""
+    return f"q:{{{run_id}}}:"
+
+
+def run(run_id: str) -> str:
+    """Return the key of the run's own hash."""
+    return prefix(run_id) + "run"
+
+
+def run_of_bell(channel: str) -> str:
+    """Return the run id in the name of a bell's channel."""
+    return channel.removeprefix("q:{").removesuffix("}:bell")

@@ -1,0 +1,22 @@
+-- Commit: TRAINED -> COMMITTED for the steps below `step`, a bounded number of steps a call.
+-- ARGV: session epoch, step. Returns OK, groups committed by this call, "1" if steps are left.
+local refusal = refuse(ARGV[1])
+if refusal then return refusal end
+local target = tonumber(ARGV[2])
+local version, committed = number('policy_version'), number('committed_step')
+if target > version then return { 'OUT_OF_ORDER', version } end
+local at, groups, left = now(), 0, false
+for _, step in ipairs(call('HKEYS', BATCHES)) do
+  if tonumber(step) < target then
+    left = groups >= 2000
+    if left then break end
+    local ids = call('LRANGE', batch(step), 0, -1)
+    call('UNLINK', batch(step))
+    call('HDEL', BATCHES, step)
+    for _, id in ipairs(ids) do settle(id, 'COMMITTED', at) end
+    groups = groups + #ids
+  end
+end
+if not left and target > committed then call('HSET', RUN, 'committed_step', target) end
+count('committed', groups)
+return { 'OK', groups, left and 1 or 0 }

@@ -1,0 +1,10 @@
+-- FinishRun: the first outcome stands. ARGV: state, reason, event.
+even_when_full()
+local state = run_state()
+if not state then return { 'NOT_FOUND' } end
+if state == 'ACTIVE' then
+  call('HSET', RUN, 'state', ARGV[1], 'reason', ARGV[2])
+  emit('event', ARGV[3])
+  ring('*')
+end
+return { 'OK' }

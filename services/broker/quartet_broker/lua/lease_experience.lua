@@ -1,0 +1,69 @@
+-- LeaseExperience: READY -> LEASED_TO_TRAINER, a whole batch or nothing; the step's manifest is saved with it, so the
+-- same step always has the same batch. ARGV: session epoch, step.
+-- Returns GRANTED, "1" if granted before, "1" if it is the last, instance ids; or SHORT, ready, needed, "1" if over.
+local refusal = refuse(ARGV[1])
+if refusal then return refusal end
+if run_state() ~= 'ACTIVE' then return { 'ENDED' } end
+local step, at = tonumber(ARGV[2]), now()
+local name = string.format('%d', step)
+if step < number('committed_step') then return { 'COMMITTED', call('HGET', RUN, 'committed_step') } end
+
+local function granted(before)
+  local last = prompts_are_over() and call('XLEN', READY) == 0 and next_step() == step + 1
+  local reply = { 'GRANTED', before and 1 or 0, last and 1 or 0 }
+  for _, id in ipairs(call('LRANGE', batch(name), 0, -1)) do table.insert(reply, id) end
+  return reply
+end
+
+local state = call('HGET', BATCHES, name)
+if state == 'GRANTED' or state == 'TRAINED' then return granted(true) end
+local due = next_step()
+if not state and step ~= due then return { 'OUT_OF_ORDER', due } end
+
+-- What became too old goes back as prompts.
+local fresh, oldest = {}, step - number('max_staleness')
+for _, entry in ipairs(call('XRANGE', READY, '-', '+')) do
+  local id, version = entry[2][2], tonumber(entry[2][4])
+  if version < oldest then
+    count('stale', 1)
+    requeue(id, 0)
+  else
+    table.insert(fresh, { id = id, version = version, ticket = entry[1], place = #fresh })
+  end
+end
+
+local have = call('LLEN', batch(name))
+local needed = number('groups_per_step') - have
+local over = prompts_are_over()
+local partial = call('HGET', RUN, 'partial_batch')
+if #fresh < needed and over and partial == 'DROP' then
+  -- The last groups do not make a batch: drop them, those of a batch cut short by DropExperience included.
+  for _, group in ipairs(fresh) do
+    tear('ready', group.ticket)
+    settle(group.id, 'DROPPED', at)
+  end
+  for _, id in ipairs(call('LRANGE', batch(name), 0, -1)) do settle(id, 'DROPPED', at) end
+  call('UNLINK', batch(name))
+  call('HDEL', BATCHES, name)
+  count('dropped', #fresh + have)
+  return { 'SHORT', 0, needed, 1 }
+elseif #fresh < needed and not (over and #fresh + have > 0) then
+  call('HSET', RUN, 'wanted', needed)
+  return { 'SHORT', #fresh, needed, over and 1 or 0 }
+end
+
+if call('HGET', RUN, 'lease_order') == 'FRESH_FIRST' then
+  table.sort(fresh, function(a, b)
+    if a.version ~= b.version then return a.version > b.version end
+    return a.place < b.place
+  end)
+end
+for n = 1, math.min(needed, #fresh) do
+  local group = fresh[n]
+  tear('ready', group.ticket)
+  call('RPUSH', batch(name), group.id)
+  call('HSET', instance(group.id), 'state', 'LEASED_TO_TRAINER', 'step', name)
+  shift('TRAIN', 'READY', 'LEASED_TO_TRAINER')
+end
+call('HSET', BATCHES, name, 'GRANTED')
+return granted(false)

@@ -1,0 +1,66 @@
+-- LeasePrompts: QUEUED -> LEASED. ARGV: holder, most, holder's policy version, nonce of this grant.
+-- Returns OK, gate, run's policy version, expiry, then lease id, attempt, prompt of each.
+even_when_full()
+local state = run_state()
+if not state then return { 'NOT_FOUND' } end
+if state ~= 'ACTIVE' then return { 'ENDED', state } end
+local at, holder, most, version = now(), ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local alive = call('ZSCORE', MEMBERS, holder)
+if not alive or tonumber(alive) <= at then return { 'NOT_MEMBER' } end
+expire_leases(at, 100)
+
+local h = call('HMGET', RUN, 'policy_version', 'max_staleness', 'groups_per_step', 'max_experience_bytes',
+  'prompt_lease_ttl_ms')
+local newest, staleness, step, room_bytes, ttl = unpack(h)
+local reply = { 'OK', '', newest, at + ttl }
+
+local function grant(stream, n)
+  if n <= 0 or call('EXISTS', P .. stream) == 0 then return 0 end
+  -- One consumer name for all: a consumer per rollout would outlive its rollout. The holder stands in the instance.
+  local read = call('XREADGROUP', 'GROUP', 'rollouts', 'lease', 'COUNT', n, 'STREAMS', P .. stream, '>')
+  if not read then return 0 end
+  for _, entry in ipairs(read[1][2]) do
+    local id = entry[2][2]
+    local lease = ARGV[4] .. '-' .. #reply .. ':' .. id
+    local attempt = call('HINCRBY', instance(id), 'attempt', 1)
+    call('HSET', instance(id), 'state', 'LEASED', 'lease', lease, 'holder', holder)
+    call('ZADD', LEASES, at + ttl, lease)
+    local purpose, prompt = unpack(call('HMGET', instance(id), 'purpose', 'prompt'))
+    shift(purpose, 'QUEUED', 'LEASED')
+    if attempt > 1 then count('redelivered', 1) end
+    for _, value in ipairs({ lease, attempt, prompt }) do table.insert(reply, value) end
+  end
+  return #read[1][2]
+end
+
+-- Evaluation and serving come first and are not gated.
+most = most - grant('prompts:pin:' .. ARGV[3], most)
+most = most - grant('prompts:serve', most)
+if most == 0 then return reply end
+
+-- The gate. `under_way` groups will fill steps newest, newest + 1, ...; one more would be trained too late for the
+-- weights this rollout has, if there were this many already.
+local leased_now = gauge('leased')
+local under_way = leased_now + gauge('ready') + gauge('leased_to_trainer')
+local steps_ahead = math.min(version, tonumber(newest)) - newest + staleness + 1
+local by_staleness = steps_ahead * step - under_way
+-- Expect of each running group the mean size so far. Never less than a batch: a limit below one would stop the run.
+local mean = gauge('put_bytes') / math.max(1, gauge('put'))
+local by_memory = by_staleness
+if mean > 0 then
+  by_memory = math.max(math.floor((room_bytes - gauge('open_bytes')) / mean) - leased_now, step - under_way)
+end
+
+local room = math.min(most, by_staleness, by_memory)
+local granted = grant('prompts:again', room)
+granted = granted + grant('prompts:train', room - granted)
+if granted < most then
+  if granted < room then
+    reply[2] = 'NO_PROMPTS'
+  elseif by_staleness <= by_memory then
+    reply[2] = 'STALENESS'
+  else
+    reply[2] = 'MEMORY'
+  end
+end
+return reply

@@ -1,0 +1,42 @@
+-- Put before every script: keys, clock, counters, bell, events.
+--
+-- KEYS[1] is "q:{run}:run". All keys of a run share its hash tag, so in a Redis Cluster they stand on one server and a
+-- script may reach them although only KEYS[1] is declared.
+local call = redis.call
+local RUN = KEYS[1]
+local P = string.sub(RUN, 1, -4)
+local STATS, LEASES, READY, DEAD, MEMBERS = P .. 'stats', P .. 'leases', P .. 'ready', P .. 'dead', P .. 'members'
+local BATCHES, SETTLED, SETTLED_ORDER = P .. 'batches', P .. 'settled', P .. 'settled:order'
+local EVENTS_KEPT = 10000
+
+local function instance(id) return P .. 'i:' .. id end
+local function batch(step) return P .. 'batch:' .. step end
+
+-- Milliseconds by Redis' clock: the only clock that decides anything.
+local function now()
+  local time = call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function count(name, by) if by ~= 0 then call('HINCRBY', STATS, name, by) end end
+local function gauge(name) return tonumber(call('HGET', STATS, name) or 0) end
+local function number(name) return tonumber(call('HGET', RUN, name)) end
+
+-- Wakes those who wait for `topic` in any broker process.
+local function ring(topic) call('PUBLISH', P .. 'bell', topic) end
+
+local function emit(...)
+  local id = call('XADD', P .. 'events', 'MAXLEN', '~', EVENTS_KEPT, '*', ...)
+  ring('events')
+  return id
+end
+
+-- Redis at its memory limit refuses a script's first write if that could grow the data, but not those after it. What
+-- leads to less data (the trainer's way, expiry) or is a few bytes (heartbeats) begins with a write that cannot grow.
+local function even_when_full() call('PERSIST', RUN) end
+
+-- State of the run; false when there is none, or no more.
+local function run_state()
+  local state = call('HGET', RUN, 'state')
+  return state ~= 'DELETING' and state
+end

@@ -1,0 +1,13 @@
+-- RegisterMember: a member lives for a ttl. ARGV: id, kind, address, state, mark, member, event. Returns OK, group epoch.
+if not run_state() then return { 'NOT_FOUND' } end
+local at, id, kind, address = now(), ARGV[1], ARGV[2], ARGV[3]
+expire_members(at)
+local key = P .. 'member:' .. id
+local known = call('HGET', key, 'address')
+call('HSET', key, 'kind', kind, 'address', address, 'state', ARGV[4], 'mark', ARGV[5], 'registration', ARGV[6])
+call('HDEL', key, 'beat')
+call('ZADD', MEMBERS, at + number('member_ttl_ms'), id)
+if known ~= address and kind == 'ROLLOUT' then call('HINCRBY', RUN, 'group_epoch', 1) end
+if not known then emit('event', ARGV[7]) end
+ring('members')
+return { 'OK', call('HGET', RUN, 'group_epoch') }

@@ -1,0 +1,22 @@
+-- RequeueDead: DEAD -> QUEUED with a fresh delivery count. ARGV: instance ids. Returns OK, number requeued.
+local state = run_state()
+if not state then return { 'NOT_FOUND' } end
+if state ~= 'ACTIVE' then return { 'FINISHED', state } end
+local requeued = 0
+for _, id in ipairs(ARGV) do
+  if call('ZREM', DEAD, id) == 1 then
+    local purpose, pinned, evaluation, reasons = unpack(
+      call('HMGET', instance(id), 'purpose', 'pinned', 'evaluation', 'reasons'))
+    for n = 1, tonumber(reasons or 0) do call('HDEL', instance(id), 'reason:' .. n) end
+    call('HDEL', instance(id), 'reasons')
+    call('HSET', instance(id), 'attempt', 0)
+    if evaluation then call('HINCRBY', P .. 'evaluation:' .. evaluation, 'dead', -1) end
+    local stream = 'prompts:again'
+    if purpose ~= 'TRAIN' then stream = pinned and 'prompts:pin:' .. pinned or 'prompts:serve' end
+    enqueue(id, stream)
+    shift(purpose, nil, 'QUEUED')
+    requeued = requeued + 1
+  end
+end
+if requeued > 0 then ring('prompts') end
+return { 'OK', requeued }

@@ -1,0 +1,24 @@
+-- StartEvaluation: STORED prompts of a set -> new QUEUED instances, pinned to a policy version.
+-- ARGV: evaluation id, version, then instance id, digest, prompt of each. Returns OK, number of prompts.
+local state = run_state()
+if not state then return { 'NOT_FOUND' } end
+local evaluation, version = ARGV[1], ARGV[2]
+local key = P .. 'evaluation:' .. evaluation
+local prompts = call('HGET', key, 'prompts')
+if prompts then return { 'OK', prompts } end
+if state ~= 'ACTIVE' then return { 'FINISHED', state } end
+for n = 3, #ARGV, 3 do
+  local id = ARGV[n]
+  if call('EXISTS', instance(id)) == 1 or call('HEXISTS', SETTLED, id) == 1 then return { 'CONFLICT', id } end
+end
+local total = (#ARGV - 2) / 3
+call('HSET', key, 'prompts', total, 'dead', 0)
+for n = 3, #ARGV, 3 do
+  local id = ARGV[n]
+  call('HSET', instance(id), 'digest', ARGV[n + 1], 'purpose', 'EVALUATE', 'prompt', ARGV[n + 2], 'attempt', 0,
+    'pinned', version, 'evaluation', evaluation)
+  enqueue(id, 'prompts:pin:' .. version)
+  shift('EVALUATE', nil, 'QUEUED')
+end
+ring('prompts')
+return { 'OK', total }

@@ -1,0 +1,114 @@
+"""Members: who works for a run, and the group epoch that grows when the set of rollouts changes."""
+
+from collections.abc import AsyncIterator
+
+from quartet.v1 import broker_pb2, common_pb2
+from quartet_common.errors import invalid_argument, not_found, unavailable
+
+from quartet_broker import validation
+from quartet_broker.bell import Bell
+from quartet_broker.store import Store
+
+_KINDS = {common_pb2.SERVICE_KIND_ROLLOUT: "ROLLOUT", common_pb2.SERVICE_KIND_TRAINER: "TRAINER"}
+
+
+def _check(member: broker_pb2.Member) -> None:
+    validation.identifier("member.instance_id", member.instance_id)
+    validation.integer("member.policy_version", member.policy_version, -1)
+    if member.state not in broker_pb2.MemberState.values():
+        raise invalid_argument("member.state", came=member.state, allowed="JOINING, ACTIVE or DRAINING")
+
+
+def _mark(member: broker_pb2.Member) -> str:
+    """Return what of a member is worth waking watchers for: not its gauges."""
+    return f"{member.state}|{member.policy_version}|{member.waiting_for}"
+
+
+def _changed(member: broker_pb2.Member) -> bytes:
+    return broker_pb2.RunEvent(member=broker_pb2.MemberChanged(member=member)).SerializeToString()
+
+
+class Members:
+    """RegisterMember, Heartbeat, LeaveMember, WatchMembers."""
+
+    def __init__(self, store: Store, bell: Bell):
+        self._store = store
+        self._bell = bell
+
+    async def register(self, run_id: str, member: broker_pb2.Member) -> int:
+        """Announce a member; return the group epoch after it joined."""
+        validation.name("run_id", run_id)
+        _check(member)
+        if member.kind not in _KINDS:
+            raise invalid_argument("member.kind", came=member.kind, allowed="SERVICE_KIND_ROLLOUT or _TRAINER")
+        validation.identifier("member.address", member.address)
+        reply = await self._store.run(
+            "register_member",
+            run_id,
+            member.instance_id,
+            _KINDS[member.kind],
+            member.address,
+            member.state,
+            _mark(member),
+            member.SerializeToString(),
+            _changed(member),
+        )
+        return int(reply[1])
+
+    async def heartbeat(self, request: broker_pb2.HeartbeatRequest) -> tuple[int, bytes, int]:
+        """Keep a member alive; return group epoch, the run's state as Redis keeps it, and policy version."""
+        validation.name("run_id", request.run_id)
+        member = request.member
+        _check(member)
+        reply = await self._store.run(
+            "heartbeat",
+            request.run_id,
+            member.instance_id,
+            member.state,
+            _mark(member),
+            member.SerializeToString(),
+            _changed(member),
+        )
+        if reply[0] == b"GONE":
+            raise not_found("member", member.instance_id, "its ttl has passed, or it left: register again")
+        return int(reply[1]), reply[2], int(reply[3])
+
+    async def leave(self, request: broker_pb2.LeaveMemberRequest) -> broker_pb2.LeaveMemberResponse:
+        """Take a member out at once."""
+        validation.name("run_id", request.run_id)
+        validation.identifier("instance_id", request.instance_id)
+        reply = await self._store.run("leave_member", request.run_id, request.instance_id)
+        return broker_pb2.LeaveMemberResponse(group_epoch=int(reply[1]))
+
+    async def alive(self, run_id: str) -> tuple[int, list[broker_pb2.Member]]:
+        """Return the group epoch and the live members, by instance id."""
+        reply = await self._store.run("list_members", run_id)
+        members = [_merge(reply[n], reply[n + 1]) for n in range(2, len(reply), 2)]
+        return int(reply[1]), members
+
+    async def watch(self, request: broker_pb2.WatchMembersRequest) -> AsyncIterator[broker_pb2.WatchMembersResponse]:
+        """Yield the membership now and at each change, until the caller leaves."""
+        run_id = validation.name("run_id", request.run_id)
+        sent = None
+        with self._bell.waiter(run_id, "members") as waiter:
+            while True:
+                waiter.clear()
+                epoch, members = await self.alive(run_id)
+                said = epoch, [(member.instance_id, _mark(member)) for member in members]
+                if said != sent:
+                    yield broker_pb2.WatchMembersResponse(group_epoch=epoch, members=members)
+                    sent = said
+                if not await waiter.wait():
+                    raise unavailable("broker", "it is stopping; watch again")
+
+
+def _merge(registration: bytes, beat: bytes) -> broker_pb2.Member:
+    """Return a member as it is now: its registration, overlaid with its last heartbeat."""
+    member = broker_pb2.Member.FromString(registration)
+    if beat:
+        now = broker_pb2.Member.FromString(beat)
+        member.state, member.policy_version, member.waiting_for = now.state, now.policy_version, now.waiting_for
+        member.gauges.clear()
+        for name, value in now.gauges.items():
+            member.gauges[name] = value
+    return member

@@ -1,0 +1,142 @@
+"""Prompts on their way to rollouts and back: SubmitPrompts, EndPrompts, LeasePrompts, RenewLeases, ReleaseLeases."""
+
+import hashlib
+import secrets
+
+import grpc
+from quartet.v1 import broker_pb2, experience_pb2
+from quartet_common import metrics
+from quartet_common.errors import already_exists, failed_precondition, invalid_argument, resource_exhausted
+
+from quartet_broker import validation
+from quartet_broker.bell import Bell
+from quartet_broker.events import timestamp
+from quartet_broker.store import Store, Value
+
+_GRANTED = metrics.counter("quartet_broker_prompts_leased_total", "Prompts leased to rollouts.", ["run"])
+_QUEUE_RETRY_SECONDS = 1.0
+
+
+def digest(instance: experience_pb2.PromptInstance, evaluation_set: str = "") -> str:
+    """Return a digest of an instance's content, the same for the same content."""
+    content = instance.SerializeToString(deterministic=True) + evaluation_set.encode()
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def purpose_name(purpose: experience_pb2.Purpose) -> str:
+    """Return a purpose as Redis keeps it, e.g. "TRAIN"."""
+    return experience_pb2.Purpose.Name(purpose).removeprefix("PURPOSE_")
+
+
+class Prompts:
+    """The queue of prompts and their leases."""
+
+    def __init__(self, store: Store, bell: Bell):
+        self._store = store
+        self._bell = bell
+
+    async def submit(self, request: broker_pb2.SubmitPromptsRequest) -> broker_pb2.SubmitPromptsResponse:
+        """Queue prompt instances, all or nothing."""
+        run_id = validation.name("run_id", request.run_id)
+        validation.count("instances", request.instances, 1024)
+        if request.evaluation_set:
+            validation.name("evaluation_set", request.evaluation_set)
+        seen: dict[str, str] = {}
+        arguments: list[Value] = [request.evaluation_set]
+        for n, instance in enumerate(request.instances):
+            validation.instance(f"instances[{n}]", instance, request.evaluation_set)
+            content = digest(instance, request.evaluation_set)
+            if seen.get(instance.instance_id, content) != content:
+                raise invalid_argument(
+                    f"instances[{n}].instance_id", came=repr(instance.instance_id), allowed="one content per id"
+                )
+            if instance.instance_id in seen:
+                continue
+            seen[instance.instance_id] = content
+            pinned = instance.pinned_version if instance.HasField("pinned_version") else -1
+            arguments += [
+                instance.instance_id,
+                content,
+                purpose_name(instance.purpose),
+                pinned if pinned >= 0 else "",
+                instance.SerializeToString(),
+            ]
+        reply = await self._store.run("submit_prompts", run_id, *arguments)
+        match reply[0]:
+            case b"CONFLICT":
+                raise already_exists("prompt instance", reply[1].decode(), "it was submitted before with other content")
+            case b"ENDED":
+                raise failed_precondition(f"run '{run_id}'", "its training prompts have ended (EndPrompts)")
+            case b"TOO_MANY":
+                raise invalid_argument(
+                    "len(instances)", came=len(request.instances), allowed=f"at most max_queued_prompts ({reply[1]})"
+                )
+            case b"FULL":
+                description = f"{reply[1]} prompts wait and at most {reply[2]} may (max_queued_prompts)"
+                raise resource_exhausted(f"queue of run '{run_id}'", description, _QUEUE_RETRY_SECONDS)
+        repeats = len(request.instances) - len(seen)
+        return broker_pb2.SubmitPromptsResponse(accepted=reply[1], duplicates=reply[2] + repeats)
+
+    async def end(self, request: broker_pb2.EndPromptsRequest) -> broker_pb2.EndPromptsResponse:
+        """Say that no more training prompts will come."""
+        await self._store.run("end_prompts", validation.name("run_id", request.run_id))
+        return broker_pb2.EndPromptsResponse()
+
+    async def lease(
+        self, request: broker_pb2.LeasePromptsRequest, context: grpc.aio.ServicerContext
+    ) -> broker_pb2.LeasePromptsResponse:
+        """Grant prompts to a rollout, waiting for the first."""
+        run_id = validation.name("run_id", request.run_id)
+        validation.identifier("holder", request.holder)
+        validation.integer("max_prompts", request.max_prompts, 1, 1024)
+        validation.integer("policy_version", request.policy_version, -1)
+        until = validation.deadline("wait", request.wait, context)
+        waited = False
+        with self._bell.waiter(run_id, "prompts") as waiter:
+            while True:
+                waiter.clear()
+                nonce = secrets.token_hex(8)
+                reply = await self._store.run(
+                    "lease_prompts", run_id, request.holder, request.max_prompts, request.policy_version, nonce
+                )
+                if reply[0] == b"ENDED" and not waited:
+                    raise failed_precondition(f"run '{run_id}'", f"it is finished ({reply[1].decode()})")
+                response = self._granted(run_id, request.holder, reply)
+                finished = response.gate == broker_pb2.GATE_REASON_FINISHED
+                if response.leases or finished or not await waiter.wait(until):
+                    return response
+                waited = True
+
+    def _granted(self, run_id: str, holder: str, reply: list) -> broker_pb2.LeasePromptsResponse:
+        if reply[0] == b"NOT_MEMBER":
+            raise failed_precondition(f"member '{holder}'", "it is not registered, or its ttl has passed: register")
+        if reply[0] == b"ENDED":
+            return broker_pb2.LeasePromptsResponse(gate=broker_pb2.GATE_REASON_FINISHED)
+        _, gate, version, expiry, *grants = reply
+        expires_at = timestamp(expiry)
+        response = broker_pb2.LeasePromptsResponse(policy_version=int(version))
+        if gate:
+            response.gate = broker_pb2.GateReason.Value(f"GATE_REASON_{gate.decode()}")
+        for n in range(0, len(grants), 3):
+            lease = response.leases.add(lease_id=grants[n].decode(), attempt=grants[n + 1], expires_at=expires_at)
+            lease.instance.ParseFromString(grants[n + 2])
+        _GRANTED.labels(run_id).inc(len(response.leases))
+        return response
+
+    async def renew(self, request: broker_pb2.RenewLeasesRequest) -> broker_pb2.RenewLeasesResponse:
+        """Lengthen leases by the run's ttl from now."""
+        run_id = validation.name("run_id", request.run_id)
+        validation.integer("len(lease_ids)", len(request.lease_ids), 0, 65536)
+        _, expiry, *lost = await self._store.run("renew_leases", run_id, *request.lease_ids)
+        return broker_pb2.RenewLeasesResponse(lost=[lease.decode() for lease in lost], expires_at=timestamp(expiry))
+
+    async def release(self, request: broker_pb2.ReleaseLeasesRequest) -> broker_pb2.ReleaseLeasesResponse:
+        """Give prompts back before their lease ends."""
+        run_id = validation.name("run_id", request.run_id)
+        validation.integer("len(releases)", len(request.releases), 0, 65536)
+        arguments: list[Value] = []
+        for release in request.releases:
+            # A reason is for people: what is longer than a screen is cut.
+            arguments += [release.lease_id, release.failure[:2000], "1" if release.permanent else "0"]
+        _, requeued, dead, *lost = await self._store.run("release_leases", run_id, *arguments)
+        return broker_pb2.ReleaseLeasesResponse(requeued=requeued, dead=dead, lost=[lease.decode() for lease in lost])

