@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Makes the named Python environments of this checkout under `.quartet/`, with nothing but a Python 3.11 or later.
 
-    python3 deploy/local/environments.py [--with-tests] [NAME ...]     NAMEs: broker reward rollout trainer client dev (default: all)
+    python3 deploy/local/environments.py [--with-tests] [NAME ...]     all of them without a NAME:
+                                                                       broker reward rollout trainer client dev
 
 Each service has an environment of its own, because they cannot share one (vLLM needs transformers 5, ColossalAI 4.51):
-the pinned closure of `services/NAME/requirements.txt` (with `overrides.txt` where there is one), and the packages of this
-checkout as editable installs. A stamp beside each records a digest of what went in, so a second call is instant and a
-changed requirement rebuilds only what it touches. `--with-tests` adds `deploy/local/requirements-test.txt` (pytest) on top.
+the pinned closure of `services/NAME/requirements.txt` (with `overrides.txt` where there is one), and the packages of
+this checkout as editable installs. A stamp beside each records a digest of what went in, so a second call is instant
+and a changed requirement rebuilds only what it touches. `--with-tests` adds `deploy/local/requirements-test.txt`
+(pytest) on top.
 
 Set `PIP_FIND_LINKS`, `PIP_INDEX_URL`, `PIP_EXTRA_INDEX_URL` or `PIP_CERT` as for pip: they are passed on to uv.
 """
@@ -25,9 +27,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE = ROOT / ".quartet"

@@ -1,0 +1,27 @@
+"""The checkout this launcher belongs to, and the environments of its services."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from quartet_local.config import LaunchError
+
+ROOT = Path(__file__).resolve().parents[3]
+SERVICES = ("broker", "reward", "rollout", "trainer")
+
+
+def service_python(name: str) -> Path:
+    """Return the interpreter of a service's environment."""
+    return ROOT / ".quartet" / "envs" / name / "bin" / "python"
+
+
+def ensure_environments() -> None:
+    """Make the environments that are missing or out of date; instant if there are none. Raises LaunchError."""
+    script = ROOT / "deploy" / "local" / "environments.py"
+    if not script.exists():
+        raise LaunchError(f"{script} is not there: the launcher works from a checkout (install it with --editable)", 2)
+    done = subprocess.run([sys.executable, str(script), *SERVICES], stdin=subprocess.DEVNULL, check=False)
+    if done.returncode == 130:
+        raise KeyboardInterrupt
+    if done.returncode:
+        raise LaunchError("the environments of the services could not be made; the reason is above")

@@ -1,0 +1,28 @@
+"""[launcher] of the run file."""
+
+from pydantic import Field
+
+from quartet_common.config import Section
+
+
+class LauncherSection(Section):
+    """[launcher]: how the services of one machine are started and kept."""
+
+    restart: bool = Field(True, description="Start a service again that died while the run is under way.")
+    max_restarts: int = Field(3, ge=0, description="Restarts of one service after which the run is given up.")
+    start_timeout_seconds: float = Field(180.0, gt=0, description="Time for a service to become healthy.")
+    plain: bool = Field(False, description="A line per step instead of a live picture.")
+    embedded_redis_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="Port of the Redis that is started if broker.redis_url is not set; 0: a free one.",
+    )
+
+
+class LaunchError(Exception):
+    """The run could not be started or kept going; the text is one sentence for the person who started it."""
+
+    def __init__(self, message: str, exit_code: int = 1):
+        super().__init__(message)
+        self.exit_code = exit_code

@@ -1,0 +1,123 @@
+"""Runs one command so that nothing of it stays behind: `python guard.py GRACE_SECONDS COMMAND...`. Standard library only.
+
+The guard is the parent of a service and the reaper of everything the service starts, however detached (worker pools,
+engine processes). Whatever ends first, all of it ends:
+
+    the command exits            what it left running is killed; the guard exits with its status (signal n: 128 + n)
+    SIGTERM or SIGINT            goes on to the command; after the grace, or at a second one, everything is killed
+    the guard's parent dies      as SIGTERM (even if the parent was killed by SIGKILL)
+    the guard itself is killed   the command is killed by the kernel
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command and return its status."""
+    grace, command = float(arguments[0]), arguments[1:]
+    parent = os.getppid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died before the kernel was told
+        return 128 + signal.SIGTERM
+    child = _start(command)
+    deadline: float | None = None
+    while True:
+        received = _wait_for_signal(deadline)
+        if received in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) and deadline is None:
+            deadline = time.monotonic() + grace
+            _send(child, signal.SIGTERM)
+        elif received != signal.SIGCHLD:  # asked twice, or the grace is over
+            _send(child, signal.SIGKILL)
+        status = _reap(child)
+        if status is not None:
+            _kill_descendants()
+            return status
+
+
+def _start(command: list[str]) -> int:
+    """Fork and execute the command in a process group of its own, which dies with the guard."""
+    guard = os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    try:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != guard:
+            os._exit(128 + signal.SIGKILL)
+        os.setpgid(0, 0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"cannot run {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+        os._exit(127)
+
+
+def _wait_for_signal(deadline: float | None) -> int | None:
+    """Return the next signal, or None when the deadline is over."""
+    if deadline is None:
+        return signal.sigwaitinfo(_SIGNALS).si_signo
+    information = signal.sigtimedwait(_SIGNALS, max(0.0, deadline - time.monotonic()))
+    return information.si_signo if information else None
+
+
+def _reap(child: int) -> int | None:
+    """Reap whatever ended; return the child's status as a shell tells it, or None while it runs."""
+    result = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return result
+        if pid == 0:
+            return result
+        if pid == child:
+            code = os.waitstatus_to_exitcode(status)
+            result = code if code >= 0 else 128 - code
+
+
+def _kill_descendants() -> None:
+    """Kill what the command left behind; orphans come to the guard, so it takes a few rounds at most."""
+    while children := _children():
+        for pid in children:
+            _send(pid, signal.SIGKILL)
+        os.waitpid(-1, 0)
+
+
+def _children() -> list[int]:
+    me = os.getpid()
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _parent(entry) == me]
+
+
+def _parent(process: Path) -> int | None:
+    try:
+        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return None  # it ended in the meantime
+
+
+def _send(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return  # it ended in the meantime
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl failed")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

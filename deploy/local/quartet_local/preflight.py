@@ -1,0 +1,54 @@
+"""Every service checks its own section of the run file in its own environment (`--dry-run`), before anything starts."""
+
+import asyncio
+from pathlib import Path
+
+from quartet_common.config import ConfigError
+from quartet_local.checkout import service_python
+from quartet_local.config import LaunchError
+
+_TIMEOUT = 60.0  # seconds; a dry run takes about one, more while everything is imported for the first time
+
+
+async def check_services(names: tuple[str, ...], path: Path | None, overrides: list[str]) -> None:
+    """Dry-run the services side by side.
+
+    Raises:
+        ConfigError: the first complaint, in the order of `names`.
+        LaunchError: a dry run failed in another way.
+    """
+    results = await asyncio.gather(*(_dry_run(name, path, overrides) for name in names))
+    for name, (status, words) in zip(names, results, strict=True):
+        if status == 2:
+            raise ConfigError(words.removeprefix(f"quartet-{name}: "))
+        if status:
+            raise LaunchError(f"{name}: its check failed: {words}")
+
+
+def service_command(name: str, path: Path | None, overrides: list[str]) -> list[str]:
+    """Return the command line of a service."""
+    settings = [argument for override in overrides for argument in ("--set", override)]
+    return [str(service_python(name)), "-m", f"quartet_{name}", *([str(path)] if path else []), *settings]
+
+
+async def _dry_run(name: str, path: Path | None, overrides: list[str]) -> tuple[int, str]:
+    """Return the exit status and the last line of standard error."""
+    command = [*service_command(name, path, overrides), "--dry-run", "--check-port"]
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,  # a Ctrl-C is the launcher's to handle
+    )
+    try:
+        async with asyncio.timeout(_TIMEOUT):
+            _, errors = await process.communicate()
+    except TimeoutError:
+        return 1, f"no answer within {_TIMEOUT:.0f} s"
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    lines = errors.decode(errors="replace").strip().splitlines()
+    return process.returncode or 0, lines[-1] if lines else "it said nothing"

@@ -1,0 +1,115 @@
+"""One supervised process: started by the guard, its output in a log file."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from quartet_local import guard
+
+_TAIL_BYTES = 64 << 10
+
+
+class Process:
+    """A command that runs, or will, or did.
+
+    Args:
+        name: what people call it.
+        command: with its arguments.
+        log: file its output is appended to.
+        grace: seconds from SIGTERM to SIGKILL if the launcher dies without stopping it.
+    """
+
+    def __init__(self, name: str, command: list[str], log: Path, grace: float = 6.0):
+        self.name = name
+        self.log = log
+        self.restarts = 0
+        self._command = command
+        self._grace = grace
+        self._log_start = 0
+        self._popen: subprocess.Popen | None = None
+        self.exited: asyncio.Future[int] | None = None  # of the present start; its result is the exit status
+
+    @property
+    def running(self) -> bool:
+        """True between start and exit."""
+        return self.exited is not None and not self.exited.done()
+
+    def start(self) -> None:
+        """Start it. Call it on the event loop's thread: the guard ends with the thread that started it."""
+        loop = asyncio.get_running_loop()
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self._log_start = self.log.stat().st_size if self.log.exists() else 0
+        command = [sys.executable, "-I", "-S", guard.__file__, str(self._grace), *self._command]
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        environment.pop("PYTHONPATH", None)  # a service sees its own environment only
+        with self.log.open("ab") as log:
+            self._popen = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+        self.exited = loop.create_future()
+        threading.Thread(target=self._wait, args=(self._popen, self.exited, loop), daemon=True).start()
+
+    @staticmethod
+    def _wait(popen: subprocess.Popen, exited: asyncio.Future, loop: asyncio.AbstractEventLoop) -> None:
+        status = popen.wait()
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(exited.set_result, status)
+
+    async def wait(self) -> int:
+        """Return the exit status of the present start (128 + n: killed by signal n)."""
+        if self.exited is None:
+            raise RuntimeError(f"{self.name} was never started")
+        return await asyncio.shield(self.exited)
+
+    def terminate(self) -> None:
+        """Ask it to drain and end; a second call kills it."""
+        if self.running and self._popen is not None:
+            self._popen.send_signal(signal.SIGTERM)
+
+    async def stop(self, grace: float, hurry: asyncio.Event) -> None:
+        """End it: SIGTERM, and SIGKILL to all that is left of it after `grace` seconds or once `hurry` is set."""
+        if not self.running:
+            return
+        self.terminate()
+        waits = [asyncio.ensure_future(self.wait()), asyncio.ensure_future(hurry.wait())]
+        await asyncio.wait(waits, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if self.running:
+            self.terminate()  # the guard kills at the second one
+            await self.wait()
+
+    def last_words(self) -> str:
+        """Return the last error in the log of the present start, else its last line."""
+        try:
+            with self.log.open("rb") as log:
+                size = log.seek(0, os.SEEK_END)
+                log.seek(max(self._log_start, size - _TAIL_BYTES))
+                lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+        except FileNotFoundError:
+            return "it has no log"
+        records = [_parse(line) for line in lines]
+        errors = [text for text, is_error in records if is_error]
+        texts = errors or [text for text, _ in records]
+        return texts[-1].removeprefix(f"quartet-{self.name}: ") if texts else "it said nothing"
+
+
+def _parse(line: str) -> tuple[str, bool]:
+    """Return a log line's text, and whether it tells of an error."""
+    try:
+        record = json.loads(line)
+        return str(record["message"]), record.get("level") in ("ERROR", "CRITICAL")
+    except (ValueError, KeyError, TypeError):
+        return line, False
+
+
+def tell_exit(status: int) -> str:
+    """Return an exit status in words."""
+    if status > 128:
+        return f"was killed by {signal.Signals(status - 128).name}"
+    return f"ended with status {status}"

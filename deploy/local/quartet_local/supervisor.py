@@ -1,0 +1,169 @@
+"""Keeps the processes of a run: starts them, waits for their health, restarts what dies, stops them in order."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from quartet_common.channel import connect
+from quartet_common.config import AddressesSection, SecuritySection
+from quartet_common.log import get_logger
+from quartet_local import redis
+from quartet_local.config import LaunchError, LauncherSection
+from quartet_local.process import Process, tell_exit
+
+log = get_logger(__name__)
+
+_CONFIGURATION_ERROR = 2
+_REDIS_TIMEOUT = 60.0  # seconds; it reads its data back first
+_PROBE_SECONDS = 1.0
+_PROBE_PAUSE = 0.2
+
+# Who is stopped first: the trainer's last checkpoint needs the broker, the rollout's last group the reward service.
+# Seconds from SIGTERM to SIGKILL; in all they stay under the ten that a Ctrl-C may take.
+STOP_ORDER: tuple[tuple[tuple[str, ...], float], ...] = (
+    (("trainer", "rollout"), 5.0),
+    (("reward", "broker"), 2.0),
+    (("redis",), 1.5),
+)
+
+
+class Supervisor:
+    """The processes of a run.
+
+    Args:
+        processes: by name; "redis" first if there is one of ours.
+        redis_url: of the embedded Redis, if there is one.
+        say: tells the person at the terminal a line.
+    """
+
+    def __init__(
+        self,
+        processes: dict[str, Process],
+        redis_url: str | None,
+        addresses: AddressesSection,
+        security: SecuritySection,
+        settings: LauncherSection,
+        say: Callable[[str], None],
+    ):
+        self._processes = processes
+        self._redis_url = redis_url
+        self._addresses = addresses
+        self._security = security
+        self._settings = settings
+        self._say = say
+        self.hurry = asyncio.Event()  # set: kill what is left at once
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all processes."""
+        return tuple(self._processes)
+
+    def log_of(self, name: str) -> Path:
+        """Return the log file of a process."""
+        return self._processes[name].log
+
+    async def start(self, *names: str) -> None:
+        """Start the named processes and return when all are healthy.
+
+        Raises:
+            LaunchError: one ended or did not become healthy in time. The others are left to `stop`.
+        """
+        for name in names:
+            self._processes[name].start()
+        waits = [asyncio.create_task(self._until_healthy(name)) for name in names]
+        try:
+            for wait in asyncio.as_completed(waits):
+                await wait
+        finally:
+            for task in waits:
+                task.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _until_healthy(self, name: str) -> None:
+        """Wait for one process. Raises LaunchError if it ends or the time is over."""
+        started = time.monotonic()
+        process = self._processes[name]
+        if name == "redis":
+            await redis.wait_until_ready(process, self._redis_url or "", _REDIS_TIMEOUT)
+        else:
+            await self._until_serving(process, self._settings.start_timeout_seconds)
+        self._say(f"{name} ready after {time.monotonic() - started:.1f} s")
+
+    async def _until_serving(self, process: Process, timeout: float) -> None:
+        serving = asyncio.create_task(self._poll_health(getattr(self._addresses, process.name)))
+        exited = asyncio.ensure_future(process.wait())
+        try:
+            await asyncio.wait([serving, exited], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if exited.done():
+                status = exited.result()
+                code = _CONFIGURATION_ERROR if status == _CONFIGURATION_ERROR else 1
+                told = "" if status == _CONFIGURATION_ERROR else f"{process.name} {tell_exit(status)} while starting: "
+                raise LaunchError(f"{told}{process.last_words()}{'' if code == 2 else f' (log: {process.log})'}", code)
+            if not serving.done():
+                raise LaunchError(
+                    f"{process.name} was not healthy within {timeout:.0f} s (launcher.start_timeout_seconds); "
+                    f"its log is {process.log}"
+                )
+            await serving
+        finally:
+            serving.cancel()
+            exited.cancel()
+
+    async def _poll_health(self, address: str) -> None:
+        async with connect(address, self._security) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            while True:
+                try:
+                    answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=_PROBE_SECONDS)
+                    if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+                except grpc.aio.AioRpcError as error:
+                    if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                        raise LaunchError(f"health check at {address}: {error.details()}") from error
+                await asyncio.sleep(_PROBE_PAUSE)
+
+    async def keep(self, name: str, end_was_due: Callable[[str, int], Awaitable[bool]]) -> None:
+        """Watch one process and start it again when it dies; return when `end_was_due` (name, exit status) says so.
+
+        Raises:
+            LaunchError: it may not be restarted any more, or did not come back.
+        """
+        process = self._processes[name]
+        while True:
+            status = await process.wait()
+            if await end_was_due(name, status):
+                return
+            what = f"{name} {tell_exit(status)}"
+            words = process.last_words()
+            log.warning("%s: %s", what, words)
+            if status == _CONFIGURATION_ERROR:
+                raise LaunchError(f"{what}: {words}", _CONFIGURATION_ERROR)
+            if not self._settings.restart:
+                raise LaunchError(f"{what} (launcher.restart is off): {words}")
+            if process.restarts >= self._settings.max_restarts:
+                raise LaunchError(f"{what} after {process.restarts} restarts: {words} (log: {process.log})")
+            process.restarts += 1
+            self._say(f"{what}; starting it again ({process.restarts} of {self._settings.max_restarts})")
+            await self.start(name)
+
+    async def wait(self, name: str, timeout: float) -> bool:
+        """Wait for a process to end by itself. Return False if it did not in time."""
+        process = self._processes[name]
+        if not process.running:
+            return True
+        try:
+            async with asyncio.timeout(timeout):
+                await process.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """Stop all, in order; what does not end in its time is killed, with everything it started."""
+        for names, grace in STOP_ORDER:
+            running = [self._processes[name] for name in names if name in self._processes]
+            await asyncio.gather(*(process.stop(grace, self.hurry) for process in running))
