@@ -67,7 +67,7 @@ def parse_lines(lines: Iterable[str], name: str, require_reference: bool = False
 
 def _parse_json(line: str, where: str) -> dict:
     try:
-        value = json.loads(line)
+        value = json.loads(line.rstrip())
     except json.JSONDecodeError as error:
         came = line.strip()
         shown = came if len(came) <= 60 else came[:59] + "…"

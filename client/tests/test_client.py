@@ -1,0 +1,192 @@
+"""The client, asyncio and blocking, over real sockets."""
+
+import asyncio
+import math
+import threading
+
+import grpc
+import pytest
+from quartet.v1 import broker_pb2
+
+from quartet_client import AsyncClient, Client, InputError, QuartetError
+from quartet_client.events import RunStateChanged, StepFinished
+from quartet_client.runs import RunStats
+from quartet_client.types import Handle
+
+PROMPTS = [{"prompt": "2+3=5", "gt_answer": "5"}, {"prompt": "1+1=3", "gt_answer": "2"}, "no reference"]
+
+
+async def test_prompts_go_in_and_scored_groups_come_back(services):
+    async with AsyncClient(services.addresses["broker"]) as client:
+        await client.create_run("demo")
+        handles = await client.submit("demo", PROMPTS)
+        groups = {group.instance_id: group async for group in client.results(handles)}
+    right, wrong, _ = (groups[handle.instance_id].completions[0] for handle in handles)
+    assert (right.text, right.reward, right.reason) == ("2+3=5", 1.0, "the answer is in the text")
+    assert wrong.reward == 0.0 and wrong.score.outcome == "incorrect" and wrong.finish_reason == "stop"
+    assert right.policy_version == 3 and [span.policy_version for span in right.version_spans] == [3, 4]
+    assert groups[handles[0].instance_id].purpose == "serve" and groups[handles[0].instance_id].answer == "5"
+
+
+def test_the_blocking_client_is_the_same(services):
+    with Client(services.addresses["broker"]) as client:
+        client.create_run("demo")
+        handles = client.submit("demo", PROMPTS)
+        rewards = [group.completions[0].reward for group in client.results(handles)]
+        assert rewards == [1.0, 0.0, 0.0]
+        assert client.run("demo").stats == RunStats() and [run.run_id for run in client.runs()] == ["demo"]
+
+
+def test_threads_share_a_blocking_client(services):
+    with Client(services.addresses["broker"]) as client:
+        client.create_run("demo")
+        seen = []
+
+        def work() -> None:
+            seen.extend(group.instance_id for group in client.results(client.submit("demo", PROMPTS)))
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=30)
+        assert len(set(seen)) == 12
+
+
+def test_leaving_an_iteration_early_ends_the_stream(services):
+    with Client(services.addresses["broker"]) as client:
+        client.create_run("demo")
+        for _ in client.watch("demo"):
+            break
+        assert client.run("demo").active
+
+
+async def test_results_survive_a_broken_stream(services):
+    services.broker.drop_stream_after = 2
+    async with AsyncClient(services.addresses["broker"]) as client:
+        await client.create_run("demo")
+        handles = await client.submit("demo", PROMPTS)
+        assert [group.instance_id async for group in client.results(handles)] == [h.instance_id for h in handles]
+
+
+async def test_results_that_never_come_end_in_a_sentence(services):
+    async with AsyncClient(services.addresses["broker"]) as client:
+        await client.create_run("demo")
+        with pytest.raises(QuartetError, match="run 'demo': 1 of 1 prompts have no result after 0.3 s"):
+            async for _ in client.results([Handle("demo", "never")], timeout=0.3):
+                pass
+
+
+async def test_a_dead_prompt_is_a_group_without_completions(services):
+    async with AsyncClient(services.addresses["broker"]) as client:
+        await client.create_run("demo")
+        handles = await client.submit("demo", ["poison"])
+        (group,) = [group async for group in client.results(handles)]
+        assert group.completions == () and group.dead.reasons == ("too long",)
+        dead, total = await client.dead("demo")
+        assert total == 1 and dead[0].instance_id == handles[0].instance_id
+        assert await client.requeue_dead("demo", [handles[0].instance_id]) == 1
+
+
+async def test_submitting_again_with_the_same_ids_doubles_nothing(services):
+    async with AsyncClient(services.addresses["broker"]) as client:
+        await client.create_run("demo")
+        for _ in range(2):
+            await client.submit("demo", ["a", "b"], instance_ids=["x/0", "x/1"])
+        assert len(services.broker.instances["demo"]) == 2
+        with pytest.raises(QuartetError, match="prompt instance 'x/0' exists and differs") as error:
+            await client.submit("demo", ["other"], instance_ids=["x/0"])
+        assert error.value.code is grpc.StatusCode.ALREADY_EXISTS and error.value.exit_code == 2
+
+
+async def test_a_full_queue_is_waited_for_but_not_for_ever(services):
+    async with AsyncClient(services.addresses["broker"]) as client:
+        await client.create_run(broker_pb2.RunSpec(run_id="demo", max_queued_prompts=1))
+        await client.submit("demo", "a", purpose="train")
+        with pytest.raises(QuartetError, match="the queue is full"):
+            await client.submit("demo", "b", purpose="train", timeout=0.2)
+        waiting = asyncio.create_task(client.submit("demo", "b", purpose="train", timeout=30))
+        services.broker.room_made = 1
+        assert len(await waiting) == 1
+
+
+async def test_evaluation_of_a_set_given_on_the_spot(services):
+    async with AsyncClient(services.addresses["broker"]) as client:
+        await client.create_run("demo")
+        result = await client.evaluate("demo", "held", prompts=PROMPTS[:2])
+        assert (result.evaluation_id, result.accuracy, result.finished) == ("held@0", 0.5, 2)
+        assert [group.completions[0].text for group in result.groups] == ["2+3=5", "1+1=3"]
+        with pytest.raises(QuartetError, match="evaluation set 'other' does not exist"):
+            await client.evaluate("demo", "other")
+
+
+async def test_watching_ends_with_the_run(services):
+    async with AsyncClient(services.addresses["broker"]) as client:
+        await client.create_run("demo")
+
+        async def end() -> None:
+            step = broker_pb2.StepFinished(step=0, policy_version=1, metrics={"reward/mean": 0.5})
+            await services.broker.add_event("demo", broker_pb2.RunEvent(step=step))
+
+        services.call(end)
+        await client.finish_run("demo", "succeeded", "done")
+        events = [event.what async for event in client.watch("demo")]
+    assert events == [
+        RunStateChanged("active", ""),
+        StepFinished(0, 1, {"reward/mean": 0.5}),
+        RunStateChanged("succeeded", "done"),
+    ]
+
+
+async def test_generate_and_score_go_straight_to_their_services(services):
+    async with AsyncClient(**services.addresses) as client:
+        completions = await client.generate({"prompt": "hi", "sampling": {"n": 2}})
+        assert len(completions) == 2 and completions[0].token_ids == (7, 8)
+        assert completions[0].log_probs == (-1.0, 0.0) and completions[0].score is None
+        right, wrong = await client.score(["it is 5", "it is 6"], {"prompt": "?", "gt_answer": "5"}, ["exact"])
+        assert (right.reward, wrong.reward) == (1.0, 0.0)
+        (failed,) = await client.score(["x"], "no answer", ["exact"])
+        assert failed.reward is None and failed.failure == "the reference answer is empty"
+        assert await client.verifiers() == {"exact": "The answer, character by character."}
+
+
+async def test_status_tells_of_all_four(services, nowhere):
+    async with AsyncClient(**services.addresses, trainer=nowhere) as client:
+        await client.create_run("demo")
+        broker, reward, rollout, trainer = await client.status()
+    assert broker.health == reward.health == rollout.health == "serving"
+    assert broker.details["runs"][0]["run_id"] == "demo" and rollout.details["engine"] == "echo"
+    assert trainer.health == "unreachable" and nowhere in trainer.error
+
+
+async def test_bad_arguments_are_one_sentence_each(services, nowhere):
+    async with AsyncClient(services.addresses["broker"]) as client:
+        for call, sentence in (
+            (client.submit("demo", PROMPTS, purpose="sell"), "purpose: got 'sell'; allowed: serve, train, evaluate"),
+            (client.submit("demo", [{"text": "x"}]), 'prompts[0]: unknown field "text"; allowed: messages, prompt'),
+            (client.submit("demo", [7]), "prompts[0]: got 7; allowed: an object with a prompt's fields, or its text"),
+            (client.submit("demo", ["a"], instance_ids=[]), "instance_ids: got 0 for 1 prompts"),
+            (client.submit("gone", ["a"]), "run 'gone' does not exist"),
+            (client.finish_run("demo", "paused"), "state: got 'paused'; allowed: succeeded, failed, cancelled"),
+            (client.score(["x"], "y"), "verifiers: got none"),
+        ):
+            with pytest.raises(QuartetError) as error:
+                await call
+            assert str(error.value).startswith(sentence) and error.value.exit_code == 2
+    with pytest.raises(InputError, match="an address is host:port"):
+        AsyncClient("localhost")
+
+
+async def test_a_service_that_is_not_there_or_another_one(services, nowhere):
+    async with AsyncClient(nowhere) as client:
+        with pytest.raises(QuartetError, match=f"broker at {nowhere} cannot be reached") as error:
+            await client.runs()
+        assert error.value.exit_code == 2
+    async with AsyncClient(services.addresses["reward"]) as client:
+        with pytest.raises(QuartetError, match="was taken for the broker, but a reward answers there"):
+            await client.runs()
+
+
+def test_log_probs_are_finite(services):
+    with Client(**services.addresses) as client:
+        assert all(math.isfinite(value) for value in client.generate("hi")[0].log_probs)

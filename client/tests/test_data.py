@@ -1,0 +1,160 @@
+"""Prompts in JSONL: what is accepted, and the sentence for each way of being wrong."""
+
+import io
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from quartet_client.data import DataSection, RunData, load_prompts, parse_lines
+from quartet_client.errors import InputError
+from quartet_client.prompts import Prompt
+from quartet_common.config import load_config
+
+
+def test_colossalchat_lines_load_as_they_are():
+    lines = [
+        '{"messages": {"role": "user", "content": "2+3?"}, "gt_answer": "5"}',
+        '{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], "gt_answer": 6}',
+        '{"messages": {"role": "user", "content": "sum"}, "test_cases": {"inputs": ["1 2"], "outputs": ["3"]}}',
+    ]
+    one, many, code = (prompt.to_proto() for prompt in parse_lines(lines, "x.jsonl", require_reference=True))
+    assert [(turn.role, turn.content) for turn in one.chat.messages] == [("user", "2+3?")]
+    assert one.reference.answer == "5" and one.prompt_id == "line-1"
+    assert len(many.chat.messages) == 2 and many.reference.answer == "6"
+    assert [(case.input, case.output) for case in code.reference.test_cases] == [("1 2", "3")]
+
+
+def test_our_own_fields():
+    line = (
+        '{"prompt": "2+3=?", "gt_answer": "5", "id": "p", "verifiers": ["boxed", {"name": "exact", "weight": 2}], '
+        '"sampling": {"n": 4, "temperature": 0}, "metadata": {"level": 3}}'
+    )
+    proto = parse_lines([line], "x")[0].to_proto()
+    assert proto.text == "2+3=?" and proto.prompt_id == "p" and proto.metadata == {"level": "3"}
+    assert [(verifier.name, verifier.weight) for verifier in proto.verifiers] == [("boxed", 1.0), ("exact", 2.0)]
+    assert proto.sampling.n == 4 and proto.sampling.temperature == 0
+    assert not proto.sampling.HasField("top_p") and proto.sampling.max_new_tokens == 0  # unset: the run's
+
+
+def test_function_style_cases_travel_as_json():
+    line = '{"prompt": "f", "test_cases": {"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}}'
+    reference = parse_lines([line], "x")[0].reference()
+    assert (reference.test_cases[0].input, reference.test_cases[0].output) == ("[1, 2]", "3")
+    assert reference.entry_point == "add"
+
+
+def test_token_ids_travel_as_int32():
+    tensor = Prompt.parse({"token_ids": [1, 258]}).to_proto().token_ids
+    assert tensor.data == b"\x01\0\0\0\x02\x01\0\0" and list(tensor.shape) == [2]
+
+
+GOOD = '{"prompt": "a", "gt_answer": "1"}\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ('{"prompt": "a"', "not valid JSON: expecting ',' delimiter at column 15 of '{\"prompt\": \"a\"'"),
+        ("[1]", "got list; allowed: one JSON object a line"),
+        ('{"gt_answer": "1"}', 'got none of them; exactly one of "messages", "prompt" and "token_ids" is allowed'),
+        (
+            '{"prompt": "a", "messages": {"role": "user", "content": "b"}, "gt_answer": "1"}',
+            'got "messages" and "prompt"; exactly one of "messages", "prompt" and "token_ids" is allowed',
+        ),
+        ('{"prompt": "a", "answer": "1"}', 'unknown field "answer"; allowed: messages, prompt, token_ids, gt_answer'),
+        ('{"prompt": "a", "gt_answer": 1.5}', '"gt_answer": got 1.5; input should be a valid string'),
+        ('{"prompt": "a", "gt_answer": null}', '"gt_answer": got None; input should be a valid string'),
+        ('{"prompt": "a"}', 'nothing to check completions against; give "gt_answer", "test_cases" or "test_program"'),
+        ('{"prompt": "", "gt_answer": "1"}', "\"prompt\": got ''; string should have at least 1 character"),
+        (
+            '{"messages": {"role": "robot", "content": "a"}, "gt_answer": "1"}',
+            "\"messages.0.role\": got 'robot'; input should be 'system', 'user', 'assistant' or 'tool'",
+        ),
+        ('{"messages": {"role": "user"}, "gt_answer": "1"}', '"messages.0.content" is missing'),
+        (
+            '{"prompt": "a", "test_cases": {"inputs": ["1"], "outputs": []}}',
+            '"test_cases.outputs": got []; list should have at least 1 item',
+        ),
+        (
+            '{"prompt": "a", "test_cases": {"inputs": ["1", "2"], "outputs": ["1"]}}',
+            "2 inputs and 1 outputs; there must be as many of each",
+        ),
+        (
+            '{"prompt": "a", "gt_answer": "1", "sampling": {"temperature": -1}}',
+            '"sampling.temperature": got -1; input should be greater than or equal to 0',
+        ),
+    ],
+)
+def test_a_broken_line_is_named_with_what_came_and_what_is_allowed(write, line, sentence):
+    path = write("train.jsonl", GOOD + "\n" + line + "\n" + GOOD)
+    with pytest.raises(InputError) as error:
+        load_prompts(path, require_reference=True)
+    assert str(error.value).startswith(f"{path}, line 3: ")
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_cannot_be_read(tmp_path, write):
+    with pytest.raises(InputError, match="cannot read '.*gone.jsonl': no such file"):
+        load_prompts(tmp_path / "gone.jsonl")
+    with pytest.raises(InputError, match="it holds no prompts"):
+        load_prompts(write("empty.jsonl", "\n\n"))
+    (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}')
+    with pytest.raises(InputError, match="not UTF-8"):
+        load_prompts(tmp_path / "latin.jsonl")
+
+
+def test_standard_input(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"prompt": "a"}\nnonsense\n'))
+    with pytest.raises(InputError, match="standard input, line 2: not valid JSON"):
+        load_prompts(Path("-"))
+
+
+def _data(prompts: int = 10, **section) -> RunData:
+    train = [Prompt(prompt=str(index), gt_answer="1") for index in range(prompts)]
+    return RunData(DataSection(**section), train, {"held": train[:2]})
+
+
+def test_passes_are_shuffled_anew_and_the_same_every_time():
+    data = _data(passes=3)
+    ids = [instance.instance_id for instance in data.training_instances()]
+    assert ids == [instance.instance_id for instance in _data(passes=3).training_instances()]
+    assert len(set(ids)) == 30
+    orders = [data.order(data_pass) for data_pass in range(3)]
+    assert all(sorted(order) == list(range(10)) for order in orders) and len({tuple(order) for order in orders}) == 3
+
+
+def test_an_instance_id_names_the_prompts_place_in_its_file_whatever_the_order():
+    for seed in (1, 2):
+        instances = {i.instance_id: i for i in _data(shuffle_seed=seed, passes=2).training_instances()}
+        assert instances["pass-1/7"].prompt.text == "7" and instances["pass-1/7"].data_pass == 1
+
+
+def test_without_shuffling_the_order_is_the_files():
+    assert _data(shuffle=False).order(5) == list(range(10))
+
+
+def test_passes_zero_goes_on():
+    assert len(list(islice(_data(passes=0).training_instances(), 35))) == 35
+
+
+def test_evaluation_instances():
+    assert [instance.instance_id for instance in _data().evaluation_instances("held")] == ["held/0", "held/1"]
+
+
+@pytest.mark.parametrize(
+    ("section", "sentence"),
+    [
+        ("", "data.train is missing"),
+        ("[data]\ntrain = 'gone.jsonl'", "cannot read 'gone.jsonl'"),
+        ("[data]\ntrain = 'x'\npasses = 0", "data.passes = 0 goes on until run.max_steps, which is not set"),
+        ("[data]\ntrian = 'x'", "unknown key data.trian"),
+    ],
+)
+def test_a_broken_data_section_is_one_sentence(write, section, sentence):
+    path = write("run.toml", section)
+    with pytest.raises(Exception) as error:
+        RunData.load(load_config("data", DataSection, path))
+    assert sentence in str(error.value)

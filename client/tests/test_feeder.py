@@ -1,0 +1,85 @@
+"""The feeder: creates, fills, waits for room, ends; and continues when it is started again."""
+
+import asyncio
+
+import pytest
+
+from quartet_client import AsyncClient, QuartetError
+from quartet_client.data import DataSection
+from quartet_client.feeder import feed
+from quartet_common.config import load_config
+
+
+@pytest.fixture
+def config(write):
+    train = write("train.jsonl", "".join(f'{{"prompt": "{i}", "gt_answer": "{i}"}}\n' for i in range(20)))
+    held = write("held.jsonl", '{"prompt": "7", "gt_answer": "7"}\n')
+    path = write(
+        "run.toml",
+        f"[run]\nid = 'demo'\nmax_queued_prompts = 16\n[data]\ntrain = '{train}'\npasses = 2\n"
+        f"[data.evaluation]\nheldout = '{held}'\n",
+    )
+    return load_config("data", DataSection, path)
+
+
+async def _until(condition) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_a_run_is_made_fed_as_there_is_room_and_its_prompts_ended(services, config):
+    broker = services.broker
+    async with AsyncClient(services.addresses["broker"]) as client:
+        feeding = asyncio.create_task(feed(config, client, asyncio.Event()))
+        await _until(lambda: broker.runs and broker._queued("demo") == 16)
+        assert not feeding.done() and not broker.runs["demo"].prompts_ended
+        broker.room_made = 40  # the trainer takes them
+        report = await feeding
+    assert (report.submitted, report.known, report.ended_by) == (40, 0, "prompts")
+    assert report.evaluation == {"heldout": 1} and len(broker.sets[("demo", "heldout")]) == 1
+    assert broker.runs["demo"].prompts_ended
+    assert {f"pass-{p}/{i}" for p in range(2) for i in range(20)} <= broker.instances["demo"].keys()
+
+
+async def test_stopped_and_started_again_it_submits_nothing_twice(services, config):
+    broker, stop = services.broker, asyncio.Event()
+    async with AsyncClient(services.addresses["broker"]) as client:
+        feeding = asyncio.create_task(feed(config, client, stop))
+        await _until(lambda: broker.runs and broker._queued("demo") == 16)
+        stop.set()
+        report = await feeding
+        assert report.ended_by == "stop" and not broker.runs["demo"].prompts_ended
+        broker.room_made = 40
+        again = await feed(config, client, asyncio.Event())
+        assert (again.submitted, again.known, again.ended_by) == (24, 16, "prompts")
+        finished = await feed(config, client, asyncio.Event())
+        assert (finished.submitted, finished.ended_by) == (0, "prompts")
+
+
+async def test_it_ends_when_the_run_ends(services, config):
+    broker = services.broker
+    async with AsyncClient(services.addresses["broker"]) as client:
+        feeding = asyncio.create_task(feed(config, client, asyncio.Event()))
+        await _until(lambda: broker.runs and broker._queued("demo") == 16)
+        await client.finish_run("demo", "succeeded", "max_steps reached")
+        assert (await feeding).ended_by == "run"
+        assert (await feed(config, client, asyncio.Event())).ended_by == "run"
+
+
+async def test_a_run_of_another_specification_is_refused(services, config):
+    async with AsyncClient(services.addresses["broker"]) as client:
+        other = config.run.model_copy(update={"group_size": 4})
+        await client.create_run(other)
+        with pytest.raises(QuartetError, match="run 'demo' exists and differs: group_size"):
+            await feed(config, client, asyncio.Event())
+
+
+async def test_a_broker_that_comes_late_is_waited_for(nowhere, config):
+    stop = asyncio.Event()
+    async with AsyncClient(nowhere) as client:
+        feeding = asyncio.create_task(feed(config, client, stop))
+        await asyncio.sleep(0.5)
+        assert not feeding.done()
+        stop.set()
+        assert (await feeding).ended_by == "stop"
