@@ -21,7 +21,7 @@ from quartet.v1 import (
 
 from quartet_common.config import SecuritySection, ServerSection
 from quartet_common.durations import now_timestamp
-from quartet_common.errors import already_exists, failed_precondition, not_found, resource_exhausted
+from quartet_common.errors import already_exists, failed_precondition, not_found, resource_exhausted, unavailable
 from quartet_common.host import ServiceHost
 
 
@@ -116,17 +116,14 @@ class SmallBroker(broker_pb2_grpc.BrokerServiceServicer):
         return broker_pb2.EndPromptsResponse()
 
     async def CollectResults(self, request, context):  # noqa: N802
-        known, sent = self.instances[request.run_id], 0
-        for instance_id in request.instance_ids:
+        known = self.instances[request.run_id]
+        for sent, instance_id in enumerate(request.instance_ids):
             if self.drop_stream_after and sent == self.drop_stream_after:
                 self.drop_stream_after = 0
-                from quartet_common.errors import unavailable
-
                 raise unavailable("redis", "it is away", retry_after_seconds=0.05)
             if instance_id not in known:
                 await asyncio.sleep(3600)  # never submitted: the client's deadline ends this
             yield self._result(known[instance_id])
-            sent += 1
 
     def _result(self, instance) -> broker_pb2.CollectResultsResponse:
         if "poison" in instance.prompt.text:
@@ -160,7 +157,8 @@ class SmallBroker(broker_pb2_grpc.BrokerServiceServicer):
         position = int(request.after_event_id or 0)
         while True:
             async with self._changed:
-                await self._changed.wait_for(lambda: len(self.events[request.run_id]) > position)
+                while len(self.events[request.run_id]) == position:
+                    await self._changed.wait()
                 fresh = self.events[request.run_id][position:]
             for event in fresh:
                 position += 1

@@ -1,0 +1,224 @@
+"""The `quartet` command: what it prints, and its exit status for every way of ending."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from quartet.v1 import broker_pb2
+
+from quartet_client.cli import main
+
+
+@pytest.fixture
+def quartet(services, capsys):
+    """Run `quartet` on the small services; return (exit status, standard output, standard error)."""
+
+    def _quartet(*arguments: str) -> tuple[int, str, str]:
+        sets = [f'--set=addresses.{kind}="{address}"' for kind, address in services.addresses.items()]
+        status = main([*arguments, *sets])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return _quartet
+
+
+@pytest.fixture
+def run_file(write):
+    train = write("train.jsonl", "".join(f'{{"prompt": "{i}", "gt_answer": "{i}"}}\n' for i in range(4)))
+    held = write("held.jsonl", '{"prompt": "7", "gt_answer": "7"}\n')
+    return write(
+        "run.toml",
+        f"[run]\nid = 'demo'\nmax_steps = 2\n[data]\ntrain = '{train}'\n[data.evaluation]\nheld = '{held}'\n",
+    )
+
+
+def _demo(services) -> None:
+    spec = broker_pb2.RunSpec(run_id="demo")
+    services.call(services.broker.CreateRun, broker_pb2.CreateRunRequest(spec=spec), None)
+
+
+def test_submit_waits_and_prints_results_as_jsonl(services, quartet, write):
+    _demo(services)
+    path = write("p.jsonl", '{"prompt": "2+3=5", "gt_answer": "5", "id": "sum"}\n{"prompt": "hello"}\n')
+    status, out, _ = quartet("submit", str(path), "--run", "demo", "--wait")
+    first, second = map(json.loads, out.splitlines())
+    assert status == 0 and first["id"] == "sum" and first["completions"][0]["reward"] == 1.0
+    assert first["completions"][0]["policy_version"] == 3 and second["completions"][0]["text"] == "hello"
+
+
+def test_submit_reads_standard_input_and_prints_instance_ids(services, quartet, monkeypatch):
+    _demo(services)
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"prompt": "a"}\n{"prompt": "b"}\n'))
+    assert quartet("submit", "-", "--run", "demo", "--prefix", "mine")[:2] == (0, "mine/0\nmine/1\n")
+
+
+def test_a_dead_prompt_makes_submit_fail(services, quartet, write):
+    _demo(services)
+    status, out, _ = quartet("submit", str(write("p.jsonl", '{"prompt": "poison"}')), "--run", "demo", "--wait")
+    assert status == 1 and json.loads(out)["dead"] == ["too long"]
+
+
+def test_broken_prompts_are_refused_before_anything_is_submitted(services, quartet, write):
+    _demo(services)
+    path = write("p.jsonl", '{"prompt": "a"}\n{"promt": "b"}\n')
+    status, out, err = quartet("submit", str(path), "--run", "demo")
+    assert (status, out) == (2, "")
+    assert err.startswith(f'quartet: {path}, line 2: unknown field "promt"; allowed: messages, prompt,')
+    assert err.count("\n") == 1 and not services.broker.instances["demo"]
+
+
+def test_generate_score_and_eval(services, quartet, write):
+    _demo(services)
+    status, out, _ = quartet("generate", "hi", "-n", "2", "--json")
+    assert status == 0 and [json.loads(line)["text"] for line in out.splitlines()] == ["hi", "hi"]
+    assert "hi" in quartet("generate", "hi")[1]
+    status, out, _ = quartet("score", "it is 5", "--answer", "5", "--verifier", "exact")
+    assert status == 0 and out.startswith("reward 1  correct")
+    assert quartet("score", "it is 5", "--json")[0] == 1  # no reference: the verifier fails
+    held = write("held.jsonl", '{"prompt": "5", "gt_answer": "5"}\n{"prompt": "5", "gt_answer": "6"}\n')
+    status, out, _ = quartet("eval", "demo", "held", "--prompts", str(held))
+    assert status == 0 and out.strip() == "held@0: accuracy 50.0%, reward 0.500 over 2 of 2 prompts"
+    status, out, _ = quartet("eval", "demo", "held", "--json")
+    assert status == 0 and len(json.loads(out)["groups"]) == 2
+
+
+def test_runs(services, quartet):
+    assert quartet("runs", "list")[1] == "no runs\n"
+    _demo(services)
+    assert "demo" in quartet("runs", "list")[1]
+    assert json.loads(quartet("runs", "list", "--json")[1])[0]["state"] == "active"
+    assert "group_size" in quartet("runs", "show", "demo")[1]
+    status, _, err = quartet("runs", "delete", "demo")
+    assert (status, err) == (2, "quartet: run 'demo': it has not ended; finish it first, or force\n")
+    assert quartet("runs", "finish", "demo", "--reason", "enough")[1] == "run demo is cancelled: enough\n"
+    assert quartet("runs", "delete", "demo")[1] == "run demo is deleted\n"
+    assert quartet("runs", "show", "demo")[::2] == (2, "quartet: run 'demo' does not exist\n")
+
+
+def test_dead(services, quartet, write):
+    _demo(services)
+    assert quartet("dead", "list", "demo")[1] == "no dead prompts in run demo\n"
+    quartet("submit", str(write("p.jsonl", '{"prompt": "poison"}')), "--run", "demo", "--prefix", "x")
+    assert json.loads(quartet("dead", "list", "demo", "--json")[1])["dead"][0]["reasons"] == ["too long"]
+    assert "too long" in quartet("dead", "list", "demo")[1]
+    assert quartet("dead", "requeue", "demo")[0] == 2
+    assert quartet("dead", "requeue", "demo", "x/0")[1] == "1 prompt queued again\n"
+    assert services.broker.requeued == ["x/0"]
+
+
+def test_status(services, quartet, nowhere):
+    _demo(services)
+    status, out, _ = quartet("status", f"--set=addresses.trainer={nowhere}")
+    assert status == 1 and "run demo active" in out.replace("\n", " ") and "unreachable" in out
+    status, out, _ = quartet("status", f"--set=addresses.trainer={nowhere}", "--json")
+    broker, reward, rollout, trainer = json.loads(out)
+    assert broker["health"] == "serving" and rollout["details"]["engine"] == "echo"
+    assert reward["details"] == {"verifiers": ["exact"]} and trainer["health"] == "unreachable"
+
+
+def test_run_attached_feeds_and_follows_until_the_run_ends(services, quartet, run_file):
+    async def trainer() -> None:
+        broker = services.broker
+        for step in range(2):
+            metrics = {"reward/mean": 0.25 * (step + 1), "staleness/mean": 0.0}
+            done = broker_pb2.StepFinished(step=step, policy_version=step + 1, metrics=metrics)
+            await broker.add_event("demo", broker_pb2.RunEvent(step=done))
+        evaluation = broker_pb2.EvaluationFinished(
+            evaluation_set="held", policy_version=2, metrics={"eval/held/ans_acc": 0.75, "eval/held/reward": 0.8}
+        )
+        await broker.add_event("demo", broker_pb2.RunEvent(evaluation=evaluation))
+        end = broker_pb2.FinishRunRequest(run_id="demo", state=broker_pb2.RUN_STATE_SUCCEEDED, reason="all steps done")
+        await broker.FinishRun(end, None)
+
+    threading.Thread(target=_when_fed, args=(services, trainer)).start()
+    status, out, err = quartet("run", str(run_file), "--attach")
+    assert (status, err) == (0, "")
+    assert out.splitlines() == [
+        "run demo is active",
+        "step 1/2  reward 0.250  staleness 0.00",
+        "step 2/2  reward 0.500  staleness 0.00",
+        "evaluation held at version 2: accuracy 0.750  reward 0.800",
+        "run demo is succeeded: all steps done",
+        "accuracy on held: 75.0% → 75.0%",
+    ]
+    assert quartet("watch", "demo")[0] == 0
+
+
+def _when_fed(services, then) -> None:
+    deadline = time.monotonic() + 20
+    while not (services.broker.runs and services.broker.runs["demo"].prompts_ended) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    services.call(then)
+
+
+def test_a_failed_run_is_exit_status_1(services, quartet, run_file):
+    async def trainer() -> None:
+        end = broker_pb2.FinishRunRequest(run_id="demo", state=broker_pb2.RUN_STATE_FAILED, reason="loss is not finite")
+        await services.broker.FinishRun(end, None)
+
+    threading.Thread(target=_when_fed, args=(services, trainer)).start()
+    status, out, _ = quartet("run", str(run_file), "--attach")
+    assert status == 1 and "run demo is failed: loss is not finite" in out
+
+
+def test_dry_run_says_what_would_run_and_touches_nothing(services, quartet, run_file):
+    status, out, _ = quartet("run", str(run_file), "--dry-run", "--set", "data.passes=3", "--set", "run.group_size=4")
+    plan = json.loads(out)
+    assert status == 0 and plan["run"]["group_size"] == 4 and plan["services"] == "started on this machine"
+    assert plan["data"]["prompts"] == 4 and plan["data"]["prompt_instances"] == 12
+    assert plan["data"]["evaluation"] == {"held": 1} and not services.broker.runs
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "gone.toml"], "run file: cannot read 'gone.toml': no such file or directory"),
+        (["run", "RUN", "--set", "run.grup_size=4"], "unknown key run.grup_size in RUN: did you mean 'group_size'?"),
+        (["run", "RUN", "--set", "data.train=gone.jsonl", "--attach"], "cannot read 'gone.jsonl'"),
+        (["run", "RUN", "--attach", "--broker", "NOWHERE"], "broker at NOWHERE cannot be reached"),
+        (["runs", "list", "--broker", "nonsense"], "an address is host:port"),
+        (["watch", "gone"], "run 'gone' does not exist"),
+        (["submit", "gone.jsonl"], "cannot read 'gone.jsonl'"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_status_2(services, capsys, run_file, nowhere, arguments, sentence):
+    def fill(text: str) -> str:
+        return text.replace("RUN", str(run_file)).replace("NOWHERE", nowhere)
+
+    if "--broker" not in arguments:
+        arguments = [*arguments, f'--set=addresses.broker="{services.addresses["broker"]}"']
+    assert main([fill(argument) for argument in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("quartet: ") and captured.err.count("\n") == 1
+    assert fill(sentence) in captured.err
+    assert not services.broker.runs
+
+
+def test_without_the_launcher_run_says_what_to_do(monkeypatch, capsys, run_file):
+    monkeypatch.setitem(sys.modules, "quartet_local", None)
+    monkeypatch.setitem(sys.modules, "quartet_local.run", None)
+    assert main(["run", str(run_file)]) == 2
+    assert "not installed here; install it, or start the services yourself and use --attach" in capsys.readouterr().err
+
+
+def test_unknown_commands_and_options_are_exit_status_2(capsys):
+    assert main(["fly"]) == 2 and "No such command 'fly'" in capsys.readouterr().err
+    assert main(["status", "--loud"]) == 2
+
+
+def test_ctrl_c_ends_it_with_130_and_without_a_traceback(services, run_file):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    address = services.addresses["broker"]
+    command = [sys.executable, "-m", "quartet_client", "run", str(run_file), "--attach", "--broker", address]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout.readline() == "run demo is active\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130 and "Traceback" not in err
+    assert services.broker.runs["demo"].state == broker_pb2.RUN_STATE_ACTIVE

@@ -1,0 +1,127 @@
+"""Events folded into a run's progress, and its picture."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from rich.console import Console
+
+from quartet_client.chart import columns, sparkline
+from quartet_client.events import (
+    CheckpointSaved,
+    EvaluationFinished,
+    GroupSample,
+    MemberChanged,
+    Notice,
+    RunEvent,
+    RunStateChanged,
+    StepFinished,
+    WeightsPublished,
+)
+from quartet_client.progress import RunProgress
+from quartet_client.runs import Member, ServiceStatus
+from quartet_client.types import Completion, Group, Score, VersionSpan
+from quartet_client.view import RunView
+
+START = datetime(2026, 11, 20, 12, tzinfo=UTC)
+ROLLOUT = Member("rollout-1", "rollout", "127.0.0.1:7103", "active", 2, {"tokens_per_second": 5000.0})
+
+
+def _fold(progress: RunProgress, *happenings) -> RunProgress:
+    for number, what in enumerate(happenings, start=1):
+        progress.fold(RunEvent(f"{number}", START + timedelta(seconds=number), what))
+    return progress
+
+
+def _step(step: int, reward: float) -> StepFinished:
+    return StepFinished(step, step + 1, {"reward/mean": reward, "reward/ans_acc": reward, "staleness/mean": 1.0})
+
+
+def _evaluation(version: int, accuracy: float) -> EvaluationFinished:
+    return EvaluationFinished("held", version, {"eval/held/ans_acc": accuracy, "eval/held/reward": accuracy})
+
+
+SAMPLE = Group(
+    "demo",
+    "pass-0/3",
+    "p",
+    "2+3=?",
+    "train",
+    "5",
+    (Completion(0, "<think>[bold]2+3=5</think>", "stop", 9, (VersionSpan(2, 0, 9),), Score(1.0, 1, 1, "correct")),),
+)
+
+
+def test_a_whole_run():
+    progress = _fold(
+        RunProgress("demo", max_steps=2),
+        RunStateChanged("active", ""),
+        MemberChanged(ROLLOUT, False, "registered"),
+        WeightsPublished(0, 1, 1, 1000, 0.03),
+        _evaluation(0, 0.1),
+        _step(0, 0.2),
+        _step(1, 0.4),
+        GroupSample(SAMPLE),
+        _evaluation(2, 0.9),
+        CheckpointSaved(2, "/x"),
+        Notice("warning", "slow", "trainer-1"),
+        RunStateChanged("succeeded", "all steps done"),
+    )
+    assert progress.steps_done == 2 and progress.policy_version == 2 and progress.published_version == 0
+    assert [point.reward for point in progress.steps] == [0.2, 0.4]
+    assert [(p.policy_version, p.accuracy) for p in progress.evaluations["held"]] == [(0, 0.1), (2, 0.9)]
+    assert progress.members == {"rollout-1": ROLLOUT} and progress.checkpoint.step == 2
+    assert progress.ended and progress.succeeded and progress.reason == "all steps done"
+    assert progress.ended_at - progress.started_at == timedelta(seconds=10)
+
+
+def test_a_trainer_that_restarts_replaces_the_steps_it_repeats():
+    progress = _fold(RunProgress("demo"), _step(0, 0.1), _step(1, 0.2), _step(2, 0.3), _step(1, 0.25))
+    assert [(point.step, point.reward) for point in progress.steps] == [(0, 0.1), (1, 0.25)]
+    assert progress.steps_done == 2
+
+
+def test_a_member_that_is_gone_is_gone():
+    lost = MemberChanged(ROLLOUT, True, "no heartbeat")
+    assert not _fold(RunProgress("demo"), MemberChanged(ROLLOUT, False, ""), lost).members
+
+
+def test_events_of_a_newer_broker_are_passed_over():
+    assert _fold(RunProgress("demo"), None).last_event_id == "1"
+
+
+def _picture(progress: RunProgress, width: int = 100) -> str:
+    console = Console(width=width, force_terminal=True, color_system=None, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(RunView(progress, console, plain=False).render())
+    return console.export_text()
+
+
+@pytest.mark.parametrize("width", [60, 100, 200])
+def test_the_picture_shows_what_matters_at_any_stage(width):
+    progress = RunProgress("demo", model="tiny", max_steps=110)
+    assert "no step yet" in _picture(progress, width)
+    progress.fold_services([ServiceStatus("broker", "x:1", "serving"), ServiceStatus("reward", "x:2", "unreachable")])
+    _fold(progress, RunStateChanged("active", ""), _step(0, 0.2), _step(1, 0.4))
+    shown = _picture(progress, width)
+    assert "training reward" in shown and "0.20 → 0.40" in shown and "unreachable" in shown and "step 2/110" in shown
+    _fold(progress, _evaluation(0, 0.18), _evaluation(10, 0.55), GroupSample(SAMPLE), MemberChanged(ROLLOUT, False, ""))
+    shown = _picture(progress, width)
+    assert "18% at version 0 → 55% at version 10" in shown and "[bold]2+3=5" in shown and "rollout" in shown
+    assert all(len(line) <= width for line in shown.splitlines())
+
+
+def test_plain_lines_are_for_programs():
+    console = Console(file=None, record=True, width=40)
+    view = RunView(RunProgress("demo", max_steps=9), console, plain=True)
+    with view:
+        for number, what in enumerate([_step(0, 0.5), Notice("info", "x", ""), Notice("error", "broken [1]", "")]):
+            event = RunEvent(str(number), START, what)
+            view.progress.fold(event)
+            view.tell(event)
+    assert console.export_text() == "step 1/9  reward 0.500  accuracy 50.0%  staleness 1.00\nerror: broken [1]\n"
+
+
+def test_charts():
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▁▂▃▅▆▇█"
+    assert columns([0.0, 0.5, 1.0], 10, 2, 0.0, 1.0) == ["  █", "▁██"]
+    assert columns([], 10, 2) == [] and sparkline([3.0, 3.0], 5) == "▁▁"
+    assert len(sparkline(list(range(1000)), 40)) == 40
