@@ -29,7 +29,9 @@ class VllmOptions(_EngineOptions):
         "processes (AsyncLLM), as production uses on GPUs.",
     )
     kv_cache_gib: float | None = Field(
-        None, gt=0, description="Size of the KV cache in GiB. Unset: 0.5 on the CPU, gpu_memory_utilization decides on GPUs."
+        None,
+        gt=0,
+        description="Size of the KV cache in GiB. Unset: 0.5 on the CPU, gpu_memory_utilization decides on GPUs.",
     )
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="Fraction of a GPU's memory vLLM may use.")
     enforce_eager: bool | None = Field(

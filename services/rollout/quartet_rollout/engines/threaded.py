@@ -299,7 +299,7 @@ class ThreadedEngine(WeightUpdates):
         waiting = [item for item in self._parked if item[0] in chosen]
         self._parked = deque(item for item in self._parked if item[0] not in chosen)
         for key, request, index in waiting:
-            self._rows[key] = _Row(request, index, [])
+            self._rows[key] = _Row(request, index, [(self.policy_version, 0)])
             ended.append(CoreCompletion(key, np.empty(0, np.int32), np.empty(0, np.float32), "abort"))
         self._deliver(ended)
 

@@ -83,9 +83,7 @@ class ModelSpec:
             )
 
 
-def views(
-    manifest: rollout_pb2.WeightManifest, buckets: Sequence[torch.Tensor]
-) -> Iterator[tuple[str, torch.Tensor]]:
+def views(manifest: rollout_pb2.WeightManifest, buckets: Sequence[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name, tensor) in the manifest's order; the tensors share memory with the uint8 `buckets`."""
     for tensor in manifest.tensors:
         flat = buckets[tensor.bucket][tensor.offset : tensor.offset + _size(tensor)]

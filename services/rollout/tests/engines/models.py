@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, Qwen2Config
 
 SPECIAL = ["<eos>", "<pad>", "<think>", "</think>", "<answer>", "</answer>", "\\boxed{"]
 VOCAB_SIZE = 128
@@ -47,6 +46,8 @@ def config_dict(tied: bool) -> dict:
 
 def write_model(folder: Path, *, tied: bool, seed: int) -> Path:
     """Write a random model; equal seeds give equal weights."""
+    from transformers import AutoModelForCausalLM, Qwen2Config  # Seconds, which the sender does not need to spend.
+
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config_dict(tied), indent=2))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": EOS, "transformers_version": "4.51.3"}))

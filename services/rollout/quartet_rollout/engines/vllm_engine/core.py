@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from quartet_rollout.engines.base import FinishReason, SamplingSettings
+from quartet_rollout.engines.base import EngineError, FinishReason, SamplingSettings
 from quartet_rollout.engines.core import CoreCompletion
 from quartet_rollout.engines.model_folder import check_model_folder
 from quartet_rollout.engines.options import VllmOptions
@@ -20,10 +20,16 @@ if TYPE_CHECKING:
 
 
 class VllmCore:
-    """`Core` over `vllm.v1.engine.llm_engine.LLMEngine`."""
+    """`Core` over `vllm.v1.engine.llm_engine.LLMEngine`. One at a time in a process: vLLM keeps its process groups in
+    global variables, and closing one engine would take them from the other."""
+
+    _alive = False
 
     def __init__(self, model_path: str, options: VllmOptions) -> None:
         check_model_folder(model_path)
+        if VllmCore._alive:
+            raise EngineError("a process can hold one vllm engine at a time, and this one has one")
+        VllmCore._alive = True
         environment.prepare(options)
         torch.set_num_threads(options.threads)
 
@@ -52,7 +58,9 @@ class VllmCore:
         for output in self._engine.step():
             completion = output.outputs[0]
             # vLLM also says "abort" and "error" of completions that it gave up itself.
-            reason: FinishReason = completion.finish_reason if completion.finish_reason in ("stop", "length") else "abort"
+            reason: FinishReason = (
+                completion.finish_reason if completion.finish_reason in ("stop", "length") else "abort"
+            )
             ended.append(_completion(output.request_id, completion.token_ids, completion.logprobs, reason))
         return ended
 
@@ -60,7 +68,9 @@ class VllmCore:
         chosen = set(keys)
         states: list[RequestState] = [s for s in self._states.values() if s.external_req_id in chosen]
         ended = [
-            _completion(state.external_req_id, state.detokenizer.output_token_ids, state.logprobs_processor.logprobs, "abort")
+            _completion(
+                state.external_req_id, state.detokenizer.output_token_ids, state.logprobs_processor.logprobs, "abort"
+            )
             for state in states
         ]
         self._engine.abort_request(list(chosen))
@@ -85,6 +95,7 @@ class VllmCore:
 
     def close(self) -> None:
         self._engine.engine_core.shutdown()
+        VllmCore._alive = False
 
 
 def _completion(key: str, token_ids: Iterable[int], log_probs: FlatLogprobs, reason: FinishReason) -> CoreCompletion:

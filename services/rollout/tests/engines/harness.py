@@ -1,0 +1,186 @@
+"""What the contract tests share: an engine with its reference, and the process that sends weights."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import numpy as np
+import torch
+from models import read_weights
+from packing import checksum, pack
+from transformers import AutoModelForCausalLM
+
+from quartet_rollout.engines import Engine, EngineCompletion, SamplingSettings, WeightGroupInfo
+
+BUCKET_BYTES = 200_000  # Several buckets for the tiny model, one tensor larger than none of them.
+PATIENCE = 60.0
+PROMPT = [18, 11, 19, 11, 17, 29, 31]
+
+
+class Sender:
+    """The process of sender.py."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("sender.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._answers: Queue[dict] = Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def order(self, **order: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> dict:
+        return self._answers.get(timeout=PATIENCE)
+
+    def open(self, world_size: int = 2, timeout: float = PATIENCE) -> WeightGroupInfo:
+        """Open a group of a new epoch; returns where to join as rank 1."""
+        epoch, secret = secrets.randbelow(2**31), secrets.token_bytes(16)
+        self.order(do="open", epoch=epoch, secret=secret.hex(), world_size=world_size, timeout=timeout)
+        return WeightGroupInfo(
+            transport="gloo",
+            store_host="127.0.0.1",
+            store_port=self.answer()["port"],
+            rank=1,
+            world_size=world_size,
+            timeout_seconds=timeout,
+            secret=secret,
+            epoch=epoch,
+        )
+
+    def send(self, folder: Path) -> None:
+        self.order(do="send", folder=str(folder), bucket_bytes=BUCKET_BYTES)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.kill()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._answers.put(json.loads(line))
+
+
+class Harness:
+    """An engine, the folder whose weights it has, and short words for what tests do with it."""
+
+    def __init__(
+        self, engine: Engine, options: dict, folders: tuple[Path, Path], run: Callable[..., Any], sender: Sender
+    ) -> None:
+        self.engine, self.options, self.folders, self.sender = engine, options, folders, sender
+        self._run = run
+        self._installed: Path | None = folders[0]
+        self._references: dict[Path, Any] = {}
+        self._in_group = False
+        self._count = 0
+
+    def run(self, coroutine: Any) -> Any:
+        """Run with a deadline: a hanging engine must fail, not hang the tests."""
+        return self._run(asyncio.wait_for(coroutine, PATIENCE))
+
+    # ------------------------------------------------------------ generation
+
+    def request_id(self) -> str:
+        self._count += 1
+        return f"request-{self._count}"
+
+    async def collect(self, prompt: list[int], n: int, sampling: SamplingSettings) -> list[EngineCompletion]:
+        """All completions, by index."""
+        completions = [c async for c in self.engine.generate(self.request_id(), prompt, n, sampling)]
+        return sorted(completions, key=lambda completion: completion.index)
+
+    def generate(self, prompt: list[int] = PROMPT, n: int = 1, **sampling: Any) -> list[EngineCompletion]:
+        return self.run(self.collect(prompt, n, SamplingSettings(**sampling)))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await asyncio.sleep(0.002)
+
+    async def started(self, tokens: int) -> None:
+        """Wait until this many more tokens have been generated."""
+        target = self.engine.stats().tokens_total + tokens
+        await self.until(lambda: self.engine.stats().tokens_total >= target)
+
+    # --------------------------------------------------------------- weights
+
+    async def join(self) -> None:
+        await self.engine.join_weight_group(self.sender.open())
+        assert self.sender.answer() == {"joined": True}
+        self._in_group = True
+
+    async def receive(self, folder: Path) -> int:
+        if not self._in_group:
+            await self.join()
+        manifest, buckets = pack(read_weights(folder), BUCKET_BYTES)
+        self.sender.send(folder)
+        came = await self.engine.receive_weights(manifest, PATIENCE)
+        assert self.sender.answer() == {"sent": len(buckets)}
+        assert came == checksum(buckets)
+        return came
+
+    async def update(self, folder: Path, version: int, keep_kv_cache: bool = False) -> None:
+        """A whole update in flight."""
+        await self.engine.pause("keep", keep_kv_cache)
+        await self.receive(folder)
+        await self.engine.install_weights(version)
+        self._installed = folder
+        await self.engine.resume()
+
+    def reset(self) -> None:
+        """Version 0: the weights of the first folder."""
+        if self._installed != self.folders[0] or self.engine.policy_version != 0:
+            self.run(self.update(self.folders[0], 0))
+
+    def left_group(self) -> None:
+        """The test has broken the group: the next update joins another, from another process if need be."""
+        self._in_group = False
+        if self.sender.process.poll() is not None:
+            self.sender.__init__()
+
+    def check_idle(self) -> None:
+        async def idle() -> None:
+            await self.engine.resume()
+            await self.until(lambda: self.engine.stats().running + self.engine.stats().waiting == 0)
+
+        self.run(idle())
+
+    # ------------------------------------------------------------- reference
+
+    def logits(self, folder: Path, prompt: list[int], output: np.ndarray) -> torch.Tensor:
+        """What plain transformers says before each token of `output`: float32 [T, V]."""
+        if folder not in self._references:
+            self._references[folder] = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        ids = torch.tensor([[*prompt, *output.tolist()]])
+        with torch.no_grad():
+            return self._references[folder](ids).logits[0, len(prompt) - 1 : -1].float()
+
+    def log_probs(self, folder: Path, prompt: list[int], output: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+        """Log-prob of each token of `output`, float32 [T]."""
+        every = torch.log_softmax(self.logits(folder, prompt, output) / temperature, dim=-1)
+        return every.gather(-1, torch.tensor(output, dtype=torch.int64)[:, None])[:, 0].numpy()
+
+    def greedy(self, folder: Path, prompt: list[int], length: int) -> np.ndarray:
+        """Plain transformers' greedy tokens, end of sequence ignored."""
+        output: list[int] = []
+        for _ in range(length):
+            padded = np.array([*output, 0])
+            output.append(int(self.logits(folder, prompt, padded)[-1].argmax()))
+        return np.array(output, dtype=np.int32)

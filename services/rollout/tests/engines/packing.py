@@ -1,0 +1,28 @@
+"""Weights into buckets, as a trainer does it."""
+
+from __future__ import annotations
+
+import torch
+from quartet.v1 import rollout_pb2, tensor_pb2
+from quartet_common.weights import Checksum, plan_buckets
+
+DTYPES = {torch.float32: tensor_pb2.DTYPE_FLOAT32, torch.bfloat16: tensor_pb2.DTYPE_BFLOAT16}
+
+
+def pack(weights: dict[str, torch.Tensor], bucket_bytes: int) -> tuple[rollout_pb2.WeightManifest, list[torch.Tensor]]:
+    """The manifest of these weights, and the uint8 buckets it describes."""
+    specs = [(name, DTYPES[tensor.dtype], list(tensor.shape)) for name, tensor in weights.items()]
+    manifest = plan_buckets(rollout_pb2.WEIGHT_KIND_FULL, specs, bucket_bytes)
+    buckets = [torch.zeros(size, dtype=torch.uint8) for size in manifest.bucket_bytes]
+    for entry in manifest.tensors:
+        data = weights[entry.name].contiguous().view(-1).view(torch.uint8)
+        buckets[entry.bucket][entry.offset : entry.offset + data.numel()] = data
+    return manifest, buckets
+
+
+def checksum(buckets: list[torch.Tensor]) -> int:
+    """What a receiver of these buckets must find."""
+    total = Checksum()
+    for bucket in buckets:
+        total.update(bucket.numpy())
+    return total.value()

@@ -1,0 +1,233 @@
+"""Contract of every engine: what is generated, with which log-probs, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+from harness import PROMPT, Harness
+from models import EOS, VOCAB_SIZE
+
+from quartet_rollout.engines import EngineError, PromptError, SamplingSettings
+
+TOLERANCE = 1e-4
+
+
+def test_gives_every_completion_of_a_group_once(harness: Harness) -> None:
+    completions = harness.generate(n=8, max_new_tokens=12)
+    assert [completion.index for completion in completions] == list(range(8))
+    for completion in completions:
+        assert completion.token_ids.dtype == np.int32 and completion.log_probs.dtype == np.float32
+        assert 1 <= len(completion.token_ids) == len(completion.log_probs) <= 12
+        assert completion.version_spans == ((0, 0, len(completion.token_ids)),)
+    assert len({completion.token_ids.tobytes() for completion in completions}) > 1
+
+
+def test_serves_more_completions_than_it_has_places(harness: Harness) -> None:
+    async def many() -> list:
+        sampling = SamplingSettings(max_new_tokens=8)
+        return await asyncio.gather(*(harness.collect([*PROMPT, i], 10, sampling) for i in range(10)))
+
+    for i, group in enumerate(harness.run(many())):
+        for completion in group:
+            expected = harness.log_probs(harness.folders[0], [*PROMPT, i], completion.token_ids)
+            np.testing.assert_allclose(completion.log_probs, expected, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
+def test_log_probs_are_those_of_the_tempered_model(harness: Harness, temperature: float) -> None:
+    for completion in harness.generate(n=6, temperature=temperature, max_new_tokens=24):
+        expected = harness.log_probs(harness.folders[0], PROMPT, completion.token_ids, temperature)
+        np.testing.assert_allclose(completion.log_probs, expected, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [{"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.3}, {"top_k": 20, "top_p": 0.8, "min_p": 0.05}],
+    ids=["top_k", "top_p", "min_p", "all"],
+)
+def test_log_probs_are_those_of_what_the_filters_leave(harness: Harness, filters: dict) -> None:
+    for completion in harness.generate(n=4, temperature=0.5, max_new_tokens=16, **filters):
+        logits = harness.logits(harness.folders[0], PROMPT, completion.token_ids) / 0.5
+        every = torch.log_softmax(_filtered(logits, **filters), dim=-1)
+        expected = every.gather(-1, torch.tensor(completion.token_ids, dtype=torch.int64)[:, None])[:, 0].numpy()
+        np.testing.assert_allclose(completion.log_probs, expected, atol=TOLERANCE)
+
+
+def _filtered(logits: torch.Tensor, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> torch.Tensor:
+    """The filters' definition, row by row."""
+    logits = logits.clone()
+    for row in logits:
+        probs = row.softmax(-1)
+        row[probs < min_p * probs.max()] = float("-inf")
+        order = row.argsort(descending=True)
+        if top_k:
+            row[order[top_k:]] = float("-inf")
+        mass, probs = 0.0, row.softmax(-1)
+        for candidate in order:
+            if mass >= top_p:
+                row[candidate] = float("-inf")
+            mass += float(probs[candidate])
+    return logits
+
+
+def test_temperature_zero_is_greedy_with_the_models_own_log_probs(harness: Harness) -> None:
+    expected = harness.greedy(harness.folders[0], PROMPT, 20)
+    (completion,) = harness.generate(temperature=0.0, max_new_tokens=20)
+    np.testing.assert_array_equal(completion.token_ids, expected[: len(completion.token_ids)])
+    log_probs = harness.log_probs(harness.folders[0], PROMPT, completion.token_ids)
+    np.testing.assert_allclose(completion.log_probs, log_probs, atol=TOLERANCE)
+
+
+def test_rows_of_different_sampling_share_a_batch(harness: Harness) -> None:
+    async def both() -> tuple:
+        settings = SamplingSettings(temperature=0.0, max_new_tokens=16), SamplingSettings(temperature=0.5, top_k=9)
+        return await asyncio.gather(*(harness.collect(PROMPT, 4, sampling) for sampling in settings))
+
+    greedy, _ = harness.run(both())
+    (alone,) = harness.generate(temperature=0.0, max_new_tokens=16)
+    for completion in greedy:
+        np.testing.assert_array_equal(completion.token_ids, alone.token_ids)
+        np.testing.assert_allclose(completion.log_probs, alone.log_probs, atol=TOLERANCE)
+
+
+def test_ends_at_the_end_of_sequence_and_at_the_length_limit(harness: Harness) -> None:
+    completions = harness.generate(n=48, max_new_tokens=48)
+    assert {completion.finish_reason for completion in completions} == {"stop", "length"}
+    for completion in completions:
+        ended = completion.finish_reason == "stop"
+        assert (completion.token_ids[-1] == EOS) == ended
+        assert EOS not in completion.token_ids[:-1]
+        assert ended or len(completion.token_ids) == 48
+
+
+def test_ends_at_a_stop_token_and_keeps_it(harness: Harness) -> None:
+    tokens = harness.greedy(harness.folders[0], PROMPT, 10).tolist()
+    stop = tokens[5]
+    (completion,) = harness.generate(temperature=0.0, max_new_tokens=10, stop_token_ids=(stop,))
+    assert completion.finish_reason == "stop"
+    assert completion.token_ids.tolist() == tokens[: tokens.index(stop) + 1]
+
+
+def test_ends_at_a_stop_string_special_tokens_included_and_keeps_it(harness: Harness) -> None:
+    tokenizer = harness.engine.tokenizer()
+    for completion in harness.generate(n=8, max_new_tokens=20, seed=5):
+        text = tokenizer.decode(completion.token_ids, skip_special_tokens=False)
+        stop = tokenizer.decode(completion.token_ids[2:5], skip_special_tokens=False)
+        if "�" in text or len(completion.token_ids) < 12:
+            continue
+        seed = 5 + completion.index
+        (stopped,) = harness.generate(max_new_tokens=20, seed=seed, stop=("never there", stop))
+        assert stopped.finish_reason == "stop"
+        assert tokenizer.decode(stopped.token_ids, skip_special_tokens=False) == text[: text.index(stop) + len(stop)]
+        return
+    pytest.fail("no completion was long enough to take a stop string from")
+
+
+def test_a_full_context_ends_a_completion(harness: Harness) -> None:
+    prompt = [7] * (harness.engine.max_model_len - 5)
+    completions = harness.generate(prompt, n=4, max_new_tokens=100)
+    assert any(len(c.token_ids) == 5 and c.finish_reason == "length" for c in completions)
+    assert all(len(c.token_ids) <= 5 for c in completions)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "n", "words"),
+    [
+        ([], 1, "no tokens"),
+        ([1] * 512, 1, "at most 511"),
+        ([1, VOCAB_SIZE], 1, f"0 to {VOCAB_SIZE - 1}"),
+        ([1, -1], 1, "-1"),
+        ([1], 0, "n is 0"),
+    ],
+)
+def test_says_what_is_wrong_with_a_prompt(harness: Harness, prompt: list[int], n: int, words: str) -> None:
+    with pytest.raises(PromptError, match=words):
+        harness.generate(prompt, n=n, max_new_tokens=4)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"temperature": -1.0}, {"top_p": 0.0}, {"top_k": -1}, {"min_p": 1.0}, {"max_new_tokens": 0}, {"stop": ("",)}],
+)
+def test_says_what_is_wrong_with_sampling_settings(wrong: dict) -> None:
+    with pytest.raises(PromptError, match=f"sampling.{next(iter(wrong))}"):
+        SamplingSettings(**wrong)
+
+
+def test_a_seed_gives_the_same_completions_in_any_company(harness: Harness) -> None:
+    first = harness.generate(n=4, max_new_tokens=20, seed=11)
+    assert len({completion.token_ids.tobytes() for completion in first}) > 1
+
+    async def in_company() -> list:
+        others = asyncio.create_task(harness.collect([3, 4], 6, SamplingSettings(max_new_tokens=30)))
+        seeded = await harness.collect(PROMPT, 4, SamplingSettings(max_new_tokens=20, seed=11))
+        await others
+        return seeded
+
+    for a, b in zip(first, harness.run(in_company()), strict=True):
+        np.testing.assert_array_equal(a.token_ids, b.token_ids)
+    (third,) = harness.generate(n=1, max_new_tokens=20, seed=13)
+    np.testing.assert_array_equal(third.token_ids, first[2].token_ids)  # Completion i has seed + i.
+
+
+def test_abort_gives_what_there_is(harness: Harness) -> None:
+    async def body() -> list:
+        sampling = SamplingSettings(max_new_tokens=480, temperature=0.2)
+        stream = harness.engine.generate("to-abort", PROMPT, 4, sampling)
+        reading = asyncio.create_task(_collect(stream))
+        await harness.started(8)
+        await harness.engine.abort("to-abort")
+        await harness.engine.abort("unknown")
+        return await reading
+
+    completions = harness.run(body())
+    assert sorted(completion.index for completion in completions) == [0, 1, 2, 3]
+    aborted = [completion for completion in completions if completion.finish_reason == "abort"]
+    assert aborted
+    for completion in aborted:
+        length = len(completion.token_ids)
+        assert 0 < length < 480 and completion.version_spans == ((0, 0, length),)
+        expected = harness.log_probs(harness.folders[0], PROMPT, completion.token_ids, 0.2)
+        np.testing.assert_allclose(completion.log_probs, expected, atol=TOLERANCE)
+
+
+async def _collect(stream) -> list:
+    return [completion async for completion in stream]
+
+
+def test_leaving_the_iterator_aborts_the_rest(harness: Harness) -> None:
+    async def body() -> None:
+        sampling = SamplingSettings(max_new_tokens=480, temperature=0.2)
+        reading = asyncio.create_task(harness.collect(PROMPT, 16, sampling))
+        await harness.started(16)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        await harness.until(lambda: harness.engine.stats().running == 0)
+
+    harness.run(body())
+
+
+def test_an_id_is_refused_while_it_is_running(harness: Harness) -> None:
+    async def body() -> None:
+        sampling = SamplingSettings(max_new_tokens=400, temperature=0.2)
+        first = asyncio.create_task(_collect(harness.engine.generate("same", PROMPT, 8, sampling)))
+        await harness.started(1)
+        with pytest.raises(EngineError, match="'same' is running already"):
+            await _collect(harness.engine.generate("same", PROMPT, 1, sampling))
+        await harness.engine.abort("same")
+        assert len(await first) == 8
+
+    harness.run(body())
+
+
+def test_stats_count_tokens(harness: Harness) -> None:
+    before = harness.engine.stats().tokens_total
+    tokens = sum(len(completion.token_ids) for completion in harness.generate(n=5, max_new_tokens=9))
+    stats = harness.engine.stats()
+    assert stats.tokens_total == before + tokens
+    assert stats.running == stats.waiting == 0
+    assert stats.kv_cache_use == -1.0 or 0.0 <= stats.kv_cache_use <= 1.0

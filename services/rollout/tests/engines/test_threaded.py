@@ -1,0 +1,137 @@
+"""The thread around a core: what it does when the core fails, is closed, or cannot be made."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quartet_rollout.engines import EngineError, SamplingSettings, create_engine
+from quartet_rollout.engines.core import CoreCompletion
+from quartet_rollout.engines.threaded import ThreadedEngine, _spans
+from quartet_rollout.weights.manifest import ModelSpec
+
+
+class CountingCore:
+    """Gives each completion the tokens 0, 1, 2, … for ever."""
+
+    max_model_len, vocab_size = 1000, 10
+
+    def __init__(self, fail_after: int | None = None) -> None:
+        self.rows: dict[str, int] = {}
+        self.fail_after = fail_after
+        self.closed = False
+
+    def add(self, key: str, prompt_token_ids: list[int], sampling: SamplingSettings) -> None:
+        self.rows[key] = 0
+
+    def step(self) -> list[CoreCompletion]:
+        for key in self.rows:
+            self.rows[key] += 1
+        if self.fail_after is not None and max(self.rows.values()) > self.fail_after:
+            raise RuntimeError("out of memory")
+        return []
+
+    def abort(self, keys: Any) -> list[CoreCompletion]:
+        tokens = {key: self.rows.pop(key) for key in list(keys) if key in self.rows}
+        return [
+            CoreCompletion(k, np.arange(n, dtype=np.int32), np.zeros(n, np.float32), "abort") for k, n in tokens.items()
+        ]
+
+    def lengths(self) -> dict[str, int]:
+        return dict(self.rows)
+
+    def running(self) -> int:
+        return len(self.rows)
+
+    def kv_cache_use(self) -> float:
+        return -1.0
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def engine_of(core: Any) -> ThreadedEngine:
+    return ThreadedEngine("counting", lambda: core, lambda: None, lambda: ModelSpec({}, frozenset()))
+
+
+async def _collect(engine: ThreadedEngine, request_id: str = "r") -> list:
+    return [completion async for completion in engine.generate(request_id, [1], 2, SamplingSettings())]
+
+
+def test_a_core_that_fails_ends_every_request_with_its_reason() -> None:
+    async def body() -> None:
+        engine = engine_of(CountingCore(fail_after=5))
+        await engine.start()
+        with pytest.raises(EngineError, match="the counting engine failed: out of memory"):
+            await _collect(engine)
+        with pytest.raises(EngineError, match="out of memory"):
+            await _collect(engine)
+        with pytest.raises(EngineError, match="out of memory"):
+            await engine.pause("wait")
+        assert engine.policy_version == -1
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(body(), 30))
+
+
+def test_closing_ends_running_completions_and_the_thread() -> None:
+    async def body() -> None:
+        core = CountingCore()
+        engine = engine_of(core)
+        await engine.start()
+        reading = asyncio.create_task(_collect(engine))
+        while engine.stats().tokens_total < 10:
+            await asyncio.sleep(0.001)
+        await engine.close()
+        await engine.close()
+        assert [completion.finish_reason for completion in await reading] == ["abort", "abort"]
+        assert core.closed
+        with pytest.raises(EngineError, match="closed"):
+            await _collect(engine)
+
+    asyncio.run(asyncio.wait_for(body(), 30))
+
+
+def test_a_core_that_cannot_be_made_says_why() -> None:
+    def broken() -> Any:
+        raise RuntimeError("no such kernel")
+
+    async def body() -> None:
+        engine = ThreadedEngine("counting", broken, lambda: None, lambda: ModelSpec({}, frozenset()))
+        with pytest.raises(EngineError, match="the counting engine did not start: no such kernel"):
+            await engine.start()
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(body(), 30))
+
+
+@pytest.mark.parametrize("name", ["vllm", "transformers"])
+def test_a_missing_model_folder_is_named(name: str, tmp_path: Path) -> None:
+    async def body() -> None:
+        engine = create_engine(name, str(tmp_path / "nowhere"))
+        with pytest.raises(EngineError, match="nowhere' does not exist"):
+            await engine.start()
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(body(), 60))
+
+
+def test_unknown_engines_and_options_are_named() -> None:
+    with pytest.raises(ValueError, match="engine 'sglang' does not exist; allowed: transformers, vllm"):
+        create_engine("sglang", "model")
+    with pytest.raises(ValueError, match="max_num_seqs"):
+        create_engine("vllm", "model", {"max_num_seqs": 0})
+    with pytest.raises(ValueError, match="kv_cache"):
+        create_engine("transformers", "model", {"kv_cache": 1})
+
+
+def test_spans_join_equal_neighbours_and_leave_out_empty_ones() -> None:
+    assert _spans([(0, 0)], 5) == ((0, 0, 5),)
+    assert _spans([(0, 0), (1, 3), (2, 3)], 5) == ((0, 0, 3), (2, 3, 5))
+    assert _spans([(0, 0), (-1, 2), (0, 2)], 4) == ((0, 0, 4),)
+    assert _spans([(0, 0), (1, 4)], 4) == ((0, 0, 4),)
+    assert _spans([(0, 0)], 0) == ()
