@@ -113,7 +113,12 @@ def _header(state: RunProgress) -> RenderableType:
         bar.add_column(ratio=1)
         bar.add_row(
             f"step {state.steps_done}/{state.max_steps}",
-            ProgressBar(total=state.max_steps, completed=min(state.steps_done, state.max_steps)),
+            ProgressBar(
+                total=state.max_steps,
+                completed=min(state.steps_done, state.max_steps),
+                complete_style="cyan",
+                finished_style="green",
+            ),
         )
         rows.append(bar)
     else:
