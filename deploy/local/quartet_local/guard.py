@@ -1,4 +1,4 @@
-"""Runs one command so that nothing of it stays behind: `python guard.py GRACE_SECONDS COMMAND...`. Standard library only.
+"""Runs a command so that nothing of it stays behind: `python guard.py GRACE_SECONDS COMMAND...`. Standard library only.
 
 The guard is the parent of a service and the reaper of everything the service starts, however detached (worker pools,
 engine processes). Whatever ends first, all of it ends:

@@ -1,0 +1,38 @@
+# The few commands there are. `make help` lists them.
+
+PYTHON ?= python3
+ENGINE ?= vllm
+ENVIRONMENTS = $(PYTHON) deploy/local/environments.py
+DEV = .quartet/envs/dev/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench learn chaos hostile agreement clean
+
+help:
+	@echo 'make demo [ENGINE=transformers]   four services train a small model on this machine'
+	@echo 'make test [SUITES="broker ..."]   all tests, or some; tests/run.py --list names them'
+	@echo 'make lint                         ruff, buf lint, buf breaking'
+	@echo 'make bench                        benchmarks, each against a named peer or limit (not built yet)'
+	@echo 'make learn                        learning curves of every algorithm (not built yet)'
+	@echo 'make chaos                        kill everything, lose nothing (not built yet)'
+	@echo 'make hostile                      hostile code against the sandbox (not built yet)'
+	@echo 'make agreement DATA=folder        verifiers against reference answers (not built yet)'
+	@echo 'make clean                        remove the environments and the runs'
+
+demo:
+	@began=$$(date +%s) && $(ENVIRONMENTS) broker reward rollout trainer client && \
+	QUARTET_DEMO_BEGAN=$$began .quartet/envs/client/bin/python examples/arithmetic/demo.py --engine $(ENGINE)
+
+test:
+	@$(ENVIRONMENTS) --with-tests
+	@$(DEV)/python tests/run.py $(SUITES)
+
+lint:
+	@$(ENVIRONMENTS) dev
+	@$(DEV)/python tests/run.py lint protos
+
+bench learn chaos hostile agreement:
+	@echo 'make $@ is not built yet.' >&2; exit 1
+
+clean:
+	rm -rf .quartet/envs runs
