@@ -4,7 +4,7 @@
 
 A failing suite does not keep the others from running. Each has a time limit, after which it and whatever it started is
 killed, and it counts as failed. What was counted is printed as a table, written to `.quartet/results/test.json`, and
-summed up in the last line: `N passed, M failed, K skipped`. The output of each suite is in `.quartet/results/SUITE.log`.
+summed up in the last line: `N passed, M failed, K skipped`. Each suite's output is in `.quartet/results/SUITE.log`.
 """
 
 import argparse

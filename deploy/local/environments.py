@@ -51,7 +51,7 @@ class Environment:
     contents: str  # what makes it big, for the progress line
     requirements: str
     packages: tuple[str, ...]  # folders installed editable, without their dependencies (those are in `requirements`)
-    overrides: str | None = None
+    overrides: str = ""
     heavy: bool = False
 
     @property
@@ -154,13 +154,12 @@ def install(uv: Path, environment: Environment, with_tests: bool, progress: Prog
         shutil.rmtree(environment.folder, ignore_errors=True)
         create_virtual_environment(uv, environment, progress)
     python = ("--python", str(environment.python))
-    overrides = requirements_of(environment, "overrides")
-    override_options = ("--overrides", str(overrides)) if overrides else ()
-    requirements = ["-r", str(requirements_of(environment))]
+    override_options = ("--overrides", str(ROOT / environment.overrides)) if has_overrides(environment) else ()
+    requirements = ["-r", str(ROOT / environment.requirements)]
     if with_tests:
         requirements += ["-r", str(ROOT / REQUIREMENTS_TEST)]
     run("installing its requirements", "pip", "install", *python, "--exact", *requirements, *override_options)
-    editables = [argument for package in packages_of(environment) for argument in ("--editable", str(ROOT / package))]
+    editables = [argument for package in environment.packages for argument in ("--editable", str(ROOT / package))]
     run("installing Quartet's own packages", "pip", "install", *python, "--no-deps", *editables)
 
 
@@ -201,41 +200,31 @@ def read_stamp(environment: Environment) -> dict[str, str | None]:
         return {}
 
 
-def requirements_of(environment: Environment, kind: str = "requirements") -> Path | None:
-    """TEMPORARY until every service has its own file: `.quartet/bootstrap/NAME/` stands in."""
-    file = environment.requirements if kind == "requirements" else environment.overrides
-    for candidate in (ROOT / file if file else None, STATE / "bootstrap" / environment.name / f"{kind}.txt"):
-        if candidate and candidate.exists():
-            return candidate
-    return None
-
-
-def packages_of(environment: Environment) -> list[str]:
-    return [package for package in environment.packages if (ROOT / package / "pyproject.toml").exists()]
-
-
 def wanted_stamp(environment: Environment, with_tests: bool) -> dict[str, str | None]:
     """Digests of everything that decides an environment's contents (editable code is not among it)."""
-    requirements = requirements_of(environment)
-    if requirements is None:
-        raise EnvironmentFailure(f"{environment.name} environment: {environment.requirements} is missing")
-    files = [requirements, *(ROOT / package / "pyproject.toml" for package in packages_of(environment))]
-    overrides = requirements_of(environment, "overrides")
-    if overrides:
-        files.append(overrides)
+    files = [environment.requirements, *(f"{package}/pyproject.toml" for package in environment.packages)]
+    if has_overrides(environment):
+        files.append(environment.overrides)
+    missing = [file for file in files if not (ROOT / file).exists()]
+    if missing:
+        raise EnvironmentFailure(f"{environment.name} environment: {missing[0]} is missing from this checkout")
     return {
         "root": str(ROOT),
         "format": f"{FORMAT} uv {UV_VERSION}",
         "contents": digest(files),
-        "tests": digest([ROOT / REQUIREMENTS_TEST]) if with_tests else None,
+        "tests": digest([REQUIREMENTS_TEST]) if with_tests else None,
     }
 
 
-def digest(files: list[Path]) -> str:
+def digest(files: list[str]) -> str:
     total = hashlib.sha256()
     for file in files:
-        total.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes() + b"\0")
+        total.update(file.encode() + b"\0" + (ROOT / file).read_bytes() + b"\0")
     return total.hexdigest()
+
+
+def has_overrides(environment: Environment) -> bool:
+    return bool(environment.overrides) and (ROOT / environment.overrides).exists()
 
 
 # --- Tools ------------------------------------------------------------------------------------------------------------
@@ -335,6 +324,9 @@ def lock(path: Path) -> Iterator[None]:
 
 def main(arguments: list[str] | None = None) -> int:
     if sys.version_info < (3, 11):
+        for name in ("python3.11", "python3.12", "python3.13"):
+            if shutil.which(name):
+                os.execvp(name, [name, str(Path(__file__).resolve()), *sys.argv[1:]])
         found = ".".join(str(part) for part in sys.version_info[:3])
         print(f"Quartet needs Python 3.11 or later to set itself up; this is Python {found}", file=sys.stderr)
         return 2
