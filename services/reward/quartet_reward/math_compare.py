@@ -71,6 +71,9 @@ def compare(reference: str, answer: str, reference_was_read: Callable[[], None] 
     gold = _parse(reference)
     is_text = not any(isinstance(value, (sympy.Basic, sympy.MatrixBase)) for value in gold)
     _check_reference(reference, gold, is_text)
+    for value in gold:
+        if isinstance(value, sympy.Basic):
+            _evaluated(value)  # a reference that takes for ever does so here, before the answer can be blamed
     reference_was_read()
     if " ".join(answer.split()) == " ".join(reference.split()):
         return Comparison(True, f"'{_short(answer)}' is the reference, character by character", by_text=is_text)
@@ -89,8 +92,8 @@ def _check_reference(reference: str, gold: list, is_text: bool) -> None:
         raise BadReference(f"'{reference}' is no value; for questions of true or false use the verifier 'exact'")
     if gold and isinstance(gold[0], BooleanAtom):
         raise BadReference(f"'{_short(reference)}' is {gold[0]} of everything: nothing can be compared with it")
-    if gold and _is_identity(gold[0]):
-        raise BadReference(f"'{_short(reference)}' is true of everything: nothing can be compared with it")
+    if gold and _is_vacuous(gold[0]):
+        raise BadReference(f"'{_short(reference)}' is true (or false) of everything: nothing can be compared with it")
     if gold and (gold[0] in (sympy.nan, sympy.zoo) or isinstance(gold[0], type(sympy.S.EmptySet))):
         raise BadReference(f"'{_short(reference)}' reads as {gold[0]}, which is no value to compare with")
 
@@ -147,7 +150,7 @@ def _compare_symbolically(reference: str, answer: str) -> Comparison:
     gold, found = _parse(reference), _parse(answer)
     if not any(isinstance(value, (sympy.Basic, sympy.MatrixBase)) for value in found):
         return Comparison(False, f"'{_short(answer)}' cannot be read as mathematics")
-    if isinstance(found[0], BooleanAtom) or _is_identity(found[0]):
+    if isinstance(found[0], BooleanAtom) or _is_vacuous(found[0]):
         return Comparison(False, f"'{_short(answer)}' is a tautology or a contradiction, not a value")
     if not verify(gold, found, allow_set_relation_comp=True, timeout_seconds=_NO_ALARM):
         return Comparison(False, f"math-verify finds {_short(answer)} ≠ {_short(reference)}")
@@ -160,14 +163,21 @@ def _parse(text: str) -> list:
     return parse(text if r"\boxed" in text else rf"\boxed{{{text}}}", _EXTRACTION, parsing_timeout=_NO_ALARM)
 
 
-def _is_identity(expression: object) -> bool:
-    """Return True for an equation that holds whatever its variables are, such as x = x."""
+def _is_vacuous(expression: object) -> bool:
+    """Return True for an equation that holds, or fails, whatever its variables are, such as x = x or 1 = 2."""
     if not isinstance(expression, sympy.Eq):
         return False
     try:
-        return sympy.simplify(expression.lhs - expression.rhs) == 0
+        return bool(sympy.simplify(expression.lhs - expression.rhs).is_number)
     except _SYMPY_ERRORS:
-        return False  # sides that sympy cannot subtract are no identity it could be fooled by
+        return False  # what sympy cannot subtract, math-verify compares side by side
+
+
+def _evaluated(value: sympy.Basic) -> sympy.Basic:
+    try:
+        return value.doit()
+    except _SYMPY_ERRORS:
+        return value
 
 
 def _apart(gold: object, found: object) -> bool:

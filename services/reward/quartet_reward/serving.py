@@ -1,5 +1,6 @@
 """How the reward service starts, what it checks before, and how it ends."""
 
+import asyncio
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,6 +19,9 @@ from quartet_reward.specs import SpecReader
 from quartet_reward.verifiers.base import Tools
 from quartet_reward.worker_pool import Limits, WorkerPool
 
+# Of the time to drain: the rest is for telling callers what was not done.
+_SHARE_TO_FINISH = 0.7
+
 
 def preflight(config: LoadedConfig[RewardSection]) -> dict[str, Any]:
     """Check that math-verify is installed and that the run's verifiers exist and take their parameters."""
@@ -35,6 +39,16 @@ def preflight(config: LoadedConfig[RewardSection]) -> dict[str, Any]:
 
 async def serve(config: LoadedConfig[RewardSection], host: ServiceHost) -> None:
     """Serve RewardService until stopped."""
+    pool = assemble(config, host)
+    pool.start()
+    try:
+        await host.run()
+    finally:
+        await pool.close()
+
+
+def assemble(config: LoadedConfig[RewardSection], host: ServiceHost) -> WorkerPool:
+    """Add RewardService to the host; return its worker pool, to be started before the host and closed after it."""
     section = config.section
     pool = WorkerPool(
         section.workers,
@@ -46,13 +60,14 @@ async def serve(config: LoadedConfig[RewardSection], host: ServiceHost) -> None:
     reward_pb2_grpc.add_RewardServiceServicer_to_server(servicer, host.server)
     host.capabilities.extend(f"verifier.{name}" for name in verifiers)
 
-    async def refuse_new_items() -> None:
+    async def finish_or_fail() -> None:
         servicer.draining = True
+        try:
+            async with asyncio.timeout(_SHARE_TO_FINISH * config.server.drain_seconds):
+                await room.wait_empty()
+        except TimeoutError:
+            await pool.close()  # what is left is answered with FAILURE_KIND_SHUT_DOWN
+            await room.wait_empty()
 
-    host.on_drain(refuse_new_items)
-    host.on_drain(room.wait_empty)
-    pool.start()
-    try:
-        await host.run()
-    finally:
-        await pool.close()
+    host.on_drain(finish_or_fail)
+    return pool

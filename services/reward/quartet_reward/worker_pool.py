@@ -66,8 +66,13 @@ class WorkerPool:
         self._all: set[_Worker] = set()
         self._tasks: set[asyncio.Task] = set()
         self._closed = asyncio.Event()
-        self.mean_seconds = 0.01
         self.waiting = 0
+        self.busy = 0
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The processes there are, those that start and those that end included."""
+        return frozenset(worker.pid for worker in self._all)
 
     def start(self) -> None:
         """Begin to start the workers; tasks may be run at once and wait for them."""
@@ -96,6 +101,7 @@ class WorkerPool:
         arrived = time.perf_counter()
         worker = await self._take()
         began = time.perf_counter()
+        self.busy += 1
         fate = "died"
         try:
             message = await worker.ask(request, self._limits.deadline_seconds)
@@ -111,7 +117,7 @@ class WorkerPool:
                 raise PoolClosed("the reward service is shutting down") from None
             raise
         finally:
-            self.mean_seconds += 0.05 * (time.perf_counter() - began - self.mean_seconds)
+            self.busy -= 1
             if fate:
                 self._replace(worker, fate)
             else:
@@ -187,6 +193,7 @@ class _Worker:
 
     def __init__(self, process: asyncio.subprocess.Process):
         self._process = process
+        self.pid = process.pid
         self.tasks_done = 0
 
     @classmethod
@@ -251,7 +258,7 @@ class _Worker:
 
     def _cpu_seconds(self) -> float:
         try:
-            with open(f"/proc/{self._process.pid}/stat", encoding="utf-8") as stat:
+            with open(f"/proc/{self.pid}/stat", encoding="utf-8") as stat:
                 fields = stat.read().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             return 0.0

@@ -1,0 +1,117 @@
+"""Plain numbers are decided exactly or not at all."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quartet_reward.rationals import Rational, equal_rationals, parse_rational
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("8", 8),
+        ("+8", 8),
+        ("- 8", -8),
+        ("\u22128", -8),
+        ("8.", 8),
+        ("0.5", Fraction(1, 2)),
+        (".5", Fraction(1, 2)),
+        ("1,000", 1000),
+        ("1,234,567.5", Fraction(2469135, 2)),
+        ("1 000 000", 1_000_000),
+        (r"1\,000", 1000),
+        ("1{,}000", 1000),
+        (r"49,\!479", 49479),
+        ("12 345", 12345),
+        ("1/2", Fraction(1, 2)),
+        ("-3/6", Fraction(-1, 2)),
+        (r"\frac{1}{2}", Fraction(1, 2)),
+        (r"-\dfrac{1}{2}", Fraction(-1, 2)),
+        (r"\tfrac{-1}{2}", Fraction(-1, 2)),
+        (r"\frac12", Fraction(1, 2)),
+        ("½", Fraction(1, 2)),
+        ("2½", Fraction(5, 2)),
+        ("2 1/2", Fraction(5, 2)),
+        (r"-2\frac{1}{2}", Fraction(-5, 2)),
+        ("6.02e3", 6020),
+        ("6.02E-3", Fraction(602, 10**5)),
+        (r"6.02 \times 10^{23}", 602 * 10**21),
+        (r"6 \cdot 10^2", 600),
+        ("$5", 5),
+        (r"-\$5", -5),
+        ("$5$", 5),
+        (r"\(5\)", 5),
+        ("  5\n", 5),
+    ],
+)
+def test_written_numbers_are_read(text, value):
+    assert parse_rational(text).value == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " ", "-", ".", "x", "5x", "5 km", "5%", r"5\%", r"90^\circ", "1,22", "12,34", "1,00", "1,000,00", "1 00"),
+        *("1/0", r"\frac{1}{0}", "--3", "1.2.3", "0x10", "1_000", "٣", "10^23", "2 7/3", "½/2", "1/2/3", "(5)", "5!"),
+        *("1e999999999", r"10^{99999}", "1e9999", "9" * 300, "3=3", "1+1", "\x00", "5 5"),
+    ],
+)
+def test_what_is_not_plainly_a_number_is_left_alone(text):
+    assert parse_rational(text) is None
+
+
+@given(st.fractions(max_denominator=10**9))
+def test_every_fraction_is_read_back_in_every_way_of_writing_it(value):
+    sign, numerator, denominator = "-" if value < 0 else "", abs(value.numerator), value.denominator
+    for text in (f"{sign}{numerator}/{denominator}", rf"{sign}\frac{{{numerator}}}{{{denominator}}}"):
+        assert parse_rational(text) == Rational(value, decimal=False)
+    if numerator % denominator:
+        whole, rest = divmod(numerator, denominator)
+        assert parse_rational(rf"{sign}{whole}\frac{{{rest}}}{{{denominator}}}").value == value
+
+
+@given(st.integers(-(10**12), 10**12), st.integers(0, 9))
+def test_every_decimal_is_read_back_in_every_way_of_writing_it(digits, places):
+    value = Fraction(digits, 10**places)
+    text = f"{digits / 10**places:.{places}f}" if abs(digits) < 10**9 else None
+    sign, body = "-" if digits < 0 else "", str(abs(digits)).rjust(places + 1, "0")
+    whole, fraction = (body[:-places], body[-places:]) if places else (body, "")
+    point = "." if places else ""
+    grouped = f"{int(whole):,}"
+    for written in (f"{sign}{whole}{point}{fraction}", f"{sign}{grouped}{point}{fraction}", text):
+        if written is not None:
+            assert parse_rational(written).value == value
+    assert parse_rational(f"{sign}{grouped.replace(',', ' ')}{point}{fraction}").value == value
+    assert parse_rational(f"{digits}e-{places}").value == value
+
+
+@given(st.fractions(max_denominator=10**6), st.fractions(max_denominator=10**6))
+def test_fractions_are_equal_exactly_when_their_values_are(a, b):
+    read = [parse_rational(f"{value.numerator}/{value.denominator}") for value in (a, b)]
+    assert equal_rationals(*read) is (a == b)
+
+
+@given(st.text(max_size=30))
+def test_no_text_is_too_strange_to_be_looked_at(text):
+    parsed = parse_rational(text)
+    assert parsed is None or isinstance(parsed.value, Fraction)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "equal"),
+    [
+        ("0.5", "1/2", True),
+        ("1000.0", "1,000", True),
+        ("8", "9", False),
+        ("1/3", "2/6", True),
+        ("0.33", "1/3", False),
+        ("0.0000001", "0.0000002", False),
+        ("0.3333333", "1/3", None),
+        ("1000000000000000000000001", "1000000000000000000000000", False),
+    ],
+)
+def test_numbers_are_compared_and_rounded_ones_left_to_math_verify(answer, reference, equal):
+    assert equal_rationals(parse_rational(answer), parse_rational(reference)) is equal
