@@ -3,10 +3,9 @@
 import sys
 from typing import Any
 
+from quartet_broker.config import BrokerSection, without_password
 from quartet_common.cli import service_main
 from quartet_common.config import LoadedConfig
-
-from quartet_broker.config import BrokerSection, without_password
 
 
 def preflight(config: LoadedConfig[BrokerSection]) -> dict[str, Any]:

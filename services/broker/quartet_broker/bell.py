@@ -9,11 +9,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from quartet_common.log import get_logger
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from quartet_broker import keys
+from quartet_common.log import get_logger
 
 log = get_logger(__name__)
 

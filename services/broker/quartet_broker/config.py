@@ -3,6 +3,7 @@
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import Field, field_validator
+
 from quartet_common.config import Section
 
 _SCHEMES = ("redis://", "rediss://", "unix://")

@@ -1,11 +1,11 @@
 """Prompts that were set aside, and where one group is: ListDead, RequeueDead, GetGroup."""
 
 from quartet.v1 import broker_pb2, experience_pb2
-from quartet_common.errors import not_found
 
 from quartet_broker import keys, validation
 from quartet_broker.events import timestamp
 from quartet_broker.store import Store, run_not_found
+from quartet_common.errors import not_found
 
 
 class Dead:

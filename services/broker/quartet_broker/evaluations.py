@@ -2,12 +2,12 @@
 
 import grpc
 from quartet.v1 import broker_pb2, experience_pb2
-from quartet_common.errors import already_exists, not_found, resource_exhausted
 
 from quartet_broker import keys, validation
 from quartet_broker.bell import Bell
 from quartet_broker.prompts import digest
 from quartet_broker.store import Store, Value
+from quartet_common.errors import already_exists, not_found, resource_exhausted
 
 # Beside the transcripts a response has headers; 64 MiB is the limit of a message.
 _MOST_TRANSCRIPT_BYTES = 56 << 20

@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from quartet.v1 import broker_pb2
-from quartet_common.errors import invalid_argument, unavailable
 
 from quartet_broker import keys, validation
 from quartet_broker.bell import Bell
 from quartet_broker.store import Store, run_not_found
+from quartet_common.errors import invalid_argument, unavailable
 
 _PAGE = 256
 _END_STATES = (broker_pb2.RUN_STATE_SUCCEEDED, broker_pb2.RUN_STATE_FAILED, broker_pb2.RUN_STATE_CANCELLED)
@@ -110,10 +110,14 @@ class Events:
         if after == "$":
             pairs = list(_pairs(newest))
             return pairs[0][0].decode() if pairs else "0-0"
-        milliseconds, dash, sequence = (after or "0-0").partition("-")
-        if not (milliseconds.isdecimal() and (sequence.isdecimal() if dash else True) and len(after) <= 41):
-            raise invalid_argument("after_event_id", came=repr(after), allowed="an event's id, empty, or '$'")
+        if after and not _is_event_id(after):
+            raise invalid_argument("after_event_id", came=repr(after[:64]), allowed="an event's id, empty, or '$'")
         return after or "0-0"
+
+
+def _is_event_id(text: str) -> bool:
+    parts = text.split("-")
+    return len(parts) <= 2 and all(p.isascii() and p.isdecimal() and len(p) <= 20 and int(p) < 2**64 for p in parts)
 
 
 def _pairs(entries: list) -> list[tuple[bytes, list[bytes]]]:

@@ -4,8 +4,6 @@ from collections.abc import AsyncIterator
 
 import grpc
 from quartet.v1 import broker_pb2, experience_pb2
-from quartet_common import metrics
-from quartet_common.errors import aborted, invalid_argument
 
 from quartet_broker import keys, validation
 from quartet_broker.bell import Bell
@@ -13,6 +11,8 @@ from quartet_broker.config import BrokerSection
 from quartet_broker.prompts import purpose_name
 from quartet_broker.sessions import refuse
 from quartet_broker.store import Store, Value
+from quartet_common import metrics
+from quartet_common.errors import aborted, invalid_argument
 
 _PUT = metrics.counter("quartet_broker_groups_put_total", "Groups put by rollouts, by outcome.", ["run", "outcome"])
 # Groups read from Redis at once while a batch is sent.

@@ -3,11 +3,11 @@
 from collections.abc import AsyncIterator
 
 from quartet.v1 import broker_pb2, common_pb2
-from quartet_common.errors import invalid_argument, not_found, unavailable
 
 from quartet_broker import validation
 from quartet_broker.bell import Bell
 from quartet_broker.store import Store
+from quartet_common.errors import invalid_argument, not_found, unavailable
 
 _KINDS = {common_pb2.SERVICE_KIND_ROLLOUT: "ROLLOUT", common_pb2.SERVICE_KIND_TRAINER: "TRAINER"}
 

@@ -5,13 +5,13 @@ import secrets
 
 import grpc
 from quartet.v1 import broker_pb2, experience_pb2
-from quartet_common import metrics
-from quartet_common.errors import already_exists, failed_precondition, invalid_argument, resource_exhausted
 
 from quartet_broker import validation
 from quartet_broker.bell import Bell
 from quartet_broker.events import timestamp
 from quartet_broker.store import Store, Value
+from quartet_common import metrics
+from quartet_common.errors import already_exists, failed_precondition, invalid_argument, resource_exhausted
 
 _GRANTED = metrics.counter("quartet_broker_prompts_leased_total", "Prompts leased to rollouts.", ["run"])
 _QUEUE_RETRY_SECONDS = 1.0

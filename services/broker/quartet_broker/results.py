@@ -3,12 +3,12 @@
 from collections.abc import AsyncIterator
 
 from quartet.v1 import broker_pb2
-from quartet_common.errors import failed_precondition, not_found, unavailable
 
 from quartet_broker import keys, validation
 from quartet_broker.bell import Bell
 from quartet_broker.dead import Dead
 from quartet_broker.store import Store
+from quartet_common.errors import failed_precondition, not_found, unavailable
 
 _PAGE = 512
 _WINDOW = 16

@@ -3,8 +3,6 @@
 import time
 
 from quartet.v1 import broker_pb2
-from quartet_common.errors import aborted, already_exists, failed_precondition, invalid_argument
-from quartet_common.log import get_logger
 
 from quartet_broker import keys, validation
 from quartet_broker.config import BrokerSection
@@ -12,6 +10,8 @@ from quartet_broker.events import state_event, timestamp
 from quartet_broker.members import Members
 from quartet_broker.spec import complete, first_difference, script_fields
 from quartet_broker.store import Store, run_not_found
+from quartet_common.errors import aborted, already_exists, failed_precondition, invalid_argument
+from quartet_common.log import get_logger
 
 log = get_logger(__name__)
 

@@ -2,13 +2,13 @@
 
 import redis
 from quartet.v1 import broker_pb2_grpc
-from quartet_common.config import ConfigError, LoadedConfig
-from quartet_common.host import ServiceHost
 
 from quartet_broker.config import BrokerSection, without_password
 from quartet_broker.servicer import BrokerServicer
 from quartet_broker.store import connect
 from quartet_broker.sweeper import Sweeper
+from quartet_common.config import ConfigError, LoadedConfig
+from quartet_common.host import ServiceHost
 
 _OLDEST_REDIS = (6, 2)
 

@@ -3,12 +3,12 @@
 from typing import Any
 
 from quartet.v1 import broker_pb2
-from quartet_common.errors import failed_precondition
-from quartet_common.log import get_logger
 
 from quartet_broker import validation
 from quartet_broker.runs import Runs
 from quartet_broker.store import Store
+from quartet_common.errors import failed_precondition
+from quartet_common.log import get_logger
 
 log = get_logger(__name__)
 

@@ -2,12 +2,12 @@
 
 from google.protobuf.duration_pb2 import Duration
 from quartet.v1 import broker_pb2
-from quartet_common.durations import to_duration, to_seconds
-from quartet_common.errors import invalid_argument
 
 from quartet_broker import validation
 from quartet_broker.config import BrokerSection
 from quartet_broker.store import Value
+from quartet_common.durations import to_duration, to_seconds
+from quartet_common.errors import invalid_argument
 
 _LONGEST_SECONDS = 366 * 86400.0
 

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from quartet_common.errors import ContractError, failed_precondition, not_found, unavailable
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -16,6 +15,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from quartet_broker import keys
 from quartet_broker.config import BrokerSection, without_password
 from quartet_broker.scripts import script
+from quartet_common.errors import ContractError, failed_precondition, not_found, unavailable
 
 Value = str | bytes | int | float
 

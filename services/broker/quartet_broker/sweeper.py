@@ -3,13 +3,13 @@
 import asyncio
 
 from quartet.v1 import broker_pb2
+
+from quartet_broker.runs import Runs
+from quartet_broker.store import Store
 from quartet_common import metrics
 from quartet_common.errors import ContractError
 from quartet_common.host import ServiceHost
 from quartet_common.log import get_logger
-
-from quartet_broker.runs import Runs
-from quartet_broker.store import Store
 
 log = get_logger(__name__)
 

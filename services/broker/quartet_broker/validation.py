@@ -6,6 +6,7 @@ import re
 import grpc
 from google.protobuf.duration_pb2 import Duration
 from quartet.v1 import experience_pb2
+
 from quartet_common.durations import to_seconds
 from quartet_common.errors import invalid_argument
 

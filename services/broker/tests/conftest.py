@@ -6,6 +6,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 from quartet.v1 import broker_pb2_grpc
+from redis_process import RedisProcess
+from world import World
+
 from quartet_broker.config import BrokerSection
 from quartet_broker.servicer import BrokerServicer
 from quartet_broker.store import connect as connect_redis
@@ -13,8 +16,6 @@ from quartet_broker.sweeper import Sweeper
 from quartet_common.channel import connect
 from quartet_common.config import SecuritySection, ServerSection
 from quartet_common.host import ServiceHost
-from redis_process import RedisProcess
-from world import World
 
 _run_numbers = itertools.count()
 

@@ -2,6 +2,7 @@
 
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import common_pb2, experience_pb2
+
 from quartet_broker import keys
 from quartet_common.durations import to_duration
 

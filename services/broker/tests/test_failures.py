@@ -1,0 +1,218 @@
+"""Redis away, full, read-only, killed; several brokers over one Redis."""
+
+import asyncio
+import random
+from contextlib import suppress
+
+import grpc
+import pytest
+from conftest import serving
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from quartet.v1 import broker_pb2 as pb
+from redis_process import RedisProcess
+from world import World, group
+
+from quartet_common.channel import connect
+
+
+@pytest.fixture
+def own_redis(tmp_path):
+    """A Redis for one test, that loses nothing when it is killed."""
+    server = RedisProcess(tmp_path, "--appendfsync", "always")
+    server.start()
+    yield server
+    server.kill()
+
+
+async def health_becomes(host, wanted: str) -> None:
+    status = health_pb2.HealthCheckResponse.ServingStatus.Value(wanted)
+    async with asyncio.timeout(30), connect(host.address) as channel:
+        call = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(service="quartet.v1.BrokerService")
+        )
+        while (await call.read()).status != status:
+            pass
+        call.cancel()
+
+
+async def code_of(call) -> grpc.StatusCode:
+    with pytest.raises(grpc.RpcError) as caught:
+        await call
+    return caught.value.code()
+
+
+async def test_while_redis_is_away_calls_are_unavailable_and_then_go_on(own_redis):
+    async with serving(own_redis.url, redis_timeout=2.0) as (stub, servicer, host):
+        world = World(stub, servicer.store.redis, "away")
+        await world.create()
+        await world.submit("a")
+        (lease,) = await world.lease()
+        waiting = asyncio.create_task(world.ask(wait=20))
+        own_redis.kill()
+        await health_becomes(host, "NOT_SERVING")
+        assert await code_of(world.put(group(lease))) == grpc.StatusCode.UNAVAILABLE
+        assert await code_of(world.ask()) == grpc.StatusCode.UNAVAILABLE
+        own_redis.start()
+        await health_becomes(host, "SERVING")
+        assert await world.put(group(lease)) == ["ACCEPTED"], "the lease stood all the while"
+        await world.submit("b")
+        # Who waited through the outage is told of it, or served.
+        with suppress(grpc.RpcError):
+            assert [lease.instance.instance_id for lease in (await waiting).leases] in (["b"], [])
+
+
+async def test_a_full_redis_refuses_experience_but_lets_the_trainer_go_on(own_redis):
+    async with serving(own_redis.url) as (stub, servicer, _):
+        world = World(stub, servicer.store.redis, "full")
+        await world.create(max_staleness=1)
+        await world.submit(*"abcd")
+        await world.open()
+        leases = await world.lease()
+        await world.put(*(group(lease, size=100_000) for lease in leases[:2]))
+        await world.redis.config_set("maxmemory", 1)
+        with pytest.raises(grpc.RpcError) as caught:
+            await world.put(group(leases[2]))
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE and "OOM" in caught.value.details()
+        assert await code_of(world.submit("e")) == grpc.StatusCode.UNAVAILABLE
+        assert await world.state_of("c") == "LEASED"
+        renewed = await stub.RenewLeases(
+            pb.RenewLeasesRequest(run_id="full", lease_ids=[lease.lease_id for lease in leases])
+        )
+        assert len(renewed.lost) == 2, "those that were put"
+        await world.batch(0)
+        assert await world.trained(0) == 1
+        assert await world.commit(1) == 2, "this is what frees memory"
+        await world.redis.config_set("maxmemory", 0)
+        assert await world.put(group(leases[2])) == ["ACCEPTED"]
+
+
+async def test_a_read_only_replica_is_unavailable_and_unhealthy(own_redis):
+    async with serving(own_redis.url) as (stub, servicer, host):
+        world = World(stub, servicer.store.redis, "replica")
+        await world.create()
+        await world.redis.execute_command("REPLICAOF", "127.0.0.1", "1")
+        assert await code_of(world.submit("a")) == grpc.StatusCode.UNAVAILABLE
+        assert await code_of(world.lease()) == grpc.StatusCode.UNAVAILABLE
+        await health_becomes(host, "NOT_SERVING")
+        await world.redis.execute_command("REPLICAOF", "NO", "ONE")
+        await health_becomes(host, "SERVING")
+        assert (await world.submit("a")).accepted == 1
+
+
+async def test_forgotten_scripts_are_loaded_again(world):
+    await world.create()
+    await world.submit("a", "b")
+    leases = await world.lease()
+    await world.redis.script_flush()
+    assert await world.put(*map(group, leases)) == ["ACCEPTED", "ACCEPTED"]
+
+
+async def test_a_change_through_one_broker_wakes_those_who_wait_at_another(redis_server):
+    async with serving(redis_server.url) as (stub, servicer, _), serving(redis_server.url) as (other_stub, _, _):
+        here = World(stub, servicer.store.redis, "two-brokers")
+        there = World(other_stub, servicer.store.redis, "two-brokers")
+        await here.create(groups_per_step=1)
+        there.session = (await here.open()).session_epoch
+        prompts, batch = asyncio.create_task(there.lease(wait=20)), asyncio.create_task(there.take(0, wait=20))
+        await asyncio.sleep(0.3)  # let both begin to wait
+        async with asyncio.timeout(15):
+            await here.submit("a")
+            (lease,) = await prompts
+            await here.put(group(lease))
+            assert (await batch)[0].granted
+
+
+async def test_stopping_lets_everyone_who_waits_go(redis_server):
+    async with serving(redis_server.url) as (stub, servicer, host):
+        world = World(stub, servicer.store.redis, "stopping")
+        await world.create()
+        lease = asyncio.create_task(world.ask(wait=30))
+        watch = asyncio.ensure_future(stub.WatchMembers(pb.WatchMembersRequest(run_id="stopping")).read())
+        events = stub.WatchRun(pb.WatchRunRequest(run_id="stopping", after_event_id="$"))
+        event = asyncio.ensure_future(events.read())
+        await asyncio.gather(watch, asyncio.sleep(0.3))  # let the others begin to wait
+        host.stop("the test says so")
+        async with asyncio.timeout(10):
+            await host.drain()
+            assert not (await lease).leases
+            assert await code_of(event) == grpc.StatusCode.UNAVAILABLE
+
+
+async def again(call, *arguments, **named):
+    """Call until Redis is there; any other failure is the test's."""
+    while True:
+        try:
+            return await call(*arguments, **named)
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.UNAVAILABLE:
+                raise
+            await asyncio.sleep(0.05)  # as long as a client's first backoff
+
+
+async def roll_out_for_ever(world: World, name: str) -> None:
+    while True:
+        version = (await again(world.run)).policy_version
+        for lease in (await again(world.ask, 4, version, wait=1.0, holder=name)).leases:
+            await again(world.put, group(lease, version, size=2_000))
+
+
+async def train_to_the_end(world: World, seed: int) -> list[str]:
+    """Train with a checkpoint every second step and a crash now and then; the ids in the surviving weights."""
+    chance = random.Random(seed)
+    durable: list[list[str]] = []
+    while True:
+        weights = list(durable)
+        consumed = [name for batch in weights for name in batch]
+        await again(world.open, len(weights), consumed)
+        while chance.random() < 0.85:
+            step = len(weights)
+            manifest, groups = await again(world.take, step, wait=5.0)
+            if manifest.end_of_data and not manifest.granted:
+                return [name for batch in weights for name in batch]
+            if not manifest.granted:
+                continue
+            assert len(groups) == len(manifest.instance_ids)
+            weights.append(list(manifest.instance_ids))
+            await again(world.trained, step)
+            if step % 2:
+                durable = list(weights)
+                if chance.random() < 0.7:
+                    await again(world.commit, len(durable))
+
+
+@pytest.mark.slow
+async def test_killing_redis_and_the_trainer_loses_nothing_and_trains_nothing_twice(own_redis):
+    names = [f"p{n}" for n in range(160)]
+    async with serving(own_redis.url, redis_timeout=2.0) as (stub, servicer, _):
+        world = World(stub, servicer.store.redis, "killed")
+        await world.create(members=("r1", "r2"), max_staleness=2, groups_per_step=4, max_deliveries=100)
+        for start in range(0, len(names), 40):
+            await world.submit(*names[start : start + 40])
+        await world.end_prompts()
+
+        async def kill_redis():
+            for pause in (0.4, 0.7, 0.3, 0.9, 0.5):
+                await asyncio.sleep(pause)  # at some moment in the middle of it all
+                own_redis.kill()
+                await asyncio.to_thread(own_redis.start)
+
+        async def heartbeats():
+            while True:
+                for name in ("r1", "r2"):
+                    await again(world.register, name)
+                await asyncio.sleep(1)
+
+        background = [
+            asyncio.create_task(work)
+            for work in (heartbeats(), roll_out_for_ever(world, "r1"), roll_out_for_ever(world, "r2"))
+        ]
+        killing = asyncio.create_task(kill_redis())
+        trained = await asyncio.wait_for(train_to_the_end(world, seed=7), timeout=100)
+        await killing
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        assert all(task.cancelled() for task in background), [task.exception() for task in background]
+        assert sorted(trained) == sorted(names), "each exactly once"
+        stats = await again(world.stats)
+        assert (stats.queued, stats.leased, stats.ready, stats.dead, stats.dropped) == (0, 0, 0, 0, 0)

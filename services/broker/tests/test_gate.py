@@ -1,0 +1,132 @@
+"""Staleness and backpressure: who is let in, who is let go."""
+
+from quartet.v1 import broker_pb2 as pb
+from world import group
+
+
+async def step_through(world, step: int) -> None:
+    await world.batch(step)
+    await world.trained(step)
+
+
+async def names(world, **ask) -> list[str]:
+    return [lease.instance.instance_id for lease in await world.lease(**ask)]
+
+
+async def test_max_staleness_0_admits_one_batch_for_each_version(world):
+    await world.create(max_staleness=0, groups_per_step=2)
+    await world.submit(*"abcdef")
+    await world.open()
+    assert await world.roll_out() == ["a", "b"]
+    shut = await world.ask()
+    assert not shut.leases and shut.gate == pb.GATE_REASON_STALENESS
+    await world.batch(0)
+    assert not await world.lease(), "while the batch is trained nothing more is generated"
+    await world.trained(0)
+    assert not await world.lease(version=0), "groups of version 0 would be one step old"
+    assert await world.roll_out(version=1) == ["c", "d"]
+
+
+async def test_max_staleness_1_keeps_one_batch_ahead(world):
+    await world.create(max_staleness=1, groups_per_step=2)
+    await world.submit(*"abcdefgh")
+    await world.open()
+    assert await world.roll_out() == ["a", "b", "c", "d"]
+    assert (await world.ask()).gate == pb.GATE_REASON_STALENESS
+    await step_through(world, 0)
+    assert not await world.lease(version=0), "step 1 has its groups; those for step 2 must be of version 1"
+    assert await world.roll_out(version=1) == ["e", "f"]
+    await step_through(world, 1)
+    assert await world.batch(2) == ["e", "f"]
+
+
+async def test_nothing_the_gate_admits_is_ever_stale(world):
+    await world.create(max_staleness=2, groups_per_step=2)
+    await world.submit(*(f"p{n}" for n in range(40)))
+    await world.open()
+    for step in range(10):
+        # A rollout that lags behind by up to two versions leases what it may.
+        await world.roll_out(version=max(0, step - step % 3))
+        await world.roll_out(version=step)
+        await step_through(world, step)
+    assert (await world.stats()).stale == 0
+
+
+async def test_running_groups_count_and_lost_ones_make_room(world):
+    await world.create(max_staleness=0, groups_per_step=2)
+    await world.submit(*"abc")
+    (lease, _) = await world.lease()
+    assert not await world.lease()
+    await world.release(lease.lease_id)
+    assert await names(world) == ["a"]
+
+
+async def test_a_group_put_too_late_is_stale_and_its_prompt_is_generated_again(world):
+    await world.create(max_staleness=1, groups_per_step=1)
+    await world.submit(*"abcd")
+    await world.open()
+    late, other = await world.lease(2)
+    assert await world.put(group(other, version=0)) == ["ACCEPTED"]
+    await step_through(world, 0)
+    assert await world.roll_out(1, version=1) == ["c"]
+    await step_through(world, 1)
+    assert await world.put(group(late, version=0)) == ["STALE"]
+    assert await world.state_of("a") == "QUEUED"
+    (lease,) = await world.lease(1, version=2)
+    assert lease.instance.instance_id == "a" and lease.attempt == 1, "it is not to blame"
+    assert (await world.stats()).stale == 1
+
+
+async def test_groups_too_old_for_the_step_are_evicted_when_the_trainer_leases(world):
+    await world.create(max_staleness=1, groups_per_step=1, lease_order=pb.LEASE_ORDER_FRESH_FIRST)
+    await world.submit(*"abcdef")
+    await world.open()
+    assert await world.roll_out() == ["a", "b"]
+    await step_through(world, 0)
+    assert await world.roll_out(1, version=1) == ["c"]
+    assert await world.batch(1) == ["c"], "fresh first"
+    await world.trained(1)
+    assert await world.roll_out(1, version=2) == ["d"]
+    assert await world.batch(2) == ["d"]
+    stats = await world.stats()
+    assert stats.stale == 1 and await world.state_of("b") == "QUEUED"
+    kept = [int(await world.redis.hget(f"q:{{{world.run_id}}}:i:{name}", "bytes")) for name in "acd"]
+    assert stats.experience_bytes == sum(kept)
+
+
+async def test_fifo_gives_the_oldest_ready_first(world):
+    await world.create(max_staleness=4, groups_per_step=2)
+    await world.submit(*"abcd")
+    await world.open()
+    a, b, c, d = await world.lease()
+    for lease in (c, a, d, b):
+        await world.put(group(lease))
+    assert await world.batch(0) == ["c", "a"]
+    assert await world.batch(1) == ["d", "b"]
+
+
+async def test_the_byte_limit_shuts_the_gate_and_refuses_but_never_starves_a_batch(world):
+    await world.create(max_staleness=8, groups_per_step=2, max_experience_bytes=5_000)
+    await world.submit(*"abcdefgh")
+    await world.open()
+    a, b, c, d = await world.lease(4)
+    big = {"size": 2_000}
+    assert await world.put(group(a, **big), group(b, **big)) == ["ACCEPTED"] * 2
+    assert await world.put(group(c, **big)) == ["NO_ROOM"]
+    assert await world.state_of("c") == "LEASED", "the lease stands"
+    shut = await world.ask()
+    assert not shut.leases and shut.gate == pb.GATE_REASON_MEMORY
+    await step_through(world, 0)
+    assert await world.put(group(c, **big), group(d, **big)) == ["ACCEPTED"] * 2
+    await step_through(world, 1)
+    assert await names(world, version=2), "what is trained does not count: only a commit would free it"
+
+
+async def test_a_byte_limit_below_one_batch_does_not_stop_the_run(world):
+    await world.create(max_staleness=8, groups_per_step=2, max_experience_bytes=1)
+    await world.submit(*"abcd")
+    await world.open()
+    for step in range(2):
+        leases = await world.lease(2, version=step)
+        assert await world.put(*(group(lease, step, size=1_000) for lease in leases)) == ["ACCEPTED"] * 2
+        await step_through(world, step)

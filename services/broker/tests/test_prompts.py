@@ -1,0 +1,238 @@
+"""Prompts: submission, leases, expiry, fencing, dead letters."""
+
+import asyncio
+import time
+
+import grpc
+import pytest
+from quartet.v1 import broker_pb2 as pb
+from world import SERVE, TRAIN, group, instance
+
+from quartet_common.durations import to_duration
+from quartet_common.errors import retry_delay
+
+
+async def test_submitting_again_changes_nothing_and_other_content_is_refused(world):
+    await world.create()
+    first = await world.submit("a", "b")
+    again = await world.submit("b", "c")
+    assert (first.accepted, first.duplicates) == (2, 0)
+    assert (again.accepted, again.duplicates) == (1, 1)
+    with pytest.raises(grpc.RpcError) as caught:
+        await world.stub.SubmitPrompts(
+            pb.SubmitPromptsRequest(run_id=world.run_id, instances=[instance("d"), instance("a", text="2+2=?")])
+        )
+    assert caught.value.code() == grpc.StatusCode.ALREADY_EXISTS and "'a'" in caught.value.details()
+    assert (await world.stats()).queued == 3, "all or nothing: d was not queued"
+
+
+async def test_a_committed_instance_is_still_known(world):
+    await world.create(groups_per_step=1)
+    await world.submit("a")
+    await world.roll_out()
+    await world.open()
+    await world.batch(0)
+    await world.trained(0)
+    await world.commit(1)
+    assert (await world.submit("a")).duplicates == 1
+    with pytest.raises(grpc.RpcError) as caught:
+        await world.submit("a", data_pass=1)
+    assert caught.value.code() == grpc.StatusCode.ALREADY_EXISTS
+
+
+async def test_the_same_instance_twice_in_a_call_counts_once(world):
+    await world.create()
+    response = await world.submit("a", "a")
+    assert (response.accepted, response.duplicates) == (1, 1)
+
+
+async def test_a_full_queue_asks_to_retry_later(world):
+    await world.create(max_queued_prompts=3)
+    await world.submit("a", "b")
+    with pytest.raises(grpc.RpcError) as caught:
+        await world.submit("c", "d")
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert retry_delay(caught.value) == 1.0
+    assert (await world.submit("c")).accepted == 1
+    with pytest.raises(grpc.RpcError) as caught:
+        await world.submit("e", "f", "g", "h")
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT, "it can never fit"
+
+
+async def test_training_prompts_are_refused_after_their_end_but_repeats_are_not(world):
+    await world.create()
+    await world.submit("a")
+    await world.end_prompts()
+    assert (await world.submit("a")).duplicates == 1
+    assert (await world.submit("s", purpose=SERVE)).accepted == 1
+    with pytest.raises(grpc.RpcError) as caught:
+        await world.submit("b")
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_only_registered_members_lease(world):
+    await world.create(members=())
+    await world.submit("a")
+    with pytest.raises(grpc.RpcError) as caught:
+        await world.lease()
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION and "register" in caught.value.details()
+
+
+async def test_an_expired_lease_goes_back_and_its_holder_can_do_nothing_more(world):
+    await world.create(members=("r1", "r2"))
+    await world.submit("a")
+    (late,) = await world.lease()
+    await world.expire_leases()
+    (now,) = await world.lease(holder="r2")
+    assert (now.attempt, now.instance.instance_id) == (2, "a") and now.lease_id != late.lease_id
+    assert await world.put(group(late)) == ["LEASE_LOST"]
+    renewed = await world.stub.RenewLeases(
+        pb.RenewLeasesRequest(run_id=world.run_id, lease_ids=[late.lease_id, now.lease_id])
+    )
+    assert list(renewed.lost) == [late.lease_id]
+    assert list((await world.release(late.lease_id)).lost) == [late.lease_id]
+    assert await world.put(group(now)) == ["ACCEPTED"]
+    assert await world.put(group(late)) == ["DUPLICATE"]
+    stats = await world.stats()
+    assert (stats.redelivered, stats.duplicates, stats.ready) == (1, 1, 1)
+
+
+async def test_an_expired_lease_is_lost_even_before_anyone_swept_it(world):
+    await world.create(prompt_lease_ttl=to_duration(0.05))
+    await world.submit("a")
+    (lease,) = await world.lease()
+    await asyncio.sleep(0.1)  # the ttl is what is tested
+    assert await world.put(group(lease)) == ["LEASE_LOST"]
+    assert await world.state_of("a") == "QUEUED"
+
+
+async def test_the_sweeper_returns_expired_leases_by_itself(world):
+    await world.create(prompt_lease_ttl=to_duration(0.05))
+    await world.submit("a")
+    await world.lease()
+    began = time.monotonic()
+    (lease,) = await world.lease(wait=20)
+    assert lease.attempt == 2 and time.monotonic() - began < 15
+
+
+async def test_renewed_leases_live_on(world):
+    await world.create(prompt_lease_ttl=to_duration(1.0))
+    await world.submit("a")
+    (lease,) = await world.lease()
+    for _ in range(4):
+        await asyncio.sleep(0.4)  # four times: longer than the ttl
+        renewed = await world.stub.RenewLeases(pb.RenewLeasesRequest(run_id=world.run_id, lease_ids=[lease.lease_id]))
+        assert not renewed.lost
+    assert renewed.expires_at.ToMilliseconds() > lease.expires_at.ToMilliseconds()
+    assert await world.put(group(lease)) == ["ACCEPTED"]
+
+
+async def test_redelivered_prompts_come_first(world):
+    await world.create()
+    await world.submit("a", "b", "c", "d")
+    await world.lease(2)
+    await world.expire_leases()
+    assert [lease.instance.instance_id for lease in await world.lease(1)] == ["a"]
+
+
+async def test_a_drained_prompt_goes_back_uncounted_a_failed_one_counted(world):
+    await world.create(max_deliveries=2)
+    await world.submit("a")
+    for _ in range(3):
+        (lease,) = await world.lease()
+        assert lease.attempt == 1
+        assert (await world.release(lease.lease_id)).requeued == 1
+    (lease,) = await world.lease()
+    assert (await world.release(lease.lease_id, "verifier crashed")).requeued == 1
+    (lease,) = await world.lease()
+    assert lease.attempt == 2
+
+
+async def test_a_prompt_that_fails_too_often_is_set_aside_with_its_reasons(world):
+    await world.create(max_deliveries=3)
+    await world.submit("a")
+    for failure in ("crashed", "", "timed out"):
+        (lease,) = await world.lease()
+        if failure:
+            await world.release(lease.lease_id, failure)
+        else:
+            await world.expire_leases()
+    assert await world.state_of("a") == "DEAD"
+    assert not await world.lease()
+    dead = await world.stub.ListDead(pb.ListDeadRequest(run_id=world.run_id))
+    assert dead.total == 1 and dead.dead[0].attempts == 3
+    assert dead.dead[0].instance == instance("a")
+    assert list(dead.dead[0].reasons) == ["crashed", "the lease of r1 expired", "timed out"]
+
+    requeued = await world.stub.RequeueDead(pb.RequeueDeadRequest(run_id=world.run_id))
+    assert requeued.requeued == 1
+    (lease,) = await world.lease()
+    assert lease.attempt == 1
+    assert await world.put(group(lease)) == ["ACCEPTED"]
+    assert (await world.stats()).dead == 0
+
+
+async def test_a_prompt_that_cannot_succeed_is_dead_at_once(world):
+    await world.create()
+    await world.submit("a")
+    (lease,) = await world.lease()
+    assert (await world.release(lease.lease_id, "prompt too long", permanent=True)).dead == 1
+    dead = await world.stub.ListDead(pb.ListDeadRequest(run_id=world.run_id))
+    assert list(dead.dead[0].reasons) == ["prompt too long"]
+
+
+async def test_a_lease_call_waits_for_a_prompt_and_no_longer(world):
+    await world.create()
+    began = time.monotonic()
+    waiting = asyncio.create_task(world.lease(wait=20))
+    await asyncio.sleep(0.3)  # let it begin to wait
+    await world.submit("a")
+    assert len(await waiting) == 1 and time.monotonic() - began < 15
+    began = time.monotonic()
+    response = await world.ask(wait=0.5)
+    assert not response.leases and 0.4 < time.monotonic() - began < 10
+    assert response.gate == pb.GATE_REASON_NO_PROMPTS
+
+
+async def test_a_wait_ends_when_the_run_does_and_later_calls_are_refused(world):
+    await world.create()
+    waiting = asyncio.create_task(world.ask(wait=20))
+    await asyncio.sleep(0.3)  # let it begin to wait
+    await world.finish()
+    assert (await waiting).gate == pb.GATE_REASON_FINISHED
+    with pytest.raises(grpc.RpcError) as caught:
+        await world.ask()
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_serving_prompts_come_first_and_are_answered_not_trained(world):
+    await world.create(groups_per_step=1)
+    await world.submit("a", "b")
+    await world.submit("s", purpose=SERVE)
+    leases = await world.lease()
+    assert [lease.instance.instance_id for lease in leases] == ["s", "a"], "the gate of 1 group holds b back"
+    assert await world.put(*map(group, leases)) == ["ACCEPTED", "ACCEPTED"]
+    assert await world.state_of("s") == "DELIVERED"
+    await world.open()
+    assert await world.batch(0) == ["a"]
+    assert leases[1].instance.purpose == TRAIN
+
+
+async def test_puts_after_the_run_is_finished_are_told_so(world):
+    await world.create()
+    await world.submit("a")
+    (lease,) = await world.lease()
+    await world.finish()
+    assert await world.put(group(lease)) == ["FINISHED"]
+
+
+async def test_a_group_of_another_purpose_is_refused(world):
+    await world.create()
+    await world.submit("a")
+    (lease,) = await world.lease()
+    wrong = group(lease)
+    wrong.group.header.purpose = SERVE
+    with pytest.raises(grpc.RpcError) as caught:
+        await world.put(wrong)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "groups[0].group.header.purpose" in caught.value.details()

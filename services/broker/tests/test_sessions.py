@@ -1,0 +1,254 @@
+"""The trainer's side: batches, fencing, replay, commit, the end of the data."""
+
+import asyncio
+import time
+
+import grpc
+import pytest
+from quartet.v1 import broker_pb2 as pb
+from world import group
+
+
+async def refused(call) -> str:
+    with pytest.raises(grpc.RpcError) as caught:
+        await call
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION, caught.value
+    return caught.value.details()
+
+
+async def test_the_same_step_always_gets_the_same_batch(world):
+    await world.create(max_staleness=4)
+    await world.submit(*"abcdef")
+    await world.open()
+    await world.roll_out()
+    first = await world.batch(0)
+    manifest, groups = await world.take(0)
+    assert list(manifest.instance_ids) == first and manifest.replayed and len(groups) == 2
+    assert await world.batch(1) != first
+    await world.trained(0)
+    assert await world.batch(0) == first, "also when it is trained"
+
+
+async def test_a_batch_is_granted_whole_or_not_at_all(world):
+    await world.create(groups_per_step=3, max_staleness=1)
+    await world.submit(*"abc")
+    await world.open()
+    await world.roll_out(2)
+    manifest, groups = await world.take(0)
+    assert not manifest.granted and not groups and (manifest.ready, manifest.needed) == (2, 3)
+    waiting = asyncio.create_task(world.take(0, wait=20))
+    await asyncio.sleep(0.3)  # let it begin to wait
+    began = time.monotonic()
+    await world.roll_out()
+    manifest, groups = await waiting
+    assert manifest.granted and len(groups) == 3 and time.monotonic() - began < 15
+
+
+async def test_the_groups_arrive_byte_for_byte(world):
+    await world.create(groups_per_step=1)
+    await world.submit("a")
+    await world.open()
+    (lease,) = await world.lease()
+    put = group(lease)
+    put.group.tensors = bytes(range(256)) * 4096
+    await world.put(put)
+    _, groups = await world.take(0)
+    assert groups == [put.group]
+
+
+async def test_an_older_session_is_fenced_from_every_call(world):
+    await world.create()
+    await world.submit(*"ab")
+    await world.roll_out()
+    old = (await world.open()).session_epoch
+    assert (await world.open()).session_epoch > old
+    await world.batch(0)
+    assert "fenced" in await refused(world.take(0, session=old))
+    assert "fenced" in await refused(world.trained(0, session=old))
+    assert "fenced" in await refused(world.commit(0, session=old))
+    assert await world.trained(0) == 1
+
+
+async def test_steps_come_in_order(world):
+    await world.create(max_staleness=4)
+    await world.submit(*"abcd")
+    await world.open()
+    await world.roll_out()
+    assert "step 0" in await refused(world.take(1))
+    assert "not granted" in await refused(world.trained(0))
+    await world.batch(0)
+    await world.batch(1)
+    assert "is at step 0" in await refused(world.trained(1))
+    assert "is at step 0" in await refused(world.commit(1))
+    assert [await world.trained(0), await world.trained(0), await world.trained(1)] == [1, 1, 2]
+    assert [await world.commit(1), await world.commit(1), await world.commit(2)] == [2, 0, 2]
+    assert "committed" in await refused(world.take(1))
+
+
+async def test_a_crash_between_trained_and_commit_replays_the_same_batches(world):
+    await world.create(max_staleness=4)
+    await world.submit(*(f"p{n}" for n in range(12)))
+    await world.open()
+    await world.roll_out()
+    batches = []
+    for step in range(3):
+        batches.append(await world.batch(step))
+        await world.trained(step)
+    await world.commit(1)
+    assert (await world.run()).policy_version == 3
+
+    opened = await world.open(checkpoint=1, consumed=batches[0])
+    assert opened.replayable_steps == 2 and opened.run.policy_version == 1
+    for step in (1, 2):
+        manifest, groups = await world.take(step)
+        assert list(manifest.instance_ids) == batches[step] and manifest.replayed
+        assert [group.header.instance_id for group in groups] == batches[step]
+        await world.trained(step)
+    assert await world.commit(3) == 4
+    stats = await world.stats()
+    assert (stats.committed, stats.trained, stats.leased_to_trainer) == (6, 0, 0)
+
+
+async def test_a_checkpoint_newer_than_the_last_commit_commits_at_open(world):
+    await world.create()
+    await world.submit(*"ab")
+    await world.open()
+    await world.roll_out()
+    batch = await world.batch(0)
+    await world.trained(0)
+    opened = await world.open(checkpoint=1, consumed=batch)  # the checkpoint was durable; Commit was not called
+    assert opened.replayable_steps == 0 and opened.run.committed_step == 1
+    assert await world.state_of("a") == "COMMITTED"
+    assert (await world.stats()).committed == 2
+
+
+async def test_a_checkpoint_older_than_the_last_commit_is_refused(world):
+    await world.create()
+    await world.submit(*"ab")
+    await world.open()
+    await world.roll_out()
+    await world.batch(0)
+    await world.trained(0)
+    await world.commit(1)
+    assert "committed up to step 1" in await refused(world.open(checkpoint=0))
+
+
+async def test_what_a_checkpoint_consumed_is_not_trained_again_wherever_a_forgetful_redis_has_it(world):
+    """As after a lost end of the log: the broker knows nothing of steps 0 to 4, which the checkpoint contains."""
+    await world.create(max_staleness=4, groups_per_step=2)
+    await world.submit("queued", "leased", "ready", "dead", "x1", "batched", "x2", "x3")
+    await world.open()
+    (first,) = await world.lease(1)
+    assert first.instance.instance_id == "queued"
+    await world.release(first.lease_id)
+    leases = {lease.instance.instance_id: lease for lease in await world.lease()}
+    await world.release(leases["queued"].lease_id)
+    await world.release(leases["dead"].lease_id, "broken", permanent=True)
+    await world.put(*(group(leases[name]) for name in ("x1", "batched")))
+    assert await world.batch(0) == ["x1", "batched"]
+    await world.put(*(group(leases[name]) for name in ("ready", "x2", "x3")))
+
+    consumed = ["queued", "leased", "ready", "dead", "batched", "forgotten"]
+    await world.open(checkpoint=0, consumed=consumed)
+    assert {await world.state_of(name) for name in consumed} == {"COMMITTED"}
+    assert await world.put(group(leases["leased"])) == ["DUPLICATE"]
+    assert (await world.submit("forgotten", "queued")).duplicates == 2
+    assert not await world.lease()
+    assert await world.batch(0) == ["x1", "x2"], "the batch is topped up"
+    stats = await world.stats()
+    assert (stats.queued, stats.leased, stats.ready, stats.dead, stats.leased_to_trainer) == (0, 0, 1, 0, 2)
+
+
+async def test_without_the_guard_a_group_is_trained_twice(world):
+    """The control: what the ids in the checkpoint are for."""
+    await world.create(max_staleness=1)
+    await world.submit(*"ab")
+    await world.roll_out()
+    await world.open(checkpoint=1, consumed=[])  # the checkpoint contains a and b, and does not say so
+    assert await world.batch(1) == ["a", "b"]
+
+
+async def test_dropped_groups_are_replaced(world):
+    await world.create(groups_per_step=3)
+    await world.submit(*"abcdef")
+    await world.open()
+    await world.roll_out()
+    assert await world.batch(0) == ["a", "b", "c"]
+    assert [await world.drop(0, "b", "c", "zzz"), await world.drop(0, "b", "c")] == [2, 0]
+    assert "not whole" in await refused(world.trained(0))
+    manifest, _ = await world.take(0)
+    assert not manifest.granted and manifest.needed == 2
+    assert await world.roll_out() == ["d", "e"], "the gate lets the replacements in"
+    assert await world.batch(0) == ["a", "d", "e"]
+    await world.trained(0)
+    assert "final" in await refused(world.drop(0, "a"))
+    assert await world.state_of("b") == "DROPPED"
+    assert (await world.stats()).dropped == 2
+
+
+async def test_dropping_ends_with_the_prompts(world):
+    await world.create(groups_per_step=2)
+    await world.submit(*"abc")
+    await world.end_prompts()
+    await world.open()
+    await world.roll_out()
+    await world.batch(0)
+    await world.drop(0, "a", "b")
+    await world.roll_out()
+    manifest, _ = await world.take(0, wait=20)
+    assert manifest.end_of_data and not manifest.granted
+    assert (await world.stats()).dropped == 3 and await world.state_of("c") == "DROPPED"
+
+
+async def test_the_last_whole_batch_says_that_it_is_the_last(world):
+    await world.create(max_staleness=4)
+    await world.submit(*"abcd")
+    await world.end_prompts()
+    await world.open()
+    await world.roll_out()
+    first, _ = await world.take(0)
+    last, _ = await world.take(1)
+    assert (first.end_of_data, last.end_of_data) == (False, True)
+    await world.trained(0)
+    await world.trained(1)
+    after, _ = await world.take(2, wait=20)
+    assert after.end_of_data and not after.granted
+
+
+@pytest.mark.parametrize("policy", ["DROP", "TRAIN"])
+async def test_the_last_partial_batch(world, policy):
+    await world.create(groups_per_step=2, max_staleness=4, partial_batch=f"PARTIAL_BATCH_POLICY_{policy}")
+    await world.submit(*"abc")
+    await world.open()
+    await world.roll_out()
+    await world.batch(0)
+    waiting = asyncio.create_task(world.take(1, wait=20))
+    await asyncio.sleep(0.3)  # let it begin to wait
+    await world.end_prompts()
+    manifest, groups = await waiting
+    assert manifest.end_of_data and manifest.granted == (policy == "TRAIN")
+    assert [group.header.instance_id for group in groups] == (["c"] if policy == "TRAIN" else [])
+    assert await world.state_of("c") == ("LEASED_TO_TRAINER" if policy == "TRAIN" else "DROPPED")
+
+
+async def test_the_trainer_hears_of_the_end_when_the_last_prompt_dies(world):
+    await world.create()
+    await world.submit("a")
+    await world.end_prompts()
+    await world.open()
+    (lease,) = await world.lease()
+    waiting = asyncio.create_task(world.take(0, wait=20))
+    await asyncio.sleep(0.3)  # let it begin to wait
+    await world.release(lease.lease_id, "broken", permanent=True)
+    manifest, _ = await waiting
+    assert manifest.end_of_data and not manifest.granted
+
+
+async def test_the_trainer_hears_of_the_runs_end(world):
+    await world.create()
+    await world.open()
+    waiting = asyncio.create_task(world.take(0, wait=20))
+    await asyncio.sleep(0.3)  # let it begin to wait
+    await world.finish(pb.RUN_STATE_CANCELLED, "by hand")
+    manifest, _ = await waiting
+    assert manifest.run_finished and not manifest.granted
