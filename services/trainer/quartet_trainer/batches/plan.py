@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quartet_trainer.batches.experience import ExperienceBatch
 
-ENOUGH_TOKENS = 1024
+ENOUGH_TOKENS = 512
 """Tokens from which a forward pass is worth its overhead: smaller micro-batches are not cut to spare padding."""
 
 

@@ -97,6 +97,9 @@ def create_learner(settings: LearnerSettings, model_path: Path, run: RunLike) ->
         quartet_trainer.learner.model_folder.ModelFolderError: the folder cannot be used; the text says why.
         LearnerError: settings that this machine or this model cannot serve.
     """
+    from quartet_trainer.learner import colossalai_cures
+
+    colossalai_cures.apply()
     from quartet_trainer.learner.torch_ddp import TorchDDPLearner
 
     return TorchDDPLearner(settings, model_path, run)

@@ -6,16 +6,35 @@
 
 Neither touches a machine with CUDA: there ColossalAI takes its CudaAccelerator, and NCCL answers the second question
 before it is asked. Remove a cure when the pinned ColossalAI no longer needs it.
+
+Importing it also prints advice that is not for our users: to install TensorNVMe, apex and the kernels package, and that
+DDP's `broadcast_buffers`, which its plugin always passes, is deprecated. That is silenced here, message by message.
 """
 
 from __future__ import annotations
 
+import logging
+import warnings
+
 import torch
 import torch.distributed
 
+_ADVICE = (
+    "Please install the latest tensornvme",
+    "Please install apex from source",
+    "`broadcast_buffers` is deprecated",
+)
+
 
 def apply() -> None:
-    """Apply the cures; again is harmless. Call before `colossalai.launch`."""
+    """Import ColossalAI and apply the cures; again is harmless. Call before anything else imports ColossalAI."""
+    for message in _ADVICE:
+        warnings.filterwarnings("ignore", message=message)
+    logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
+        lambda record: "kernels-community" not in record.getMessage()
+    )
+    import colossalai  # noqa: F401 - everything that it imports on its way, under the filters above
+    import colossalai.booster
     from colossalai.accelerator.cpu_accelerator import CpuAccelerator
 
     CpuAccelerator.get_rng_state = lambda self, device=None: torch.get_rng_state()

@@ -1,4 +1,4 @@
-"""Checks of a Hugging Face model folder, and the files of it that are copied as they are. Imports no torch."""
+"""Checks of a Hugging Face model folder, and the copying of what the trainer never opens. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
-TOKENIZER_FILES = (
+COMPANIONS = (
+    "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -56,8 +57,8 @@ def check_model_folder(path: Path) -> dict:
     return config
 
 
-def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the tokenizer's files that `source` has."""
-    for name in TOKENIZER_FILES:
+def copy_companions(source: Path, target: Path) -> None:
+    """Copy the files beside weights and config.json that `source` has: the tokenizer's and the generation defaults."""
+    for name in COMPANIONS:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from quartet_trainer.learner.base import LearnerError
 
@@ -86,8 +86,12 @@ def load_causal_lm(path: Path, dtype: torch.dtype) -> PreTrainedModel:
     Raises:
         LearnerError: the model does something to its logits after the head, which `Policy` would miss.
     """
+    config = AutoConfig.from_pretrained(path, local_files_only=True)
+    if getattr(config, "use_sliding_window", None) is False:
+        # transformers 4.51 masks by `sliding_window` even where `use_sliding_window` says not to.
+        config.sliding_window = None
     model = AutoModelForCausalLM.from_pretrained(
-        path, torch_dtype=dtype, attn_implementation="sdpa", use_safetensors=True, local_files_only=True
+        path, config=config, torch_dtype=dtype, attn_implementation="sdpa", use_safetensors=True, local_files_only=True
     )
     for module in model.modules():
         if isinstance(module, nn.Dropout):

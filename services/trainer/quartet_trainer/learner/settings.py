@@ -69,7 +69,7 @@ class LearnerSettings(Section):
         default=8192, ge=1, description="Most tokens, padding included, of one forward pass on one rank."
     )
     max_padding: float = Field(
-        default=0.1, ge=0, lt=1, description="Share of padding at which a micro-batch is cut, if it has enough tokens."
+        default=0.08, ge=0, lt=1, description="Share of padding at which a micro-batch is cut, if it has enough tokens."
     )
     gradient_checkpointing: bool = Field(default=False, description="Recompute activations in backward: less memory.")
     precision: Literal["fp32", "bf16", "fp64"] = Field(

@@ -25,21 +25,20 @@ from transformers import PreTrainedModel
 
 from quartet_trainer.checkpoints.catalog import read_manifest
 from quartet_trainer.learner.base import LearnerError
-from quartet_trainer.learner.model_folder import copy_tokenizer
+from quartet_trainer.learner.model_folder import copy_companions
 
 FORMAT = 1
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
-def write_model(model: PreTrainedModel, folder: Path, tokenizer_from: Path, dtype: torch.dtype) -> None:
-    """Write a Hugging Face folder with the weights as `dtype`."""
+def write_model(model: PreTrainedModel, folder: Path, source: Path, dtype: torch.dtype) -> None:
+    """Write a Hugging Face folder with the weights as `dtype`; all else is as in `source`, the folder of its origin."""
     state = {name: tensor.detach().to("cpu", dtype) for name, tensor in model.state_dict().items()}
     model.save_pretrained(folder, state_dict=state, safe_serialization=True)
-    config_path = folder / "config.json"
-    config = json.loads(config_path.read_text(encoding="utf-8"))
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config["torch_dtype"] = str(dtype).removeprefix("torch.")
-    config_path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    copy_tokenizer(tokenizer_from, folder)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    copy_companions(source, folder)
 
 
 def read_model(model: PreTrainedModel, folder: Path) -> None:

@@ -60,7 +60,7 @@ class TorchDDPLearner:
         if settings.gradient_checkpointing:
             causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         policy = Policy(causal_lm, autocast)
-        self._booster = Booster(plugin=TorchDDPPlugin(broadcast_buffers=False, gradient_as_bucket_view=True))
+        self._booster = Booster(plugin=TorchDDPPlugin(gradient_as_bucket_view=True))
         optimizer = create_optimizer(policy, settings)
         self._model, self._optimizer, *_ = self._booster.boost(policy, optimizer)
         self._accumulator = Accumulator(

@@ -45,6 +45,7 @@ def make_model(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float3
         "rope_theta": 1e6,
         "tie_word_embeddings": True,
         "use_sliding_window": False,
+        "sliding_window": None,
         **config,
     }
     model = Qwen2ForCausalLM(Qwen2Config(**values)).to(dtype)

@@ -1,0 +1,165 @@
+"""From the wire to a micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from learner_helpers import VOCABULARY, make_batch, make_group
+from quartet.v1 import experience_pb2, tensor_pb2
+from quartet_common.tensors import decode, decode_ragged, encode, encode_ragged
+from quartet_trainer.batches import ExperienceError, collate, decode_groups, plan_step
+from quartet_trainer.batches.plan import ENOUGH_TOKENS
+from quartet_trainer.learner import LearnerSettings
+
+
+def plan_all(batch, **values):
+    ones = torch.ones(batch.rows.numel(), dtype=torch.float64)
+    defaults = {
+        "mask": batch.loss_mask,
+        "weights": ones,
+        "advantages": ones,
+        "skip_zero_advantage": True,
+        "micro_batch_tokens": 10_000,
+        "max_padding": LearnerSettings().max_padding,
+        "rank": 0,
+        "world_size": 1,
+    }
+    return plan_step(batch, **{**defaults, **values})
+
+
+def test_a_micro_batch_holds_exactly_what_the_groups_say() -> None:
+    groups = make_batch(seed=1, groups=3)
+    batch = decode_groups(groups, VOCABULARY)
+    plan = plan_all(batch)
+    seen = 0
+    for completions in plan.micro_batches:
+        micro = collate(batch, plan, completions)
+        for row, completion in enumerate(completions):
+            group = groups[completion // 4]
+            prompt = decode(group.prompt_token_ids)
+            tokens = decode_ragged(group.completion_token_ids)[completion % 4]
+            log_probs = decode_ragged(group.rollout_log_probs)[completion % 4]
+            masks = decode_ragged(group.loss_mask) if group.HasField("loss_mask") else []
+            mask = masks[completion % 4].astype(bool) if masks else np.ones(tokens.size, dtype=bool)
+            text = np.concatenate([prompt, tokens])
+            assert micro.input_ids[row, : text.size].tolist() == text.tolist()
+            assert (micro.input_ids[row, text.size :] == 0).all()
+            mine = micro.rows == row
+            assert micro.targets[mine].tolist() == tokens[mask].tolist()
+            # The position before a token predicts it: the prompt's last one is the first.
+            assert micro.columns[mine].tolist() == (np.flatnonzero(mask) + prompt.size - 1).tolist()
+            assert micro.rollout_log_probs[mine].tolist() == log_probs[mask].tolist()
+            assert (micro.temperatures[mine] == decode(group.temperatures)[completion % 4].item()).all()
+            seen += mask.sum()
+    assert seen == batch.loss_mask.sum()
+
+
+def test_micro_batches_hold_each_completion_once_within_the_budget_and_with_little_padding() -> None:
+    rng = np.random.default_rng(0)
+    groups = [make_group(rng, rng.integers(4, 200, 8).tolist(), prompt=int(rng.integers(5, 60))) for _ in range(32)]
+    batch = decode_groups(groups, VOCABULARY)
+    lengths = (batch.prompt_lengths + batch.completion_lengths).numpy()
+    for world_size in (1, 2, 3):
+        plans = [
+            plan_all(batch, micro_batch_tokens=4096, rank=rank, world_size=world_size) for rank in range(world_size)
+        ]
+        cuts = [cut for plan in plans for cut in plan.micro_batches]
+        assert sorted(np.concatenate(cuts).tolist()) == list(range(256))
+        padded = [lengths[cut].max() * cut.size for cut in cuts]
+        assert max(padded) <= 4096
+        assert 1 - lengths.sum() / sum(padded) < 0.1
+        shares = [sum(lengths[cut].sum() for cut in plan.micro_batches) for plan in plans]
+        assert max(shares) - min(shares) <= lengths.max()
+
+
+def test_a_completion_longer_than_the_budget_is_alone() -> None:
+    batch = decode_groups([make_group(np.random.default_rng(0), [30, 3, 3])], VOCABULARY)
+    cuts = plan_all(batch, micro_batch_tokens=16).micro_batches
+    assert [cut.tolist() for cut in cuts] == [[0], [1, 2]]
+
+
+def test_small_batches_are_not_cut_to_spare_padding() -> None:
+    batch = decode_groups([make_group(np.random.default_rng(0), [30, 1, 1, 1])], VOCABULARY)
+    assert ENOUGH_TOKENS > 4 * 35
+    assert len(plan_all(batch, max_padding=0.0).micro_batches) == 1
+
+
+def test_a_rank_without_work_gets_a_stand_in_of_weight_zero() -> None:
+    batch = decode_groups([make_group(np.random.default_rng(0), [5, 3, 2], rewards=[1, 0, 0])], VOCABULARY)
+    advantages = torch.zeros(batch.rows.numel(), dtype=torch.float64)
+    advantages[:5] = 1.0
+    working, idle = (plan_all(batch, advantages=advantages, rank=rank, world_size=2) for rank in (0, 1))
+    assert not working.idle
+    assert [cut.tolist() for cut in working.micro_batches] == [[0]]
+    assert idle.idle
+    assert (collate(batch, idle, idle.micro_batches[0]).weights == 0).all()
+
+
+def _clear_prompt(group: experience_pb2.GroupTensors) -> None:
+    group.prompt_token_ids.CopyFrom(encode(np.zeros(0, dtype=np.int32)))
+
+
+def _wrong_dtype(group: experience_pb2.GroupTensors) -> None:
+    group.rewards.CopyFrom(encode(np.zeros(3, dtype=np.float64)))
+
+
+def _wrong_count(group: experience_pb2.GroupTensors) -> None:
+    group.rewards.CopyFrom(encode(np.zeros(2, dtype=np.float32)))
+
+
+def _not_finite(group: experience_pb2.GroupTensors) -> None:
+    group.rewards.CopyFrom(encode(np.array([0, np.nan, 1], dtype=np.float32)))
+
+
+def _greedy(group: experience_pb2.GroupTensors) -> None:
+    group.temperatures.CopyFrom(encode(np.array([1, 0, 1], dtype=np.float32)))
+
+
+def _other_rows(group: experience_pb2.GroupTensors) -> None:
+    rows = [np.zeros(n, dtype=np.float32) for n in (2, 3, 5)]
+    group.rollout_log_probs.CopyFrom(encode_ragged(rows, tensor_pb2.DTYPE_FLOAT32))
+
+
+def _foreign_token(group: experience_pb2.GroupTensors) -> None:
+    group.prompt_token_ids.CopyFrom(encode(np.array([3, VOCABULARY], dtype=np.int32)))
+
+
+def _cut_off(group: experience_pb2.GroupTensors) -> None:
+    group.completion_token_ids.data = group.completion_token_ids.data[:-4]
+
+
+def _no_completion(group: experience_pb2.GroupTensors) -> None:
+    group.completion_token_ids.CopyFrom(tensor_pb2.RaggedTensor(dtype=tensor_pb2.DTYPE_INT32))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_clear_prompt, "group 1: prompt_token_ids is empty; a prompt has at least one token"),
+        (_wrong_dtype, "group 1: rewards is float64; the contract says float32"),
+        (_wrong_count, "group 1: rewards has 2 values for 3 completions"),
+        (_not_finite, "group 1: rewards has values that are not finite"),
+        (_greedy, "group 1: temperatures has 0; only completions sampled above 0 can be trained on"),
+        (_other_rows, "group 1: rollout_log_probs has other row lengths than completion_token_ids"),
+        (_foreign_token, "group 1: prompt_token_ids has ids from 3 to 64; this model's are 0 to 63"),
+        (_cut_off, "group 1: completion_token_ids has 9 elements in rows of 10"),
+        (_no_completion, "group 1: completion_token_ids has no row; a group has at least one completion"),
+    ],
+)
+def test_bad_groups_are_refused_in_one_sentence(
+    spoil: Callable[[experience_pb2.GroupTensors], None], message: str
+) -> None:
+    rng = np.random.default_rng(0)
+    groups = [make_group(rng, [5, 3, 2]), make_group(rng, [5, 3, 2])]
+    spoil(groups[1])
+    with pytest.raises(ExperienceError) as refusal:
+        decode_groups(groups, VOCABULARY)
+    assert str(refusal.value) == message
+
+
+def test_an_empty_batch_is_refused() -> None:
+    with pytest.raises(ExperienceError, match="the batch has no group"):
+        decode_groups([], VOCABULARY)
