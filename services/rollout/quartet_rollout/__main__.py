@@ -4,7 +4,6 @@ import sys
 
 from quartet_common.cli import service_main
 from quartet_common.config import LoadedConfig
-
 from quartet_rollout.config import RolloutSection, limit_threads, preflight
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import grpc
 from quartet.v1 import broker_pb2_grpc, common_pb2
+
 from quartet_common.errors import describe, retry_delay
 from quartet_common.handshake import WaitingFor, handshake
 from quartet_common.log import get_logger

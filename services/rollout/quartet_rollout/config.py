@@ -5,8 +5,8 @@ import os
 from typing import Any, Literal
 
 from pydantic import Field
-from quartet_common.config import ConfigError, LoadedConfig, Section
 
+from quartet_common.config import ConfigError, LoadedConfig, Section
 from quartet_rollout.engines.options import TransformersOptions, VllmOptions
 
 

@@ -7,9 +7,9 @@ from contextlib import aclosing
 import grpc
 from google.rpc import error_details_pb2
 from quartet.v1 import experience_pb2, rollout_pb2
+
 from quartet_common.errors import ContractError, invalid_argument, resource_exhausted, unavailable
 from quartet_common.tensors import encode
-
 from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineError, PromptError
 from quartet_rollout.experience import completion_info
 from quartet_rollout.group import draw_completions

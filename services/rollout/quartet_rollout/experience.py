@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, tensor_pb2
+
 from quartet_common.durations import now_timestamp
 from quartet_common.tensors import encode, encode_ragged
-
 from quartet_rollout.engines.base import EngineCompletion
 
 FINISH_REASONS = {

@@ -52,9 +52,9 @@ class Stage(Enum):
 class GivenBack(Exception):
     """The group cannot be finished here and now. An empty `failure` does not count against the prompt."""
 
-    def __init__(self, reason: str, failure: str = "", permanent: bool = False):
+    def __init__(self, reason: str, failure: str = "", permanent: bool = False, engine_failed: bool = False):
         super().__init__(reason)
-        self.failure, self.permanent = failure, permanent
+        self.failure, self.permanent, self.engine_failed = failure, permanent, engine_failed
 
 
 class Group:
@@ -89,7 +89,7 @@ class Group:
         except PromptError as error:
             raise _unusable(error) from error
         except EngineError as error:
-            raise GivenBack("the engine failed", f"engine: {error}") from error
+            raise GivenBack("the engine failed", f"engine: {error}", engine_failed=True) from error
         finally:
             for score in scores.values():
                 _forget(score)
@@ -132,9 +132,9 @@ class Group:
     def _score_item(self, max_new_tokens: int) -> reward_pb2.ScoreItem | None:
         """Return what all score items of the group share, or None for a serving prompt that asks for no score."""
         prompt = self.lease.instance.prompt
-        if self.lease.instance.purpose == experience_pb2.PURPOSE_SERVE and not prompt.verifiers:
-            if not prompt.HasField("reference"):
-                return None
+        serving = self.lease.instance.purpose == experience_pb2.PURPOSE_SERVE
+        if serving and not prompt.verifiers and not prompt.HasField("reference"):
+            return None
         verifiers = prompt.verifiers or self._spec.verifiers
         if not verifiers:
             raise GivenBack("no verifier", "neither the prompt nor the run names a verifier", permanent=True)

@@ -1,13 +1,14 @@
 """The groups under way: one task each, and what becomes of their leases."""
 
 import asyncio
+from collections.abc import Callable
 
 from quartet.v1 import broker_pb2
-from quartet_common.log import get_logger
 
-from quartet_rollout.group import Group, GivenBack, Stage, pinned_version
+from quartet_common.log import get_logger
+from quartet_rollout.group import GivenBack, Group, Stage, pinned_version
 from quartet_rollout.leases import LeaseKeeper
-from quartet_rollout.putting import Putter, PutRefused
+from quartet_rollout.putting import PutRefused, Putter
 from quartet_rollout.sampling import PromptRefused, completions_per_prompt
 from quartet_rollout.scoring import Scorer
 from quartet_rollout.state import RolloutState
@@ -19,9 +20,18 @@ log = get_logger(__name__)
 class Groups:
     """All groups under way, by lease."""
 
-    def __init__(self, state: RolloutState, keeper: LeaseKeeper, scorer: Scorer, putter: Putter, instance_id: str):
+    def __init__(
+        self,
+        state: RolloutState,
+        keeper: LeaseKeeper,
+        scorer: Scorer,
+        putter: Putter,
+        instance_id: str,
+        on_engine_failed: Callable[[str], None],
+    ):
+        """`on_engine_failed` is told when the engine can generate no more: the service must end."""
         self._state, self._keeper, self._scorer, self._putter = state, keeper, scorer, putter
-        self._instance_id = instance_id
+        self._instance_id, self._on_engine_failed = instance_id, on_engine_failed
         self._groups: dict[str, Group] = {}
         self._tasks: dict[str, asyncio.Task] = {}
 
@@ -85,6 +95,8 @@ class Groups:
             self._settled(lease, await self._putter.put(lease.lease_id, made))
         except GivenBack as error:
             await self._give_back(lease, str(error), error.failure, error.permanent)
+            if error.engine_failed:
+                self._on_engine_failed(error.failure)
         except PutRefused as error:
             log.error("a group was refused: %s", error, extra={"instance": lease.instance.instance_id})
             await self._give_back(lease, "the broker refused it", f"put refused: {error}", permanent=False)

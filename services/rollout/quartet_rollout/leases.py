@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 
 import grpc
 from quartet.v1 import broker_pb2
+
 from quartet_common.durations import to_seconds
 from quartet_common.errors import describe
 from quartet_common.log import get_logger
-
 from quartet_rollout.broker_link import TRANSIENT, BrokerLink
 from quartet_rollout.state import RolloutState
 
@@ -16,6 +16,9 @@ log = get_logger(__name__)
 
 # Most leases in one call, so that a call stays small.
 _CHUNK = 512
+
+# The contract's default, where a run's specification says none.
+_DEFAULT_TTL_SECONDS = 60.0
 
 
 class LeaseKeeper:
@@ -39,12 +42,14 @@ class LeaseKeeper:
     async def run(self) -> None:
         """Renew for as long as the service lives."""
         while True:
-            spec = self._state.spec
-            ttl = to_seconds(spec.prompt_lease_ttl) if spec is not None else 0.0
-            await asyncio.sleep((ttl or 60.0) / 3)
+            if (spec := self._state.spec) is None:
+                await self._state.changes.wait()
+                continue
+            ttl = to_seconds(spec.prompt_lease_ttl) or _DEFAULT_TTL_SECONDS
+            await asyncio.sleep(ttl / 3)
             held = list(self._on_lost)
             for begin in range(0, len(held), _CHUNK):
-                await self._renew(held[begin : begin + _CHUNK], ttl or 60.0)
+                await self._renew(held[begin : begin + _CHUNK], ttl)
 
     async def _renew(self, lease_ids: list[str], ttl: float) -> None:
         request = broker_pb2.RenewLeasesRequest(run_id=self._state.run_id, lease_ids=lease_ids)
@@ -63,7 +68,7 @@ class LeaseKeeper:
                 on_lost()
 
     async def give_back(self, releases: Iterable[broker_pb2.LeaseRelease], timeout: float = 10.0) -> None:
-        """Release leases, trying for `timeout` seconds; those that cannot be told to the broker expire by themselves."""
+        """Release leases, trying for `timeout` seconds; what the broker is not told expires."""
         releases = list(releases)
         for release in releases:
             self.settled(release.lease_id)

@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 from quartet.v1 import broker_pb2, common_pb2
+
 from quartet_common.durations import to_seconds
 from quartet_common.errors import describe
 from quartet_common.host import ServiceHost
 from quartet_common.log import get_logger
-
 from quartet_rollout.broker_link import TRANSIENT, Backoff, BrokerLink
 from quartet_rollout.engines.base import UNKNOWN_VERSION
 from quartet_rollout.state import RolloutState

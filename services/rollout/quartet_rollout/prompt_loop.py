@@ -10,10 +10,10 @@ import time
 
 import grpc
 from quartet.v1 import broker_pb2
+
 from quartet_common.durations import to_duration
 from quartet_common.errors import describe, retry_delay
 from quartet_common.log import get_logger
-
 from quartet_rollout.broker_link import TRANSIENT, BrokerLink
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.groups import Groups
@@ -82,17 +82,21 @@ class PromptLoop:
         if any(asked_version == version for asked_version, _ in self._asking.values()):
             return 0
         section = self._section
-        expected = sum(completions for _, completions in self._asking.values())
-        generating = self._groups.generating + expected
+        group_size = self._state.spec.group_size or 1
+        generating = self._groups.generating
         room = min(
             section.max_running_completions - generating,
-            section.max_unsettled_completions - self._groups.unsettled - expected,
+            section.max_unsettled_completions - self._groups.unsettled,
         )
-        group_size = self._state.spec.group_size or 1
+        portion = max(group_size, section.max_running_completions // 8)
         if not generating:
             room = max(room, group_size)  # a group larger than the limit is generated alone
-        elif room < max(group_size, section.max_running_completions // 8):
+        elif room < portion:
             return 0
+        # What requests with an older version may still bring takes room, but does not shut the door.
+        expected = sum(completions for _, completions in self._asking.values())
+        if expected:
+            room = max(room - expected, portion)
         return min(room // group_size, _MAX_PROMPTS)
 
     def _ask(self, prompts: int) -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 from quartet.v1 import broker_pb2, experience_pb2, tensor_pb2
-from quartet_common.tensors import decode
 
+from quartet_common.tensors import decode
 from quartet_rollout.sampling import (
     Draw,
     PromptRefused,

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import grpc
 from quartet.v1 import broker_pb2, experience_pb2
+
 from quartet_common.errors import describe, retry_delay
 from quartet_common.log import get_logger
-
 from quartet_rollout.broker_link import TRANSIENT, Backoff, BrokerLink
 from quartet_rollout.state import RolloutState
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import grpc
 from quartet.v1 import common_pb2, reward_pb2, reward_pb2_grpc
+
 from quartet_common.errors import describe
 from quartet_common.handshake import WaitingFor, handshake
 from quartet_common.log import get_logger
-
 from quartet_rollout.broker_link import Backoff
 from quartet_rollout.config import ScoringSection
 from quartet_rollout.state import RolloutState

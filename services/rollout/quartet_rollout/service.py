@@ -5,11 +5,11 @@ import importlib.metadata
 import sys
 
 from quartet.v1 import rollout_pb2_grpc
+
 from quartet_common.channel import connect
 from quartet_common.config import LoadedConfig
 from quartet_common.host import ServiceHost
 from quartet_common.log import get_logger
-
 from quartet_rollout.broker_link import BrokerLink
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.direct import DirectGeneration
@@ -49,7 +49,9 @@ class RolloutService:
         self._scorer = Scorer(self.state, self._reward_channel, addresses.reward, host.waiting, section.scoring)
         self._keeper = LeaseKeeper(self.state, link)
         self._putter = Putter(self.state, link, section.put_batch_groups, section.put_batch_bytes)
-        self._groups = Groups(self.state, self._keeper, self._scorer, self._putter, host.instance_id)
+        self._groups = Groups(
+            self.state, self._keeper, self._scorer, self._putter, host.instance_id, self._engine_failed
+        )
         self._membership = Membership(
             self.state,
             link,
@@ -89,7 +91,8 @@ class RolloutService:
             engine = self._engine = await asyncio.to_thread(self._make_engine)
             await engine.start()
         except EngineError as error:
-            self._host.stop(f"the engine could not be loaded: {error}", exit_code=1)
+            log.error("the engine could not be loaded: %s", error)
+            self._host.stop("there is no engine", exit_code=1)
             return
         host = self._host
         host.capabilities.extend([f"engine.{section.engine}", *engine.capabilities()])
@@ -121,6 +124,9 @@ class RolloutService:
                 else:
                     self._host.waiting.discard(_WEIGHTS)
             await self.state.changes.wait(_SAMPLE_SECONDS)
+
+    def _engine_failed(self, reason: str) -> None:
+        self._host.stop(reason, exit_code=1)
 
     async def _weights_lost(self) -> None:
         await self._groups.give_back_all("the weights are of unknown version")

@@ -1,12 +1,12 @@
 """RolloutService on the wire: checks what comes, hands it on, words the answer."""
 
 from quartet.v1 import rollout_pb2, rollout_pb2_grpc
+
 from quartet_common.durations import to_duration, to_seconds
 from quartet_common.errors import failed_precondition, invalid_argument, unavailable, unimplemented
 from quartet_common.host import ServiceHost
 from quartet_common.log import get_logger
 from quartet_common.weights import check_manifest
-
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.direct import DirectGeneration
 from quartet_rollout.engines.base import PauseMode, WeightGroupInfo

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from quartet.v1 import rollout_pb2
+
 from quartet_common.errors import (
     ContractError,
     aborted,
@@ -31,7 +32,6 @@ from quartet_common.errors import (
     unimplemented,
 )
 from quartet_common.log import get_logger
-
 from quartet_rollout.engines.base import (
     Engine,
     EngineError,
@@ -220,7 +220,7 @@ class WeightUpdates:
             left = update.deadline - time.monotonic()
             async with asyncio.timeout(left):
                 received = await self._engine.receive_weights(request.manifest, max(left, 0.001))
-                expected = await update.expected
+                expected = await asyncio.shield(update.expected)  # the deadline must not cancel what finish sets
         except TimeoutError:
             reason = f"the update was not finished within {request.timeout_seconds:g} s"
             await self._fail(update, aborted("weight update", reason), "given_up")

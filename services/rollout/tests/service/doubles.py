@@ -1,0 +1,357 @@
+"""What stands around the parts under test: a deterministic engine, and a broker and a reward service that speak real
+gRPC on real sockets and keep their state in memory.
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+
+import numpy as np
+from quartet.v1 import broker_pb2, broker_pb2_grpc, experience_pb2, reward_pb2, reward_pb2_grpc
+
+from quartet_common.config import SecuritySection, ServerSection
+from quartet_common.durations import now_timestamp, to_duration, to_seconds
+from quartet_common.errors import failed_precondition, not_found
+from quartet_common.host import ServiceHost
+from quartet_rollout.engines.base import (
+    UNKNOWN_VERSION,
+    EngineCompletion,
+    EngineError,
+    EngineStats,
+    ManifestError,
+    SamplingSettings,
+    WeightGroupInfo,
+)
+
+
+class CharTokenizer:
+    """One token per character: its code point."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        assert not add_special_tokens
+        return [ord(character) for character in text]
+
+    def decode(self, ids: list[int], skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
+        assert not skip_special_tokens and not clean_up_tokenization_spaces
+        return "".join(chr(token) for token in ids)
+
+    def apply_chat_template(self, messages: list[dict], tokenize: bool, add_generation_prompt: bool) -> str:
+        assert not tokenize and add_generation_prompt
+        if messages[-1]["role"] == "assistant":
+            raise ValueError("the last turn must be the user's")
+        return "".join(f"[{message['role']}]{message['content']}" for message in messages) + "[assistant]"
+
+
+class ScriptedEngine:
+    """Completion i of a prompt is `length + i` times the letter 'a' + i, a token every `step` seconds."""
+
+    name = "scripted"
+    weight_ranks = 1
+
+    def __init__(self, max_model_len: int = 64, length: int = 3, step: float = 0.0):
+        self.max_model_len, self.length, self.step = max_model_len, length, step
+        self.policy_version = UNKNOWN_VERSION
+        self.requests: list[tuple[str, list[int], int, SamplingSettings]] = []
+        self.calls: list[str] = []
+        self.closed = False
+        self.unpaused = asyncio.Event()
+        self.unpaused.set()
+        self.aborting = False
+        self.running = 0
+        self.tokens_total = 0
+        # The script of a weight update.
+        self.meet = asyncio.Event()
+        self.meet.set()
+        self.arrive = asyncio.Event()
+        self.arrive.set()
+        self.checksum = 0xC0FFEE
+        self.manifest_error: str | None = None
+        self.transfer_error: EngineError | None = None
+        self.install_error: EngineError | None = None
+        self.generate_error: EngineError | None = None
+        self.group: WeightGroupInfo | None = None
+
+    def tokenizer(self) -> CharTokenizer:
+        return CharTokenizer()
+
+    async def start(self) -> None:
+        self.calls.append("start")
+
+    async def close(self) -> None:
+        self.closed = True
+
+    async def generate(
+        self, request_id: str, prompt_token_ids, n: int, sampling: SamplingSettings
+    ) -> AsyncIterator[EngineCompletion]:
+        self.requests.append((request_id, [int(token) for token in prompt_token_ids], n, sampling))
+        tokens: dict[int, list[int]] = {index: [] for index in range(n)}
+        versions: dict[int, list[int]] = {index: [] for index in range(n)}
+        self.running += n
+        try:
+            while tokens:
+                await asyncio.sleep(self.step)
+                if self.aborting:
+                    self.running -= len(tokens)
+                    for index in list(tokens):
+                        yield _completion(index, tokens.pop(index), versions[index], "abort")
+                    return
+                await self.unpaused.wait()
+                if self.generate_error is not None:
+                    raise self.generate_error
+                for index in list(tokens):
+                    tokens[index].append(ord("a") + index)
+                    versions[index].append(self.policy_version)
+                    self.tokens_total += 1
+                    done = len(tokens[index])
+                    if done >= min(self.length + index, sampling.max_new_tokens):
+                        reason = "stop" if done >= self.length + index else "length"
+                        self.running -= 1
+                        yield _completion(index, tokens.pop(index), versions[index], reason)
+        finally:
+            self.running -= len(tokens)
+
+    async def abort(self, request_id: str) -> None:
+        self.calls.append(f"abort {request_id}")
+
+    async def pause(self, mode: str, keep_kv_cache: bool = False) -> int:
+        self.calls.append(f"pause {mode} {keep_kv_cache}")
+        if mode == "abort":
+            self.aborting = True
+        self.unpaused.clear()
+        return self.running
+
+    async def resume(self) -> None:
+        self.calls.append("resume")
+        self.aborting = False
+        self.unpaused.set()
+
+    def stats(self) -> EngineStats:
+        return EngineStats(self.running, 0, -1.0, self.tokens_total)
+
+    def capabilities(self) -> list[str]:
+        return ["weights.gloo", "weights.full"]
+
+    def check_manifest(self, manifest) -> None:
+        if self.manifest_error:
+            raise ManifestError(self.manifest_error)
+
+    async def join_weight_group(self, info: WeightGroupInfo) -> None:
+        self.calls.append(f"join {info.epoch}")
+        await self.meet.wait()
+        self.group = info
+
+    async def leave_weight_group(self) -> None:
+        self.calls.append("leave")
+        self.group = None
+
+    async def receive_weights(self, manifest, timeout_seconds: float) -> int:
+        self.calls.append("receive")
+        await self.arrive.wait()
+        if self.transfer_error is not None:
+            raise self.transfer_error
+        return self.checksum
+
+    async def install_weights(self, policy_version: int) -> None:
+        self.calls.append(f"install {policy_version}")
+        if self.install_error is not None:
+            raise self.install_error
+        self.policy_version = policy_version
+
+    async def discard_weights(self) -> None:
+        self.calls.append("discard")
+
+    async def invalidate(self) -> None:
+        self.calls.append("invalidate")
+        self.policy_version = UNKNOWN_VERSION
+
+
+def _completion(index: int, tokens: list[int], versions: list[int], reason: str) -> EngineCompletion:
+    spans = []
+    for position, version in enumerate(versions):
+        if spans and spans[-1][0] == version:
+            spans[-1] = (version, spans[-1][1], position + 1)
+        else:
+            spans.append((version, position, position + 1))
+    return EngineCompletion(
+        index=index,
+        token_ids=np.asarray(tokens, np.int32),
+        log_probs=np.full(len(tokens), -0.5 - index, np.float32),
+        finish_reason=reason,
+        version_spans=tuple(spans),
+    )
+
+
+def quiet_host(kind: str, address: str = "127.0.0.1:0") -> ServiceHost:
+    """Return a host on a free loopback port, without metrics."""
+    return ServiceHost(kind, address, SecuritySection(), ServerSection(metrics=False, drain_seconds=6.0))
+
+
+class InTestBroker(broker_pb2_grpc.BrokerServiceServicer):
+    """As much of the broker as a rollout sees, in memory."""
+
+    def __init__(self) -> None:
+        self.run: broker_pb2.Run | None = None
+        self.members: dict[str, broker_pb2.Member] = {}
+        self.queue: list[experience_pb2.PromptInstance] = []
+        self.attempts: dict[str, int] = {}
+        self.leases: dict[str, experience_pb2.PromptInstance] = {}
+        self.puts: list[broker_pb2.PutGroup] = []
+        self.releases: list[broker_pb2.LeaseRelease] = []
+        self.lost: set[str] = set()
+        self.outcomes: list[int] = []  # consumed first; afterwards all groups are accepted
+        self.calls: list[str] = []
+        self.lease_versions: list[int] = []
+        self.left: list[str] = []
+        self.changed = asyncio.Condition()
+        self._ids = itertools.count(1)
+
+    def create_run(self, **fields) -> None:
+        """Make the run "demo", anew if it was there."""
+        spec = broker_pb2.RunSpec(
+            run_id="demo",
+            group_size=2,
+            prompt_lease_ttl=to_duration(60.0),
+            member_ttl=to_duration(15.0),
+            sampling=experience_pb2.SamplingParams(max_new_tokens=8, temperature=1.0),
+            verifiers=[reward_pb2.VerifierSpec(name="exact")],
+        )
+        spec.MergeFrom(broker_pb2.RunSpec(**fields))
+        self.run = broker_pb2.Run(spec=spec, state=broker_pb2.RUN_STATE_ACTIVE, created_at=now_timestamp())
+        self.members.clear()
+
+    async def submit(self, *instances: experience_pb2.PromptInstance) -> None:
+        async with self.changed:
+            self.queue.extend(instances)
+            self.changed.notify_all()
+
+    async def until(self, condition: Callable[[], bool], timeout: float = 20.0) -> None:
+        """Wait for a condition on what rollouts have done."""
+        async with asyncio.timeout(timeout), self.changed:
+            await self.changed.wait_for(condition)
+
+    def transcript(self, put: int = 0) -> experience_pb2.GroupTranscript:
+        return experience_pb2.GroupTranscript.FromString(self.puts[put].group.transcript)
+
+    def tensors(self, put: int = 0) -> experience_pb2.GroupTensors:
+        return experience_pb2.GroupTensors.FromString(self.puts[put].group.tensors)
+
+    async def _note(self, call: str) -> None:
+        self.calls.append(call)
+        async with self.changed:
+            self.changed.notify_all()
+
+    def _require_run(self) -> broker_pb2.Run:
+        if self.run is None:
+            raise not_found("run", "demo")
+        return self.run
+
+    async def GetRun(self, request, context):  # noqa: N802
+        return broker_pb2.GetRunResponse(run=self._require_run())
+
+    async def RegisterMember(self, request, context):  # noqa: N802
+        run = self._require_run()
+        self.members[request.member.instance_id] = request.member
+        await self._note("register")
+        return broker_pb2.RegisterMemberResponse(group_epoch=1, run=run)
+
+    async def Heartbeat(self, request, context):  # noqa: N802
+        run = self._require_run()
+        if request.member.instance_id not in self.members:
+            raise not_found("member", request.member.instance_id)
+        self.members[request.member.instance_id] = request.member
+        await self._note("heartbeat")
+        return broker_pb2.HeartbeatResponse(group_epoch=1, run_state=run.state)
+
+    async def LeaveMember(self, request, context):  # noqa: N802
+        self.members.pop(request.instance_id, None)
+        self.left.append(request.instance_id)
+        await self._note("leave")
+        return broker_pb2.LeaveMemberResponse(group_epoch=2)
+
+    async def LeasePrompts(self, request, context):  # noqa: N802
+        run = self._require_run()
+        if run.state != broker_pb2.RUN_STATE_ACTIVE:
+            raise failed_precondition("run", "it is finished")
+        if request.holder not in self.members:
+            raise failed_precondition("holder", f"{request.holder} is not a member")
+        self.lease_versions.append(request.policy_version)
+        granted = []
+        async with self.changed:
+            try:
+                async with asyncio.timeout(to_seconds(request.wait)):
+                    await self.changed.wait_for(lambda: self._grantable(request.policy_version))
+            except TimeoutError:
+                pass
+            for instance in self._grantable(request.policy_version)[: request.max_prompts]:
+                self.queue.remove(instance)
+                attempt = self.attempts[instance.instance_id] = self.attempts.get(instance.instance_id, 0) + 1
+                lease_id = f"lease-{next(self._ids)}"
+                self.leases[lease_id] = instance
+                granted.append(broker_pb2.PromptLease(lease_id=lease_id, instance=instance, attempt=attempt))
+        await self._note(f"lease {len(granted)}")
+        return broker_pb2.LeasePromptsResponse(leases=granted)
+
+    def _grantable(self, version: int) -> list[experience_pb2.PromptInstance]:
+        return [
+            instance
+            for instance in self.queue
+            if not instance.HasField("pinned_version") or instance.pinned_version == version
+        ]
+
+    async def RenewLeases(self, request, context):  # noqa: N802
+        await self._note("renew")
+        return broker_pb2.RenewLeasesResponse(
+            lost=[name for name in request.lease_ids if name in self.lost or name not in self.leases]
+        )
+
+    async def ReleaseLeases(self, request, context):  # noqa: N802
+        for release in request.releases:
+            instance = self.leases.pop(release.lease_id, None)
+            if instance is not None:
+                self.releases.append(release)
+        await self._note("release")
+        return broker_pb2.ReleaseLeasesResponse()
+
+    async def PutExperience(self, request, context):  # noqa: N802
+        outcomes = []
+        for put in request.groups:
+            outcome = self.outcomes.pop(0) if self.outcomes else broker_pb2.PUT_OUTCOME_ACCEPTED
+            outcomes.append(outcome)
+            if outcome == broker_pb2.PUT_OUTCOME_ACCEPTED:
+                self.puts.append(put)
+            if outcome != broker_pb2.PUT_OUTCOME_NO_ROOM:
+                self.leases.pop(put.lease_id, None)
+        await self._note(f"put {len(outcomes)}")
+        return broker_pb2.PutExperienceResponse(outcomes=outcomes)
+
+
+class InTestReward(reward_pb2_grpc.RewardServiceServicer):
+    """The reward of a completion is its number of tokens; what `failures` holds is answered first."""
+
+    def __init__(self) -> None:
+        self.failures: list[reward_pb2.Failure] = []
+        self.items: list[reward_pb2.ScoreItem] = []
+        self.silent = False
+        self.break_streams = asyncio.Event()
+
+    async def ScoreStream(self, request_iterator, context):  # noqa: N802
+        async for request in request_iterator:
+            self.items.append(request.item)
+            if self.break_streams.is_set():
+                self.break_streams.clear()
+                return
+            if self.silent:
+                continue
+            result = reward_pb2.ScoreResult(item_id=request.item.item_id)
+            if self.failures:
+                result.failure.CopyFrom(self.failures.pop(0))
+            else:
+                result.score.CopyFrom(
+                    reward_pb2.Score(
+                        reward=request.item.completion_tokens,
+                        format_acc=1.0,
+                        ans_acc=0.5,
+                        outcome=reward_pb2.OUTCOME_CORRECT,
+                    )
+                )
+            yield reward_pb2.ScoreStreamResponse(result=result)

@@ -1,0 +1,137 @@
+"""The service among its neighbours: waiting, registering, draining, runs that end and come again."""
+
+import asyncio
+
+import pytest
+from conftest import instance
+from quartet.v1 import broker_pb2, rollout_pb2
+
+
+async def test_it_says_what_it_waits_for(world):
+    world.broker.run = None
+    world.engine.policy_version = -1
+    await world.start()
+    await world.until(lambda: "run 'demo' to be created" in list(world.host.waiting))
+    await world.until(lambda: "weights from the trainer" in list(world.host.waiting))
+    status = await world.stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest(), timeout=5)
+    assert status.policy_version == -1 and status.group_epoch == -1 and status.run_id == ""
+    assert set(status.waiting_for) == {"run 'demo' to be created", "weights from the trainer"}
+    world.broker.create_run()
+    await world.broker.until(lambda: world.broker.members)
+    await world.load(version=0)
+    await world.until(lambda: not list(world.host.waiting))
+
+
+async def test_it_is_up_without_broker_and_reward(world):
+    await world.broker_host.drain()
+    await world.reward_host.drain()
+    await world.start()
+    wanted = {f"broker at {world.broker_host.address}", f"reward service at {world.reward_host.address}"}
+    await world.until(lambda: wanted <= set(world.host.waiting))
+    assert (await world.stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest(), timeout=5)).engine
+    assert await world.stop() == 0
+
+
+async def test_nothing_is_leased_without_weights(world):
+    world.engine.policy_version = -1
+    await world.start()
+    await world.broker.submit(instance())
+    await world.broker.until(lambda: "heartbeat" in world.broker.calls)
+    await asyncio.sleep(0.5)
+    assert not world.broker.lease_versions
+    member = next(iter(world.broker.members.values()))
+    assert member.state == broker_pb2.MEMBER_STATE_JOINING and member.policy_version == -1
+    await world.load(version=0)
+    await world.broker.until(lambda: world.broker.puts)
+
+
+async def test_the_broker_hears_of_new_weights_at_once(world):
+    await world.start()
+    await world.broker.until(lambda: "heartbeat" in world.broker.calls)
+    await world.load(version=5)
+    await world.broker.until(
+        lambda: any(member.policy_version == 5 for member in world.broker.members.values()), timeout=4
+    )
+    member = world.broker.members[world.host.instance_id]
+    assert member.state == broker_pb2.MEMBER_STATE_ACTIVE
+    assert {"tokens_per_second", "running", "kv_cache_use"} <= set(member.gauges)
+
+
+async def test_a_forgotten_member_registers_again(world):
+    await world.start()
+    await world.broker.until(lambda: "heartbeat" in world.broker.calls)
+    world.broker.members.clear()
+    await world.broker.until(lambda: world.broker.calls.count("register") == 2)
+    await world.broker.submit(instance())
+    await world.broker.until(lambda: world.broker.puts)
+
+
+async def test_a_drain_gives_leases_back_without_a_failure_and_leaves(world):
+    world.engine.unpaused.clear()
+    await world.start()
+    await world.broker.submit(instance("a"), instance("b"))
+    await world.until(lambda: len(world.engine.requests) == 2)
+    assert await world.stop() == 0
+    assert sorted(release.failure for release in world.broker.releases) == ["", ""]
+    assert not world.broker.leases and world.broker.left == [world.host.instance_id]
+    assert world.engine.closed and world.engine.running == 0
+    assert world.broker.calls.index("release") < world.broker.calls.index("leave")
+
+
+async def test_a_drain_ends_in_time_without_broker(world):
+    world.engine.unpaused.clear()
+    await world.start()
+    await world.broker.submit(instance())
+    await world.until(lambda: world.engine.requests)
+    await world.broker_host.drain()
+    async with asyncio.timeout(9):
+        assert await world.stop() == 0
+
+
+async def test_work_of_a_finished_run_stops_and_a_new_run_starts_without_weights(world):
+    world.engine.unpaused.clear()
+    await world.start()
+    await world.broker.submit(instance())
+    await world.until(lambda: world.engine.requests)
+    world.broker.run.state = broker_pb2.RUN_STATE_SUCCEEDED
+    world.service._membership.doubt()
+    await world.until(lambda: world.engine.running == 0)
+    await world.until(lambda: any("a new run" in thing for thing in world.host.waiting))
+    assert world.host.instance_id in world.broker.left
+    world.engine.unpaused.set()
+    answer = await world.stub.Generate(rollout_pb2.GenerateRequest(prompt={"text": "hi"}), timeout=5)
+    assert len(answer.completions) == 2
+
+    world.broker.create_run()
+    await world.until(lambda: world.engine.policy_version == -1)
+    await world.broker.until(lambda: world.broker.members)
+    await world.load(version=0, epoch=1)
+    await world.broker.submit(instance("again"))
+    await world.broker.until(lambda: world.broker.puts)
+
+
+async def test_an_engine_that_cannot_be_loaded_ends_the_service_with_a_sentence(world, caplog):
+    caplog.set_level("INFO")
+    from quartet_rollout.engines import EngineError
+
+    async def fail() -> None:
+        raise EngineError("no such model")
+
+    world.engine.start = fail
+    await world.start()
+    await world.until(lambda: world.host.stopping.is_set())
+    assert await world.stop() == 1
+    assert "the engine could not be loaded: no such model" in caplog.text
+
+
+@pytest.mark.parametrize("purpose", ["train", "evaluate"])
+async def test_metrics_have_been_counted(world, purpose):
+    from prometheus_client import REGISTRY
+    from quartet.v1 import experience_pb2
+
+    name = "quartet_rollout_tokens_total"
+    before = REGISTRY.get_sample_value(name, {"purpose": purpose}) or 0
+    await world.start()
+    await world.broker.submit(instance(purpose=experience_pb2.Purpose.Value(f"PURPOSE_{purpose.upper()}")))
+    await world.broker.until(lambda: world.broker.puts)
+    assert REGISTRY.get_sample_value(name, {"purpose": purpose}) - before == (7 if purpose == "train" else 3)
