@@ -14,6 +14,7 @@ from quartet_client import __version__
 from quartet_client.commands.dead import dead
 from quartet_client.commands.evaluate import evaluate
 from quartet_client.commands.generate import generate
+from quartet_client.commands.plot import plot
 from quartet_client.commands.run import run
 from quartet_client.commands.runs import runs
 from quartet_client.commands.score import score
@@ -30,7 +31,7 @@ def cli() -> None:
     """Quartet: reinforcement learning of language models by four services."""
 
 
-for command in (run, submit, generate, score, status, watch, runs, dead, evaluate):
+for command in (run, submit, generate, score, status, watch, runs, dead, evaluate, plot):
     cli.add_command(command)
 
 

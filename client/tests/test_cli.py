@@ -207,6 +207,15 @@ def test_without_the_launcher_run_says_what_to_do(monkeypatch, capsys, run_file)
     assert "not installed here; install it, or start the services yourself and use --attach" in capsys.readouterr().err
 
 
+def test_plot_draws_a_run_folder(tmp_path, capsys, write):
+    lines = [{"kind": "step", "step": step, "time": step, "reward/mean": 0.5} for step in range(3)]
+    lines.append({"kind": "evaluation", "policy_version": 0, "eval/held/ans_acc": 0.5})
+    write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["plot", str(tmp_path)]) == 0
+    assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["plot", str(tmp_path / "gone")]) == 2 and "it has no metrics.jsonl" in capsys.readouterr().err
+
+
 def test_unknown_commands_and_options_are_exit_status_2(capsys):
     assert main(["fly"]) == 2 and "No such command 'fly'" in capsys.readouterr().err
     assert main(["status", "--loud"]) == 2

