@@ -95,19 +95,18 @@ class WeightGroup:
         return wait
 
     def drop(self) -> None:
-        """Leave the group. An operation under way may hold its memory until its own deadline: not in this thread."""
-        group, self._group = self._group, None
-        if group is not None:
-            _let_go(group)
+        """Leave the group. What is under way there ends by its own deadline, and another thread waits for that."""
+        holder = [self._group]
+        self._group = None
+        if holder[0] is not None:
+            threading.Thread(target=_destroy, args=(holder,), name="drop-weight-group", daemon=True).start()
 
 
-def _let_go(group: dist.ProcessGroupGloo) -> None:
-    def destroy(holder: list[dist.ProcessGroupGloo]) -> None:
-        with contextlib.suppress(RuntimeError):  # there is no use in an error of what is thrown away
-            holder[0].abort()
-        holder.clear()
-
-    threading.Thread(target=destroy, args=([group],), name="drop-weight-group", daemon=True).start()
+def _destroy(holder: list[dist.ProcessGroupGloo]) -> None:
+    """Release the last reference, which is in `holder` alone: whoever does that waits for operations under way."""
+    with contextlib.suppress(RuntimeError):  # there is no use in an error of what is thrown away
+        holder[0].abort()
+    holder.clear()
 
 
 def form_group(
@@ -143,8 +142,8 @@ def form_group(
             result.append(dist.ProcessGroupGloo(store.epoch(epoch, secret), 0, world_size, options))
         except RuntimeError as error:
             result.append(error)
-        if abandoned.is_set() and isinstance(result[0], dist.ProcessGroupGloo):
-            _let_go(result.pop())
+        if abandoned.is_set():
+            result.clear()
         formed.set()
 
     abandoned = threading.Event()

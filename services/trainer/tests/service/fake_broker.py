@@ -1,0 +1,253 @@
+"""A broker for unit tests of the trainer: real gRPC, state in memory, and knobs for what goes wrong.
+
+The real broker has its own tests; tests/integration runs both together.
+"""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import numpy as np
+from quartet.v1 import broker_pb2, broker_pb2_grpc, common_pb2, common_pb2_grpc, experience_pb2, reward_pb2
+
+from quartet_common.durations import to_duration
+from quartet_common.tensors import Dtype, encode, encode_ragged
+
+
+def make_group(instance_id: str, version: int, seed: int = 0, completions: int = 4) -> experience_pb2.ExperienceGroup:
+    """A group of short random completions, every second one right."""
+    random = np.random.default_rng(seed)
+    rows = [random.integers(1, 100, size=length).astype(np.int32) for length in range(3, 3 + completions)]
+    right = np.array([index % 2 for index in range(completions)], np.float32)
+    tensors = experience_pb2.GroupTensors(
+        prompt_token_ids=encode(random.integers(1, 100, size=5).astype(np.int32)),
+        completion_token_ids=encode_ragged(rows, Dtype.DTYPE_INT32),
+        rollout_log_probs=encode_ragged([np.full(len(row), -2.0, np.float32) for row in rows], Dtype.DTYPE_FLOAT32),
+        rewards=encode(right),
+        temperatures=encode(np.ones(completions, np.float32)),
+        truncated=encode(np.zeros(completions, np.uint8)),
+        version_spans=encode_ragged([np.array([version, 0, len(row)]) for row in rows], Dtype.DTYPE_INT64),
+        format_acc=encode(np.ones(completions, np.float32)),
+        ans_acc=encode(right),
+    )
+    header = experience_pb2.GroupHeader(
+        instance_id=instance_id,
+        purpose=experience_pb2.PURPOSE_TRAIN,
+        min_policy_version=version,
+        max_policy_version=version,
+        completions=completions,
+        reward_mean=0.5,
+        attempt=1,
+    )
+    transcript = make_transcript(instance_id, version, right.tolist())
+    return experience_pb2.ExperienceGroup(
+        header=header, tensors=tensors.SerializeToString(), transcript=transcript.SerializeToString()
+    )
+
+
+def make_transcript(instance_id: str, version: int, right: list[float]) -> experience_pb2.GroupTranscript:
+    """The readable side of a group."""
+    return experience_pb2.GroupTranscript(
+        instance=experience_pb2.PromptInstance(
+            instance_id=instance_id,
+            prompt=experience_pb2.Prompt(prompt_id="p", reference=reward_pb2.Reference(answer="8")),
+        ),
+        prompt_text="2+3=?",
+        completions=[
+            experience_pb2.CompletionInfo(
+                index=index,
+                text=f"answer {index}",
+                finish_reason=experience_pb2.FINISH_REASON_STOP,
+                version_spans=[experience_pb2.VersionSpan(policy_version=version, begin=0, end=3)],
+                score=reward_pb2.Score(reward=value, ans_acc=value, format_acc=1, outcome=1 if value else 2),
+                tokens=3,
+            )
+            for index, value in enumerate(right)
+        ],
+    )
+
+
+class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.HandshakeServiceServicer):
+    """One run, 'test'. Tests set the attributes and read what the trainer did."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.run = broker_pb2.Run(
+            spec=broker_pb2.RunSpec(run_id="test", groups_per_step=2, max_steps=3, member_ttl=to_duration(15)),
+            state=broker_pb2.RUN_STATE_ACTIVE,
+        )
+        self.run.created_at.FromSeconds(1_700_000_000)
+        self.run_exists = True
+        self.members: dict[str, broker_pb2.Member] = {}
+        self.epoch = 0
+        self.session_epoch = 0
+        self.opened: list[broker_pb2.OpenSessionRequest] = []
+        self.trained: list[int] = []
+        self.committed: list[int] = []
+        self.dropped: list[str] = []
+        self.events: list[broker_pb2.RunEvent] = []
+        self.finished: list[broker_pb2.FinishRunRequest] = []
+        self.evaluation_sets = {"heldout": 2}
+        self.evaluations: list[tuple[str, int]] = []
+        self.evaluation_complete = threading.Event()
+        self.evaluation_complete.set()
+        self.batches_allowed = 10**9
+        self.end_of_data = False
+        self.away = False
+        self._server = grpc.server(ThreadPoolExecutor(32))
+        broker_pb2_grpc.add_BrokerServiceServicer_to_server(self, self._server)
+        common_pb2_grpc.add_HandshakeServiceServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        self.address = f"127.0.0.1:{self.port}"
+        self._server.start()
+
+    def close(self) -> None:
+        with self.changed:
+            self.away = True
+            self.changed.notify_all()
+        self._server.stop(grace=0).wait()
+
+    def change(self, **values: object) -> None:
+        """Set attributes and wake those who wait."""
+        with self.changed:
+            for name, value in values.items():
+                setattr(self, name, value)
+            self.changed.notify_all()
+
+    def add_member(self, member: broker_pb2.Member) -> None:
+        with self.changed:
+            self.members[member.instance_id] = member
+            self.epoch += 1
+            self.changed.notify_all()
+
+    def remove_member(self, name: str) -> None:
+        with self.changed:
+            del self.members[name]
+            self.epoch += 1
+            self.changed.notify_all()
+
+    def wait_until(self, condition, seconds: float = 60.0) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, seconds), "did not come about in time"
+
+    def _check(self, context, session_epoch: int | None = None) -> None:
+        if self.away:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "Redis is away")
+        if not self.run_exists:
+            context.abort(grpc.StatusCode.NOT_FOUND, "run 'test' does not exist")
+        if session_epoch is not None and session_epoch != self.session_epoch:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "session 1 was fenced by session 2 of another trainer")
+
+    def Handshake(self, request, context):
+        return common_pb2.HandshakeResponse(service=common_pb2.SERVICE_KIND_BROKER)
+
+    def GetRun(self, request, context):
+        self._check(context)
+        return broker_pb2.GetRunResponse(run=self.run)
+
+    def OpenSession(self, request, context):
+        self._check(context)
+        with self.changed:
+            self.session_epoch += 1
+            self.opened.append(request)
+            self.changed.notify_all()
+        return broker_pb2.OpenSessionResponse(session_epoch=self.session_epoch, run=self.run)
+
+    def LeaseExperience(self, request, context):
+        self._check(context, request.session_epoch)
+        with self.changed:
+            self.changed.wait_for(
+                lambda: self.away or not context.is_active() or self._ready(request.step), request.wait.seconds
+            )
+        self._check(context, request.session_epoch)
+        manifest = broker_pb2.BatchManifest(needed=2)
+        if self.run.state != broker_pb2.RUN_STATE_ACTIVE:
+            manifest.run_finished = True
+        elif request.step < self.batches_allowed:
+            manifest.granted = True
+            manifest.instance_ids.extend(f"pass-0/{2 * request.step + i}" for i in range(2))
+        elif self.end_of_data:
+            manifest.end_of_data = True
+        yield broker_pb2.LeaseExperienceResponse(manifest=manifest)
+        for seed, name in enumerate(manifest.instance_ids):
+            yield broker_pb2.LeaseExperienceResponse(group=make_group(name, max(0, request.step - 1), seed))
+
+    def _ready(self, step: int) -> bool:
+        return (
+            step < self.batches_allowed or self.end_of_data or self.run.state != broker_pb2.RUN_STATE_ACTIVE
+        )
+
+    def DropExperience(self, request, context):
+        self._check(context, request.session_epoch)
+        self.dropped.extend(request.instance_ids)
+        return broker_pb2.DropExperienceResponse(dropped=len(request.instance_ids))
+
+    def MarkTrained(self, request, context):
+        self._check(context, request.session_epoch)
+        with self.changed:
+            self.trained.append(request.step)
+            self.changed.notify_all()
+        return broker_pb2.MarkTrainedResponse(policy_version=request.step + 1)
+
+    def Commit(self, request, context):
+        self._check(context, request.session_epoch)
+        with self.changed:
+            self.committed.append(request.step)
+            self.changed.notify_all()
+        return broker_pb2.CommitResponse()
+
+    def FinishRun(self, request, context):
+        self._check(context)
+        self.finished.append(request)
+        self.run.state = request.state
+        return broker_pb2.FinishRunResponse(run=self.run)
+
+    def RegisterMember(self, request, context):
+        self._check(context)
+        return broker_pb2.RegisterMemberResponse(group_epoch=self.epoch, run=self.run)
+
+    def Heartbeat(self, request, context):
+        self._check(context)
+        return broker_pb2.HeartbeatResponse(group_epoch=self.epoch, run_state=self.run.state)
+
+    def LeaveMember(self, request, context):
+        return broker_pb2.LeaveMemberResponse(group_epoch=self.epoch)
+
+    def WatchMembers(self, request, context):
+        seen = None
+        context.add_callback(lambda: self.change())
+        while context.is_active() and not self.away:
+            with self.changed:
+                if self.epoch == seen:
+                    self.changed.wait(5)
+                    continue
+                seen = self.epoch
+                answer = broker_pb2.WatchMembersResponse(group_epoch=seen, members=list(self.members.values()))
+            yield answer
+
+    def StartEvaluation(self, request, context):
+        self._check(context)
+        if request.evaluation_set not in self.evaluation_sets:
+            context.abort(grpc.StatusCode.NOT_FOUND, "no prompts")
+        with self.changed:
+            self.evaluations.append((request.evaluation_set, request.policy_version))
+            self.changed.notify_all()
+        name = f"{request.evaluation_set}@{request.policy_version}"
+        return broker_pb2.StartEvaluationResponse(evaluation_id=name, prompts=2)
+
+    def GetEvaluation(self, request, context):
+        self._check(context)
+        complete = self.evaluation_complete.wait(min(0.2, request.wait.seconds))
+        answer = broker_pb2.GetEvaluationResponse(complete=complete, prompts=2, finished=2 * complete)
+        if complete and not request.summary_only:
+            version = int(request.evaluation_id.partition("@")[2])
+            transcripts = [make_transcript(f"e/{i}", version, [float(i)]) for i in range(2)]
+            answer.transcripts.extend(transcript.SerializeToString() for transcript in transcripts)
+        return answer
+
+    def ReportProgress(self, request, context):
+        self._check(context)
+        with self.changed:
+            self.events.append(request.event)
+            self.changed.notify_all()
+        return broker_pb2.ReportProgressResponse(event_id=str(len(self.events)))

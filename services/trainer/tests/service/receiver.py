@@ -1,0 +1,136 @@
+"""A rollout that only receives weights: RolloutService and Gloo, in a process of its own, for the publisher's tests.
+
+    python receiver.py NAME FOLDER [--at VERSION:BUCKET:SIGNAL] [--spoil VERSION] [--without-gloo]
+
+It prints its port, and writes what it installed to FOLDER/NAME-vVERSION.bin (the buckets, one after another).
+`--at` sends itself a signal before it receives that bucket; `--spoil` flips a byte of that version, once.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import grpc
+import torch
+import torch.distributed as dist
+from quartet.v1 import common_pb2, common_pb2_grpc, rollout_pb2, rollout_pb2_grpc
+
+from quartet_common.weights import Checksum, check_manifest
+
+
+class Receiver(rollout_pb2_grpc.RolloutServiceServicer, common_pb2_grpc.HandshakeServiceServicer):
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+        self.version = self.epoch = -1
+        self.begun: list[int] = []
+        self.group: dist.ProcessGroupGloo | None = None
+        self.formed = threading.Event()
+        self.received: tuple[rollout_pb2.BeginWeightUpdateRequest, list[torch.Tensor]] | None = None
+        self.failure = ""
+        self.done = threading.Event()
+
+    def Handshake(self, request, context):
+        capabilities = [] if self.options.without_gloo else ["weights.gloo"]
+        lacking = set(request.required_capabilities) - set(capabilities)
+        if lacking:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this rollout lacks {', '.join(lacking)}")
+        return common_pb2.HandshakeResponse(capabilities=capabilities)
+
+    def GetStatus(self, request, context):
+        return rollout_pb2.RolloutServiceGetStatusResponse(policy_version=self.version, group_epoch=self.epoch)
+
+    def JoinWeightGroup(self, request, context):
+        if request.group_epoch < self.epoch:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"epoch {request.group_epoch} < {self.epoch}")
+        self.epoch, self.group, formed = request.group_epoch, None, threading.Event()
+        self.formed = formed
+
+        def join():
+            store = dist.TCPStore(request.store_host, request.store_port, timeout=timedelta(seconds=20))
+            prefix = dist.PrefixStore(f"quartet/{request.group_epoch}/{request.secret.hex()}", store)
+            timeout = timedelta(seconds=request.timeout.seconds)
+            self.group = dist.ProcessGroupGloo(prefix, request.rank, request.world_size, timeout)
+            formed.set()
+
+        threading.Thread(target=join, daemon=True).start()
+        return rollout_pb2.JoinWeightGroupResponse(ranks=1)
+
+    def BeginWeightUpdate(self, request, context):
+        if request.group_epoch != self.epoch or not self.formed.wait(20):
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not in the group of that epoch")
+        check_manifest(request.manifest)
+        self.begun.append(request.policy_version)
+        self.failure, done = "", threading.Event()
+        self.done = done
+        buckets = [torch.empty(size, dtype=torch.uint8) for size in request.manifest.bucket_bytes]
+        self.received = (request, buckets)
+        group = self.group
+
+        def receive():
+            try:
+                for index, bucket in enumerate(buckets):
+                    if self.options.at and self.options.at[:2] == [request.policy_version, index]:
+                        os.kill(os.getpid(), self.options.at[2])
+                    group.broadcast([bucket], dist.BroadcastOptions()).wait()
+            except RuntimeError as error:
+                self.failure = str(error)
+            done.set()
+
+        threading.Thread(target=receive, daemon=True).start()
+        return rollout_pb2.BeginWeightUpdateResponse()
+
+    def FinishWeightUpdate(self, request, context):
+        if not self.done.wait(30) or self.failure:
+            self.version = -1
+            context.abort(grpc.StatusCode.ABORTED, self.failure or "too late")
+        begin, buckets = self.received
+        if self.options.spoil == begin.policy_version:
+            self.options.spoil = None
+            buckets[0][0] ^= 1
+        checksum = Checksum()
+        for bucket in buckets:
+            checksum.update(memoryview(bucket.numpy()))
+        if checksum.value() != request.checksum:
+            self.version = self.epoch = -1
+            context.abort(grpc.StatusCode.DATA_LOSS, "checksum differs")
+        path = Path(self.options.folder) / f"{self.options.name}-v{request.policy_version}.bin"
+        path.write_bytes(b"".join(bytes(bucket.numpy()) for bucket in buckets))
+        self.version = request.policy_version
+        return rollout_pb2.FinishWeightUpdateResponse(policy_version=self.version)
+
+    def AbortWeightUpdate(self, request, context):
+        self.epoch, self.group = -1, None
+        return rollout_pb2.AbortWeightUpdateResponse(policy_version=self.version)
+
+
+def at(text: str) -> list[int]:
+    version, bucket, name = text.split(":")
+    return [int(version), int(bucket), signal.Signals[name]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name")
+    parser.add_argument("folder")
+    parser.add_argument("--at", type=at)
+    parser.add_argument("--spoil", type=int)
+    parser.add_argument("--without-gloo", action="store_true")
+    receiver = Receiver(parser.parse_args())
+    torch.set_num_threads(1)
+    server = grpc.server(ThreadPoolExecutor(8))
+    rollout_pb2_grpc.add_RolloutServiceServicer_to_server(receiver, server)
+    common_pb2_grpc.add_HandshakeServiceServicer_to_server(receiver, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    print(port, flush=True)
+    sys.stdin.read()  # until the test closes it
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""The life of a training, with a broker over a real socket and a learner that only counts."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import ReceiverProcess
+from fake_broker import FakeBroker
+from quartet.v1 import broker_pb2
+from training import CountingLearner, Training
+
+from quartet_trainer import life
+from quartet_trainer.errors import SessionLost, TrainingError
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def train(broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Make a Training against `broker`; it is stopped after the test."""
+    made: list[Training] = []
+
+    def make(*overrides: str) -> Training:
+        training = Training(broker, tmp_path / "run", *overrides)
+        monkeypatch.setattr(life, "_load", lambda config: training.learner)
+        made.append(training)
+        return training
+
+    yield make
+    for training in made:
+        training.control.stop()
+        if training._thread.ident is not None:
+            training._thread.join(30)
+
+
+Train = Callable[..., Training]
+
+
+def test_a_run_without_rollouts_is_trained_committed_exported_and_finished(train: Train, broker: FakeBroker):
+    training = train("trainer.checkpoint.interval=2").start()
+    assert training.join() == "all steps are done"
+    assert broker.trained == [0, 1, 2]
+    assert broker.committed == [2, 3]
+    assert [(end.state, end.reason) for end in broker.finished] == [
+        (broker_pb2.RUN_STATE_SUCCEEDED, "all steps are done: 3 steps trained")
+    ]
+    assert training.learner.exported == training.folder / "model"
+    assert [event.step.policy_version for event in broker.events if event.HasField("step")] == [1, 2, 3]
+    assert [event.checkpoint.step for event in broker.events if event.HasField("checkpoint")] == [2, 3]
+
+
+def test_every_step_leaves_metrics_and_some_a_sample(train: Train, broker: FakeBroker):
+    training = train().start()
+    training.join()
+    lines = training.lines()
+    assert [(line["kind"], line["step"], line["policy_version"]) for line in lines] == [
+        ("step", 0, 1),
+        ("step", 1, 2),
+        ("step", 2, 3),
+    ]
+    last = lines[-1]
+    assert last["staleness/mean"] == 1.0 and last["staleness/max"] == 1.0
+    assert last["reward/mean"] == 0.5 and last["train/loss"] == 0.5
+    assert last["batch/completions"] == 8.0
+    assert 0 < last["time/step"] and 0 <= last["time/idle_fraction"] <= 1
+    assert sorted(path.name for path in (training.folder / "samples").iterdir()) == ["step-000000.md", "step-000002.md"]
+    sample = (training.folder / "samples" / "step-000002.md").read_text()
+    assert "2+3=?" in sample and "Reference answer: `8`" in sample and "reward 1, correct" in sample
+
+
+def test_the_end_of_the_data_ends_the_run(train: Train, broker: FakeBroker):
+    broker.change(batches_allowed=2, end_of_data=True)
+    assert train().start().join() == "the prompts have ended"
+    assert broker.trained == [0, 1] and broker.committed == [2]
+    assert broker.finished[0].state == broker_pb2.RUN_STATE_SUCCEEDED
+
+
+def test_a_cancelled_run_is_left_as_it_is(train: Train, broker: FakeBroker):
+    broker.change(batches_allowed=1)
+    training = train().start()
+    broker.wait_until(lambda: broker.trained == [0])
+    with broker.changed:
+        broker.run.state = broker_pb2.RUN_STATE_CANCELLED
+        broker.changed.notify_all()
+    assert training.join() == "the run was ended"
+    assert not broker.finished and broker.committed == [1]
+
+
+def test_a_stop_while_waiting_saves_and_commits_what_is_trained(train: Train, broker: FakeBroker):
+    broker.change(batches_allowed=1)
+    training = train().start()
+    broker.wait_until(lambda: broker.trained == [0])
+    began = time.monotonic()
+    training.control.stop()
+    assert training.join() == "the trainer was asked to stop"
+    assert time.monotonic() - began < 3, "a stop does not wait for the lease's deadline"
+    assert broker.committed == [1] and not broker.finished
+
+
+def test_a_stop_in_mid_step_lets_the_step_finish(train: Train, broker: FakeBroker):
+    training = train()
+    in_step, go_on = threading.Event(), threading.Event()
+
+    def before_step(step: int) -> None:
+        if step == 1:
+            in_step.set()
+            assert go_on.wait(30)
+
+    training.learner.before_step = before_step
+    training.start()
+    assert in_step.wait(30)
+    training.control.stop()
+    go_on.set()
+    assert training.join() == "the trainer was asked to stop"
+    assert broker.trained == [0, 1] and broker.committed == [2]
+
+
+def test_a_later_life_goes_on_from_the_checkpoint(train: Train, broker: FakeBroker):
+    first = train("trainer.checkpoint.interval=1")
+    broker.change(batches_allowed=2)
+    first.start()
+    broker.wait_until(lambda: broker.committed == [1, 2])
+    first.control.stop()
+    first.join()
+    broker.change(batches_allowed=10**9)
+    second = train("trainer.checkpoint.interval=1").start()
+    second.join()
+    assert broker.opened[0].checkpoint_step == 0 and not broker.opened[0].consumed_instance_ids
+    assert broker.opened[1].checkpoint_step == 2
+    # The guard reaches back over the last commit.
+    assert list(broker.opened[1].consumed_instance_ids) == [f"pass-0/{i}" for i in range(4)]
+    assert broker.trained == [0, 1, 2]
+    assert [line["step"] for line in second.lines()] == [0, 1, 2]
+
+
+def test_records_of_a_lost_life_are_cut_off(train: Train, broker: FakeBroker):
+    first = train("trainer.checkpoint.interval=1")
+    broker.change(batches_allowed=1)
+    first.start()
+    broker.wait_until(lambda: broker.committed == [1])
+    first.control.stop()
+    first.join()
+    with (first.folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "step", "step": 1, "policy_version": 2, "lost": 1.0}) + "\n")
+        file.write('{"kind": "step", "st')
+    broker.change(batches_allowed=10**9)
+    second = train().start()
+    second.join()
+    assert [line["step"] for line in second.lines()] == [0, 1, 2]
+    assert not any("lost" in line for line in second.lines())
+
+
+def test_checkpoints_of_another_run_are_refused(train: Train, broker: FakeBroker):
+    first = train("trainer.checkpoint.interval=1").start()
+    first.join()
+    broker.run.created_at.FromSeconds(1_800_000_000)
+    broker.run.state = broker_pb2.RUN_STATE_ACTIVE
+    with pytest.raises(TrainingError, match="are of run 'test' created at 2023"):
+        train().start().join()
+    assert len(broker.opened) == 1, "no session was opened"
+
+
+def test_a_run_with_steps_that_no_checkpoint_has_is_refused(train: Train, broker: FakeBroker):
+    broker.run.committed_step = 7
+    with pytest.raises(TrainingError, match="has 7 committed steps, but the newest checkpoint in .* has 0"):
+        train().start().join()
+
+
+def test_a_fenced_session_ends_the_training_with_a_sentence(train: Train, broker: FakeBroker):
+    broker.change(batches_allowed=1)
+    training = train().start()
+    broker.wait_until(lambda: broker.trained == [0])
+    broker.change(session_epoch=2)
+    training.control.attention.call_for()
+    with pytest.raises(SessionLost, match="the broker refuses LeaseExperience of step 1: .*fenced"):
+        training.join()
+
+
+def test_a_broker_that_goes_away_is_waited_for(train: Train, broker: FakeBroker):
+    broker.change(batches_allowed=1)
+    training = train().start()
+    broker.wait_until(lambda: broker.trained == [0])
+    broker.change(away=True)
+    deadline = time.monotonic() + 20
+    while not training.status.waiting_for.startswith("broker at") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert training.status.waiting_for == f"broker at {broker.address}"
+    broker.change(away=False, batches_allowed=10**9)
+    assert training.join() == "all steps are done"
+    assert broker.trained == [0, 1, 2]
+
+
+def test_a_broker_that_stays_away_ends_the_training(train: Train, broker: FakeBroker):
+    broker.change(batches_allowed=1)
+    training = train("trainer.broker_timeout_seconds=1").start()
+    broker.wait_until(lambda: broker.trained == [0])
+    broker.change(away=True)
+    with pytest.raises(TrainingError, match=r"away for \d+ s \(trainer.broker_timeout_seconds is 1\)"):
+        training.join()
+
+
+def test_a_run_that_is_not_there_yet_is_waited_for(train: Train, broker: FakeBroker):
+    broker.change(run_exists=False)
+    training = train().start()
+    deadline = time.monotonic() + 20
+    while training.status.waiting_for != "run 'test' to be created" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert training.status.waiting_for == "run 'test' to be created"
+    broker.change(run_exists=True)
+    assert training.join() == "all steps are done"
+
+
+def test_evaluations_happen_before_between_and_after(train: Train, broker: FakeBroker):
+    training = train('trainer.evaluation.sets=["heldout"]', "trainer.evaluation.interval=2").start()
+    training.join()
+    assert broker.evaluations == [("heldout", 0), ("heldout", 2), ("heldout", 3)]
+    evaluations = [line for line in training.lines() if line["kind"] == "evaluation"]
+    assert [line["policy_version"] for line in evaluations] == [0, 2, 3]
+    assert evaluations[0]["eval/heldout/ans_acc"] == 0.5 and evaluations[0]["eval/heldout/pass@1"] == 0.5
+    records = [json.loads(line) for line in (training.folder / "evaluations" / "heldout-step-2.jsonl").open()]
+    assert [record["gold"] for record in records] == ["8", "8"]
+    assert {"prompt", "prediction", "parsed", "format_valid", "ans_valid", "response_length", "reward"} <= set(records[0])
+    assert [e.evaluation.policy_version for e in broker.events if e.HasField("evaluation")] == [0, 2, 3]
+
+
+def test_an_evaluation_that_does_not_come_about_costs_its_metrics_only(
+    train: Train, broker: FakeBroker, receiver: Callable[..., ReceiverProcess]
+):
+    broker.evaluation_complete.clear()
+    broker.add_member(receiver("one").member)
+    training = train('trainer.evaluation.sets=["heldout"]', "trainer.evaluation.timeout_seconds=0.5").start()
+    assert training.join(120) == "all steps are done"
+    assert any("was not complete within 0.5 s" in event.notice.text for event in broker.events)
+
+
+def test_no_newer_version_is_published_during_an_evaluation(
+    train: Train, broker: FakeBroker, receiver: Callable[..., ReceiverProcess]
+):
+    one = receiver("one")
+    broker.add_member(one.member)
+    broker.evaluation_complete.clear()
+    training = train('trainer.evaluation.sets=["heldout"]', "trainer.evaluation.interval=1").start()
+    broker.wait_until(lambda: broker.evaluations == [("heldout", 0)])
+    late = receiver("late")
+    broker.add_member(late.member)
+    broker.wait_until(lambda: [e.weights.rollouts for e in broker.events if e.HasField("weights")] == [1, 2])
+    assert late.installed(0) is not None, "a late rollout helps in the evaluation, with the version it is about"
+    assert broker.trained == [] and one.installed(1) is None
+    broker.evaluation_complete.set()
+    assert training.join() == "all steps are done"
+    assert [one.installed(v) is not None for v in range(4)] == [True] * 4
+    assert late.installed(3) == one.installed(3)
+
+
+def test_a_rollout_that_comes_while_a_batch_is_awaited_gets_weights_at_once(
+    train: Train, broker: FakeBroker, receiver: Callable[..., ReceiverProcess]
+):
+    broker.change(batches_allowed=1)
+    training = train().start()
+    broker.wait_until(lambda: broker.trained == [0])
+    assert training.status.published_version == -1
+    late = receiver("late")
+    broker.add_member(late.member)
+    broker.wait_until(lambda: any(event.HasField("weights") for event in broker.events))
+    assert late.installed(1) is not None and training.status.published_version == 1
+    broker.remove_member("late")
+    broker.change(batches_allowed=10**9)
+    assert training.join() == "all steps are done", "no rollout is left, and the training goes on"
+
+
+def test_the_learner_of_these_tests_is_a_learner():
+    learner = CountingLearner()
+    assert [name for name, _ in learner.weights()] == [name for name, _, _ in learner.weight_specs()]

@@ -1,0 +1,212 @@
+"""Weights to rollouts in processes of their own, by real Gloo and real sockets, and what happens when they fail."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from conftest import ReceiverProcess
+from quartet.v1 import broker_pb2, tensor_pb2
+
+from quartet_common.config import SecuritySection
+from quartet_trainer.config import WeightsSection
+from quartet_trainer.publisher import Published, Publisher
+from quartet_trainer.publisher.group import WeightStore
+
+pytestmark = pytest.mark.timeout(180)
+
+BUCKET_BYTES = 4096
+SHAPES = {"a.weight": (33, 31), "b.bias": (7,), "c.scale": (), "d.weight": (64, 64), "e.half": (5, 3)}
+
+
+class StaticMembers:
+    """The membership, as the test says."""
+
+    def __init__(self) -> None:
+        self.live: dict[str, broker_pb2.Member] = {}
+        self.epoch = 0
+
+    def add(self, receiver: ReceiverProcess) -> None:
+        self.live[receiver.name] = receiver.member
+        self.epoch += 1
+
+    def rollouts(self) -> dict[str, broker_pb2.Member]:
+        return dict(self.live)
+
+    def alive(self, name: str) -> bool:
+        return name in self.live
+
+
+def tensors(version: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(version)
+    made = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+    made["e.half"] = made["e.half"].to(torch.bfloat16)
+    return made
+
+
+def specs() -> list[tuple[str, int, tuple[int, ...]]]:
+    wire = {torch.float32: tensor_pb2.DTYPE_FLOAT32, torch.bfloat16: tensor_pb2.DTYPE_BFLOAT16}
+    return [(name, wire[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors(0).items()]
+
+
+@pytest.fixture
+def members() -> StaticMembers:
+    return StaticMembers()
+
+
+@pytest.fixture
+def publisher(members: StaticMembers) -> Iterator[Publisher]:
+    settings = WeightsSection(bucket_bytes=BUCKET_BYTES, timeout_seconds=40)
+    publisher = Publisher("test", settings, WeightStore("127.0.0.1"), members, SecuritySection(), specs())
+    yield publisher
+    publisher.close()
+
+
+def publish(publisher: Publisher, version: int) -> Published | None:
+    def weights() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from tensors(version).items()
+
+    return publisher.publish(version, weights)
+
+
+def assert_installed(receiver: ReceiverProcess, version: int) -> None:
+    """Every tensor stands where the manifest says, bit by bit."""
+    data = receiver.installed(version)
+    assert data is not None, f"{receiver.name} did not install version {version}"
+    rest = memoryview(data)
+    for name, tensor in tensors(version).items():
+        wanted = bytes(tensor.reshape(-1).view(torch.uint8).numpy())
+        assert wanted in bytes(rest), name
+
+
+Receivers = Callable[..., ReceiverProcess]
+
+
+def test_tensors_arrive_bit_by_bit_at_every_rollout(publisher: Publisher, members: StaticMembers, receiver: Receivers):
+    both = [receiver("one"), receiver("two")]
+    for each in both:
+        members.add(each)
+    for version in (1, 2, 3):
+        published = publish(publisher, version)
+        assert published is not None and published.rollouts == 2 and not published.failures
+        assert published.bytes == sum(publisher._manifest.bucket_bytes)
+        for each in both:
+            assert_installed(each, version)
+    assert len(publisher._manifest.bucket_bytes) > 2, "the test is to use more buckets than buffers"
+    assert publisher.epoch == members.epoch + 1, "one group served all three updates"
+    assert publish(publisher, 3) is None, "nobody is behind"
+
+
+def test_a_rollout_killed_in_mid_broadcast_costs_one_group(
+    publisher: Publisher, members: StaticMembers, receiver: Receivers
+):
+    well, doomed = receiver("well"), receiver("doomed", "--at", "2:2:SIGKILL")
+    members.add(well)
+    members.add(doomed)
+    assert publish(publisher, 1).rollouts == 2
+    before = publisher.epoch
+    began = time.monotonic()
+    published = publish(publisher, 2)
+    assert published.rollouts == 1 and published.failures
+    assert time.monotonic() - began < 30
+    assert doomed.process.wait(timeout=10) == -signal.SIGKILL
+    assert_installed(well, 2)
+    assert publisher.epoch > before
+    assert publish(publisher, 2) is None, "the dead one rests, and nobody else is behind"
+
+
+def test_a_rollout_that_hangs_is_given_up_when_its_membership_ends(
+    publisher: Publisher, members: StaticMembers, receiver: Receivers
+):
+    well, hanging = receiver("well"), receiver("hanging", "--at", "2:1:SIGSTOP")
+    members.add(well)
+    members.add(hanging)
+    assert publish(publisher, 1).rollouts == 2
+
+    class Expiring(StaticMembers):
+        """The broker takes a silent member out after a while."""
+
+        def alive(self, name: str) -> bool:
+            if name == "hanging" and time.monotonic() > expires:
+                self.live.pop(name, None)
+            return name in self.live
+
+    expires = time.monotonic() + 3
+    members.__class__ = Expiring
+    published = publish(publisher, 2)
+    assert published.rollouts == 1
+    assert "hanging: is gone" in published.failures[0]
+    assert_installed(well, 2)
+
+
+def test_a_late_rollout_is_brought_to_the_current_version_alone(
+    publisher: Publisher, members: StaticMembers, receiver: Receivers
+):
+    early = receiver("early")
+    members.add(early)
+    assert publish(publisher, 5).rollouts == 1
+    late = receiver("late")
+    members.add(late)
+    assert set(publisher.behind(5)) == {"late"}
+    assert publish(publisher, 5).rollouts == 2
+    assert_installed(late, 5)
+    assert publish(publisher, 6).rollouts == 2
+    assert_installed(early, 6)
+    assert_installed(late, 6)
+
+
+def test_a_rollout_that_got_other_bytes_is_synchronised_again(
+    publisher: Publisher, members: StaticMembers, receiver: Receivers
+):
+    members.add(receiver("well"))
+    spoiled = receiver("spoiled", "--spoil", "1")
+    members.add(spoiled)
+    published = publish(publisher, 1)
+    assert published.rollouts == 1 and "checksum" in published.failures[0]
+    assert not publisher.behind(1), "it rests first"
+    deadline = time.monotonic() + 20
+    while not publisher.behind(1) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert publish(publisher, 1).rollouts == 2
+    assert_installed(spoiled, 1)
+
+
+def test_no_rollout_is_no_error(publisher: Publisher):
+    assert publish(publisher, 1) is None
+
+
+def test_a_rollout_without_gloo_is_left_out_with_a_reason(
+    publisher: Publisher, members: StaticMembers, receiver: Receivers
+):
+    members.add(receiver("other", "--without-gloo"))
+    well = receiver("well")
+    members.add(well)
+    published = publish(publisher, 1)
+    assert published.rollouts == 1
+    assert "lacks weights.gloo" in published.failures[0]
+    assert_installed(well, 1)
+
+
+def test_an_earlier_life_of_the_trainer_does_not_block_the_next(members: StaticMembers, receiver: Receivers):
+    one = receiver("one")
+    members.add(one)
+    for version in (1, 2):  # the second trainer knows nothing of the first one's epochs
+        settings = WeightsSection(bucket_bytes=BUCKET_BYTES, timeout_seconds=20)
+        publisher = Publisher("test", settings, WeightStore("127.0.0.1"), members, SecuritySection(), specs())
+        published = publish(publisher, version)
+        assert published.rollouts == 1 and not published.failures
+        assert publisher.epoch == members.epoch + version
+        publisher.close()
+
+
+def test_weights_that_are_not_those_announced_are_refused(
+    publisher: Publisher, members: StaticMembers, receiver: Receivers
+):
+    members.add(receiver("one"))
+
+    def weights() -> Iterator[tuple[str, torch.Tensor]]:
+        yield "a.weight", torch.zeros(2, 2)
+
+    with pytest.raises(ValueError, match=r"'a.weight' is torch.float32 \[2, 2\], not as announced"):
+        publisher.publish(1, weights)

@@ -1,0 +1,118 @@
+"""A whole life of the training in a thread of the test, with a learner that learns nothing."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from fake_broker import FakeBroker
+from quartet.v1 import broker_pb2, common_pb2, experience_pb2, tensor_pb2
+
+from quartet_common.config import load_config
+from quartet_trainer import life
+from quartet_trainer.checkpoints import atomic_folder
+from quartet_trainer.config import TrainerSection
+from quartet_trainer.control import Control
+from quartet_trainer.status import Status
+
+
+class CountingLearner:
+    """The Learner protocol; its only weight is the number of steps."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.before_step: Callable[[int], None] = lambda step: None
+        self.exported: Path | None = None
+
+    def train_step(self, groups: Sequence[experience_pb2.GroupTensors]) -> dict[str, float]:
+        self.before_step(self.step)
+        self.step += 1
+        completions = sum(len(group.completion_token_ids.lengths) for group in groups)
+        tokens = sum(sum(group.completion_token_ids.lengths) for group in groups)
+        return {
+            "loss": 0.5,
+            "reward_mean": 0.5,
+            "ans_acc": 0.5,
+            "completions": float(completions),
+            "completion_tokens": float(tokens),
+        }
+
+    def weight_specs(self) -> list[tuple[str, int, tuple[int, ...]]]:
+        return [("count", tensor_pb2.DTYPE_FLOAT32, (4,))]
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield "count", torch.full((4,), float(self.step))
+
+    def save(self, folder: Path, state: dict[str, Any]) -> None:
+        with atomic_folder(folder, {"step": self.step}) as writing:
+            (writing / "learner.json").write_text(json.dumps({"step": self.step, "state": state}))
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        saved = json.loads((folder / "learner.json").read_text())
+        self.step = saved["step"]
+        return saved["state"]
+
+    def export(self, folder: Path) -> None:
+        self.exported = folder
+
+
+class Training:
+    """Rank 0's training thread, as the service runs it."""
+
+    def __init__(self, broker: FakeBroker, folder: Path, *overrides: str):
+        self.config = load_config(
+            "trainer",
+            TrainerSection,
+            None,
+            [
+                "run.id=test",
+                f"run.folder={folder}",
+                f"addresses.broker={broker.address}",
+                "model.path=unused",
+                "trainer.tensorboard=false",
+                "trainer.samples_interval=2",
+                *overrides,
+            ],
+        )
+        self.folder = folder
+        self.learner = CountingLearner()
+        self.control, self.status = Control(), Status("test")
+        self.ending: str | None = None
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        me = broker_pb2.Member(instance_id="trainer-1", kind=common_pb2.SERVICE_KIND_TRAINER, address="127.0.0.1:1")
+        around = life.Surroundings(
+            config=self.config,
+            checkpoint_root=self.folder / "checkpoints",
+            evaluation_sets=self.config.section.evaluation.sets or [],
+            instance_id="trainer-1",
+            me=lambda: me,
+            control=self.control,
+            status=self.status,
+        )
+        try:
+            self.ending = life.live(around)
+        except BaseException as error:  # the test looks at it
+            self.error = error
+        finally:
+            self.control.close()
+            self.status.close()
+
+    def start(self) -> "Training":
+        self._thread.start()
+        return self
+
+    def join(self, seconds: float = 60.0) -> str | None:
+        """Wait for the end; returns the ending, raises what the training raised."""
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), "the training did not end"
+        if self.error is not None:
+            raise self.error
+        return self.ending
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
