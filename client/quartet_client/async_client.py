@@ -14,7 +14,7 @@ from quartet_client.errors import InputError, QuartetError
 from quartet_client.events import RunEvent
 from quartet_client.prompts import Prompt, PromptLike
 from quartet_client.runs import Evaluation, GroupPlace, Run, ServiceStatus
-from quartet_client.services import service_statuses
+from quartet_client.services import service_status, service_statuses
 from quartet_client.streams import collect_results, watch_run
 from quartet_client.submission import batches, submit_batch
 from quartet_client.types import Completion, DeadPrompt, Group, Handle, Score, enum_name
@@ -296,6 +296,10 @@ class AsyncClient:
     async def status(self) -> list[ServiceStatus]:
         """Ask all four services how they are. Never raises for a service that cannot be reached: its status says so."""
         return await service_statuses(self.connections)
+
+    async def service(self, kind: str) -> ServiceStatus:
+        """Ask one service, "broker", "reward", "rollout" or "trainer", how it is. Raises as little as `status`."""
+        return await service_status(self.connections, kind)
 
     async def dead(self, run_id: str, limit: int = 100) -> tuple[list[DeadPrompt], int]:
         """Return the prompts that were set aside, oldest first, at most `limit`, and how many there are in all."""

@@ -116,6 +116,7 @@ class Client:
     evaluate = _blocking(AsyncClient.evaluate)
     watch = _iterating(AsyncClient.watch)
     status = _blocking(AsyncClient.status)
+    service = _blocking(AsyncClient.service)
     dead = _blocking(AsyncClient.dead)
     requeue_dead = _blocking(AsyncClient.requeue_dead)
     place = _blocking(AsyncClient.place)

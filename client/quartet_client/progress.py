@@ -4,7 +4,7 @@ Metric names are those of docs/metrics.md. The launcher, `quartet watch` and `qu
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -54,7 +54,7 @@ class EvaluationPoint:
 
 @dataclass
 class RunProgress:
-    """A run as it stands; `fold` takes its events, `fold_run` its counts, `fold_services` the services' states.
+    """A run as it stands; `fold` takes its events, `fold_run` its counts, `fold_service` a service's state.
 
     Attributes:
         state: "waiting" before the run's first event, then as Run.state.
@@ -142,9 +142,9 @@ class RunProgress:
         if self.state == "waiting":
             self.state, self.started_at = run.state, self.started_at or run.created_at
 
-    def fold_services(self, services: Sequence[ServiceStatus]) -> None:
-        """Take in how the services are."""
-        self.services = {service.kind: service for service in services}
+    def fold_service(self, service: ServiceStatus) -> None:
+        """Take in how a service is."""
+        self.services[service.kind] = service
 
     def _fold_step(self, step: StepFinished, at: datetime) -> None:
         self.steps_done, self.policy_version, self.metrics = step.step + 1, step.policy_version, step.metrics

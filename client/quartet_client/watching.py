@@ -4,6 +4,7 @@ import asyncio
 from contextlib import suppress
 
 from quartet_client.async_client import AsyncClient
+from quartet_client.connections import KINDS
 from quartet_client.errors import QuartetError
 from quartet_client.outage import wait_for
 from quartet_client.view import RunView
@@ -25,7 +26,8 @@ async def watch_progress(client: AsyncClient, view: RunView, stop: asyncio.Event
     following = asyncio.create_task(_follow(client, view))
     aside = [asyncio.create_task(stop.wait())]
     if not view.plain:
-        aside += [asyncio.create_task(_draw(view, stop)), asyncio.create_task(_ask(client, view, stop))]
+        aside += [asyncio.create_task(_draw(view, stop)), asyncio.create_task(_ask_run(client, view, stop))]
+        aside += [asyncio.create_task(_ask_service(client, view, kind, stop)) for kind in KINDS]
     try:
         done, _ = await asyncio.wait([following, *aside], return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -48,10 +50,16 @@ async def _draw(view: RunView, stop: asyncio.Event) -> None:
         await wait_for(stop, _DRAW_SECONDS)
 
 
-async def _ask(client: AsyncClient, view: RunView, stop: asyncio.Event) -> None:
+async def _ask_run(client: AsyncClient, view: RunView, stop: asyncio.Event) -> None:
     while not stop.is_set():
         # A broker that is away shows in its own row; the counts are then those of its last answer.
         with suppress(QuartetError):
             view.progress.fold_run(await client.run(view.progress.run_id))
-        view.progress.fold_services(await client.status())
+        await wait_for(stop, _ASK_SECONDS)
+
+
+async def _ask_service(client: AsyncClient, view: RunView, kind: str, stop: asyncio.Event) -> None:
+    """One task for each service: one that does not answer keeps none of the others waiting."""
+    while not stop.is_set():
+        view.progress.fold_service(await client.service(kind))
         await wait_for(stop, _ASK_SECONDS)

@@ -99,7 +99,8 @@ def _picture(progress: RunProgress, width: int = 100) -> str:
 def test_the_picture_shows_what_matters_at_any_stage(width):
     progress = RunProgress("demo", model="tiny", max_steps=110)
     assert "no step yet" in _picture(progress, width)
-    progress.fold_services([ServiceStatus("broker", "x:1", "serving"), ServiceStatus("reward", "x:2", "unreachable")])
+    progress.fold_service(ServiceStatus("broker", "x:1", "serving"))
+    progress.fold_service(ServiceStatus("reward", "x:2", "unreachable"))
     _fold(progress, RunStateChanged("active", ""), _step(0, 0.2), _step(1, 0.4))
     shown = _picture(progress, width)
     assert "training reward" in shown and "0.20 → 0.40" in shown and "unreachable" in shown and "step 2/110" in shown
