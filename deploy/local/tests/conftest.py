@@ -1,0 +1,73 @@
+"""A tiny untrained model, a few problems, and a run file; `launch` starts runs of it and cleans up after them."""
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from launched import ROOT, Launched, free_ports
+
+_MAKE_MODEL = """
+import sys; from pathlib import Path
+from model import build_model, build_tokenizer, save
+save(build_model(0), build_tokenizer(), Path(sys.argv[1]))
+"""
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's model before any training."""
+    folder = tmp_path_factory.mktemp("model")
+    python = ROOT / ".quartet" / "envs" / "trainer" / "bin" / "python"
+    subprocess.run([python, "-c", _MAKE_MODEL, folder], cwd=ROOT / "examples" / "arithmetic", check=True, timeout=120)
+    return folder
+
+
+@pytest.fixture
+def run_file(model: Path, tmp_path: Path) -> Path:
+    """A run of three steps that takes seconds, on free ports."""
+    problems = [{"prompt": f"1+{number}=?", "gt_answer": str(1 + number)} for number in range(8)]
+    train = tmp_path / "train.jsonl"
+    train.write_text("".join(json.dumps(problem) + "\n" for problem in problems))
+    broker, reward, rollout, trainer = free_ports(4)
+    path = tmp_path / "run.toml"
+    path.write_text(f"""
+[run]
+id = "launched"
+folder = "{tmp_path / "run"}"
+group_size = 2
+groups_per_step = 2
+max_staleness = 1
+max_steps = 3
+[run.sampling]
+max_new_tokens = 8
+[model]
+path = "{model}"
+[data]
+train = "{train}"
+passes = 0
+[addresses]
+broker = "127.0.0.1:{broker}"
+reward = "127.0.0.1:{reward}"
+rollout = "127.0.0.1:{rollout}"
+trainer = "127.0.0.1:{trainer}"
+[rollout]
+engine = "transformers"
+""")
+    return path
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
+    """Start `quartet run` with the arguments given."""
+    started: list[Launched] = []
+
+    def start(*arguments: object) -> Launched:
+        launched = Launched([str(argument) for argument in arguments], tmp_path / f"output-{len(started)}.txt")
+        started.append(launched)
+        return launched
+
+    yield start
+    for launched in started:
+        launched.kill_all()

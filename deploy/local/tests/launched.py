@@ -1,0 +1,106 @@
+"""A `quartet run` as a person types it, and every process that comes of it."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+QUARTET = ROOT / ".quartet" / "envs" / "client" / "bin" / "quartet"
+_MARK = "QUARTET_TEST_MARK"
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nothing listens on, their metrics neighbours (+100) free as well."""
+    found: list[int] = []
+    while len(found) < count:
+        with socket.socket() as probe, socket.socket() as neighbour:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+            try:
+                neighbour.bind(("127.0.0.1", port + 100))
+            except (OSError, OverflowError):
+                continue
+            found.append(port)
+    return found
+
+
+class Launched:
+    """A launcher in a process of its own; every process it starts, however detached, carries its mark."""
+
+    def __init__(self, arguments: list[str], output: Path):
+        self.mark = uuid.uuid4().hex
+        self.output = output
+        with output.open("w") as file:
+            self.process = subprocess.Popen(
+                [str(QUARTET), "run", *arguments, "--plain"],
+                cwd=ROOT,
+                env={**os.environ, _MARK: self.mark},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def text(self) -> str:
+        """Return what it printed so far."""
+        return self.output.read_text()
+
+    def wait(self, timeout: float) -> int:
+        """Return the exit status."""
+        return self.process.wait(timeout)
+
+    def wait_for_line(self, start: str, timeout: float) -> None:
+        """Wait until it has printed a line that starts so."""
+        deadline = time.monotonic() + timeout
+        while not any(line.startswith(start) for line in self.text().splitlines()):
+            assert self.process.poll() is None, f"it ended before '{start}':\n{self.text()}"
+            assert time.monotonic() < deadline, f"no line '{start}' within {timeout} s:\n{self.text()}"
+            time.sleep(0.05)
+
+    def signal(self, number: int) -> None:
+        """Signal the launcher alone, as `kill` does."""
+        self.process.send_signal(number)
+
+    def processes(self) -> dict[int, str]:
+        """Return all live processes of this run but the launcher: pid and command line."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == self.process.pid:
+                continue
+            try:
+                if f"{_MARK}={self.mark}".encode() in (entry / "environ").read_bytes():
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue  # it ended while we looked, or is not ours
+        return found
+
+    def service(self, name: str) -> int:
+        """Return the process id of a service (not of its guard)."""
+        pids = [
+            pid
+            for pid, command in self.processes().items()
+            if "guard.py" not in command
+            and (f"-m quartet_{name} " in command or (name == "redis" and "redis-server" in command))
+        ]
+        assert len(pids) == 1, f"{name}: {self.processes()}"
+        return pids[0]
+
+    def assert_gone(self, within: float) -> None:
+        """Fail if a process is left after `within` seconds."""
+        deadline = time.monotonic() + within
+        while left := self.processes():
+            assert time.monotonic() < deadline, f"left behind after {within} s: {left}\n{self.text()}"
+            time.sleep(0.1)
+
+    def kill_all(self) -> None:
+        """End whatever a failed test left."""
+        for pid in [*([self.process.pid] if self.process.poll() is None else []), *self.processes()]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.wait(10)

@@ -1,0 +1,89 @@
+"""Whatever is wrong with a run's input is one sentence and exit status 2, and nothing is left running."""
+
+import socket
+import subprocess
+
+import pytest
+from launched import free_ports
+
+
+def refused(launched) -> str:
+    """Return the one sentence it ended with."""
+    assert launched.wait(90) == 2, launched.text()
+    launched.assert_gone(within=2.0)
+    text = launched.text()
+    assert "Traceback" not in text
+    lines = [line for line in text.splitlines() if not line.startswith("redis ready")]
+    assert len(lines) == 1, text
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("run.grup_size=2", ["unknown key run.grup_size", "group_size"]),
+        ("rollout.engin=vllm", ["unknown key rollout.engin", "engine"]),
+        ("trainer.learning_rat=1", ["unknown key trainer.learning_rat", "learning_rate"]),
+        ("broker.redis_ulr=x", ["unknown key broker.redis_ulr", "redis_url"]),
+        ("reward.worker=2", ["unknown key reward.worker", "workers"]),
+        ("launcher.restarts=true", ["unknown key launcher.restarts", "restart"]),
+        ("lancher.restart=true", ["unknown section [lancher]", "launcher"]),
+        ("run.group_size=0", ["run.group_size", "0", "1"]),
+        ("model.path=/no/such/model", ["model.path", "/no/such/model"]),
+        ("data.train=/no/such/file.jsonl", ["/no/such/file.jsonl", "no such file"]),
+        ("addresses.broker=nowhere", ["addresses.broker", "nowhere", "host:port"]),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(launch, run_file, setting, words):
+    sentence = refused(launch(run_file, "--set", setting))
+    assert all(word in sentence for word in words), sentence
+
+
+def test_a_run_file_that_is_not_there_or_not_toml(launch, run_file, tmp_path):
+    assert "missing.toml" in refused(launch(tmp_path / "missing.toml"))
+    broken = tmp_path / "broken.toml"
+    broken.write_text(run_file.read_text() + "\n[run\n")
+    assert "broken.toml is not valid TOML" in refused(launch(broken))
+
+
+def test_a_broken_line_of_the_data_is_named(launch, run_file, tmp_path):
+    train = tmp_path / "train.jsonl"
+    train.write_text(train.read_text() + '{"prompt": "1+1=?", \n')
+    sentence = refused(launch(run_file))
+    assert "train.jsonl, line 9" in sentence
+
+
+def test_a_redis_of_the_users_that_does_not_answer(launch, run_file):
+    (port,) = free_ports(1)
+    sentence = refused(launch(run_file, "--set", f"broker.redis_url=redis://127.0.0.1:{port}/0"))
+    assert "redis_url" in sentence and str(port) in sentence
+
+
+@pytest.mark.parametrize("service", ["broker", "reward", "rollout", "trainer"])
+def test_a_port_that_is_taken(launch, run_file, service):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        sentence = refused(launch(run_file, "--set", f"addresses.{service}=127.0.0.1:{port}"))
+    assert f"addresses.{service}" in sentence and str(port) in sentence
+
+
+def test_a_folder_in_which_another_launcher_is_at_work(launch, run_file):
+    first = launch(run_file, "--set", "run.max_steps=1000000")
+    first.wait_for_line("redis ready", 60)
+    ports = free_ports(4)
+    settings = [
+        f"addresses.{name}=127.0.0.1:{port}"
+        for name, port in zip(("broker", "reward", "rollout", "trainer"), ports, strict=True)
+    ]
+    second = launch(run_file, *(part for setting in settings for part in ("--set", setting)))
+    assert "another launcher" in refused(second)
+    first.signal(2)
+    assert first.wait(10) == 130
+
+
+def test_the_command_is_there_for_its_help():
+    from launched import QUARTET
+
+    assert subprocess.run([QUARTET, "run", "--help"], capture_output=True, timeout=60, check=False).returncode == 0

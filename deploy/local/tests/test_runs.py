@@ -1,0 +1,101 @@
+"""Whole runs: to the end, stopped at any moment, and with services killed on the way. Nothing stays behind."""
+
+import os
+import signal
+import time
+
+import pytest
+
+READY = 120  # seconds for all to come up on a busy machine
+
+
+def test_a_run_ends_by_itself(launch, run_file, tmp_path):
+    launched = launch(run_file)
+    assert launched.wait(240) == 0, launched.text()
+    launched.assert_gone(within=1.0)
+    assert "step 3/3" in launched.text()
+    assert "run launched succeeded after 3 steps" in launched.text()
+    folder = tmp_path / "run"
+    for name in ("metrics.jsonl", "model/config.json", "logs/broker.log", "logs/trainer.log", "redis"):
+        assert (folder / name).exists(), name
+
+
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+@pytest.mark.parametrize(
+    "moment", ["0.0", "0.5", "1.5", "redis ready", "broker ready", "run launched is active", "step 2"]
+)
+def test_ctrl_c_leaves_nothing_within_ten_seconds(launch, run_file, moment, engine):
+    launched = launch(run_file, "--set", "run.max_steps=1000000", "--set", f"rollout.engine={engine}")
+    if moment[0].isdigit():
+        time.sleep(float(moment))
+    else:
+        launched.wait_for_line(moment, READY)
+    began = time.monotonic()
+    launched.signal(signal.SIGINT)
+    assert launched.wait(10) == 130, launched.text()
+    launched.assert_gone(within=max(0.1, 10 - (time.monotonic() - began)))
+    assert "Traceback" not in launched.text()
+
+
+def test_a_stopped_run_goes_on_where_it_was(launch, run_file):
+    first = launch(run_file, "--set", "run.max_steps=8")
+    first.wait_for_line("step 2", READY)
+    first.signal(signal.SIGTERM)
+    assert first.wait(10) == 128 + signal.SIGTERM, first.text()
+    second = launch(run_file, "--set", "run.max_steps=8")
+    assert second.wait(240) == 0, second.text()
+    assert "run launched succeeded after 8 steps" in second.text()
+
+
+def test_a_second_ctrl_c_kills_at_once(launch, run_file):
+    launched = launch(run_file, "--set", "run.max_steps=1000000")
+    launched.wait_for_line("step 1", READY)
+    os.kill(launched.service("trainer"), signal.SIGSTOP)  # it cannot drain
+    launched.signal(signal.SIGINT)
+    time.sleep(0.5)
+    launched.signal(signal.SIGINT)
+    assert launched.wait(5) == 130
+    launched.assert_gone(within=1.0)
+
+
+def test_when_the_launcher_is_killed_everything_ends(launch, run_file):
+    launched = launch(run_file, "--set", "run.max_steps=1000000")
+    launched.wait_for_line("step 1", READY)
+    launched.signal(signal.SIGKILL)
+    launched.wait(5)
+    launched.assert_gone(within=10.0)
+
+
+@pytest.mark.parametrize("service", ["broker", "reward", "rollout", "trainer", "redis"])
+def test_a_service_that_is_killed_is_started_again_and_the_run_goes_on(launch, run_file, service):
+    launched = launch(run_file, "--set", "run.max_steps=12")
+    launched.wait_for_line("step 3", READY)
+    os.kill(launched.service(service), signal.SIGKILL)
+    assert launched.wait(240) == 0, launched.text()
+    assert f"{service} was killed by SIGKILL; starting it again (1 of 3)" in launched.text()
+    assert "run launched succeeded after 12 steps" in launched.text()
+    launched.assert_gone(within=1.0)
+
+
+def test_without_restarts_a_death_ends_the_run_in_one_sentence(launch, run_file):
+    launched = launch(run_file, "--set", "run.max_steps=1000000", "--set", "launcher.restart=false")
+    launched.wait_for_line("step 1", READY)
+    os.kill(launched.service("rollout"), signal.SIGKILL)
+    assert launched.wait(30) == 1, launched.text()
+    assert (
+        launched.text().splitlines()[-1].startswith("quartet: rollout was killed by SIGKILL (launcher.restart is off)")
+    )
+    launched.assert_gone(within=1.0)
+
+
+def test_a_service_that_fails_while_starting_is_told_by_its_last_error(launch, run_file, model, tmp_path):
+    broken = tmp_path / "broken-model"
+    broken.mkdir()
+    for file in model.iterdir():
+        (broken / file.name).write_bytes(b"no tensors" if file.suffix == ".safetensors" else file.read_bytes())
+    launched = launch(run_file, "--set", f"model.path={broken}")
+    assert launched.wait(120) in (1, 2), launched.text()
+    last = launched.text().splitlines()[-1]
+    assert last.startswith("quartet: "), last
+    assert "Traceback" not in launched.text()
+    launched.assert_gone(within=1.0)
