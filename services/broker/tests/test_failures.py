@@ -13,6 +13,7 @@ from redis_process import RedisProcess
 from world import World, group
 
 from quartet_common.channel import connect
+from quartet_common.durations import to_duration
 
 
 @pytest.fixture
@@ -185,7 +186,13 @@ async def test_killing_redis_and_the_trainer_loses_nothing_and_trains_nothing_tw
     names = [f"p{n}" for n in range(160)]
     async with serving(own_redis.url, redis_timeout=2.0) as (stub, servicer, _):
         world = World(stub, servicer.store.redis, "killed")
-        await world.create(members=("r1", "r2"), max_staleness=2, groups_per_step=4, max_deliveries=100)
+        await world.create(
+            members=("r1", "r2"),
+            max_staleness=2,
+            groups_per_step=4,
+            max_deliveries=100,
+            prompt_lease_ttl=to_duration(3),
+        )
         for start in range(0, len(names), 40):
             await world.submit(*names[start : start + 40])
         await world.end_prompts()

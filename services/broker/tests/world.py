@@ -103,6 +103,15 @@ class World:
         if leases:
             await self.redis.zadd(key, dict.fromkeys(leases, 1), xx=True)
 
+    async def queue(self, stream: str) -> list[str]:
+        """The instances that wait in a stream, in order."""
+        key = keys.prefix(self.run_id) + stream
+        if not await self.redis.exists(key):
+            return []
+        entries = await self.redis.xrange(key)
+        pending = {entry["message_id"] for entry in await self.redis.xpending_range(key, "rollouts", "-", "+", 1000)}
+        return [fields[b"i"].decode() for entry_id, fields in entries if entry_id not in pending]
+
     async def open(self, checkpoint: int = 0, consumed=(), holder: str = "t1") -> pb.OpenSessionResponse:
         response = await self.stub.OpenSession(
             pb.OpenSessionRequest(
