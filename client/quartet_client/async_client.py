@@ -2,10 +2,11 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from pathlib import Path
 
 import grpc
+from pydantic import ValidationError
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, rollout_pb2
 
 from quartet_client.connections import Connections
@@ -67,7 +68,7 @@ class AsyncClient:
         given = {"broker": broker, "reward": reward, "rollout": rollout, "trainer": trainer}
         try:
             addresses = AddressesSection(**{kind: address for kind, address in given.items() if address is not None})
-        except ValueError as error:
+        except ValidationError as error:
             raise InputError(f"addresses: {error.errors(include_url=False)[0]['msg']}") from error
         self.connections = Connections(addresses, security or SecuritySection(), timeout)
 
@@ -174,7 +175,7 @@ class AsyncClient:
             await submit_batch(self.connections, run_id, batch, evaluation_set, deadline=deadline)
         return [Handle(run_id, instance_id) for instance_id in instance_ids]
 
-    def results(self, handles: Iterable[Handle], timeout: float = 600.0) -> AsyncIterator[Group]:
+    def results(self, handles: Iterable[Handle], timeout: float = 600.0) -> AsyncGenerator[Group, None]:
         """Yield the group of each handle as it is finished, in order of completion, each once.
 
         A prompt that was set aside comes as a group without completions, its `dead` set.
@@ -285,7 +286,7 @@ class AsyncClient:
 
     # What is going on
 
-    def watch(self, run_id: str, after: str = "") -> AsyncIterator[RunEvent]:
+    def watch(self, run_id: str, after: str = "") -> AsyncGenerator[RunEvent, None]:
         """Yield the run's events after the event `after`, then new ones; ends after the run's end.
 
         Args:

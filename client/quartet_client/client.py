@@ -3,11 +3,12 @@
 import asyncio
 import functools
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from quartet_client.async_client import AsyncClient
+from quartet_common.config import SecuritySection
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,7 +38,7 @@ class _LoopThread:
         self.loop.close()
 
 
-def _blocking(method: Callable[Concatenate[AsyncClient, P], Awaitable[T]]) -> Callable[Concatenate["Client", P], T]:
+def _blocking(method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]) -> Callable[..., T]:
     """Return the blocking form of a coroutine method."""
 
     @functools.wraps(method)
@@ -47,27 +48,36 @@ def _blocking(method: Callable[Concatenate[AsyncClient, P], Awaitable[T]]) -> Ca
     return call
 
 
-def _iterating(
-    method: Callable[Concatenate[AsyncClient, P], AsyncIterator[T]],
-) -> Callable[Concatenate["Client", P], Iterator[T]]:
-    """Return the blocking form of a method that returns an asynchronous iterator."""
+def _iterating(method: Callable[Concatenate[AsyncClient, P], AsyncGenerator[T, None]]) -> Callable[..., Iterator[T]]:
+    """Return the blocking form of a method that returns an asynchronous generator."""
 
     @functools.wraps(method)
     def call(self: "Client", *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-        async def following() -> T | object:
-            return await anext(items, _END)
-
         items = method(self._client, *args, **kwargs)
+        step: asyncio.Task | None = None
+
+        async def following() -> T:
+            nonlocal step
+            step = asyncio.current_task()
+            return await anext(items)
+
+        async def closing() -> None:
+            if step is not None and not step.done():  # an interrupted step must end before its generator can be closed
+                step.cancel()
+                await asyncio.wait([step])
+            await items.aclose()
+
         try:
-            while (item := self._thread.run(following())) is not _END:
+            while True:
+                try:
+                    item = self._thread.run(following())
+                except StopAsyncIteration:
+                    return
                 yield item
         finally:
-            self._thread.run(items.aclose())
+            self._thread.run(closing())
 
     return call
-
-
-_END = object()
 
 
 class Client:
@@ -76,9 +86,19 @@ class Client:
     Use it as ``with Client("127.0.0.1:7101") as client:``. Any number of threads may share it.
     """
 
-    @functools.wraps(AsyncClient.__init__)
-    def __init__(self, *args: Any, **kwargs: Any):
-        self._use(AsyncClient(*args, **kwargs))
+    def __init__(
+        self,
+        broker: str | None = None,
+        *,
+        reward: str | None = None,
+        rollout: str | None = None,
+        trainer: str | None = None,
+        security: SecuritySection | None = None,
+        timeout: float = 30.0,
+    ):
+        self._use(
+            AsyncClient(broker, reward=reward, rollout=rollout, trainer=trainer, security=security, timeout=timeout)
+        )
 
     def _use(self, client: AsyncClient) -> None:
         self._client = client

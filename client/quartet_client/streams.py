@@ -1,7 +1,7 @@
 """The broker's streams, followed across its restarts: results of prompts, events of a run."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 
 import grpc
 from quartet.v1 import broker_pb2
@@ -17,7 +17,7 @@ _MAX_IDS = 65536
 _PATIENCE = 60.0  # seconds that a broker may be away
 
 
-async def _messages(connections: Connections, method: str, request, seconds: float) -> AsyncIterator:
+async def _messages(connections: Connections, method: str, request, seconds: float) -> AsyncGenerator:
     stub = await connections.stub("broker")
     with quartet_errors(f"broker at {connections.address('broker')}"):
         call = getattr(stub, method)(request, timeout=seconds)
@@ -28,7 +28,9 @@ async def _messages(connections: Connections, method: str, request, seconds: flo
             call.cancel()
 
 
-async def collect_results(connections: Connections, handles: Iterable[Handle], timeout: float) -> AsyncIterator[Group]:
+async def collect_results(
+    connections: Connections, handles: Iterable[Handle], timeout: float
+) -> AsyncGenerator[Group, None]:
     """Yield the group of each handle, in order of completion; see AsyncClient.results."""
     pending: dict[str, dict[str, None]] = {}
     for handle in handles:
@@ -40,7 +42,7 @@ async def collect_results(connections: Connections, handles: Iterable[Handle], t
 
 async def _collect_run(
     connections: Connections, run_id: str, pending: dict[str, None], timeout: float
-) -> AsyncIterator[Group]:
+) -> AsyncGenerator[Group, None]:
     outage = Outage(_PATIENCE)
     loop = asyncio.get_running_loop()
     total, deadline = len(pending), loop.time() + timeout
@@ -78,7 +80,7 @@ async def _no_results(connections: Connections, run_id: str, total: int, missing
     )
 
 
-async def watch_run(connections: Connections, run_id: str, after: str) -> AsyncIterator[RunEvent]:
+async def watch_run(connections: Connections, run_id: str, after: str) -> AsyncGenerator[RunEvent, None]:
     """Yield a run's events; see AsyncClient.watch."""
     outage = Outage(_PATIENCE)
     while True:

@@ -16,6 +16,7 @@ from quartet_client.connections import KINDS
 from quartet_client.events import EvaluationFinished, Notice, RunEvent, RunStateChanged, StepFinished
 from quartet_client.progress import EvaluationPoint, RunProgress
 from quartet_client.runs import ServiceStatus
+from quartet_client.types import Group as SampleGroup
 
 _STATE_STYLES = {
     "waiting": "yellow",
@@ -70,7 +71,7 @@ class RunView:
         state = self.progress
         parts = [_header(state), _curves(state, self.console.width), _services(state), _last_step(state)]
         if state.sample and state.sample.completions:
-            parts.append(_sample(state))
+            parts.append(_sample(state.sample))
         if state.notices:
             parts.append(_notice(state.notices[-1]))
         return Group(*parts)
@@ -233,8 +234,7 @@ def _figures(state: RunProgress) -> list[tuple[str, str]]:
     return [(name, form.format(value)) for name, key, form in formats if (value := state.metric(key)) is not None]
 
 
-def _sample(state: RunProgress) -> RenderableType:
-    group = state.sample
+def _sample(group: SampleGroup) -> RenderableType:
     completion = group.completions[0]
     text = Text(_cut(group.prompt_text), "dim")
     text.append(_cut(completion.text), "default")

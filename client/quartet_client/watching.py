@@ -24,7 +24,7 @@ async def watch_progress(client: AsyncClient, view: RunView, stop: asyncio.Event
     stop = stop or asyncio.Event()
     view.progress.fold_run(await client.run(view.progress.run_id))
     following = asyncio.create_task(_follow(client, view))
-    aside = [asyncio.create_task(stop.wait())]
+    aside: list[asyncio.Task] = [asyncio.create_task(stop.wait())]
     if not view.plain:
         aside += [asyncio.create_task(_draw(view, stop)), asyncio.create_task(_ask_run(client, view, stop))]
         aside += [asyncio.create_task(_ask_service(client, view, kind, stop)) for kind in KINDS]

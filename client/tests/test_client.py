@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import signal
 import threading
 
 import grpc
@@ -58,6 +59,15 @@ def test_leaving_an_iteration_early_ends_the_stream(services):
         client.create_run("demo")
         for _ in client.watch("demo"):
             break
+        assert client.run("demo").active
+
+
+def test_an_interrupt_ends_an_iteration_at_once(services):
+    with Client(services.addresses["broker"]) as client:
+        client.create_run("demo")
+        threading.Timer(0.5, signal.pthread_kill, [threading.get_ident(), signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):
+            list(client.results([Handle("demo", "never")]))
         assert client.run("demo").active
 
 
