@@ -87,8 +87,10 @@ def plot_runs(folders: Sequence[Path], output: Path) -> None:
 
 
 def _smoothed(values: Sequence[float], weight: float = 0.8) -> list[float]:
-    """Return the exponential moving average, as TensorBoard draws it."""
+    """Return the exponential moving average, without its pull to zero at the start, as TensorBoard draws it."""
     smooth: list[float] = []
-    for value in values:
-        smooth.append(value if not smooth else weight * smooth[-1] + (1 - weight) * value)
+    total = 0.0
+    for count, value in enumerate(values, start=1):
+        total = weight * total + (1 - weight) * value
+        smooth.append(total / (1 - weight**count))
     return smooth

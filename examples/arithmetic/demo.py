@@ -24,7 +24,8 @@ PREPARED = Path(".quartet/arithmetic")
 TRAINER_PYTHON = ROOT / ".quartet/envs/trainer/bin/python"
 POINTS_WANTED = 30
 
-console = Console(highlight=False)
+# Paths and commands are to be copied: they are never wrapped.
+console = Console(highlight=False, soft_wrap=True)
 
 
 def main() -> int:
@@ -103,8 +104,8 @@ def summarise(folder: Path, engine: str, began: float, before: dict, after: dict
   (greedy {before["greedy_accuracy"]:.0%} → {after["greedy_accuracy"]:.0%}; {after["problems"]} problems never trained on)
   The first optimizer step came {report["seconds_to_first_step"]:.0f} s after the start.
   Answers grew from {report["completion_tokens_before"]} to {report["completion_tokens_after"]} tokens: the model \
-could always reckon; it learnt that working it out
-  pays, and to make fewer slips.
+could always reckon; it learnt that
+  working it out pays, and to make fewer slips.
 
   [bold]Where to look[/]
     {folder}/learning_curve.png    accuracy, reward and length over time
