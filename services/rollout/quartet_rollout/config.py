@@ -40,7 +40,7 @@ class RolloutSection(Section):
         0.95, gt=0, le=1, description="No prompt is leased while more than this fraction of the KV cache is in use."
     )
     lease_wait_seconds: float = Field(
-        2.0, gt=0, le=30, description="How long one request for prompts waits at the broker."
+        1.0, gt=0, le=30, description="How long one request for prompts waits at the broker."
     )
     max_direct_completions: int = Field(
         64, ge=0, description="Completions of Generate under way at once; 0 refuses it."

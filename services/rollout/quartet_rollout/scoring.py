@@ -75,9 +75,8 @@ class Scorer:
                 reason = describe(error)
                 if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                     log.warning("reward service: %s", reason)
-            finally:
-                self._set_ready(False)
-                self._unsend()
+            self._set_ready(False)
+            self._unsend()
             log.debug("reward service away", extra={"reason": reason})
             await backoff.wait()
 
