@@ -3,7 +3,11 @@
     base.py               the interface (`Engine`), its data classes and its errors: read this first
     registry.py           engines by name; `create_engine`
     options.py            their options, torch-free
-    threaded.py           any engine that is stepped by hand (`Core`), run on a thread: requests, pauses, versions, weights
+    core.py               the synchronous half of an engine, stepped by hand (`Core`)
+    stepping.py           a core's completions between its steps: admission, pauses, ends, versions
+    threaded.py           the two on a thread of their own, as an `Engine`
+    weight_updates.py     group, manifest and transfer beside the engine, each with a deadline
+    model_folder.py       tokenizer, parameter names and element type of a Hugging Face folder
     vllm_engine/          vLLM: in-process core, its weight-transfer backend, and the multi-process form
     transformers_engine/  plain `transformers`: a continuous decode loop with KV cache and its own sampler
 

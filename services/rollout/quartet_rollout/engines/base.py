@@ -96,6 +96,24 @@ class SamplingSettings:
             refuse("stop_token_ids", list(self.stop_token_ids), "integers >= 0")
 
 
+def check_prompt(prompt_token_ids: np.ndarray | list[int], n: int, max_model_len: int, vocab_size: int) -> list[int]:
+    """Return the prompt as a list. Raises PromptError unless a model of this context and vocabulary can serve it."""
+    prompt = [int(token) for token in prompt_token_ids]
+    if n < 1:
+        raise PromptError(f"n is {n}; allowed: at least 1")
+    if not prompt:
+        raise PromptError("the prompt has no tokens; allowed: at least 1")
+    if len(prompt) >= max_model_len:
+        raise PromptError(
+            f"the prompt has {len(prompt)} tokens; allowed: at most {max_model_len - 1}, as the model's context of "
+            f"{max_model_len} must hold the completion too"
+        )
+    wrong = next((token for token in prompt if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise PromptError(f"the prompt holds token id {wrong}; allowed: 0 to {vocab_size - 1}")
+    return prompt
+
+
 @dataclass(frozen=True)
 class EngineCompletion:
     """One finished completion."""
@@ -152,15 +170,22 @@ class WeightGroupInfo:
 class Engine(Protocol):
     """A generating engine. Register one with `quartet_rollout.engines.registry`; the contract tests apply to each."""
 
-    name: str
-    """Its name in the configuration, e.g. "vllm"."""
-    max_model_len: int
-    """Longest context in tokens, prompt and completion together. Known after `start`."""
-    policy_version: int
-    """Policy version of the installed weights; -1: unknown. An engine generates all the same and says -1 in the spans:
-    it is the service that refuses to."""
-    weight_ranks: int
-    """Ranks this engine takes in a weight group (its tensor-parallel size), from `WeightGroupInfo.rank` on."""
+    @property
+    def name(self) -> str:
+        """Its name in the configuration, e.g. "vllm"."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest context in tokens, prompt and completion together. Known after `start`."""
+
+    @property
+    def policy_version(self) -> int:
+        """Policy version of the installed weights; -1: unknown. An engine generates all the same and says -1 in the
+        spans: it is the service that refuses to."""
+
+    @property
+    def weight_ranks(self) -> int:
+        """Ranks this engine takes in a weight group (its tensor-parallel size), from `WeightGroupInfo.rank` on."""
 
     def tokenizer(self) -> Any:
         """The model's `transformers` tokenizer, for chat template, encoding and decoding."""

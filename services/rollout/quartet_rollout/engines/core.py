@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
 
 from quartet_rollout.engines.base import FinishReason, SamplingSettings
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)

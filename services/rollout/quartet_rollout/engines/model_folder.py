@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quartet_rollout.engines.base import EngineError
-from quartet_rollout.weights.manifest import ModelSpec
+
+if TYPE_CHECKING:
+    from quartet_rollout.weights.manifest import ModelSpec
 
 
 def check_model_folder(model_path: str) -> None:
@@ -28,6 +30,8 @@ def load_tokenizer(model_path: str) -> Any:
 def load_spec(model_path: str) -> ModelSpec:
     """Names and shapes of the model's parameters."""
     from transformers import AutoConfig
+
+    from quartet_rollout.weights.manifest import ModelSpec
 
     return ModelSpec.from_config(AutoConfig.from_pretrained(model_path, local_files_only=True))
 

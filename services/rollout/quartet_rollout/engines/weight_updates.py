@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quartet_rollout.engines.base import EngineError, WeightGroupInfo, WeightTransferError
 
 if TYPE_CHECKING:
+    import torch
     from quartet.v1 import rollout_pb2
 
     from quartet_rollout.weights.manifest import ModelSpec
@@ -34,7 +35,7 @@ class WeightUpdates:
     """Mix-in: the weight methods of `Engine` up to the installation."""
 
     receiver: WeightReceiver
-    """Holds what came; made by `load_spec`."""
+    """Group and buffers; made by `load_spec`."""
 
     def __init__(self, load_spec: Callable[[], ModelSpec]) -> None:
         self._load_spec = load_spec
@@ -64,6 +65,12 @@ class WeightUpdates:
     async def receive_weights(self, manifest: rollout_pb2.WeightManifest, timeout_seconds: float) -> int:
         self.check_manifest(manifest)
         return await self._within(timeout_seconds, "the transfer", self.receiver.receive, manifest, timeout_seconds)
+
+    def received_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What was received, to install. Raises EngineError when nothing was."""
+        if self._spec is None:
+            raise EngineError("the engine has not been started")
+        return self.receiver.tensors()
 
     async def discard_weights(self) -> None:
         if self._spec is not None:

@@ -8,6 +8,7 @@ whatever default process group an engine has.
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
@@ -25,7 +26,7 @@ class GlooGroup:
         try:
             store = TCPStore(info.store_host, info.store_port, info.world_size, is_master=False, timeout=timeout)
             prefixed = PrefixStore(f"quartet/{info.epoch}/{info.secret.hex()}", store)
-            self._group = ProcessGroupGloo(prefixed, info.rank, info.world_size, timeout)
+            self._group: Any = ProcessGroupGloo(prefixed, info.rank, info.world_size, timeout)
         except RuntimeError as error:  # torch's DistError family
             where = f"{info.store_host}:{info.store_port}"
             raise WeightTransferError(

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from quartet.v1 import rollout_pb2, tensor_pb2
+
 from quartet_common.weights import ALIGNMENT
 from quartet_common.weights import check_manifest as check_consistency
-
 from quartet_rollout.engines.base import ManifestError
 
 if TYPE_CHECKING:
@@ -64,8 +64,9 @@ class ModelSpec:
             if name in seen:
                 raise ManifestError(f"manifest: tensor '{name}' comes twice")
             if shape != self.shapes[name]:
-                allowed = list(self.shapes[name])
-                raise ManifestError(f"manifest: tensor '{name}' has shape {list(shape)}; allowed: {allowed}")
+                raise ManifestError(
+                    f"manifest: tensor '{name}' has shape {list(shape)}; allowed: {list(self.shapes[name])}"
+                )
             if tensor.dtype not in TORCH_DTYPES:
                 came = tensor_pb2.Dtype.Name(tensor.dtype)
                 allowed = ", ".join(tensor_pb2.Dtype.Name(dtype) for dtype in TORCH_DTYPES)

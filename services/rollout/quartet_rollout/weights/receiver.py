@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from quartet.v1 import rollout_pb2
-from quartet_common.weights import Checksum
 
+from quartet_common.weights import Checksum
 from quartet_rollout.engines.base import EngineError, WeightGroupInfo, WeightTransferError
 from quartet_rollout.weights.gloo import GlooGroup
 from quartet_rollout.weights.manifest import views

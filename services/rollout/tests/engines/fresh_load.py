@@ -1,5 +1,8 @@
-"""Greedy completions of an engine that has just loaded a folder, from a process of its own (a process holds one vLLM):
-`python fresh_load.py ENGINE OPTIONS FOLDER PROMPTS LENGTH`, all but the first and third in JSON, prints [[tokens, log_probs], …]."""
+"""Greedy completions of an engine that has just loaded a folder, from a process of its own (a process holds one vLLM).
+
+`python fresh_load.py ENGINE OPTIONS FOLDER PROMPTS LENGTH`, with OPTIONS and PROMPTS in JSON, prints one JSON line:
+[[tokens, log-probs], …].
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from quartet.v1 import rollout_pb2, tensor_pb2
+
 from quartet_common.weights import Checksum, plan_buckets
 
 DTYPES = {torch.float32: tensor_pb2.DTYPE_FLOAT32, torch.bfloat16: tensor_pb2.DTYPE_BFLOAT16}

@@ -2,7 +2,7 @@
 
 It is written against the wire alone (store prefix, rank 0, uint8 buckets in order), so that a change of either side
 shows. Orders: {"do": "open", "epoch", "secret", "world_size", "timeout"} answers {"port"} and joins meanwhile;
-{"do": "send", "folder", "bucket_bytes"} broadcasts; {"do": "send_some", …, "buckets"} sends the first ones, then stalls.
+{"do": "send", "folder", "bucket_bytes"} broadcasts; {"do": "send_some", …, "buckets"} sends the first ones and stalls.
 """
 
 from __future__ import annotations

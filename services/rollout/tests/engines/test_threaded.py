@@ -11,7 +11,8 @@ import pytest
 
 from quartet_rollout.engines import EngineError, SamplingSettings, create_engine
 from quartet_rollout.engines.core import CoreCompletion
-from quartet_rollout.engines.threaded import ThreadedEngine, _spans
+from quartet_rollout.engines.stepping import version_spans
+from quartet_rollout.engines.threaded import ThreadedEngine
 from quartet_rollout.weights.manifest import ModelSpec
 
 
@@ -130,8 +131,8 @@ def test_unknown_engines_and_options_are_named() -> None:
 
 
 def test_spans_join_equal_neighbours_and_leave_out_empty_ones() -> None:
-    assert _spans([(0, 0)], 5) == ((0, 0, 5),)
-    assert _spans([(0, 0), (1, 3), (2, 3)], 5) == ((0, 0, 3), (2, 3, 5))
-    assert _spans([(0, 0), (-1, 2), (0, 2)], 4) == ((0, 0, 4),)
-    assert _spans([(0, 0), (1, 4)], 4) == ((0, 0, 4),)
-    assert _spans([(0, 0)], 0) == ()
+    assert version_spans([(0, 0)], 5) == ((0, 0, 5),)
+    assert version_spans([(0, 0), (1, 3), (2, 3)], 5) == ((0, 0, 3), (2, 3, 5))
+    assert version_spans([(0, 0), (-1, 2), (0, 2)], 4) == ((0, 0, 4),)
+    assert version_spans([(0, 0), (1, 4)], 4) == ((0, 0, 4),)
+    assert version_spans([(0, 0)], 0) == ()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 from quartet_rollout.engines.base import Engine
+from quartet_rollout.engines.core import Core
 from quartet_rollout.engines.model_folder import load_spec, load_tokenizer
 from quartet_rollout.engines.options import TransformersOptions
 from quartet_rollout.engines.threaded import ThreadedEngine
@@ -18,7 +19,7 @@ from quartet_rollout.engines.threaded import ThreadedEngine
 def create(model_path: str, options: TransformersOptions) -> Engine:
     """An engine; nothing is loaded before its start."""
 
-    def build() -> object:
+    def build() -> Core:
         from quartet_rollout.engines.transformers_engine.core import TransformersCore
 
         return TransformersCore(model_path, options)

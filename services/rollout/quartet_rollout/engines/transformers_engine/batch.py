@@ -8,11 +8,11 @@ token, so where it stands in the tensor does not matter.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.functional import pad
-from transformers import DynamicCache
 
 from quartet_rollout.engines.base import FinishReason, SamplingSettings
 from quartet_rollout.engines.core import CoreCompletion
@@ -45,7 +45,8 @@ class Batch:
     """Rows with their cache. Every row's cache holds all its tokens but the newest."""
 
     rows: list[Row]
-    cache: DynamicCache
+    cache: Any
+    """A DynamicCache: one layer of keys and values for each layer of the model."""
     mask: torch.Tensor
     """int64 [rows, positions]: 1 where the cache holds a token, 0 where it is padding."""
 

@@ -21,9 +21,9 @@ from quartet_rollout.engines.transformers_engine.sampler import Sampler
 class TransformersCore:
     """`Core` with one batch of running rows and a queue of waiting ones.
 
-    A step either takes in waiting rows (their prompts in one forward pass, their first token), or, when none fits, draws
-    one token for each running row. Rows whose keys and values were forgotten wait like new ones, their output being part
-    of the prompt then.
+    A step either takes in waiting rows (their prompts in one forward pass, their first token), or, when none fits,
+    draws one token for each running row. Rows whose keys and values were forgotten wait like new ones, their output
+    being part of the prompt then.
     """
 
     def __init__(self, model_path: str, options: TransformersOptions) -> None:

@@ -44,7 +44,7 @@ class Sampler:
         return tokens, log_probs.gather(-1, tokens[:, None])[:, 0]
 
     def _draw(self, log_probs: torch.Tensor) -> torch.Tensor:
-        # argmax(p / e) with e ~ Exponential(1) is a draw from p: one noise tensor, and rows keep generators of their own.
+        # argmax(p / e) with e ~ Exponential(1) is a draw from p: one noise tensor, and rows keep their own generators.
         noise = torch.empty_like(log_probs).exponential_()
         for row, generator in self._seeded:
             noise[row].exponential_(generator=generator)

@@ -14,9 +14,11 @@ from __future__ import annotations
 from functools import partial
 
 from quartet_rollout.engines.base import Engine, EngineError
+from quartet_rollout.engines.core import Core
 from quartet_rollout.engines.model_folder import load_spec, load_tokenizer
 from quartet_rollout.engines.options import VllmOptions
 from quartet_rollout.engines.threaded import ThreadedEngine
+from quartet_rollout.engines.vllm_engine import environment
 
 
 def create(model_path: str, options: VllmOptions) -> Engine:
@@ -26,7 +28,9 @@ def create(model_path: str, options: VllmOptions) -> Engine:
     if options.tensor_parallel_size != 1:
         raise EngineError("rollout.vllm.tensor_parallel_size above 1 needs form 'async'")
 
-    def build() -> object:
+    environment.prepare(options)  # Before anybody imports torch.
+
+    def build() -> Core:
         from quartet_rollout.engines.vllm_engine.core import VllmCore
 
         return VllmCore(model_path, options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from quartet_rollout.engines.vllm_engine import environment
 
 if TYPE_CHECKING:
     from vllm.logprobs import FlatLogprobs
-    from vllm.v1.engine.output_processor import RequestState
 
 
 class VllmCore:
@@ -30,7 +29,6 @@ class VllmCore:
         if VllmCore._alive:
             raise EngineError("a process can hold one vllm engine at a time, and this one has one")
         VllmCore._alive = True
-        environment.prepare(options)
         torch.set_num_threads(options.threads)
 
         from vllm.engine.arg_utils import EngineArgs
@@ -47,15 +45,17 @@ class VllmCore:
         self._engine = LLMEngine.from_engine_args(arguments)
         self.max_model_len = self._engine.model_config.max_model_len
         self.vocab_size = self._engine.model_config.get_vocab_size()
-        self._scheduler = self._engine.engine_core.engine_core.scheduler
-        self._states = self._engine.output_processor.request_states
+        client: Any = self._engine.engine_core  # An InprocClient.
+        self._scheduler = client.engine_core.scheduler
+        self._states: dict[str, Any] = self._engine.output_processor.request_states
 
     def add(self, key: str, prompt_token_ids: list[int], sampling: SamplingSettings) -> None:
         self._engine.add_request(key, {"prompt_token_ids": prompt_token_ids}, self._sampling_parameters(sampling))
 
     def step(self) -> list[CoreCompletion]:
         ended = []
-        for output in self._engine.step():
+        outputs: list[Any] = self._engine.step()
+        for output in outputs:
             completion = output.outputs[0]
             # vLLM also says "abort" and "error" of completions that it gave up itself.
             reason: FinishReason = (
@@ -66,7 +66,7 @@ class VllmCore:
 
     def abort(self, keys: Iterable[str]) -> list[CoreCompletion]:
         chosen = set(keys)
-        states: list[RequestState] = [s for s in self._states.values() if s.external_req_id in chosen]
+        states = [s for s in self._states.values() if s.external_req_id in chosen]
         ended = [
             _completion(
                 state.external_req_id, state.detokenizer.output_token_ids, state.logprobs_processor.logprobs, "abort"

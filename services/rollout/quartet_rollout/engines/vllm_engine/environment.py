@@ -1,4 +1,4 @@
-"""What must be set before vLLM is imported."""
+"""What must be set before vLLM, and best before torch, is imported."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ _ENVIRONMENT = {
     "VLLM_CONFIGURE_LOGGING": "0",  # Its logs go where ours go.
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # vLLM's notes on memory binding.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # Binding puts every process of a small machine on the same core.
 }
 

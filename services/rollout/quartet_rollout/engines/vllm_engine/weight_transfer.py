@@ -53,8 +53,8 @@ class GlooWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
-        # With tied embeddings the head's tensor arrives as the embedding's, so vLLM does not see the head as loaded, and
-        # on the CPU its packed copy would stay that of the old weights: wrong tokens, without an error.
+        # With tied embeddings the head's tensor arrives as the embedding's, so vLLM does not see the head as loaded,
+        # and on the CPU its packed copy would stay that of the old weights: wrong tokens, without an error.
         for module in self.model.modules():
             if isinstance(module, ParallelLMHead):
                 module.quant_method.process_weights_after_loading(module)

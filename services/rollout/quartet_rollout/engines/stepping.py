@@ -1,0 +1,242 @@
+"""The completions of a core between its steps: admission, pauses, ends, and which policy version made which token.
+
+Synchronous and single-threaded: `ThreadedEngine` calls it on the engine's thread, always between two steps, so each
+method sees every completion between two tokens. That is what makes an update in flight exact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quartet_rollout.engines.base import (
+    UNKNOWN_VERSION,
+    EngineCompletion,
+    EngineError,
+    EngineStats,
+    PauseMode,
+    SamplingSettings,
+    WeightInstallError,
+)
+from quartet_rollout.engines.core import Core, CoreCompletion
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass
+class Request:
+    """A prompt whose completions are wanted."""
+
+    request_id: str
+    prompt: list[int]
+    n: int
+    sampling: SamplingSettings
+    outbox: asyncio.Queue[EngineCompletion | EngineError] = field(default_factory=asyncio.Queue)
+    """Where completions go, or the reason why none will come; belongs to the event loop."""
+    unfinished: set[str] = field(default_factory=set)
+    """Keys of the completions still to come; belongs to the engine's thread."""
+
+
+Mail = tuple[Request, EngineCompletion | EngineError]
+
+
+@dataclass
+class _Row:
+    """One completion of a request that is in the core."""
+
+    request: Request
+    index: int
+    versions: list[tuple[int, int]]  # (policy version, first token), oldest first
+
+
+class _State(Enum):
+    RUNNING = "running"
+    DRAINING = "draining"  # Paused with mode "wait": what runs is finished, nothing is added.
+    PAUSED = "paused"
+
+
+class Stepping:
+    """A core and its requests. `deliver` takes what is for the requests' outboxes, after each step or command."""
+
+    def __init__(self, core: Core, deliver: Callable[[list[Mail]], None]) -> None:
+        self.core = core
+        self.policy_version = UNKNOWN_VERSION
+        self.stats = EngineStats(running=0, waiting=0, kv_cache_use=-1.0, tokens_total=0)
+        self._deliver = deliver
+        self._state = _State.RUNNING
+        self._keep_kv_cache = False
+        self._pausing: list[Future[None]] = []
+        self._requests: dict[str, Request] = {}
+        self._rows: dict[str, _Row] = {}
+        self._parked: deque[tuple[str, Request, int]] = deque()  # Come during a pause.
+        self._ended_tokens = 0
+
+    def can_step(self) -> bool:
+        """Whether there is something to generate now."""
+        return bool(self._rows) and self._state is not _State.PAUSED
+
+    def step(self) -> None:
+        """One token for each running completion."""
+        self._end(self.core.step())
+        if self._state is _State.DRAINING and not self._rows:
+            self._paused()
+        self.publish_stats()
+
+    # -------------------------------------------------------------- requests
+
+    def admit(self, request: Request) -> None:
+        """Take a request in. Raises EngineError when its id is running already."""
+        if request.request_id in self._requests:
+            raise EngineError(f"request '{request.request_id}' is running already")
+        self._requests[request.request_id] = request
+        for index in range(request.n):
+            key = f"{request.request_id}/{index}"
+            request.unfinished.add(key)
+            if self._state is _State.RUNNING:
+                self._add(key, request, index)
+            else:
+                self._parked.append((key, request, index))
+
+    def abort(self, request_id: str, expected: Request | None = None) -> None:
+        """End a request; `expected` guards against another one that has taken its id since."""
+        request = self._requests.get(request_id)
+        if request is not None and (expected is None or request is expected):
+            self._abort(set(request.unfinished))
+
+    def abort_all(self) -> None:
+        """End every request."""
+        self._abort({key for request in self._requests.values() for key in request.unfinished})
+
+    def fail(self, failure: EngineError) -> None:
+        """Tell everybody who waits that the core is lost."""
+        self.policy_version = UNKNOWN_VERSION
+        self.stats = EngineStats(0, 0, -1.0, self._ended_tokens)
+        self._deliver([(request, failure) for request in self._requests.values()])
+        self._requests.clear()
+        self._rows.clear()
+        self._parked.clear()
+        pausing, self._pausing = self._pausing, []
+        for future in pausing:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(failure)
+
+    # ----------------------------------------------------------------- pause
+
+    def pause(self, mode: PauseMode, keep_kv_cache: bool, paused: Future[None]) -> int:
+        """Begin a pause; `paused` is done when it has come about. Returns how many completions were in the core."""
+        self._keep_kv_cache = keep_kv_cache
+        self._pausing.append(paused)
+        count = len(self._rows)
+        if mode == "abort":
+            self._abort(set(self._rows))
+        if mode == "wait" and self._rows and self._state is not _State.PAUSED:
+            self._state = _State.DRAINING
+        else:
+            self._paused()
+        return count
+
+    def resume(self) -> None:
+        """End any pause, and one that is coming about."""
+        self._paused()
+        self._state = _State.RUNNING
+        self._keep_kv_cache = False
+        while self._parked:
+            self._add(*self._parked.popleft())
+
+    # --------------------------------------------------------------- weights
+
+    def install(self, tensors: Iterator[tuple[str, torch.Tensor]], policy_version: int) -> None:
+        """Replace the weights. Raises WeightInstallError; the version is unknown then."""
+        try:
+            self.core.install(tensors)
+            if not self._keep_kv_cache:
+                self.core.reset_kv_cache()
+        except Exception as error:
+            self.set_version(UNKNOWN_VERSION)
+            raise WeightInstallError(f"weights of version {policy_version} could not be installed: {error}") from error
+        self.set_version(policy_version)
+
+    def set_version(self, policy_version: int) -> None:
+        """Every token from now on is of this version."""
+        self.policy_version = policy_version
+        for key, length in self.core.lengths().items():
+            self._rows[key].versions.append((policy_version, length))
+
+    # --------------------------------------------------------------- helpers
+
+    def publish_stats(self) -> None:
+        """Make `stats` anew; other threads read it."""
+        lengths = self.core.lengths()
+        running = self.core.running()
+        self.stats = EngineStats(
+            running=running,
+            waiting=len(lengths) - running + len(self._parked),
+            kv_cache_use=self.core.kv_cache_use(),
+            tokens_total=self._ended_tokens + sum(lengths.values()),
+        )
+
+    def _add(self, key: str, request: Request, index: int) -> None:
+        sampling = request.sampling
+        if sampling.seed is not None:
+            sampling = replace(sampling, seed=sampling.seed + index)
+        self.core.add(key, request.prompt, sampling)
+        self._rows[key] = _Row(request, index, [(self.policy_version, 0)])
+
+    def _abort(self, keys: set[str]) -> None:
+        ended = list(self.core.abort([key for key in keys if key in self._rows]))
+        parked = [item for item in self._parked if item[0] in keys]
+        self._parked = deque(item for item in self._parked if item[0] not in keys)
+        for key, request, index in parked:
+            self._rows[key] = _Row(request, index, [(self.policy_version, 0)])
+            ended.append(CoreCompletion(key, np.empty(0, np.int32), np.empty(0, np.float32), "abort"))
+        self._end(ended)
+
+    def _end(self, ended: Iterable[CoreCompletion]) -> None:
+        mail: list[Mail] = []
+        for completion in ended:
+            row = self._rows.pop(completion.key)
+            length = len(completion.token_ids)
+            self._ended_tokens += length
+            row.request.unfinished.discard(completion.key)
+            if not row.request.unfinished:
+                self._requests.pop(row.request.request_id, None)
+            finished = EngineCompletion(
+                index=row.index,
+                token_ids=completion.token_ids,
+                log_probs=completion.log_probs,
+                finish_reason=completion.finish_reason,
+                version_spans=version_spans(row.versions, length),
+            )
+            mail.append((row.request, finished))
+        if mail:
+            self.publish_stats()  # Before anybody hears of it.
+            self._deliver(mail)
+
+    def _paused(self) -> None:
+        self._state = _State.PAUSED
+        pausing, self._pausing = self._pausing, []
+        for future in pausing:
+            if future.set_running_or_notify_cancel():
+                future.set_result(None)
+
+
+def version_spans(versions: list[tuple[int, int]], length: int) -> tuple[tuple[int, int, int], ...]:
+    """(version, begin, end) from the (version, first token) at which versions changed; empty spans are left out, equal
+    neighbours joined."""
+    spans: list[tuple[int, int, int]] = []
+    ends = [begin for _, begin in versions[1:]] + [length]
+    for (version, begin), end in zip(versions, ends, strict=True):
+        if begin == end:
+            continue
+        if spans and spans[-1][0] == version:
+            begin = spans.pop()[1]
+        spans.append((version, begin, end))
+    return tuple(spans)
