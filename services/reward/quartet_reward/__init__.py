@@ -8,7 +8,8 @@ From the call down to the arithmetic:
 - `verifiers/`: one small file each behind the interface of `verifiers.base`; `registry` finds them, and users' own.
 - `reading`: finds the answer in a completion (tags, boxes, trailing special tokens).
 - `math_equality`: are two answers equal? `rationals` and `words` decide the plain cases in this process;
-  the rest goes to `worker_pool`, whose killable processes run `worker` → `math_compare` (guards around math-verify).
+  the rest goes to `worker_pool`, whose killable processes (`worker_process`, `frames`) run `worker` → `math_compare`,
+  guards around math-verify that know `notation`.
 """
 
 __version__ = "0.1.0"

@@ -13,7 +13,8 @@ from quartet_reward.rationals import equal_rationals, parse_rational
 from quartet_reward.reading import last_boxed
 from quartet_reward.verifiers.base import VerifierFailure
 from quartet_reward.words import read_words
-from quartet_reward.worker_pool import PoolClosed, TaskTimedOut, WorkerDied, WorkerPool
+from quartet_reward.worker_pool import PoolClosed, WorkerPool
+from quartet_reward.worker_process import TaskTimedOut, WorkerDied
 
 log = get_logger(__name__)
 

@@ -8,7 +8,8 @@ import time
 import pytest
 from reward_samples import DEADLINE_SECONDS, ENDLESS
 
-from quartet_reward.worker_pool import PoolClosed, TaskTimedOut, WorkerDied
+from quartet_reward.worker_pool import PoolClosed
+from quartet_reward.worker_process import TaskTimedOut, WorkerDied
 
 QUICK = {"reference": r"\sqrt{64}", "answer": "8"}
 

@@ -1,0 +1,122 @@
+"""One worker process, seen from the service: start it, ask it, kill it."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from typing import Any
+
+from quartet_reward import frames
+
+# Importing math-verify takes a second of CPU; on a busy machine, many seconds.
+_START_SECONDS = 60.0
+# A worker that got less than this share of a processor until its deadline was starved: that says nothing of its task.
+_STARVED = 0.05
+_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+# What a worker sees of this process's environment: where Python's modules are, and nothing secret.
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "VIRTUAL_ENV")
+
+
+class TaskTimedOut(Exception):
+    """The worker was killed at the deadline. `reference_read` tells which side of the comparison took so long."""
+
+    def __init__(self, seconds: float, reference_read: bool):
+        super().__init__(f"killed after {seconds:.1f} s")
+        self.reference_read = reference_read
+
+
+class WorkerDied(Exception):
+    """The worker ended on its own, or was starved: the task says nothing about its input."""
+
+
+class WorkerProcess:
+    """A process of `quartet_reward.worker` and the socket to it. Serves one task at a time."""
+
+    def __init__(self, memory_bytes: int):
+        """Start the process; `await_ready` tells when it serves. Raises OSError if there can be no process."""
+        self._socket, theirs = socket.socketpair()
+        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        with theirs:
+            # Not asyncio's own subprocesses: in Python 3.11 a cancelled start of one waits for ever.
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "quartet_reward.worker",
+                    f"--memory-bytes={memory_bytes}",
+                    f"--parent={os.getpid()}",
+                ],
+                stdin=theirs,
+                stdout=theirs,
+                # With gmpy2 under it, sympy evaluates what plain Python would be too slow to begin with.
+                env={**environment, "SYMPY_GROUND_TYPES": "python"},
+            )
+        self._writer: asyncio.StreamWriter | None = None
+        self.pid = self._process.pid
+        self.tasks_done = 0
+
+    async def await_ready(self) -> None:
+        """Wait until the process serves. Raises WorkerDied."""
+        self._reader, self._writer = await asyncio.open_connection(sock=self._socket)
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                await self._receive()
+        except TimeoutError:
+            raise WorkerDied(f"it was not ready within {_START_SECONDS:g} s") from None
+
+    async def ask(self, request: dict[str, Any], deadline_seconds: float) -> dict[str, Any]:
+        """Have a task done. Raises TaskTimedOut or WorkerDied; the process is then of no more use."""
+        cpu_before, reference_read = self._cpu_seconds(), False
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                # CPU time is the kernel's guard behind our own clock: twice as long, should this process be stuck.
+                await self._send({**request, "cpu_seconds": 2 * deadline_seconds + 1})
+                while (message := await self._receive())["event"] == "reference_read":
+                    reference_read = True
+        except TimeoutError:
+            used = self._cpu_seconds() - cpu_before
+            self.kill()
+            if used < _STARVED * deadline_seconds:
+                raise WorkerDied(f"it got only {used:.1f} s of CPU in {deadline_seconds:g} s") from None
+            raise TaskTimedOut(deadline_seconds, reference_read) from None
+        self.tasks_done += 1
+        return message
+
+    def kill(self) -> None:
+        """End the process at once; harmless if it has ended."""
+        self._process.kill()
+
+    async def reap(self) -> None:
+        """Wait until the killed process is gone and close the socket to it."""
+        await asyncio.to_thread(self._process.wait)
+        (self._writer or self._socket).close()
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        try:
+            self._writer.write(frames.pack(message))
+            await self._writer.drain()
+        except ConnectionError as error:
+            raise WorkerDied(await self._cause()) from error
+
+    async def _receive(self) -> dict[str, Any]:
+        try:
+            header = await self._reader.readexactly(frames.HEADER.size)
+            return frames.unpack(await self._reader.readexactly(frames.body_length(header)))
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            raise WorkerDied(await self._cause()) from error
+        except ValueError as error:
+            raise WorkerDied(f"it sent no frame: {error}") from error
+
+    async def _cause(self) -> str:
+        self.kill()  # its socket is closed, so it is of no use whether it lives or not
+        status = await asyncio.to_thread(self._process.wait)
+        return f"signal {-status} ended it" if status < 0 else f"it exited with status {status}"
+
+    def _cpu_seconds(self) -> float:
+        try:
+            with open(f"/proc/{self.pid}/stat", encoding="utf-8") as stat:
+                fields = stat.read().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
