@@ -21,6 +21,7 @@ from quartet_trainer.distribute import Alone, Announcements, Ensemble, follow
 from quartet_trainer.errors import TrainingError
 from quartet_trainer.evaluation import Evaluator
 from quartet_trainer.learner import Learner, create_learner
+from quartet_trainer.learner.distributed import shutdown
 from quartet_trainer.loop import TrainingLoop
 from quartet_trainer.members import Members
 from quartet_trainer.publisher import Publisher
@@ -48,6 +49,7 @@ class Surroundings:
 def follow_rank_0(config: LoadedConfig[TrainerSection]) -> None:
     """Be a rank above 0, from loading the model to the end of the training."""
     follow(_load(config), Announcements())
+    shutdown()
 
 
 def live(around: Surroundings) -> str:
@@ -82,6 +84,7 @@ def live(around: Surroundings) -> str:
     finally:
         with contextlib.suppress(RuntimeError):  # ranks that are gone need not be told
             learner.stop()
+        shutdown()
         channel.close()
 
 

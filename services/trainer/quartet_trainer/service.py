@@ -72,7 +72,7 @@ async def serve(config: Config, host: ServiceHost) -> None:
     followers = launch.Followers(config.section.ranks)
     control, status = Control(), Status(config.run.id)
     status.on_waiting = _show_waiting(host, asyncio.get_running_loop())
-    host.capabilities += [f"plugin.{config.section.plugin}", f"weights.{config.section.weights.transport}"]
+    host.capabilities.extend([f"plugin.{config.section.plugin}", f"weights.{config.section.weights.transport}"])
     host.libraries.update(_libraries("torch", "colossalai", "transformers"))
     servicer = TrainerServicer(config.section, launch.world_size(), checkpoint_root(config), status, control, host.stop)
     trainer_pb2_grpc.add_TrainerServiceServicer_to_server(servicer, host.server)

@@ -94,12 +94,18 @@ class WeightGroup:
 
         return wait
 
-    def drop(self) -> None:
-        """Leave the group. What is under way there ends by its own deadline, and another thread waits for that."""
+    def drop(self, wait: float = 0.0) -> None:
+        """Leave the group. What is under way there ends by its own deadline, and another thread waits for that.
+
+        Args:
+            wait: seconds to wait for that thread: at exit, none should be inside torch.
+        """
         holder = [self._group]
         self._group = None
         if holder[0] is not None:
-            threading.Thread(target=_destroy, args=(holder,), name="drop-weight-group", daemon=True).start()
+            thread = threading.Thread(target=_destroy, args=(holder,), name="drop-weight-group", daemon=True)
+            thread.start()
+            thread.join(wait)
 
 
 def _destroy(holder: list[dist.ProcessGroupGloo]) -> None:
@@ -159,7 +165,6 @@ def form_group(
             rank=rank,
             world_size=world_size,
             timeout=to_duration(timeout),
-            libraries={"torch": torch.__version__},
             secret=secret,
         )
         calls[name] = stubs[name].JoinWeightGroup.future(request, timeout=JOIN_SECONDS)

@@ -32,6 +32,7 @@ CAPABILITY = "weights.gloo"
 FIRST_BACKOFF_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 30.0
 STATUS_SECONDS = 5.0
+CLOSE_SECONDS = 2.0
 
 Weights = Callable[[], Iterator[tuple[str, torch.Tensor]]]
 
@@ -240,14 +241,14 @@ class Publisher:
                 peer.failures, peer.rest_until = peer.failures + 1, time.monotonic() + rest
                 log.warning("rollout is left out for a while", extra={"rollout": name, "seconds": rest, "why": why})
 
-    def _drop_group(self) -> None:
+    def _drop_group(self, wait: float = 0.0) -> None:
         if self._group is not None:
-            self._group.drop()
+            self._group.drop(wait)
             self._group = None
 
     def close(self) -> None:
         """Leave the group and close the channels."""
-        self._drop_group()
+        self._drop_group(wait=CLOSE_SECONDS)
         for peer in self._peers.values():
             peer.channel.close()
         self._peers.clear()

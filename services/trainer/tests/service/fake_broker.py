@@ -173,9 +173,7 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
             yield broker_pb2.LeaseExperienceResponse(group=make_group(name, max(0, request.step - 1), seed))
 
     def _ready(self, step: int) -> bool:
-        return (
-            step < self.batches_allowed or self.end_of_data or self.run.state != broker_pb2.RUN_STATE_ACTIVE
-        )
+        return step < self.batches_allowed or self.end_of_data or self.run.state != broker_pb2.RUN_STATE_ACTIVE
 
     def DropExperience(self, request, context):
         self._check(context, request.session_epoch)

@@ -65,7 +65,7 @@ def test_every_step_leaves_metrics_and_some_a_sample(train: Train, broker: FakeB
     assert last["staleness/mean"] == 1.0 and last["staleness/max"] == 1.0
     assert last["reward/mean"] == 0.5 and last["train/loss"] == 0.5
     assert last["batch/completions"] == 8.0
-    assert 0 < last["time/step"] and 0 <= last["time/idle_fraction"] <= 1
+    assert last["time/step"] > 0 and 0 <= last["time/idle_fraction"] <= 1
     assert sorted(path.name for path in (training.folder / "samples").iterdir()) == ["step-000000.md", "step-000002.md"]
     sample = (training.folder / "samples" / "step-000002.md").read_text()
     assert "2+3=?" in sample and "Reference answer: `8`" in sample and "reward 1, correct" in sample
@@ -222,7 +222,9 @@ def test_evaluations_happen_before_between_and_after(train: Train, broker: FakeB
     assert evaluations[0]["eval/heldout/ans_acc"] == 0.5 and evaluations[0]["eval/heldout/pass@1"] == 0.5
     records = [json.loads(line) for line in (training.folder / "evaluations" / "heldout-step-2.jsonl").open()]
     assert [record["gold"] for record in records] == ["8", "8"]
-    assert {"prompt", "prediction", "parsed", "format_valid", "ans_valid", "response_length", "reward"} <= set(records[0])
+    assert {"prompt", "prediction", "parsed", "format_valid", "ans_valid", "response_length", "reward"} <= set(
+        records[0]
+    )
     assert [e.evaluation.policy_version for e in broker.events if e.HasField("evaluation")] == [0, 2, 3]
 
 

@@ -1,0 +1,244 @@
+"""The whole trainer as a process: command line, server, signals, exit status, with a real learner on a tiny model."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from conftest import ReceiverProcess
+from fake_broker import FakeBroker
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from quartet.v1 import broker_pb2, common_pb2, common_pb2_grpc, trainer_pb2, trainer_pb2_grpc
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen2 of 128 tokens that any CPU trains in a moment."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    folder = tmp_path_factory.mktemp("model")
+    config = Qwen2Config(
+        vocab_size=128,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder, safe_serialization=True)
+    return folder
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class TrainerProcess:
+    """`python -m quartet_trainer`, as a person starts it."""
+
+    def __init__(self, *overrides: str):
+        self.port = free_port()
+        overrides = ("run.id=test", f"addresses.trainer=127.0.0.1:{self.port}", "server.metrics=false", *overrides)
+        options = [word for override in overrides for word in ("--set", override)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "quartet_trainer", *options], stderr=subprocess.PIPE, text=True
+        )
+        self.channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
+        self.stub = trainer_pb2_grpc.TrainerServiceStub(self.channel)
+
+    def status(self) -> trainer_pb2.TrainerServiceGetStatusResponse:
+        request = trainer_pb2.TrainerServiceGetStatusRequest()
+        return self.stub.GetStatus(request, timeout=60, wait_for_ready=True)
+
+    def handshake(self) -> common_pb2.HandshakeResponse:
+        stub = common_pb2_grpc.HandshakeServiceStub(self.channel)
+        return stub.Handshake(common_pb2.HandshakeRequest(), timeout=60, wait_for_ready=True)
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 90.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, self.process.stderr.read()
+            assert time.monotonic() < deadline, "did not come about in time"
+            time.sleep(0.1)
+
+    def end(self, seconds: float = 60.0) -> tuple[int, str]:
+        """Wait for the process; returns its exit status and what it said."""
+        _, said = self.process.communicate(timeout=seconds)
+        return self.process.returncode, said
+
+
+@pytest.fixture
+def trainer(broker: FakeBroker, model: Path, tmp_path: Path) -> Iterator[Callable[..., TrainerProcess]]:
+    """Start trainers of the run 'test'; they are ended after the test."""
+    started: list[TrainerProcess] = []
+
+    def start(*overrides: str) -> TrainerProcess:
+        basics = (f"addresses.broker={broker.address}", f"model.path={model}", f"run.folder={tmp_path / 'run'}")
+        started.append(TrainerProcess(*basics, *overrides))
+        return started[-1]
+
+    yield start
+    for trainer in started:
+        trainer.channel.close()
+        if trainer.process.poll() is None:
+            trainer.process.kill()
+            trainer.process.communicate()
+
+
+Start = Callable[..., TrainerProcess]
+
+
+def test_a_whole_run_ends_by_itself_with_status_0(
+    trainer: Start, broker: FakeBroker, tmp_path: Path, receiver: Callable[..., ReceiverProcess]
+):
+    one = receiver("one")
+    broker.add_member(one.member)
+    process = trainer()
+    status, said = process.end(120)
+    assert status == 0, said
+    assert "Traceback" not in said
+    assert broker.trained == [0, 1, 2] and broker.finished[0].state == broker_pb2.RUN_STATE_SUCCEEDED
+    assert len(one.installed(3)) == len(one.installed(0)) > 10_000
+    assert one.installed(3) != one.installed(0), "the weights have moved"
+    assert {"config.json", "model.safetensors"} <= {path.name for path in (tmp_path / "run" / "model").iterdir()}
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    assert lines[0]["reward/ans_acc"] == 0.5 and "train/loss" in lines[0] and "time/train_step" in lines[0]
+    assert any((tmp_path / "run" / "tensorboard").iterdir())
+
+
+def test_every_rpc_while_a_run_is_trained(trainer: Start, broker: FakeBroker, tmp_path: Path):
+    broker.change(batches_allowed=0)
+    broker.run.spec.max_steps = 100
+    process = trainer()
+    process.wait_until(lambda: process.status().phase == trainer_pb2.TRAINER_PHASE_WAITING_FOR_BATCH)
+
+    with pytest.raises(grpc.RpcError) as refused:
+        process.stub.SaveCheckpoint(trainer_pb2.SaveCheckpointRequest(), timeout=30)
+    assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert "no batch has been trained yet" in refused.value.details()
+    with pytest.raises(grpc.RpcError) as refused:
+        list(process.stub.WatchMetrics(trainer_pb2.WatchMetricsRequest(after_step=-2), timeout=30))
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "after_step" in refused.value.details()
+    assert not process.stub.ListCheckpoints(trainer_pb2.ListCheckpointsRequest(), timeout=30).checkpoints
+
+    watching = process.stub.WatchMetrics(trainer_pb2.WatchMetricsRequest(after_step=-1), timeout=60)
+    broker.change(batches_allowed=2)
+    reports = [next(watching), next(watching)]
+    assert [report.step for report in reports] == [0, 1]
+    assert reports[1].metrics["reward/mean"] == 0.5
+    again = process.stub.WatchMetrics(trainer_pb2.WatchMetricsRequest(after_step=0), timeout=60)
+    assert next(again).step == 1, "what is in memory is sent first"
+    again.cancel()
+
+    saved = process.stub.SaveCheckpoint(trainer_pb2.SaveCheckpointRequest(), timeout=60).checkpoint
+    assert saved.step == 2 and broker.committed == [2] and Path(saved.path).is_dir()
+    once_more = process.stub.SaveCheckpoint(trainer_pb2.SaveCheckpointRequest(), timeout=60).checkpoint
+    assert once_more == saved
+    listed = process.stub.ListCheckpoints(trainer_pb2.ListCheckpointsRequest(), timeout=30).checkpoints
+    assert [(each.step, each.path) for each in listed] == [(2, saved.path)]
+
+    status = process.status()
+    assert (status.run_id, status.step, status.checkpoint_step, status.session_epoch) == ("test", 2, 2, 1)
+    assert (status.algorithm, status.plugin, status.world_size) == ("grpo", "torch_ddp", 1)
+    assert status.published_version == -1 and list(status.waiting_for) == ["a rollout to join the run"]
+    assert status.phase_seconds["training"] > 0 and status.phase_seconds["waiting_for_batch"] > 0
+
+    stopped = process.stub.Stop(trainer_pb2.StopRequest(reason="enough"), timeout=30)
+    assert stopped.step == 2
+    assert [report.step for report in watching] == [], "the stream ends with the training"
+    assert process.end()[0] == 0
+    assert not broker.finished, "the run stays open"
+
+
+def test_sigterm_leaves_a_committed_checkpoint_and_the_next_start_goes_on(trainer: Start, broker: FakeBroker):
+    broker.change(batches_allowed=2)
+    process = trainer()
+    broker.wait_until(lambda: broker.trained == [0, 1], 120)
+    process.process.send_signal(signal.SIGTERM)
+    status, said = process.end(30)
+    assert status == 0 and "Traceback" not in said, said
+    assert broker.committed == [2]
+    broker.change(batches_allowed=10**9)
+    assert trainer().end(120)[0] == 0
+    assert broker.opened[1].checkpoint_step == 2 and broker.trained == [0, 1, 2]
+
+
+def test_a_trainer_alone_is_healthy_and_says_what_it_waits_for(model: Path, tmp_path: Path):
+    nobody = f"127.0.0.1:{free_port()}"
+    process = TrainerProcess(f"model.path={model}", f"run.folder={tmp_path}", f"addresses.broker={nobody}")
+    try:
+        process.wait_until(lambda: f"broker at {nobody}" in process.handshake().waiting_for)
+        health = health_pb2_grpc.HealthStub(process.channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
+        assert health.status == health_pb2.HealthCheckResponse.SERVING
+        assert {"plugin.torch_ddp", "weights.gloo"} <= set(process.handshake().capabilities)
+        assert process.status().phase == trainer_pb2.TRAINER_PHASE_WAITING_FOR_BROKER
+    finally:
+        process.process.send_signal(signal.SIGINT)
+        status, said = process.end(30)
+    assert status == 130 and "Traceback" not in said, said
+
+
+def test_a_fenced_trainer_ends_with_status_1_and_one_sentence(trainer: Start, broker: FakeBroker):
+    broker.change(batches_allowed=1)
+    process = trainer()
+    broker.wait_until(lambda: broker.trained == [0], 120)
+    broker.change(session_epoch=2)
+    status, said = process.end(60)
+    assert status == 1
+    assert "the broker refuses LeaseExperience of step 1" in said and "Traceback" not in said, said
+
+
+def test_two_ranks_train_the_same_run(trainer: Start, broker: FakeBroker, receiver: Callable[..., ReceiverProcess]):
+    one = receiver("one")
+    broker.add_member(one.member)
+    process = trainer("trainer.ranks=2", "trainer.checkpoint.interval=2")
+    assert process.status().world_size == 2
+    status, said = process.end(180)
+    assert status == 0, said
+    assert broker.trained == [0, 1, 2] and broker.committed == [2, 3]
+    assert one.installed(3) != one.installed(0)
+
+
+def test_a_lost_rank_ends_the_trainer(trainer: Start, broker: FakeBroker):
+    broker.change(batches_allowed=1)
+    process = trainer("trainer.ranks=2")
+    broker.wait_until(lambda: broker.trained == [0], 120)
+    children = Path(f"/proc/{process.process.pid}/task").glob("*/children")
+    ranks = [int(pid) for file in children for pid in file.read_text().split()]
+    assert len(ranks) == 1
+    os.kill(ranks[0], signal.SIGKILL)
+    status, said = process.end(60)
+    assert status == 1 and "rank 1 ended with status -9" in said, said
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("model.path=/nowhere/model", "model.path: /nowhere/model is no folder"),
+        (
+            "trainer.learning_rat=1",
+            "unknown key trainer.learning_rat on the command line: did you mean 'learning_rate'?",
+        ),
+        ("trainer.weights.transport=pigeon", "trainer.weights.transport: got 'pigeon'"),
+        ("trainer.ranks=0", "trainer.ranks: got 0 on the command line: input should be greater than or equal to 1"),
+        ("trainer.checkpoint.keep_last=0", "trainer.checkpoint.keep_last: got 0"),
+        ("run.folder=/proc/version/run", "run.folder: '/proc/version/run' cannot be made"),
+    ],
+)
+def test_what_cannot_be_used_is_one_sentence_and_status_2(trainer: Start, override: str, sentence: str):
+    status, said = trainer(override).end()
+    assert status == 2
+    assert sentence in said and said.count("\n") == 1, said
