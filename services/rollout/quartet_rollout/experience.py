@@ -1,6 +1,5 @@
 """A finished group as the contract's ExperienceGroup: tensors for the trainer, a transcript for people, a header."""
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -103,7 +102,7 @@ def _tensors(
 def _header(lease: broker_pb2.PromptLease, scored: Sequence[ScoredCompletion]) -> experience_pb2.GroupHeader:
     versions = versions_of([one.completion for one in scored])
     scores = [one.score for one in scored if one.score is not None]
-    rewards = [score.reward for score in scores]
+    rewards = np.asarray([score.reward for score in scores])
     return experience_pb2.GroupHeader(
         instance_id=lease.instance.instance_id,
         purpose=lease.instance.purpose,
@@ -111,8 +110,8 @@ def _header(lease: broker_pb2.PromptLease, scored: Sequence[ScoredCompletion]) -
         max_policy_version=max(versions),
         completions=len(scored),
         completion_tokens=sum(one.completion.token_ids.size for one in scored),
-        reward_mean=statistics.fmean(rewards) if rewards else 0.0,
-        reward_std=statistics.stdev(rewards) if len(rewards) > 1 else 0.0,
+        reward_mean=rewards.mean() if scores else 0.0,
+        reward_std=rewards.std(ddof=1) if len(scores) > 1 else 0.0,
         attempt=lease.attempt,
-        ans_acc=statistics.fmean(score.ans_acc for score in scores) if scores else 0.0,
+        ans_acc=np.mean([score.ans_acc for score in scores]) if scores else 0.0,
     )
