@@ -1,6 +1,6 @@
-"""Loads a model folder with plain transformers and measures it on every held-out problem. Trainer's environment.
+"""Measures a model folder, loaded by plain transformers, on every held-out problem. Trainer's environment.
 
-Prints one JSON object: accuracy when sampled at temperature 1, accuracy when greedy, mean length of the sampled thought.
+Prints one JSON object: how many problems, accuracy when sampled at temperature 1, accuracy when greedy.
 """
 
 import json

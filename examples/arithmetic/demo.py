@@ -14,9 +14,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from rich.console import Console
+
 from quartet_client.plot import plot_runs, read_curves
 from quartet_local.run import run
-from rich.console import Console
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -72,7 +73,9 @@ def measure(model: Path) -> dict:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = trainer_python("check.py", model, env=environment, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"demo: {model} cannot be loaded by plain transformers: {done.stderr.strip().splitlines()[-1]}")
+        raise SystemExit(
+            f"demo: {model} cannot be loaded by plain transformers: {done.stderr.strip().splitlines()[-1]}"
+        )
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -101,7 +104,8 @@ def summarise(folder: Path, engine: str, began: float, before: dict, after: dict
         f"""
   Held-out accuracy [bold]{before["sampled_accuracy"]:.0%} → {after["sampled_accuracy"]:.0%}[/], \
 {gained:+.0f} points in {training:.0f} s of training.  {verdict}
-  (greedy {before["greedy_accuracy"]:.0%} → {after["greedy_accuracy"]:.0%}; {after["problems"]} problems never trained on)
+  (greedy {before["greedy_accuracy"]:.0%} → {after["greedy_accuracy"]:.0%}; \
+{after["problems"]} problems never trained on)
   The first optimizer step came {report["seconds_to_first_step"]:.0f} s after the start.
   Answers grew from {report["completion_tokens_before"]} to {report["completion_tokens_after"]} tokens: the model \
 could always reckon; it learnt that

@@ -54,7 +54,10 @@ def main() -> int:
         say(f"skill: {steps} steps, {accuracy:.0%} of training problems solved greedily", began)
     fit(model, optimizer, tokenizer, train, habit, rng, HABIT_STEPS)
     held_out_accuracy = sampled_accuracy(model, tokenizer, held_out, temperature=1)
-    say(f"habit: {HABIT_STEPS} steps of guessing, {held_out_accuracy:.0%} of held-out problems right when sampled", began)
+    say(
+        f"habit: {HABIT_STEPS} steps of guessing, {held_out_accuracy:.0%} of held-out problems right when sampled",
+        began,
+    )
 
     save(model, tokenizer, arguments.folder)
     report = {
@@ -110,7 +113,9 @@ def sampled_accuracy(
     model.eval()
     # All problems have the same length: no padding.
     inputs = torch.tensor([tokenizer(problem)["input_ids"] for problem in problems])
-    sampling = {"do_sample": True, "temperature": float(temperature), "top_k": 0} if temperature else {"do_sample": False}
+    sampling = (
+        {"do_sample": True, "temperature": float(temperature), "top_k": 0} if temperature else {"do_sample": False}
+    )
     outputs = model.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=32, **sampling)
     texts = tokenizer.batch_decode(outputs[:, inputs.shape[1] :], skip_special_tokens=True)
     return sum(read_answer(text) == str(answer(p)) for text, p in zip(texts, problems, strict=True)) / len(problems)

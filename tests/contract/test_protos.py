@@ -48,7 +48,9 @@ def test_the_stubs_are_those_of_the_protos(tmp_path):
     subprocess.run([str(PROTOS / "generate.sh"), sys.executable, str(tmp_path)], check=True, timeout=120)
     made = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*_pb2*"))
     assert len(made) == 3 * len(list((PROTOS / "quartet" / "v1").glob("*.proto")))
-    differing = [str(path) for path in made if not filecmp.cmp(tmp_path / path, PROTOS / "python" / path, shallow=False)]
+    differing = [
+        str(path) for path in made if not filecmp.cmp(tmp_path / path, PROTOS / "python" / path, shallow=False)
+    ]
     assert not differing, f"run protos/generate.sh: {differing}"
 
 

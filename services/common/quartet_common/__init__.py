@@ -1,10 +1,12 @@
-"""What every Quartet service starts with; knows nothing of models, training or Redis, and imports neither torch nor a service.
+"""What every Quartet service starts with.
+
+It knows nothing of models, training or Redis, and imports neither torch nor a service.
 
 A service's life, from the top down:
 
 - `cli`: the command line, the same for all four services; calls the service's `preflight` and `serve`.
 - `config`: the run file, its shared sections, overrides; `run_spec`: its [run] section as the contract's RunSpec.
-- `host`: the gRPC server: TLS, token, health, reflection, handshake, metrics, drain. `interceptor`: what wraps each call.
+- `host`: the gRPC server: TLS, token, health, reflection, handshake, metrics, drain. `interceptor`: around each call.
 - `channel`, `handshake`: how a service reaches another.
 - `errors`: statuses with rich details, made by servers, described for people by clients.
 - `tensors`, `weights`: the wire form of arrays and of weight updates (numpy and xxhash: the extra `tensors`).

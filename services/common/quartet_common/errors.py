@@ -62,9 +62,7 @@ def already_exists(kind: str, name: str, difference: str) -> ContractError:
 
 def failed_precondition(subject: str, description: str) -> ContractError:
     """The system is not in the state the call needs; retrying does not help until something else changes."""
-    violation = error_details_pb2.PreconditionFailure.Violation(
-        type="STATE", subject=subject, description=description
-    )
+    violation = error_details_pb2.PreconditionFailure.Violation(type="STATE", subject=subject, description=description)
     return ContractError(
         grpc.StatusCode.FAILED_PRECONDITION,
         f"{subject}: {description}",

@@ -1,6 +1,6 @@
 """The one server bootstrap: every service is a ServiceHost with its own servicers.
 
-    host.start -> SERVING -> (SIGTERM, SIGINT, host.stop) -> NOT_SERVING -> drain -> stopped
+host.start -> SERVING -> (SIGTERM, SIGINT, host.stop) -> NOT_SERVING -> drain -> stopped
 """
 
 import asyncio
@@ -101,7 +101,7 @@ class ServiceHost:
         self._drains.append(drain)
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task:
-        """Run `work` in the background. If it raises, the service stops with exit code 1; at the end it is cancelled."""
+        """Run `work` in the background. If it raises, the service stops with exit code 1; a drain cancels it."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)

@@ -11,7 +11,13 @@ from pythonjsonlogger.json import JsonFormatter
 
 LogFormat = Literal["json", "text"]
 
-_STANDARD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "service", "instance"}
+_STANDARD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {
+    "message",
+    "asctime",
+    "taskName",
+    "service",
+    "instance",
+}
 
 
 class _TextFormatter(logging.Formatter):

@@ -50,7 +50,7 @@ def plan_buckets(
 
 
 def check_manifest(manifest: rollout_pb2.WeightManifest) -> None:
-    """Raise ValueError, naming the tensor, if the manifest contradicts itself: what comes by the wire is not trusted."""
+    """Raise ValueError, naming the tensor, if the manifest contradicts itself: the wire is not trusted."""
     if manifest.checksum_algorithm != CHECKSUM_ALGORITHM:
         raise ValueError(f"checksum_algorithm: got '{manifest.checksum_algorithm}'; allowed: {CHECKSUM_ALGORITHM}")
     for tensor in manifest.tensors:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import Field
+
 from quartet_common.config import ConfigError, Section, load_config, split_address
 from quartet_common.run_spec import run_spec
 

@@ -14,6 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from quartet.v1 import common_pb2, reward_pb2, reward_pb2_grpc
+
 from quartet_common.channel import connect, connect_sync
 from quartet_common.config import ConfigError, SecuritySection, ServerSection
 from quartet_common.errors import describe, invalid_argument, resource_exhausted, retry_delay
@@ -42,9 +43,7 @@ class Fussy(reward_pb2_grpc.RewardServiceServicer):
 
 
 async def serve(security: SecuritySection | None = None, **settings) -> ServiceHost:
-    host = ServiceHost(
-        "reward", "127.0.0.1:0", security or SecuritySection(), ServerSection(metrics=False, **settings)
-    )
+    host = ServiceHost("reward", "127.0.0.1:0", security or SecuritySection(), ServerSection(metrics=False, **settings))
     reward_pb2_grpc.add_RewardServiceServicer_to_server(Fussy(), host.server)
     await host.start()
     return host
@@ -157,9 +156,7 @@ def make_certificates(folder) -> SecuritySection:
     )
     certificate = (
         builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "quartet")]), key.public_key())
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
-        )
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
         .sign(ca_key, hashes.SHA256())
     )
     pem = serialization.Encoding.PEM
@@ -168,9 +165,7 @@ def make_certificates(folder) -> SecuritySection:
     (folder / "key.pem").write_bytes(
         key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
-    return SecuritySection(
-        tls_ca=folder / "ca.pem", tls_certificate=folder / "cert.pem", tls_key=folder / "key.pem"
-    )
+    return SecuritySection(tls_ca=folder / "ca.pem", tls_certificate=folder / "cert.pem", tls_key=folder / "key.pem")
 
 
 async def test_mutual_tls_lets_in_who_has_a_certificate(tmp_path):

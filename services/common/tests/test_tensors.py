@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from quartet.v1 import rollout_pb2, tensor_pb2
+
 from quartet_common.tensors import Dtype, decode, decode_ragged, dtype_of, encode, encode_ragged
 from quartet_common.weights import ALIGNMENT, Checksum, check_manifest, plan_buckets
 

@@ -1,0 +1,116 @@
+"""The four services as a person starts them in four terminals: each its own process, from its own environment."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from quartet_local.redis import find_server
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENTS = ROOT / ".quartet" / "envs"
+SERVICES = ("broker", "reward", "rollout", "trainer")
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nothing listens on, their metrics neighbours (+100) free as well."""
+    found: list[int] = []
+    while len(found) < count:
+        with socket.socket() as probe, socket.socket() as neighbour:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+            try:
+                neighbour.bind(("127.0.0.1", port + 100))
+            except (OSError, OverflowError):
+                continue
+            found.append(port)
+    return found
+
+
+class ByHand:
+    """Processes started one by one; `close` ends what is left."""
+
+    def __init__(self, folder: Path, run_file: Path, overrides: dict[str, object]):
+        broker, reward, rollout, trainer, redis = free_ports(5)
+        self.folder = folder
+        self.redis_port = redis
+        self.addresses = {
+            "broker": f"127.0.0.1:{broker}",
+            "reward": f"127.0.0.1:{reward}",
+            "rollout": f"127.0.0.1:{rollout}",
+            "trainer": f"127.0.0.1:{trainer}",
+        }
+        settings = {f"addresses.{name}": address for name, address in self.addresses.items()}
+        settings |= {"broker.redis_url": f"redis://127.0.0.1:{redis}/0", **overrides}
+        self.arguments = [
+            str(run_file),
+            *(word for key, value in settings.items() for word in ("--set", f"{key}={value}")),
+        ]
+        self.processes: dict[str, subprocess.Popen] = {}
+
+    def start_redis(self) -> None:
+        """Start Redis and return when it listens."""
+        command = [find_server(), "--port", str(self.redis_port), "--appendonly", "yes", "--save", "", "--dir"]
+        self._start("redis", [*command, str(self.folder)])
+        for _ in range(200):
+            with socket.socket() as probe:
+                probe.settimeout(1)
+                if probe.connect_ex(("127.0.0.1", self.redis_port)) == 0:
+                    return
+            assert self.processes["redis"].poll() is None, self.log("redis")
+            try:
+                self.processes["redis"].wait(0.05)
+            except subprocess.TimeoutExpired:
+                continue
+        raise AssertionError(f"redis does not listen: {self.log('redis')}")
+
+    def start(self, name: str) -> None:
+        """Start a service; it finds the others by itself."""
+        self._start(name, [str(ENVIRONMENTS / name / "bin" / f"quartet-{name}"), *self.arguments])
+
+    def client(self, *words: str) -> subprocess.Popen:
+        """Start a `quartet` command; its output goes to client.log."""
+        self._start("client", [str(ENVIRONMENTS / "client" / "bin" / "quartet"), *words])
+        return self.processes["client"]
+
+    def _start(self, name: str, command: list[str]) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def log(self, name: str) -> str:
+        """Return what a process has said so far."""
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def wait_for(self, name: str, *texts: str, seconds: float = 120) -> None:
+        """Return when a process has said all of `texts`."""
+        deadline = time.monotonic() + seconds
+        while not all(text in self.log(name) for text in texts):
+            assert time.monotonic() < deadline, f"{name} did not say {texts}\n{self.logs()}"
+            # It may not end meanwhile; waiting for that is also the pause between two looks.
+            try:
+                self.processes[name].wait(0.1)
+            except subprocess.TimeoutExpired:
+                continue
+            raise AssertionError(f"{name} ended before it said {texts}\n{self.logs()}")
+
+    def logs(self) -> str:
+        """Return the end of every log, for a failed assertion."""
+        return "\n".join(f"--- {name}\n{self.log(name)[-3000:]}" for name in self.processes)
+
+    def stop(self, name: str, number: int = signal.SIGTERM, timeout: float = 30) -> int:
+        """Signal a process and return its exit status."""
+        self.processes[name].send_signal(number)
+        return self.processes[name].wait(timeout)
+
+    def close(self) -> None:
+        """Kill what is left, with everything it started."""
+        for process in self.processes.values():
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            process.wait(10)

@@ -1,0 +1,87 @@
+"""Real Redis, vLLM and ColossalAI, started by hand in any order; what a run leaves; a program that uses it."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from by_hand import ENVIRONMENTS, ROOT, SERVICES
+
+from quartet_client import Client
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.mark.parametrize(
+    "order", [("trainer", "rollout", "reward", "broker"), ("reward", "rollout", "broker", "trainer")]
+)
+def test_services_started_in_any_order_do_a_run(by_hand, order, tmp_path):
+    services = by_hand()
+    services.start_redis()
+    for name in order:
+        services.start(name)
+    assert services.client("run", "--attach", "--plain", *services.arguments).wait(200) == 0, services.logs()
+    assert services.processes["trainer"].wait(30) == 0, services.logs()
+
+    with Client(services.addresses["broker"]) as quartet:
+        run = quartet.run("by-hand")
+    # Six steps of four groups, each committed once; nothing was lost, refused or set aside on the way.
+    assert run.stats.committed == 24
+    assert run.stats.duplicates == run.stats.dead == run.stats.stale == run.stats.redelivered == 0
+
+    folder = tmp_path / "run"
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if row["kind"] == "step"]
+    assert [row["step"] for row in steps] == list(range(6))
+    assert all(0 <= row["staleness/max"] <= 1 for row in steps)
+    # The trainer's own log-probs of fresh tokens are vLLM's: both ends see the same weights and the same tokens.
+    assert steps[0]["mismatch/log_prob_diff_max"] < 1e-3
+    assert [row["policy_version"] for row in rows if row["kind"] == "evaluation"] == [0, 3, 6]
+    assert len((folder / "evaluations" / "heldout-step-6.jsonl").read_text().splitlines()) == 30
+    assert (folder / "samples" / "step-000000.md").is_file() and list((folder / "tensorboard").iterdir())
+    loads = (
+        "import sys; from transformers import AutoModelForCausalLM as Model, AutoTokenizer as Tokenizer;"
+        "Model.from_pretrained(sys.argv[1]); Tokenizer.from_pretrained(sys.argv[1])"
+    )
+    for environment in ("trainer", "rollout"):
+        python = ENVIRONMENTS / environment / "bin" / "python"
+        subprocess.run([python, "-W", "ignore", "-c", loads, folder / "model"], check=True, timeout=120)
+
+    for name in ("rollout", "reward", "broker"):
+        assert services.stop(name) == 0, services.log(name)
+
+
+def test_each_service_alone_says_what_it_waits_for(by_hand):
+    services = by_hand()
+    services.start_redis()
+    waits = {"rollout": "waiting for", "trainer": "waiting for broker"}
+    for name in SERVICES:
+        services.start(name)
+        services.wait_for(name, "serving at", waits.get(name, "serving at"))
+        assert services.stop(name) == 0, services.log(name)
+
+
+def readme_example() -> str:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    return next(block for block in blocks if "quartet.submit" in block)
+
+
+def test_the_readmes_ten_lines_get_answers_from_a_run_under_way(by_hand):
+    services = by_hand(run__max_steps=100000, data__passes=0, trainer__evaluation__interval=0)
+    services.start_redis()
+    for name in SERVICES:
+        services.start(name)
+    services.client("run", "--attach", "--plain", *services.arguments)
+    services.wait_for("client", "step 2/")
+    example = (
+        readme_example().replace("127.0.0.1:7101", services.addresses["broker"]).replace('"arithmetic"', '"by-hand"')
+    )
+    assert len(example.strip().splitlines()) <= 10
+    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr + services.logs()
+    lines = done.stdout.strip().splitlines()
+    assert len(lines) >= 3 and all(re.search(r"=\?.* [\d.]+ \d+$", line) for line in lines), done.stdout
+    assert services.stop("client", signal.SIGINT) == 130
+    assert "Traceback" not in services.log("client")
