@@ -87,8 +87,8 @@ class Runs:
 
     async def ids(self) -> list[str]:
         """Return the ids of all runs, newest first."""
-        with self._store.failures():
-            return [run_id.decode() for run_id in await self._store.redis.zrevrange(keys.RUNS, 0, -1)]
+        (ids,) = await self._store.read([("ZREVRANGE", keys.RUNS, 0, -1)])
+        return [run_id.decode() for run_id in ids]
 
     async def finish(self, request: broker_pb2.FinishRunRequest) -> broker_pb2.FinishRunResponse:
         """End a run; its first outcome stands."""

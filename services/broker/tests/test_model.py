@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 from world import World, group
 
-EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "15"))
+EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "40"))
 STEP, STALENESS, DELIVERIES = 2, 1, 3
 
 
@@ -83,8 +83,8 @@ class BrokerMachine(RuleBasedStateMachine):
             self.do(call)
         assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
 
-    @initialize()
-    def begin(self):
+    @initialize(steps=st.integers(0, 4))
+    def begin(self, steps):
         BrokerMachine.runs += 1
         self.world = World(self.stub, self.redis, f"model-{BrokerMachine.runs}")
         self.model = Reference()
@@ -94,8 +94,10 @@ class BrokerMachine(RuleBasedStateMachine):
         self.old_session = self.world.session - 1
         # The sets in the surviving checkpoints: what each step trained.
         self.weights: list[list[str]] = []
+        self.submit([f"p{n}" for n in range(12)])
+        self.work(steps)
 
-    @rule(names=st.lists(st.sampled_from([f"p{n}" for n in range(24)]), min_size=1, max_size=6))
+    @rule(names=st.lists(st.sampled_from([f"p{n}" for n in range(40)]), min_size=3, max_size=12))
     def submit(self, names):
         new = [name for name in dict.fromkeys(names) if name not in self.model.state]
         response = self.do(self.world.submit(*names))
@@ -106,6 +108,9 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(most=st.integers(1, 6), lag=st.integers(0, 2))
     def lease(self, most, lag):
+        self.granted(most, lag)
+
+    def granted(self, most: int, lag: int) -> list:
         version = max(0, self.model.version - lag)
         expected = self.model.expected_lease(most, version)
         leases = self.do(self.world.lease(most, version))
@@ -117,11 +122,19 @@ class BrokerMachine(RuleBasedStateMachine):
             assert lease.attempt == self.model.attempt[name]
             self.model.state[name], self.model.held[name] = "LEASED", lease
             self.leases.append((lease, version))
+        return self.leases[-len(leases) :] if leases else []
+
+    @rule(most=st.integers(2, 6), lag=st.integers(0, 1))
+    def roll_out(self, most, lag):
+        for lease, version in self.granted(most, lag):
+            self.put_one(lease, version)
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
     def put(self, data):
-        lease, version = data.draw(st.sampled_from(self.leases))
+        self.put_one(*data.draw(st.sampled_from(self.leases)))
+
+    def put_one(self, lease, version: int) -> None:
         name, model = lease.instance.instance_id, self.model
         if model.state[name] not in ("QUEUED", "LEASED", "DEAD"):
             expected = "DUPLICATE"
@@ -201,6 +214,15 @@ class BrokerMachine(RuleBasedStateMachine):
         self.model.batches[step].remove(name)
         self.model.state[name] = "DROPPED"
 
+    # What a run does most of the time, so that the rest happens in the middle of a run.
+    @rule(steps=st.integers(1, 3))
+    def work(self, steps):
+        for _ in range(steps):
+            for lease, version in self.granted(6, 0):
+                self.put_one(lease, version)
+            self.lease_experience()
+            self.mark_trained()
+
     @rule()
     def mark_trained(self):
         model, step = self.model, self.model.version
@@ -214,10 +236,10 @@ class BrokerMachine(RuleBasedStateMachine):
         model.version += 1
         self.weights.append(list(model.batches[step]))
 
-    @rule(ahead=st.integers(0, 3))
-    def commit(self, ahead):
+    @rule(behind=st.integers(-1, 3))
+    def commit(self, behind):
         model = self.model
-        target = model.committed + ahead
+        target = max(0, model.version - behind)
         if target > model.version:
             self.refused(self.world.commit(target))
             return
@@ -263,8 +285,7 @@ class BrokerMachine(RuleBasedStateMachine):
         for name in ("queued", "leased", "ready", "leased_to_trainer", "trained", "dead", "dropped", "committed"):
             assert getattr(stats, name) == model.count(name.upper()), name
         assert (run.policy_version, run.committed_step) == (model.version, model.committed)
-        for name, state in model.state.items():
-            assert self.do(self.world.state_of(name)) == state, name
+        assert self.do(self.world.states(list(model.state))) == model.state
         trained = [name for batch in self.weights for name in batch]
         assert len(trained) == len(set(trained)), "trained twice"
 
