@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -25,8 +25,8 @@ class VllmOptions(_EngineOptions):
 
     form: Literal["in_process", "async"] = Field(
         "in_process",
-        description="in_process: stepped on a thread of this process; starts fast, one core. async: vLLM's engine "
-        "processes (AsyncLLM), as production uses on GPUs.",
+        description="in_process: vLLM's synchronous engine on a thread of this process; starts in seconds, one core or "
+        "one GPU. async: vLLM's engine processes; not built yet.",
     )
     kv_cache_gib: float | None = Field(
         None,
@@ -37,9 +37,15 @@ class VllmOptions(_EngineOptions):
     enforce_eager: bool | None = Field(
         None, description="Run without torch.compile and CUDA graphs. Unset: true on the CPU, false on GPUs."
     )
-    tensor_parallel_size: int = Field(1, ge=1, description="GPUs the model is spread over; above 1 needs form async.")
     enable_prefix_caching: bool = Field(True, description="Share the KV cache of equal prompt beginnings.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("error", description="Level of vLLM's own logs.")
+
+    @field_validator("form")
+    @classmethod
+    def _form_is_built(cls, form: str) -> str:
+        if form == "async":
+            raise ValueError("form 'async' (vLLM's engine processes) is not built yet; allowed: in_process")
+        return form
 
 
 class TransformersOptions(_EngineOptions):

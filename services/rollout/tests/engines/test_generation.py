@@ -7,12 +7,13 @@ import asyncio
 import numpy as np
 import pytest
 import torch
-from harness import PROMPT, Harness
+from harness import PATIENCE, PROMPT, Harness
 from models import EOS, VOCAB_SIZE
 
 from quartet_rollout.engines import EngineError, PromptError, SamplingSettings
 
 TOLERANCE = 1e-4
+pytestmark = pytest.mark.timeout(2 * PATIENCE)
 
 
 def test_gives_every_completion_of_a_group_once(harness: Harness) -> None:

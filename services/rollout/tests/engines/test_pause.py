@@ -6,10 +6,11 @@ import asyncio
 
 import numpy as np
 import pytest
-from harness import PROMPT, Harness
+from harness import PATIENCE, PROMPT, Harness
 
 from quartet_rollout.engines import SamplingSettings
 
+pytestmark = pytest.mark.timeout(2 * PATIENCE)
 LONG = SamplingSettings(max_new_tokens=300, temperature=0.0, stop_token_ids=())
 
 

@@ -126,6 +126,8 @@ def test_unknown_engines_and_options_are_named() -> None:
         create_engine("sglang", "model")
     with pytest.raises(ValueError, match="max_num_seqs"):
         create_engine("vllm", "model", {"max_num_seqs": 0})
+    with pytest.raises(ValueError, match="'async'.*not built yet; allowed: in_process"):
+        create_engine("vllm", "model", {"form": "async"})
     with pytest.raises(ValueError, match="kv_cache"):
         create_engine("transformers", "model", {"kv_cache": 1})
 

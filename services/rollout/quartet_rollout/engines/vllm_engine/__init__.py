@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from quartet_rollout.engines.base import Engine, EngineError
+from quartet_rollout.engines.base import Engine
 from quartet_rollout.engines.core import Core
 from quartet_rollout.engines.model_folder import load_spec, load_tokenizer
 from quartet_rollout.engines.options import VllmOptions
@@ -22,12 +22,7 @@ from quartet_rollout.engines.vllm_engine import environment
 
 
 def create(model_path: str, options: VllmOptions) -> Engine:
-    """An engine in the form that the options name."""
-    if options.form == "async":
-        raise EngineError("rollout.vllm.form 'async' is not built yet; allowed: in_process")
-    if options.tensor_parallel_size != 1:
-        raise EngineError("rollout.vllm.tensor_parallel_size above 1 needs form 'async'")
-
+    """An engine; nothing is loaded before its start."""
     environment.prepare(options)  # Before anybody imports torch.
 
     def build() -> Core:

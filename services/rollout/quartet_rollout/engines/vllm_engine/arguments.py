@@ -19,7 +19,7 @@ CPU_KV_CACHE_GIB = 0.5
 
 
 def engine_arguments(model_path: str, options: VllmOptions) -> dict[str, Any]:
-    """Keyword arguments of vLLM's EngineArgs (and AsyncEngineArgs)."""
+    """Keyword arguments of vLLM's EngineArgs ."""
     register()
     on_cpu = current_platform.is_cpu()
     kv_cache_gib = options.kv_cache_gib
@@ -30,7 +30,6 @@ def engine_arguments(model_path: str, options: VllmOptions) -> dict[str, Any]:
         "dtype": config_dtype(model_path) if options.dtype == "auto" else options.dtype,
         "max_model_len": options.max_model_len,
         "max_num_seqs": options.max_num_seqs,
-        "tensor_parallel_size": options.tensor_parallel_size,
         "kv_cache_memory_bytes": None if kv_cache_gib is None else int(kv_cache_gib * GIB),
         "gpu_memory_utilization": options.gpu_memory_utilization,
         "enforce_eager": on_cpu if options.enforce_eager is None else options.enforce_eager,

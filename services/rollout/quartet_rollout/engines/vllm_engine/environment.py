@@ -10,6 +10,7 @@ from quartet_rollout.engines.options import VllmOptions
 
 _ENVIRONMENT = {
     "VLLM_CONFIGURE_LOGGING": "0",  # Its logs go where ours go.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # The engine in this process, stepped by us.
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # vLLM's notes on memory binding.
@@ -22,7 +23,6 @@ def prepare(options: VllmOptions) -> None:
     for key, value in _ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if options.form == "in_process" else "1"
     logging.getLogger("vllm").setLevel(options.log_level.upper())
     warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
@@ -49,7 +50,8 @@ class GlooWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        self.model.load_weights(iter(update_info.tensors))
+        model: Any = self.model
+        model.load_weights(iter(update_info.tensors))
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
