@@ -151,8 +151,17 @@ class RolloutService:
         self._loading.cancel()
         await asyncio.wait({self._loading})
         if self._engine is not None:
-            await self._engine.close()
+            await _close(self._engine, timeout=left / 5)
         await asyncio.gather(self._broker_channel.close(), self._reward_channel.close())
+
+
+async def _close(engine: Engine, timeout: float) -> None:
+    """Close the engine; one that is still loading cannot be interrupted, and ends with the process."""
+    try:
+        async with asyncio.timeout(timeout):
+            await engine.close()
+    except TimeoutError:
+        log.info("the engine did not close in time", extra={"seconds": timeout})
 
 
 def _libraries() -> dict[str, str]:
