@@ -51,9 +51,18 @@ def initialize(seed: int) -> Ranks:
     return Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), device=torch.device(get_current_device()))
 
 
+_left_groups: list[dist.ProcessGroup] = []
+
+
 def shutdown() -> None:
-    """Leave the default process group, if this process is in it."""
+    """Leave the default process group, if this process is in it. Leave it here, not by torch's function alone.
+
+    DDP's reducer refers to the group too. Were its reference the last, its destructor (torch 2.13) would wait for
+    Gloo's threads while holding the interpreter's lock, which such a thread may be waiting for to free the tensor of
+    the last collective: the process would never end. A reference of our own is dropped without the lock.
+    """
     if dist.is_initialized():
+        _left_groups.append(dist.group.WORLD)
         dist.destroy_process_group()
 
 
