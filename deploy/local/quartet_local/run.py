@@ -109,6 +109,7 @@ class _Launch:
         """Return the exit status. Raises what `run` tells of."""
         path, overrides = self._config.path, [*self._overrides, *self._additions()]
         own_redis = load_config("broker", _BrokerSection, path, self._overrides).section.redis_url is None
+        self.say("checking the run file with every service")
         # The broker's check wants a Redis that answers: an embedded one is started only when the others are satisfied.
         await check_services(SERVICES[1:] if own_redis else SERVICES, path, overrides)
         with _locked(self._folder), _logging_to(self._folder / "logs" / "launcher.log"):

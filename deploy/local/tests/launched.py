@@ -80,12 +80,9 @@ class Launched:
 
     def service(self, name: str) -> int:
         """Return the process id of a service (not of its guard)."""
-        pids = [
-            pid
-            for pid, command in self.processes().items()
-            if "guard.py" not in command
-            and (f"-m quartet_{name} " in command or (name == "redis" and "redis-server" in command))
-        ]
+        wanted = "redis-server" if name == "redis" else f"-m quartet_{name} "
+        commands = self.processes().items()
+        pids = [pid for pid, command in commands if wanted in command and "guard.py" not in command]
         assert len(pids) == 1, f"{name}: {self.processes()}"
         return pids[0]
 
