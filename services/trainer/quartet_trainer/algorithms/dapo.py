@@ -16,9 +16,7 @@ def dapo(settings: LearnerSettings) -> Algorithm:
     """GRPO's advantage; ratio clipped to [0.8, 1.28]."""
     return Algorithm(
         name="dapo",
-        advantages=lambda batch: batch.per_token(
-            group_normalized(batch.rewards, batch.groups, settings.std_epsilon)
-        ),
+        advantages=lambda batch: batch.per_token(group_normalized(batch.rewards, batch.groups, settings.std_epsilon)),
         policy_loss=clipped(settings, clip_high=0.28),
         aggregation=settings.aggregation or "token-mean",
         mask_truncated=settings.mask_truncated is not False,

@@ -12,9 +12,7 @@ def grpo(settings: LearnerSettings) -> Algorithm:
     """Token-mean by default, as TRL and verl do it today; the paper's is "sequence-mean-token-mean"."""
     return Algorithm(
         name="grpo",
-        advantages=lambda batch: batch.per_token(
-            group_normalized(batch.rewards, batch.groups, settings.std_epsilon)
-        ),
+        advantages=lambda batch: batch.per_token(group_normalized(batch.rewards, batch.groups, settings.std_epsilon)),
         policy_loss=clipped(settings),
         aggregation=settings.aggregation or "token-mean",
         mask_truncated=bool(settings.mask_truncated),

@@ -1,4 +1,4 @@
-"""RLOO: each completion's baseline is the mean reward of its group's others (Ahmadian et al. 2024, arXiv:2402.14740)."""
+"""RLOO: each completion's baseline is the mean reward of the others (Ahmadian et al. 2024, arXiv:2402.14740)."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def _decode(group: experience_pb2.GroupTensors, where: str, vocabulary_size: int
     if lengths.size == 0:
         raise ExperienceError(f"{where}: completion_token_ids has no row; a group has at least one completion")
     for name, ids in (("prompt_token_ids", prompt), ("completion_token_ids", completions)):
-        if ids.size and not (0 <= ids.min() and ids.max() < vocabulary_size):
+        if ids.size and not (ids.min() >= 0 and ids.max() < vocabulary_size):
             raise ExperienceError(
                 f"{where}: {name} has ids from {ids.min()} to {ids.max()}; this model's are 0 to {vocabulary_size - 1}"
             )
@@ -173,7 +173,9 @@ def _decode(group: experience_pb2.GroupTensors, where: str, vocabulary_size: int
 def _array(message: tensor_pb2.Tensor, dtype: int, where: str) -> np.ndarray:
     array = _view(message.dtype, message.data, dtype, where)
     if list(message.shape) != [array.size]:
-        raise ExperienceError(f"{where} has shape {list(message.shape)} and {array.size} elements; it has one dimension")
+        raise ExperienceError(
+            f"{where} has shape {list(message.shape)} and {array.size} elements; it has one dimension"
+        )
     return array
 
 
@@ -195,7 +197,11 @@ def _view(came: int, data: bytes, dtype: int, where: str) -> np.ndarray:
 
 
 def _name(dtype: int) -> str:
-    return tensor_pb2.Dtype.Name(dtype).removeprefix("DTYPE_").lower() if dtype in tensor_pb2.Dtype.values() else str(dtype)
+    return (
+        tensor_pb2.Dtype.Name(dtype).removeprefix("DTYPE_").lower()
+        if dtype in tensor_pb2.Dtype.values()
+        else str(dtype)
+    )
 
 
 def _must_be_finite(array: np.ndarray, where: str) -> None:

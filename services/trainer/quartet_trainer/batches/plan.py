@@ -84,7 +84,9 @@ def _share(longest_first: np.ndarray, rank: int, world_size: int) -> np.ndarray:
     return longest_first[dealt_to == rank]
 
 
-def _cut(longest_first: np.ndarray, lengths: np.ndarray, micro_batch_tokens: int, max_padding: float) -> list[np.ndarray]:
+def _cut(
+    longest_first: np.ndarray, lengths: np.ndarray, micro_batch_tokens: int, max_padding: float
+) -> list[np.ndarray]:
     """Consecutive completions of falling length, so that each micro-batch is as wide as its first one."""
     micro_batches = []
     begin = 0

@@ -34,7 +34,6 @@ def apply() -> None:
         lambda record: "kernels-community" not in record.getMessage()
     )
     import colossalai  # noqa: F401 - everything that it imports on its way, under the filters above
-    import colossalai.booster
     from colossalai.accelerator.cpu_accelerator import CpuAccelerator
 
     CpuAccelerator.get_rng_state = lambda self, device=None: torch.get_rng_state()

@@ -39,7 +39,7 @@ METRICS: dict[str, str] = {
     "log_prob_diff_mean": "Mean |trainer's - rollout's log-prob| over computed tokens, before the step.",
     "log_prob_diff_max": "Greatest |trainer's - rollout's log-prob| over computed tokens.",
     "mismatch_kl": "Mean k3 KL of the rollout's policy and the trainer's over computed tokens.",
-    "effective_sample_size": "(sum w)^2 / (n sum w^2) with w = e^(trainer's - rollout's log-prob), over computed tokens.",
+    "effective_sample_size": "(sum w)^2 / (n sum w^2) with w = e^(trainer's - rollout's log-prob), computed tokens.",
     "tis_weight_mean": "Mean truncated importance weight over computed tokens; 1 where there is none.",
     "groups": "Groups in the batch.",
     "completions": "Completions in the batch.",
@@ -130,7 +130,9 @@ def computed_metrics(sums: Tensor, peaks: Tensor, kl_coefficient: float) -> dict
         "loss": total["policy_loss"] + kl_coefficient * total["weighted_kl"],
         "policy_loss": total["policy_loss"],
         **metrics,
-        "effective_sample_size": total["importance"] ** 2 / (tokens * importance_squared) if importance_squared else 1.0,
+        "effective_sample_size": total["importance"] ** 2 / (tokens * importance_squared)
+        if importance_squared
+        else 1.0,
         "computed_tokens": total["computed_tokens"],
         "forward_tokens": total["forward_tokens"],
         "padding_ratio": 1 - total["real_tokens"] / max(total["forward_tokens"], 1.0),

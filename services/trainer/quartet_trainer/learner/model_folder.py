@@ -40,7 +40,9 @@ def check_model_folder(path: Path) -> dict:
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ModelFolderError(f"model.path: {path} has no config.json; a Hugging Face model folder is needed") from None
+        raise ModelFolderError(
+            f"model.path: {path} has no config.json; a Hugging Face model folder is needed"
+        ) from None
     except ValueError as error:
         raise ModelFolderError(f"model.path: {path / 'config.json'} is not JSON: {error}") from None
     if "rope_parameters" in config or ("dtype" in config and "torch_dtype" not in config):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
+
 from quartet_common.config import Section
 
 AlgorithmName = Literal["grpo", "dr_grpo", "rloo", "dapo"]
@@ -41,7 +42,9 @@ class LearnerSettings(Section):
         default=None, ge=0, description="Ratio is clipped above 1 + this. Unset: the algorithm's (0.2; dapo 0.28)."
     )
     kl_coefficient: float = Field(
-        default=0.0, ge=0, description="Weight of the k3 KL to the first weights; a reference model is kept only if > 0."
+        default=0.0,
+        ge=0,
+        description="Weight of the k3 KL to the first weights; a reference model is kept only if > 0.",
     )
     aggregation: AggregationName | None = Field(
         default=None, description="How token losses make one number. Unset: the algorithm's."

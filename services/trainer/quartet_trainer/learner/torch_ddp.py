@@ -11,9 +11,9 @@ import torch
 from colossalai.booster import Booster
 from colossalai.booster.plugin import TorchDDPPlugin
 from quartet.v1 import experience_pb2, tensor_pb2
-from quartet_common.log import get_logger
 from safetensors import SafetensorError
 
+from quartet_common.log import get_logger
 from quartet_trainer.algorithms import create_algorithm
 from quartet_trainer.batches import ExperienceBatch, StepPlan, decode_groups, plan_step
 from quartet_trainer.checkpoints import atomic_folder

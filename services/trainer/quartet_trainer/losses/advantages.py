@@ -39,4 +39,3 @@ def group_std(rewards: Tensor, groups: Tensor) -> Tensor:
     sizes = torch.bincount(groups).double()
     squares = torch.zeros_like(sizes).index_add_(0, groups, group_centered(rewards, groups) ** 2)
     return (squares / (sizes - 1).clamp(min=1)).sqrt()
-

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from quartet.v1 import experience_pb2, tensor_pb2
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
 from quartet_common.tensors import encode, encode_ragged
 from quartet_trainer.learner import LearnerSettings
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 VOCABULARY = 64
 

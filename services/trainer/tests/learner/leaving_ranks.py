@@ -6,8 +6,9 @@ import sys
 
 import torch
 import torch.distributed as dist
-from quartet_trainer.learner import distributed
 from torch.nn.parallel import DistributedDataParallel
+
+from quartet_trainer.learner import distributed
 
 
 def collective() -> None:

@@ -1,4 +1,4 @@
-"""The same training in plain PyTorch, one completion at a time, sharing no code with the trainer: what tests compare with."""
+"""The same training in plain PyTorch, one completion at a time, sharing no code with the trainer, to compare with."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 from quartet.v1 import experience_pb2
-from quartet_common.tensors import decode, decode_ragged
 from torch import Tensor
 from transformers import Qwen2ForCausalLM
+
+from quartet_common.tensors import decode, decode_ragged
 
 
 def completion_log_probs(model: Qwen2ForCausalLM, prompt, tokens, temperature: float) -> Tensor:

@@ -6,6 +6,7 @@ import statistics
 
 import pytest
 import torch
+
 from quartet_trainer.losses.advantages import group_centered, group_normalized, group_std, leave_one_out
 
 

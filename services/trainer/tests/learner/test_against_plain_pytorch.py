@@ -9,6 +9,7 @@ import plain_loop
 import pytest
 import torch
 from learner_helpers import Run, gradients, make_batch, make_model, settings
+
 from quartet_trainer.learner import create_learner
 from quartet_trainer.learner.metrics import METRICS
 

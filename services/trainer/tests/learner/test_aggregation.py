@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from quartet_trainer.losses.aggregation import token_weights
 
 MASK = torch.tensor([1, 1, 1, 0, 1, 0, 0]).bool()

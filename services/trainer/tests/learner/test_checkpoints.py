@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from learner_helpers import Run, make_batch, make_model, settings
+
 from quartet_trainer.checkpoints import atomic_folder, checkpoint_folder, find_checkpoints, prune
 from quartet_trainer.learner import LearnerError, create_learner
 
@@ -49,7 +50,10 @@ def test_incomplete_ones_are_not_found(tmp_path: Path) -> None:
 
 def test_a_failure_while_writing_leaves_the_older_one(tmp_path: Path) -> None:
     write(tmp_path, 1, "old")
-    with pytest.raises(OSError, match="disk full"), atomic_folder(checkpoint_folder(tmp_path, 1), {"step": 1}) as folder:
+    with (
+        pytest.raises(OSError, match="disk full"),
+        atomic_folder(checkpoint_folder(tmp_path, 1), {"step": 1}) as folder,
+    ):
         (folder / "half").write_text("ha", encoding="utf-8")
         raise OSError("disk full")
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]

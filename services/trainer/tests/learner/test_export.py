@@ -12,8 +12,9 @@ import pytest
 import torch
 from learner_helpers import Run, make_batch, make_model, settings
 from quartet.v1 import tensor_pb2
-from quartet_trainer.learner import create_learner
 from transformers import AutoModelForCausalLM
+
+from quartet_trainer.learner import create_learner
 
 ROOT = Path(__file__).resolve().parents[4]
 ROLLOUT_PYTHON = Path(os.environ.get("QUARTET_ROLLOUT_PYTHON", ROOT / ".quartet/envs/rollout/bin/python"))

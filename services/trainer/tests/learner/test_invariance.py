@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 from learner_helpers import Run, gradients, make_batch, make_model, settings
+from safetensors.torch import load_file
+
 from quartet_trainer.learner import create_learner
 from quartet_trainer.learner import policy as policy_module
-from safetensors.torch import load_file
 
 HERE = Path(__file__).parent
 CUT_DEPENDENT = ("seconds", "micro_batches", "forward_tokens", "padding_ratio")
@@ -31,7 +32,9 @@ def comparable(metrics: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if not any(part in name for part in CUT_DEPENDENT)}
 
 
-@pytest.mark.parametrize("aggregation", ["token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "constant"])
+@pytest.mark.parametrize(
+    "aggregation", ["token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "constant"]
+)
 def test_micro_batches(model_path: Path, aggregation: str) -> None:
     groups = make_batch(seed=11, groups=6)
     whole = create_learner(settings(aggregation=aggregation, micro_batch_tokens=100_000), model_path, Run())

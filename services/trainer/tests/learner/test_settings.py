@@ -13,6 +13,7 @@ import pytest
 import torch
 from learner_helpers import Run, Sampling, make_batch, make_model, settings
 from pydantic import ValidationError
+
 from quartet_trainer.learner import LearnerError, LearnerSettings, create_learner
 from quartet_trainer.learner.model_folder import ModelFolderError, check_model_folder
 from quartet_trainer.learner.optimizer import LearningRate, create_optimizer

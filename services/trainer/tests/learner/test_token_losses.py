@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from quartet_trainer.losses.correction import truncated_importance_weight
 from quartet_trainer.losses.kl import k3
 from quartet_trainer.losses.policy import clipped_ratio_loss

@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 from learner_helpers import Run, gradients, settings
 from quartet.v1 import experience_pb2
-from quartet_trainer.learner import create_learner, distributed
 from safetensors.torch import save_file
+
+from quartet_trainer.learner import create_learner, distributed
 
 
 def main() -> None:
