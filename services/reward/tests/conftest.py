@@ -34,7 +34,7 @@ async def service() -> AsyncIterator[Running]:
             "addresses.reward=127.0.0.1:0",
             f"reward.deadline_seconds={DEADLINE_SECONDS}",
             "reward.max_queue=1024",
-            "server.drain_seconds=5",
+            "server.drain_seconds=2.5",  # less than the deadline
         ],
     )
     host = ServiceHost("reward", config.addresses.reward, config.security, config.server)

@@ -208,7 +208,6 @@ async def test_a_full_queue_says_when_to_come_back_and_plain_numbers_pass(servic
 
 async def test_what_is_not_done_at_the_end_is_told(service):
     await score(service, item(tagged(r"\sqrt{64}")))
-    service.pool._limits.__dict__["deadline_seconds"] = 60.0
     call = service.stub.ScoreStream(timeout=TIMEOUT)
     await call.write(requests(item(tagged(ENDLESS), item_id="long"))[0])
     await until(lambda: service.pool.busy == 1)
