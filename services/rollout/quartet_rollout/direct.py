@@ -29,14 +29,14 @@ class DirectGeneration:
     async def completions(self, prompt: experience_pb2.Prompt) -> AsyncIterator[rollout_pb2.GeneratedCompletion]:
         """Yield the completions as they finish. Raises ContractError."""
         state = self._state
-        if state.engine is None:
+        if (engine := state.engine) is None or (reader := state.reader) is None:
             raise unavailable("engine", "it is still loading", retry_after_seconds=1.0)
         if state.draining:
             raise unavailable("rollout", "it is stopping")
         if state.policy_version == UNKNOWN_VERSION:
             raise unavailable("policy", "this rollout has no weights of a known version yet", retry_after_seconds=1.0)
         try:
-            token_ids, draw = state.reader.read(prompt, state.spec, experience_pb2.PURPOSE_SERVE)
+            token_ids, draw = reader.read(prompt, state.spec, experience_pb2.PURPOSE_SERVE)
         except (PromptRefused, PromptError) as error:
             raise _refusal(error) from error
         if self._running + draw.n > self._max_completions:
@@ -49,14 +49,14 @@ class DirectGeneration:
         self._running += draw.n
         try:
             request_id = f"direct-{next(self._ids)}"
-            async with aclosing(draw_completions(state.engine, request_id, token_ids, draw)) as stream:
+            async with aclosing(draw_completions(engine, request_id, token_ids, draw)) as stream:
                 async for completion in stream:
                     if any(version == UNKNOWN_VERSION for version, _, _ in completion.version_spans):
                         raise unavailable("policy", "the weights became unknown while this was generated")
                     TOKENS.labels("direct").inc(completion.token_ids.size)
                     COMPLETIONS.labels(completion.finish_reason).inc()
                     yield rollout_pb2.GeneratedCompletion(
-                        info=completion_info(completion, state.reader.text(completion.token_ids)),
+                        info=completion_info(completion, reader.text(completion.token_ids)),
                         token_ids=encode(completion.token_ids),
                         log_probs=encode(completion.log_probs),
                     )

@@ -113,5 +113,5 @@ def _header(lease: broker_pb2.PromptLease, scored: Sequence[ScoredCompletion]) -
         reward_mean=rewards.mean() if scores else 0.0,
         reward_std=rewards.std(ddof=1) if len(scores) > 1 else 0.0,
         attempt=lease.attempt,
-        ans_acc=np.mean([score.ans_acc for score in scores]) if scores else 0.0,
+        ans_acc=float(np.mean([score.ans_acc for score in scores])) if scores else 0.0,
     )

@@ -9,7 +9,7 @@ However it ends, its lease is settled exactly once: by the put, by giving it bac
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from enum import Enum
@@ -165,7 +165,7 @@ def pinned_version(instance: experience_pb2.PromptInstance) -> int | None:
 
 async def draw_completions(
     engine: Engine, request_id: str, token_ids: np.ndarray, draw: Draw
-) -> AsyncIterator[EngineCompletion]:
+) -> AsyncGenerator[EngineCompletion, None]:
     """Yield `draw.n` completions as they finish; those that a weight update aborted are started again."""
     aborted = []
     async with aclosing(engine.generate(request_id, token_ids, draw.n, draw.settings)) as stream:

@@ -64,6 +64,7 @@ class Groups:
 
     def _start(self, lease: broker_pb2.PromptLease) -> None:
         spec = self._state.spec
+        assert spec is not None  # `may_lease` says so
         try:
             n = completions_per_prompt(lease.instance.prompt, spec, lease.instance.purpose)
         except PromptRefused:
@@ -87,9 +88,10 @@ class Groups:
         self._tasks[lease_id].cancel()
 
     async def _live(self, group: Group) -> None:
-        lease = group.lease
+        lease, engine, reader = group.lease, self._state.engine, self._state.reader
+        assert engine is not None and reader is not None
         try:
-            made = await group.make(self._state.engine, self._state.reader, self._scorer, self._instance_id)
+            made = await group.make(engine, reader, self._scorer, self._instance_id)
             group.stage = Stage.PUTTING
             self._state.changes.notify()
             self._settled(lease, await self._putter.put(lease.lease_id, made))

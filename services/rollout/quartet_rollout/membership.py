@@ -64,8 +64,8 @@ class Membership:
             run = await self._register()
             if run.state == _ACTIVE:
                 await self._beat(run)
-            if self._state.run.state != _ACTIVE:
-                await self._ended()
+            if run.state != _ACTIVE:
+                await self._ended(run)
 
     async def leave(self) -> None:
         """Leave the run; a broker that cannot be reached finds out by the missing heartbeats."""
@@ -117,7 +117,7 @@ class Membership:
         self._state.changes.notify()
 
     async def _beat(self, run: broker_pb2.Run) -> None:
-        """Beat until the member is gone (register again) or the run has ended (then `state.run` says so)."""
+        """Beat until the member is gone (register again) or the run has ended (then `run.state` says so)."""
         ttl = to_seconds(run.spec.member_ttl) or 15.0
         while True:
             beaten_at, told = time.monotonic(), self._telling()
@@ -135,7 +135,7 @@ class Membership:
                 await asyncio.sleep(min(1.0, ttl / 6))
                 continue
             if response.run_state != _ACTIVE:
-                self._state.run.state = response.run_state
+                run.state = response.run_state
                 return
             while not self._doubted and self._telling() == told:
                 left = beaten_at + ttl / 3 - time.monotonic()
@@ -143,9 +143,9 @@ class Membership:
                     break
                 await self._state.changes.wait(left)
 
-    async def _ended(self) -> None:
+    async def _ended(self, run: broker_pb2.Run) -> None:
         """The run has ended: stop its work, leave it, and wait until a new one is made under its name."""
-        name = broker_pb2.RunState.Name(self._state.run.state).removeprefix("RUN_STATE_").lower()
+        name = broker_pb2.RunState.Name(run.state).removeprefix("RUN_STATE_").lower()
         log.info("the run has ended", extra={"run": self._state.run_id, "state": name})
         self._state.active = False
         self._state.changes.notify()
@@ -169,7 +169,7 @@ class Membership:
     def _telling(self) -> tuple:
         return self._state.policy_version, self._member_state()
 
-    def _member_state(self) -> int:
+    def _member_state(self) -> broker_pb2.MemberState:
         if self._state.draining:
             return broker_pb2.MEMBER_STATE_DRAINING
         if self._state.policy_version == UNKNOWN_VERSION:
@@ -177,6 +177,7 @@ class Membership:
         return broker_pb2.MEMBER_STATE_ACTIVE
 
     def _member(self) -> broker_pb2.Member:
+        assert self._state.engine is not None  # `run` waits for it
         stats = self._state.engine.stats()
         return broker_pb2.Member(
             instance_id=self._host.instance_id,

@@ -63,6 +63,10 @@ class PromptLoop:
             await asyncio.wait(tuple(self._asking), timeout=timeout)
 
     @property
+    def _group_size(self) -> int:
+        return (self._state.spec.group_size if self._state.spec is not None else 0) or 1
+
+    @property
     def _engine_full(self) -> bool:
         if self._state.engine is None:
             return False
@@ -82,7 +86,7 @@ class PromptLoop:
         if any(asked_version == version for asked_version, _ in self._asking.values()):
             return 0
         section = self._section
-        group_size = self._state.spec.group_size or 1
+        group_size = self._group_size
         generating = self._groups.generating
         room = min(
             section.max_running_completions - generating,
@@ -102,7 +106,7 @@ class PromptLoop:
     def _ask(self, prompts: int) -> None:
         version = self._state.policy_version
         task = asyncio.create_task(self._lease(prompts, version), name="lease prompts")
-        self._asking[task] = (version, prompts * (self._state.spec.group_size or 1))
+        self._asking[task] = (version, prompts * self._group_size)
         task.add_done_callback(self._answered)
 
     def _answered(self, task: asyncio.Task) -> None:

@@ -64,6 +64,8 @@ class PromptReader:
     def _render(self, chat: experience_pb2.Chat, system_prompt: str) -> str:
         if not chat.messages:
             raise PromptRefused("prompt.chat.messages", "none", "at least one message")
+        if getattr(self._tokenizer, "chat_template", "") is None:
+            raise PromptRefused("prompt.chat", "a chat, and the model has no chat template", "text or token_ids")
         messages = [{"role": message.role, "content": message.content} for message in chat.messages]
         if system_prompt and not any(message["role"] == "system" for message in messages):
             messages.insert(0, {"role": "system", "content": system_prompt})

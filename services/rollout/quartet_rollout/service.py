@@ -135,7 +135,8 @@ class RolloutService:
         await self._groups.give_back_all("the run has ended")
 
     async def _forget_run(self) -> None:
-        await self._servicer.updates.forget()
+        if self._servicer.updates is not None:
+            await self._servicer.updates.forget()
 
     async def _drain(self) -> None:
         """Stop leasing, put what is finished, give the rest back, leave, close."""

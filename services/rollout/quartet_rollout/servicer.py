@@ -1,5 +1,7 @@
 """RolloutService on the wire: checks what comes, hands it on, words the answer."""
 
+from typing import Literal
+
 from quartet.v1 import rollout_pb2, rollout_pb2_grpc
 
 from quartet_common.durations import to_duration, to_seconds
@@ -16,7 +18,10 @@ from quartet_rollout.weight_updates import NO_EPOCH, UpdateRequest, WeightUpdate
 
 log = get_logger(__name__)
 
-_TRANSPORTS = {rollout_pb2.WEIGHT_TRANSPORT_GLOO: "gloo", rollout_pb2.WEIGHT_TRANSPORT_NCCL: "nccl"}
+_TRANSPORTS: dict[int, Literal["gloo", "nccl"]] = {
+    rollout_pb2.WEIGHT_TRANSPORT_GLOO: "gloo",
+    rollout_pb2.WEIGHT_TRANSPORT_NCCL: "nccl",
+}
 _PAUSE_MODES: dict[int, PauseMode] = {
     rollout_pb2.PAUSE_MODE_UNSPECIFIED: "keep",
     rollout_pb2.PAUSE_MODE_KEEP: "keep",

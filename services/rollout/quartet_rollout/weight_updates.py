@@ -166,8 +166,8 @@ class WeightUpdates:
         deadline = time.monotonic() + request.timeout_seconds
         await self._wait_joined(request)
         async with self._lock:
-            if self._update is not None and self._update.settling:
-                await asyncio.wait({self._update.task})
+            if (update := self._update) is not None and update.settling and update.task is not None:
+                await asyncio.wait({update.task})
             if (update := self._update) is not None:
                 if update.is_for(request.epoch, request.policy_version):
                     return update.paused_completions
@@ -270,6 +270,7 @@ class WeightUpdates:
 
     async def _interrupt(self, update: _Update, reason: str) -> None:
         """Give an update up, unless its end has begun: then wait for that. Called with the lock held."""
+        assert update.task is not None
         if not update.settling:
             update.task.cancel()
         await asyncio.wait({update.task})

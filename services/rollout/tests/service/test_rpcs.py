@@ -184,6 +184,15 @@ async def test_generate_refuses_bad_prompts(up, prompt, field):
     assert bad_field(error) == field
 
 
+async def test_a_chat_needs_a_chat_template(up):
+    up.service.state.reader._tokenizer.chat_template = None
+    prompt = experience_pb2.Prompt(chat={"messages": [{"role": "user", "content": "x"}]})
+    error = await refusal(
+        up.stub.Generate(rollout_pb2.GenerateRequest(prompt=prompt), timeout=5), grpc.StatusCode.INVALID_ARGUMENT
+    )
+    assert "the model has no chat template" in describe(error)
+
+
 async def test_direct_generation_is_bounded(world):
     world.engine.unpaused.clear()
     await world.start(max_direct_completions=3)
