@@ -1,5 +1,6 @@
 """The command `quartet-trainer`, also `python -m quartet_trainer`."""
 
+import os
 import sys
 
 from quartet_common.cli import service_main
@@ -13,7 +14,14 @@ def main() -> int:
     arguments = sys.argv[1:]
     if rank() > 0:
         arguments += ["--set", "addresses.trainer=127.0.0.1:0"]  # rank 0 alone has a server
-    return service_main("trainer", TrainerSection, preflight, serve, arguments)
+    status = service_main("trainer", TrainerSection, preflight, serve, arguments)
+    if "torch" in sys.modules:
+        # All is saved and closed. A thread may still be loading a model or waiting for a dead peer's socket, and torch
+        # aborts the process if the interpreter is taken down around it.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
 
 
 if __name__ == "__main__":

@@ -15,8 +15,6 @@ from quartet_common.log import get_logger
 
 log = get_logger(__name__)
 
-FOLLOWER_GRACE_SECONDS = 5.0
-
 
 def rank() -> int:
     """Return this process's rank; 0 if nothing says otherwise."""
@@ -64,11 +62,11 @@ class Followers:
                         raise RuntimeError(f"rank {follower} ended with status {code}")
             await asyncio.sleep(0.2)
 
-    async def end(self) -> None:
-        """See all of them ended: those that rank 0 did not tell to are killed."""
+    async def end(self, grace: float) -> None:
+        """See all of them ended; those that rank 0 did not tell to are killed after `grace` seconds."""
         for process in self._processes:
             try:
-                await asyncio.to_thread(process.wait, FOLLOWER_GRACE_SECONDS)
+                await asyncio.to_thread(process.wait, grace)
             except subprocess.TimeoutExpired:
                 log.warning("rank does not end, killing it", extra={"pid": process.pid})
                 process.kill()

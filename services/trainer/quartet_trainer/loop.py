@@ -80,6 +80,7 @@ class TrainingLoop:
 
     def _train(self) -> Ending:
         self._phase_seconds = self.status.phase_seconds()
+        self.status.enter(trainer_pb2.TRAINER_PHASE_TRAINING)  # but for the phases inside it
         try:
             while not self._all_steps_done():
                 if self.evaluator.due(self.learner.step):
@@ -125,11 +126,10 @@ class TrainingLoop:
         """Train on a batch, hand out the new weights, say what happened, and save if it is time."""
         step = self.learner.step
         groups = [experience_pb2.GroupTensors.FromString(group.tensors) for group in batch.groups]
-        with self.status.during(trainer_pb2.TRAINER_PHASE_TRAINING):
-            try:
-                learned = public_names(self.learner.train_step(groups))
-            except ExperienceError as error:
-                raise TrainingError(f"the batch of step {step} cannot be trained: {error}") from error
+        try:
+            learned = public_names(self.learner.train_step(groups))
+        except ExperienceError as error:
+            raise TrainingError(f"the batch of step {step} cannot be trained: {error}") from error
         self.session.mark_trained(step)
         self.checkpointer.consumed.add(step, list(batch.manifest.instance_ids))
         self.status.step, self.status.batches = step + 1, self.status.batches + 1

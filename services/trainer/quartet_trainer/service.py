@@ -24,6 +24,8 @@ from quartet_trainer.status import Status
 
 log = get_logger(__name__)
 
+FOLLOWER_GRACE_SECONDS = 5.0
+
 Config = LoadedConfig[TrainerSection]
 
 
@@ -81,8 +83,10 @@ async def serve(config: Config, host: ServiceHost) -> None:
 
     async def drain() -> None:
         control.stop()
-        await asyncio.wait([training])
-        await followers.end()
+        begun = status.session_epoch >= 0
+        if begun:  # else there is nothing to save, and loading a model cannot be interrupted
+            await asyncio.wait([training])
+        await followers.end(grace=FOLLOWER_GRACE_SECONDS if begun else 0.0)
 
     host.on_drain(drain)
     await host.run()
