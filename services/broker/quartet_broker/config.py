@@ -2,7 +2,7 @@
 
 from urllib.parse import urlsplit, urlunsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_serializer, field_validator
 
 from quartet_common.config import Section
 
@@ -32,6 +32,10 @@ class BrokerSection(Section):
         if not value.startswith(_SCHEMES):
             raise ValueError(f"must begin with one of {', '.join(_SCHEMES)}")
         return value
+
+    @field_serializer("redis_url", when_used="json")
+    def _hide_password(self, value: str) -> str:
+        return without_password(value)
 
 
 def without_password(url: str) -> str:

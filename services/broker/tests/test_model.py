@@ -285,7 +285,8 @@ class BrokerMachine(RuleBasedStateMachine):
         for name in ("queued", "leased", "ready", "leased_to_trainer", "trained", "dead", "dropped", "committed"):
             assert getattr(stats, name) == model.count(name.upper()), name
         assert (run.policy_version, run.committed_step) == (model.version, model.committed)
-        assert self.do(self.world.states(list(model.state))) == model.state
+        expected = {name: (state, model.attempt[name]) for name, state in model.state.items()}
+        assert self.do(self.world.states(list(expected))) == expected
         trained = [name for batch in self.weights for name in batch]
         assert len(trained) == len(set(trained)), "trained twice"
 

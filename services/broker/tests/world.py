@@ -103,16 +103,20 @@ class World:
         if leases:
             await self.redis.zadd(key, dict.fromkeys(leases, 1), xx=True)
 
-    async def states(self, names: list[str]) -> dict[str, str]:
-        """The states of many instances, straight from Redis."""
+    async def states(self, names: list[str]) -> dict[str, tuple[str, int]]:
+        """State and deliveries of many instances, straight from Redis."""
         prefix = keys.prefix(self.run_id)
         async with self.redis.pipeline(transaction=False) as pipeline:
             for name in names:
-                pipeline.hget(f"{prefix}i:{name}", "state")
+                pipeline.hmget(f"{prefix}i:{name}", "state", "attempt")
                 pipeline.hget(f"{prefix}settled", name)
             found = await pipeline.execute()
-        lives = zip(names, found[::2], found[1::2], strict=True)
-        return {name: (state or settled.partition(b"|")[0]).decode() for name, state, settled in lives}
+        lives = {}
+        for name, (state, attempt), settled in zip(names, found[::2], found[1::2], strict=True):
+            if state is None:
+                state, _, attempt, _ = settled.split(b"|")
+            lives[name] = state.decode(), int(attempt)
+        return lives
 
     async def queue(self, stream: str) -> list[str]:
         """The instances that wait in a stream, in order."""
