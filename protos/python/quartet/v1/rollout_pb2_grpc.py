@@ -111,9 +111,10 @@ class RolloutServiceServicer:
     def FinishWeightUpdate(self, request, context):
         """FinishWeightUpdate waits for the tensors, compares the checksum, installs, resumes.
 
-        Called by: the trainer's rank 0. Idempotent for the same version; safe to retry. Errors: DATA_LOSS when the
-        checksum differs: the old weights are gone, the rollout has left the epoch and waits to be synchronised again;
-        ABORTED when the transfer failed, likewise.
+        Called by: the trainer's rank 0. Idempotent for the same version; safe to retry. Errors, after each of which the
+        rollout has left the epoch and waits to be invited again: DATA_LOSS when the checksum differs (nothing was
+        installed, the old weights and version stand) or when the installation failed (the version is unknown, nothing is
+        generated); ABORTED when the transfer failed or its deadline passed (the old weights stand).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
