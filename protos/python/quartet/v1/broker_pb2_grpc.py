@@ -263,9 +263,9 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RenewLeases(self, request, context):
-        """RenewLeases lengthens leases, on prompts or experience.
+        """RenewLeases lengthens leases on prompts. (A trainer holds its batches by its session, not by leases.)
 
-        Called by: rollouts, trainer. Idempotent; safe to retry. Leases that were lost are listed, not errors.
+        Called by: rollouts. Idempotent; safe to retry. Leases that were lost are listed, not errors.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -294,7 +294,8 @@ class BrokerServiceServicer:
         """OpenSession makes the caller the run's trainer and fences every earlier one.
 
         Called by: the trainer's rank 0, at start. Not idempotent: each call makes a new session epoch. What was trained
-        after the checkpoint's step is made ready to be replayed from the manifests.
+        after the checkpoint's step is made ready to be replayed from the manifests. A finished run can be opened; its
+        LeaseExperience says so. Errors: FAILED_PRECONDITION when the checkpoint is older than the last committed step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
