@@ -23,6 +23,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -95,15 +96,34 @@ ENVIRONMENTS: dict[str, Environment] = {
 
 @dataclass
 class Progress:
-    """Calm lines on standard output, one when an environment starts, one when it is there."""
+    """Calm lines on standard output, one when an environment starts, one when it is there; and how to stop it all."""
 
     quiet: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
+    stopped: bool = False
+    running: set[subprocess.Popen] = field(default_factory=set)
 
     def say(self, text: str) -> None:
         if not self.quiet:
             with self.lock:
                 print(text, flush=True)
+
+    def start(self, process: subprocess.Popen) -> None:
+        with self.lock:
+            self.running.add(process)
+            if self.stopped:
+                end_group(process, signal.SIGTERM)
+
+    def finish(self, process: subprocess.Popen) -> None:
+        with self.lock:
+            self.running.discard(process)
+
+    def stop(self) -> None:
+        """End the installers that are at work; those that would follow end at once."""
+        with self.lock:
+            self.stopped = True
+            for process in self.running:
+                end_group(process, signal.SIGTERM)
 
 
 def make(names: list[str], with_tests: bool = False, quiet: bool = False) -> None:
@@ -120,8 +140,12 @@ def make(names: list[str], with_tests: bool = False, quiet: bool = False) -> Non
     # The heavy ones go one after the other, so that torch is downloaded once; the light ones beside them.
     lanes = [[e for e in missing if e.heavy], [e for e in missing if not e.heavy]]
     with concurrent.futures.ThreadPoolExecutor(max_workers=len(lanes)) as pool:
-        futures = [pool.submit(make_lane, uv, lane, with_tests, progress) for lane in lanes]
-        concurrent.futures.wait(futures)
+        try:
+            futures = [pool.submit(make_lane, uv, lane, with_tests, progress) for lane in lanes]
+            concurrent.futures.wait(futures)
+        except KeyboardInterrupt:
+            progress.stop()
+            raise
     for future in futures:
         future.result()
 
@@ -138,8 +162,11 @@ def make_one(uv: Path, environment: Environment, with_tests: bool, progress: Pro
             return
         progress.say(f"{name} environment: installing {environment.contents} …")
         started = time.monotonic()
-        with_tests = with_tests or read_stamp(environment).get("tests") is not None
+        stamp = read_stamp(environment)
+        with_tests = with_tests or stamp.get("tests") is not None
         digests = wanted_stamp(environment, with_tests)
+        if not stamp or not environment.python.exists():  # none, or one whose making was interrupted
+            shutil.rmtree(environment.folder, ignore_errors=True)
         stamp_file(environment).unlink(missing_ok=True)
         install(uv, environment, with_tests, progress)
         stamp_file(environment).write_text(json.dumps(digests, indent=2) + "\n")
@@ -151,7 +178,6 @@ def install(uv: Path, environment: Environment, with_tests: bool, progress: Prog
         run_uv(uv, f"{environment.name} environment: {what}", arguments, progress)
 
     if not environment.python.exists():
-        shutil.rmtree(environment.folder, ignore_errors=True)
         create_virtual_environment(uv, environment, progress)
     python = ("--python", str(environment.python))
     override_options = ("--overrides", str(ROOT / environment.overrides)) if has_overrides(environment) else ()
@@ -238,11 +264,9 @@ def ensure_uv(progress: Progress) -> Path:
         if uv.exists() and (tools / "version").exists() and (tools / "version").read_text() == UV_VERSION:
             return uv
         progress.say("tools: installing uv …")
-        python = tools / "bin" / "python"
-        if not python.exists():
-            shutil.rmtree(tools, ignore_errors=True)
-            run_command("tools: creating their environment", [sys.executable, "-m", "venv", str(tools)], progress)
-        pip = [str(python), "-m", "pip", "install", "--quiet", f"uv=={UV_VERSION}"]
+        shutil.rmtree(tools, ignore_errors=True)
+        run_command("tools: creating their environment", [sys.executable, "-m", "venv", str(tools)], progress)
+        pip = [str(tools / "bin" / "python"), "-m", "pip", "install", "--quiet", f"uv=={UV_VERSION}"]
         run_command("tools: installing uv", pip, progress)
         (tools / "version").write_text(UV_VERSION)
     return uv
@@ -257,7 +281,9 @@ def run_command(what: str, command: list[str], progress: Progress) -> None:
     process = subprocess.Popen(
         command, cwd=ROOT, env=installer_environment(), stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        start_new_session=True,
     )  # fmt: skip
+    progress.start(process)
     deadline = time.monotonic() + INSTALL_TIMEOUT
     started = time.monotonic()
     output = ""
@@ -272,10 +298,17 @@ def run_command(what: str, command: list[str], progress: Progress) -> None:
                 progress.say(f"{what}, {time.monotonic() - started:.0f} s so far")
     finally:
         if process.poll() is None:
-            process.kill()
+            end_group(process, signal.SIGKILL)
             process.wait()
+        progress.finish(process)
     if process.returncode != 0:
         raise EnvironmentFailure(f"{what} failed: {explain(output)}")
+
+
+def end_group(process: subprocess.Popen, number: int) -> None:
+    """Signal an installer and what it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 def explain(output: str) -> str:

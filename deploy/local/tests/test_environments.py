@@ -1,0 +1,148 @@
+"""Environments are made once, made again when what goes in changes, and say in one sentence why they cannot be made."""
+
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from launched import ROOT
+
+SCRIPT = ROOT / "deploy" / "local" / "environments.py"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout with nothing but what its broker environment is made of, and tools that are there already."""
+    folder = tmp_path / "checkout"
+    for package in ("protos", "services/common", "services/broker"):
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "tests"))
+    (folder / "services" / "broker" / "requirements.txt").write_text("iniconfig\n")
+    (folder / "deploy" / "local").mkdir(parents=True)
+    for name in (SCRIPT.name, "requirements-test.txt"):
+        shutil.copy(SCRIPT.parent / name, folder / "deploy" / "local")
+    (folder / ".quartet").mkdir()
+    (folder / ".quartet" / "tools").symlink_to(ROOT / ".quartet" / "tools")
+    return folder
+
+
+def make(checkout: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    script = checkout / "deploy" / "local" / "environments.py"
+    return subprocess.run(
+        [sys.executable, script, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+def imports(checkout: Path, name: str) -> bool:
+    python = checkout / ".quartet" / "envs" / "broker" / "bin" / "python"
+    return (
+        subprocess.run([python, "-c", f"import {name}"], capture_output=True, timeout=60, check=False).returncode == 0
+    )
+
+
+def test_made_once_then_kept_then_made_again_when_a_requirement_changes(checkout):
+    first = make(checkout, "broker")
+    assert first.returncode == 0, first.stderr
+    assert "broker environment: ready after" in first.stdout
+    assert imports(checkout, "iniconfig") and not imports(checkout, "pluggy")
+    again = make(checkout, "broker")
+    assert (again.returncode, again.stdout) == (0, "")
+    (checkout / "services" / "broker" / "requirements.txt").write_text("pluggy\n")
+    assert "broker environment: ready after" in make(checkout, "broker").stdout
+    assert imports(checkout, "pluggy") and not imports(checkout, "iniconfig")
+
+
+def test_tests_are_an_addition_that_stays(checkout):
+    assert make(checkout, "--with-tests", "broker").returncode == 0
+    assert imports(checkout, "pytest")
+    assert make(checkout, "broker").stdout == ""
+    assert imports(checkout, "pytest")
+
+
+def test_one_whose_making_was_interrupted_is_made_from_the_start(checkout):
+    assert make(checkout, "broker").returncode == 0
+    folder = checkout / ".quartet" / "envs" / "broker"
+    (folder / "quartet-stamp.json").unlink()
+    (folder / "half-written").touch()
+    assert make(checkout, "broker").returncode == 0
+    assert not (folder / "half-written").exists()
+    assert imports(checkout, "iniconfig")
+
+
+def test_ctrl_c_ends_the_installers_at_once(checkout):
+    # An index that never answers: the installer waits for it.
+    script = checkout / "deploy" / "local" / "environments.py"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        index = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
+        process = subprocess.Popen(
+            [sys.executable, script, "broker"],
+            env={**os.environ, "UV_DEFAULT_INDEX": index, "UV_FIND_LINKS": "", "UV_NO_CACHE": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        silent.settimeout(60)
+        connection, _ = silent.accept()
+        with connection:
+            began = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert time.monotonic() - began < 5
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "words"),
+    [
+        (["brokr"], {}, "no environment is called 'brokr'"),
+        (["reward"], {}, "services/reward/requirements.txt is missing from this checkout"),
+        (
+            ["broker"],
+            {"UV_DEFAULT_INDEX": "http://127.0.0.1:9/simple", "UV_NO_CACHE": "1"},
+            "package index does not answer",
+        ),
+    ],
+)
+def test_failures_are_one_sentence(checkout, arguments, environment, words):
+    done = make(checkout, *arguments, **environment)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_package_that_does_not_exist_is_named(checkout):
+    (checkout / "services" / "broker" / "requirements.txt").write_text("iniconfig==0.0.0.dev999\n")
+    done = make(checkout, "broker")
+    assert done.returncode == 1
+    assert "iniconfig==0.0.0.dev999" in done.stderr
+
+
+def load_script() -> ModuleType:
+    specification = importlib.util.spec_from_file_location("environments", SCRIPT)
+    module = importlib.util.module_from_spec(specification)
+    sys.modules["environments"] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_what_pip_was_told_is_told_to_uv(monkeypatch):
+    for name in ("UV_FIND_LINKS", "UV_DEFAULT_INDEX", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_FIND_LINKS", "/wheels")
+    monkeypatch.setenv("PIP_INDEX_URL", "https://index.example/simple")
+    environment = load_script().installer_environment()
+    assert environment["UV_FIND_LINKS"] == "/wheels"
+    assert environment["UV_DEFAULT_INDEX"] == "https://index.example/simple"
+    assert environment["UV_CACHE_DIR"].endswith(".quartet/cache/uv")
