@@ -31,7 +31,7 @@ class Outage:
         """Return when the call should be made again; raise the error if that is of no use."""
         now = asyncio.get_running_loop().time()
         self._since = now if self._since is None else self._since
-        if error.code not in _AWAY or now - self._since > self._patience:
+        if error.code not in _AWAY or now - self._since >= self._patience:
             raise error
         await wait_for(self._stop, error.retry_after or _PAUSE)
 

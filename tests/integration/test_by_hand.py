@@ -81,7 +81,7 @@ def test_the_readmes_ten_lines_get_answers_from_a_run_under_way(by_hand):
     assert len(example.strip().splitlines()) <= 10
     done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr + services.logs()
-    lines = done.stdout.strip().splitlines()
-    assert len(lines) >= 3 and all(re.search(r"=\?.* [\d.]+ \d+$", line) for line in lines), done.stdout
+    # Three prompts of four completions, each with its reward and version. (An untrained model writes anything.)
+    assert len(re.findall(r" [\d.]+ \d+$", done.stdout, re.MULTILINE)) == 12, done.stdout
     assert services.stop("client", signal.SIGINT) == 130
     assert "Traceback" not in services.log("client")

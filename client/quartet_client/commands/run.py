@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 from google.protobuf.json_format import MessageToDict
+from rich.console import Console
 
 from quartet_client.async_client import AsyncClient
 from quartet_client.attach import feed_and_watch
@@ -14,6 +15,7 @@ from quartet_client.commands.output import console
 from quartet_client.commands.target import Target, with_broker
 from quartet_client.data import DataSection, RunData
 from quartet_client.errors import QuartetError
+from quartet_client.outage import Outage
 from quartet_client.progress import RunProgress
 from quartet_client.view import RunView
 from quartet_common.config import LoadedConfig
@@ -25,9 +27,25 @@ from quartet_common.run_spec import run_spec
 @click.option("--attach", is_flag=True, help="Use the services that are running already instead of starting them here.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
 @click.option("--broker", metavar="HOST:PORT", help="Address of the broker.")
+@click.option(
+    "--wait",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --attach: how long to wait for a broker that is not there yet.",
+)
 @click.option("--dry-run", is_flag=True, help="Check run file and data, print what would run, and stop.")
 @click.option("--plain", is_flag=True, help="A line per step instead of a live picture.")
-def run(file: Path, attach: bool, overrides: tuple[str, ...], broker: str | None, dry_run: bool, plain: bool) -> int:
+def run(
+    file: Path,
+    attach: bool,
+    overrides: tuple[str, ...],
+    broker: str | None,
+    wait: float,
+    dry_run: bool,
+    plain: bool,
+) -> int:
     """Run FILE.toml: start the four services on this machine, feed them, and show the run until it ends.
 
     With --attach the services are already running, here or elsewhere: the run is made there, fed and shown. Ctrl-C then
@@ -41,7 +59,7 @@ def run(file: Path, attach: bool, overrides: tuple[str, ...], broker: str | None
         return 0
     if not attach:
         return _run_here(file, overrides, plain)
-    return asyncio.run(_attach(config, data, plain or None))
+    return asyncio.run(_attach(config, data, wait, plain or None))
 
 
 def _plan(config: LoadedConfig[DataSection], data: RunData, attach: bool) -> dict[str, Any]:
@@ -75,11 +93,26 @@ def _run_here(file: Path, overrides: tuple[str, ...], plain: bool) -> int:
     return run_locally(file, list(overrides), plain)
 
 
-async def _attach(config: LoadedConfig[DataSection], data: RunData, plain: bool | None) -> int:
+async def _until_there(client: AsyncClient, config: LoadedConfig[DataSection], patience: float, out: Console) -> None:
+    """Wait for the broker, which may be started after this command. Raises QuartetError if it does not come."""
+    outage, told = Outage(patience), patience == 0
+    while True:
+        try:
+            await client.create_run(config.run)
+            return
+        except QuartetError as error:
+            await outage.ride_out(error)
+            if not told:
+                out.print(f"waiting for the broker at {config.addresses.broker}", highlight=False, soft_wrap=True)
+                told = True
+
+
+async def _attach(config: LoadedConfig[DataSection], data: RunData, wait: float, plain: bool | None) -> int:
     model = config.model.path.name if config.model.path else ""
     progress = RunProgress(config.run.id, model=model, max_steps=config.run.max_steps)
     out = console()
     async with AsyncClient(**config.addresses.model_dump(), security=config.security) as client:
+        await _until_there(client, config, wait, out)
         await feed_and_watch(config, data, client, RunView(progress, out, plain))
     for name, points in progress.evaluations.items():
         known = [point.accuracy for point in points if point.accuracy is not None]
