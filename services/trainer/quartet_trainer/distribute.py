@@ -15,6 +15,7 @@ import torch.distributed as dist
 from quartet.v1 import experience_pb2
 
 from quartet_common.log import get_logger
+from quartet_trainer.errors import TrainingError
 from quartet_trainer.learner.base import Learner
 
 log = get_logger(__name__)
@@ -30,11 +31,14 @@ class Announcements:
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=FOLLOWER_SECONDS))
 
     def send(self, command: str, payloads: Sequence[bytes] = (), **arguments: Any) -> None:
-        """Rank 0: tell all others."""
+        """Rank 0: tell all others. Raises TrainingError if one of them is gone."""
         head = json.dumps({"command": command, "arguments": arguments, "sizes": [len(p) for p in payloads]}).encode()
         message = b"\n".join([head, b"".join(payloads)])
-        dist.broadcast(torch.tensor([len(message)]), 0, group=self._group)
-        dist.broadcast(torch.frombuffer(bytearray(message), dtype=torch.uint8), 0, group=self._group)
+        try:
+            dist.broadcast(torch.tensor([len(message)]), 0, group=self._group)
+            dist.broadcast(torch.frombuffer(bytearray(message), dtype=torch.uint8), 0, group=self._group)
+        except RuntimeError as error:
+            raise TrainingError(f"a rank of the training job is lost: {str(error).splitlines()[0]}") from error
 
     def receive(self) -> tuple[str, list[bytes], dict[str, Any]]:
         """Other ranks: wait for the next; returns command, payloads, arguments. RuntimeError if rank 0 is gone."""

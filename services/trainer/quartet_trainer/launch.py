@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 from quartet_common.log import get_logger
+from quartet_trainer.errors import TrainingError
 
 log = get_logger(__name__)
 
@@ -52,14 +53,14 @@ class Followers:
         log.info("started ranks", extra={"ranks": ranks, "pids": [process.pid for process in self._processes]})
 
     async def watch(self) -> None:
-        """Return when all have ended well. Raises RuntimeError as soon as one has not."""
+        """Return when all have ended well. Raises TrainingError as soon as one has not."""
         running = dict(enumerate(self._processes, start=1))
         while running:
             for follower, process in list(running.items()):
                 if (code := process.poll()) is not None:
                     del running[follower]
                     if code:
-                        raise RuntimeError(f"rank {follower} ended with status {code}")
+                        raise TrainingError(f"rank {follower} ended with status {code}")
             await asyncio.sleep(0.2)
 
     async def end(self, grace: float) -> None:

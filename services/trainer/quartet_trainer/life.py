@@ -82,7 +82,7 @@ def live(around: Surroundings) -> str:
     except Stopped:
         return "stopped before the training began"
     finally:
-        with contextlib.suppress(RuntimeError):  # ranks that are gone need not be told
+        with contextlib.suppress(TrainingError):  # ranks that are gone need not be told
             learner.stop()
         shutdown()
         channel.close()

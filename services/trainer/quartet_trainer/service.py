@@ -79,7 +79,7 @@ async def serve(config: Config, host: ServiceHost) -> None:
     servicer = TrainerServicer(config.section, launch.world_size(), checkpoint_root(config), status, control, host.stop)
     trainer_pb2_grpc.add_TrainerServiceServicer_to_server(servicer, host.server)
     training = host.spawn(_train(config, host, control, status), "training")
-    host.spawn(followers.watch(), "ranks")
+    host.spawn(_watch(followers, host), "ranks")
 
     async def drain() -> None:
         control.stop()
@@ -111,15 +111,27 @@ async def _train(config: Config, host: ServiceHost, control: Control, status: St
 
     try:
         ending = await _in_thread("training", live)
-    except (TrainingError, LearnerError, ConfigError) as error:
+    except (ConfigError, ModelFolderError) as error:
         log.error(str(error))
-        host.stop(str(error), exit_code=1)
+        host.stop("the configuration cannot be used", exit_code=2)
+    except (TrainingError, LearnerError) as error:
+        log.error(str(error))
+        host.stop("the training cannot go on", exit_code=1)
     else:
         host.stop(ending)
     finally:
         status.enter(trainer_pb2.TRAINER_PHASE_FINISHED)
         control.close()
         status.close()
+
+
+async def _watch(followers: launch.Followers, host: ServiceHost) -> None:
+    """Stop the service when a rank is lost."""
+    try:
+        await followers.watch()
+    except TrainingError as error:
+        log.error(str(error))
+        host.stop("the training cannot go on", exit_code=1)
 
 
 def _import_life():

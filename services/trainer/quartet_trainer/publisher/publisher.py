@@ -92,6 +92,7 @@ class Publisher:
         self._ranks: dict[str, int] = {}
         self._group: WeightGroup | None = None
         self._last_epoch = 0
+        self._stop_seen: float | None = None
 
     @property
     def epoch(self) -> int:
@@ -151,9 +152,11 @@ class Publisher:
             try:
                 self._attempt(version, targets, weights, deadline)
             except TransferFailed as failure:
+                self._drop_group()
+                if self._stopping():
+                    break
                 log.warning("weight update failed", extra={"version": version, "error": str(failure)})
                 failures.append(str(failure))
-                self._drop_group()
                 self._leave_out(failure.blame)
             targets = self.behind(version)
         if targets and not self._stopping():
@@ -175,7 +178,7 @@ class Publisher:
         stubs = {name: self._peers[name].stub for name in targets}
         if self._group is None or self._group.members.keys() != targets.keys():
             self._make_group(targets, stubs)
-        transfer = Transfer(self._run_id, version, self._group, stubs, self._members.alive, deadline)
+        transfer = Transfer(self._run_id, version, self._group, stubs, self._worth_waiting_for, deadline)
         for name in targets:
             self._peers[name].version = None  # unknown from here on
         try:
@@ -221,7 +224,7 @@ class Publisher:
             stubs,
             self._ranks,
             self._settings.timeout_seconds,
-            self._members.alive,
+            self._worth_waiting_for,
         )
 
     def _epoch_at(self, name: str) -> int:
@@ -231,6 +234,13 @@ class Publisher:
             return self._peers[name].stub.GetStatus(request, timeout=STATUS_SECONDS).group_epoch
         except grpc.RpcError as error:
             raise TransferFailed("status is not to be had", {name: describe(error)}) from error
+
+    def _worth_waiting_for(self, name: str) -> bool:
+        """Whether the rollout lives, and this trainer is not stopping: then an update gets a moment to end."""
+        if self._stopping() and self._stop_seen is None:
+            self._stop_seen = time.monotonic()
+        in_time = self._stop_seen is None or time.monotonic() < self._stop_seen + CLOSE_SECONDS
+        return in_time and self._members.alive(name)
 
     def _leave_out(self, blame: dict[str, str]) -> None:
         """Let rollouts that failed rest before the next attempt, twice as long after each failure."""
