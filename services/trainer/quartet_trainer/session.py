@@ -28,6 +28,8 @@ LEASE_WAIT_SECONDS = 5.0
 LONGEST_BACKOFF_SECONDS = 5.0
 RUN_POLL_SECONDS = 0.5
 
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
 Answer = TypeVar("Answer")
 
 
@@ -232,6 +234,3 @@ class BrokerSession:
                 backoff = min(2 * backoff, LONGEST_BACKOFF_SECONDS)
                 if self._control.stopping.wait(delay) and not (last and away < LONGEST_BACKOFF_SECONDS):
                     raise Stopped from error
-
-
-_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)

@@ -1,0 +1,89 @@
+"""What a run leaves behind: numbers checked by hand."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_broker import make_group, make_transcript
+from quartet.v1 import experience_pb2
+
+from quartet_common.tensors import Dtype, encode_ragged
+from quartet_trainer.checkpointing import Consumed
+from quartet_trainer.records.evaluations import evaluation_metrics, pass_at_k, write_evaluation
+from quartet_trainer.records.samples import write_sample
+from quartet_trainer.records.step_metrics import batch_metrics, public_names, time_metrics
+
+
+@pytest.mark.parametrize(
+    ("n", "right", "k", "expected"), [(1, 1, 1, 1.0), (4, 1, 1, 0.25), (4, 1, 2, 0.5), (4, 0, 4, 0.0)]
+)
+def test_pass_at_k(n: int, right: int, k: int, expected: float):
+    assert pass_at_k(n, right, k) == pytest.approx(expected)
+
+
+def test_an_evaluation_is_averaged_over_completions_and_solved_over_prompts():
+    transcripts = [make_transcript("e/0", 3, [1.0, 0.0]), make_transcript("e/1", 3, [0.0, 0.0])]
+    metrics = evaluation_metrics("heldout", transcripts, dead=1)
+    assert metrics["eval/heldout/ans_acc"] == 0.25 and metrics["eval/heldout/reward"] == 0.25
+    assert metrics["eval/heldout/pass@1"] == 0.25 and metrics["eval/heldout/pass@2"] == 0.5
+    assert metrics["eval/heldout/prompts"] == 2 and metrics["eval/heldout/dead"] == 1
+
+
+def test_an_evaluation_without_answers_has_counts_only():
+    assert evaluation_metrics("heldout", [], dead=2) == {"eval/heldout/prompts": 0.0, "eval/heldout/dead": 2.0}
+
+
+def test_an_evaluations_lines_say_which_weights_answered(tmp_path: Path):
+    path = write_evaluation(tmp_path, "heldout", 7, [make_transcript("e/0", 7, [1.0])])
+    assert path.name == "heldout-step-7.jsonl"
+    line = json.loads(path.read_text())
+    assert (line["prediction"], line["gold"], line["ans_valid"], line["policy_versions"]) == ("answer 0", "8", 1.0, [7])
+
+
+def test_staleness_counts_from_the_oldest_weights_and_by_token():
+    group = make_group("pass-0/0", 4, completions=2)
+    tensors = experience_pb2.GroupTensors.FromString(group.tensors)
+    rows = [np.array([4, 0, 3, 6, 3, 4]), np.array([6, 0, 4])]  # four tokens each: three of version 4, five of 6
+    tensors.version_spans.CopyFrom(encode_ragged(rows, Dtype.DTYPE_INT64))
+    metrics = batch_metrics(6, [tensors], [group.header])
+    assert metrics["staleness/mean"] == metrics["staleness/max"] == 2.0
+    assert metrics["staleness/token_mean"] == pytest.approx(3 * 2 / 8)
+    assert metrics["staleness/mixed_ratio"] == 0.5
+
+
+def test_phases_add_up_to_the_step():
+    metrics = time_metrics({"training": 1.0}, {"training": 3.0, "waiting_for_batch": 2.0, "evaluating": 0.0}, 800, 40)
+    assert metrics["time/training"] == 2.0 and metrics["time/waiting_for_batch"] == 2.0
+    assert "time/evaluating" not in metrics
+    assert metrics["time/step"] == 4.0 and metrics["time/idle_fraction"] == 0.5
+    assert metrics["throughput/tokens_per_second"] == 200 and metrics["throughput/completions_per_second"] == 10
+
+
+def test_every_metric_of_the_learner_has_a_place_in_the_docs():
+    from quartet_trainer.learner.metrics import METRICS
+
+    documented = (Path(__file__).parents[4] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    for name in public_names(dict.fromkeys(METRICS, math.nan)):
+        assert f"`{name}`" in documented, name
+
+
+def test_a_samples_fence_is_longer_than_those_in_the_text(tmp_path: Path):
+    transcript = make_transcript("pass-0/1", 2, [1.0])
+    transcript.completions[0].text = "```python\nprint(8)\n```"
+    text = write_sample(tmp_path, 12, [transcript]).read_text()
+    assert "````text\n```python\nprint(8)\n```\n````" in text
+    assert "weights v2[0:3]" in text
+
+
+def test_consumed_ids_reach_back_over_the_last_commit():
+    consumed = Consumed()
+    for step in range(6):
+        consumed.add(step, [f"i{step}"])
+        if step % 2:
+            consumed.committed(step + 1)
+    assert consumed.ids() == ["i4", "i5"], "after commits 2, 4 and 6, what lies between the last two"
+    consumed.add(6, ["i6"])
+    again = Consumed.from_json(json.loads(json.dumps(consumed.to_json())))
+    assert again == consumed and again.ids() == ["i4", "i5", "i6"]
