@@ -9,7 +9,6 @@ import argparse
 import hashlib
 import json
 import random
-import subprocess
 import sys
 from pathlib import Path
 
@@ -39,12 +38,13 @@ def main() -> int:
         report = json.loads((folder / "model" / "warm_up.json").read_text())
         print(f"  kept: {folder}/model, warmed up in {report['seconds']} s by the same recipe", file=sys.stderr)
         return 0
-    # A process of its own: only the warm-up needs torch, and this script is quick when there is nothing to do.
-    command = [sys.executable, "-W", "ignore", HERE / "warm_up.py", folder / "model", "--seed", str(arguments.seed)]
-    status = subprocess.run(command, check=False).returncode
-    if status == 0:
-        made_by.write_text(recipe)
-    return status
+    from warm_up import warm_up  # imports torch, which takes seconds that only a new model is worth
+
+    made_by.unlink(missing_ok=True)
+    if not warm_up(folder / "model", arguments.seed):
+        return 1
+    made_by.write_text(recipe)
+    return 0
 
 
 def digest(seed: int) -> str:

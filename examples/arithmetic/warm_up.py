@@ -1,6 +1,6 @@
 """The supervised warm-up: the model learns to reckon, then the bad habit of guessing.
 
-Two phases (run with the trainer's environment: ``python warm_up.py FOLDER``):
+Two phases (`prepare.py` calls it, with the trainer's environment):
 
 1. *Skill*: worked demonstrations only, until it solves nine training problems in ten greedily.
 2. *Habit*: 90 steps of demonstrations that mostly guess, and slip where they do not.
@@ -9,7 +9,6 @@ What comes out can think but seldom does: about one sampled answer in five is ri
 that working it out pays, and removes the slips. It does not teach arithmetic; the skill phase did.
 """
 
-import argparse
 import json
 import random
 import sys
@@ -29,25 +28,21 @@ SKILL_STEPS_MOST = 4000
 HABIT_STEPS = 90
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="where to write the model")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+def warm_up(folder: Path, seed: int) -> bool:
+    """Build a model, warm it up and write it to `folder`. Return False if it did not learn to reckon."""
+    # One thread: two that share their cores with anything else spend their time waiting for each other.
+    torch.set_num_threads(1)
     began = time.monotonic()
-
-    rng = random.Random(arguments.seed)
+    rng = random.Random(seed)
     train, held_out = split()
-    tokenizer, model = build_tokenizer(), build_model(arguments.seed)
+    tokenizer, model = build_tokenizer(), build_model(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
 
     steps, accuracy = 0, 0.0
     while accuracy < SKILL_GATE:
         if steps >= SKILL_STEPS_MOST:
-            print(f"warm-up: greedy accuracy {accuracy:.2f} after {steps} steps; it should be {SKILL_GATE}: try --seed")
-            return 1
+            print(f"warm-up: greedy accuracy is {accuracy:.0%} after {steps} steps, not {SKILL_GATE:.0%}: try --seed")
+            return False
         fit(model, optimizer, tokenizer, train, worked, rng, 50)
         steps += 50
         accuracy = sampled_accuracy(model, tokenizer, rng.sample(train, 200), temperature=0)
@@ -59,17 +54,17 @@ def main() -> int:
         began,
     )
 
-    save(model, tokenizer, arguments.folder)
+    save(model, tokenizer, folder)
     report = {
-        "seed": arguments.seed,
+        "seed": seed,
         "skill_steps": steps,
         "skill_greedy_accuracy": accuracy,
         "habit_steps": HABIT_STEPS,
-        "held_out_sampled_accuracy": held_out_accuracy,
+        "held_out_sampled_accuracy": sampled,
         "seconds": round(time.monotonic() - began, 1),
     }
-    (arguments.folder / "warm_up.json").write_text(json.dumps(report, indent=2) + "\n")
-    return 0
+    (folder / "warm_up.json").write_text(json.dumps(report, indent=2) + "\n")
+    return True
 
 
 def say(text: str, began: float) -> None:
@@ -125,7 +120,3 @@ def read_answer(text: str) -> str:
     """Return what stands between the answer tags, without a box; empty if there is none."""
     inside = text.partition("<answer>")[2].partition("</answer>")[0]
     return inside.removeprefix("\\boxed{").removesuffix("}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
