@@ -48,11 +48,8 @@ def warm_up(folder: Path, seed: int) -> bool:
         accuracy = sampled_accuracy(model, tokenizer, rng.sample(train, 200), temperature=0)
         say(f"skill: {steps} steps, {accuracy:.0%} of training problems solved greedily", began)
     fit(model, optimizer, tokenizer, train, habit, rng, HABIT_STEPS)
-    held_out_accuracy = sampled_accuracy(model, tokenizer, held_out, temperature=1)
-    say(
-        f"habit: {HABIT_STEPS} steps of guessing, {held_out_accuracy:.0%} of held-out problems right when sampled",
-        began,
-    )
+    sampled = sampled_accuracy(model, tokenizer, held_out, temperature=1)
+    say(f"habit: {HABIT_STEPS} steps of guessing, {sampled:.0%} of held-out problems right when sampled", began)
 
     save(model, tokenizer, folder)
     report = {
