@@ -132,7 +132,7 @@ class Supervisor:
         Raises:
             LaunchError: it may not be restarted any more, or did not come back.
         """
-        process = self._processes[name]
+        process, failure = self._processes[name], ""
         while True:
             status = await process.wait()
             if await end_was_due(name, status):
@@ -144,6 +144,9 @@ class Supervisor:
                 raise LaunchError(f"{what}: {words}", _CONFIGURATION_ERROR)
             if not self._settings.restart:
                 raise LaunchError(f"{what} (launcher.restart is off): {words}")
+            if status == 1 and words == failure:
+                raise LaunchError(f"{what} twice: {words} (log: {process.log})")
+            failure = words
             if process.restarts >= self._settings.max_restarts:
                 raise LaunchError(f"{what} after {process.restarts} restarts: {words} (log: {process.log})")
             process.restarts += 1

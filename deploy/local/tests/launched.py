@@ -6,6 +6,7 @@ import socket
 import subprocess
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -53,12 +54,18 @@ class Launched:
         """Return the exit status."""
         return self.process.wait(timeout)
 
-    def wait_for_line(self, start: str, timeout: float) -> None:
-        """Wait until it has printed a line that starts so."""
+    def wait_for_line(self, start: str, timeout: float, times: int = 1) -> None:
+        """Wait until it has printed a line that starts so (as many `times`)."""
+        self.wait_until(
+            lambda: sum(line.startswith(start) for line in self.text().splitlines()) >= times, timeout, f"'{start}'"
+        )
+
+    def wait_until(self, condition: Callable[[], bool], timeout: float, what: str) -> None:
+        """Wait until something is so while the launcher runs."""
         deadline = time.monotonic() + timeout
-        while not any(line.startswith(start) for line in self.text().splitlines()):
-            assert self.process.poll() is None, f"it ended before '{start}':\n{self.text()}"
-            assert time.monotonic() < deadline, f"no line '{start}' within {timeout} s:\n{self.text()}"
+        while not condition():
+            assert self.process.poll() is None, f"it ended before {what}:\n{self.text()}"
+            assert time.monotonic() < deadline, f"not within {timeout} s: {what}\n{self.text()}"
             time.sleep(0.05)
 
     def signal(self, number: int) -> None:
@@ -72,7 +79,9 @@ class Launched:
             if not entry.name.isdigit() or int(entry.name) == self.process.pid:
                 continue
             try:
-                if f"{_MARK}={self.mark}".encode() in (entry / "environ").read_bytes():
+                marked = f"{_MARK}={self.mark}".encode() in (entry / "environ").read_bytes()
+                # Redis writes its title over its environment; it works in the run's folder.
+                if marked or (entry / "cwd").resolve().is_relative_to(self.output.parent):
                     found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue  # it ended while we looked, or is not ours
@@ -81,9 +90,9 @@ class Launched:
     def service(self, name: str) -> int:
         """Return the process id of a service (not of its guard)."""
         wanted = "redis-server" if name == "redis" else f"-m quartet_{name} "
-        commands = self.processes().items()
-        pids = [pid for pid, command in commands if wanted in command and "guard.py" not in command]
-        assert len(pids) == 1, f"{name}: {self.processes()}"
+        processes = self.processes()
+        pids = [pid for pid, command in processes.items() if wanted in command and "guard.py" not in command]
+        assert len(pids) == 1, f"{name}: {processes}"
         return pids[0]
 
     def assert_gone(self, within: float) -> None:

@@ -27,9 +27,8 @@ def test_a_run_ends_by_itself(launch, run_file, tmp_path):
         ("checking", "transformers"),
         ("redis ready", "vllm"),
         ("reward ready", "vllm"),
-        ("run launched is active", "vllm"),
+        ("run launched is active", "transformers"),
         ("step 2", "vllm"),
-        ("step 2", "transformers"),
     ],
 )
 def test_ctrl_c_leaves_nothing_within_ten_seconds(launch, run_file, moment, engine):
@@ -71,14 +70,17 @@ def test_when_the_launcher_is_killed_everything_ends(launch, run_file):
     launched.assert_gone(within=10.0)
 
 
-@pytest.mark.parametrize("service", ["broker", "reward", "rollout", "trainer", "redis"])
-def test_a_service_that_is_killed_is_started_again_and_the_run_goes_on(launch, run_file, service):
-    launched = launch(run_file, "--set", "run.max_steps=12")
-    launched.wait_for_line("step 3", READY)
-    os.kill(launched.service(service), signal.SIGKILL)
+def test_services_that_are_killed_are_started_again_and_the_run_goes_on(launch, run_file):
+    launched = launch(run_file, "--set", "run.max_steps=40")
+    launched.wait_for_line("step 2/", READY)
+    for service in ("rollout", "redis", "reward", "broker", "trainer"):
+        steps = launched.text().count("\nstep ")
+        os.kill(launched.service(service), signal.SIGKILL)
+        launched.wait_for_line(f"{service} was killed by SIGKILL; starting it again (1 of 3)", 30)
+        launched.wait_for_line(f"{service} ready after", READY, times=2)
+        launched.wait_until(lambda steps=steps: launched.text().count("\nstep ") > steps, READY, f"after {service}")
     assert launched.wait(240) == 0, launched.text()
-    assert f"{service} was killed by SIGKILL; starting it again (1 of 3)" in launched.text()
-    assert "run launched succeeded after 12 steps" in launched.text()
+    assert "run launched succeeded after 40 steps" in launched.text()
     launched.assert_gone(within=1.0)
 
 
@@ -99,8 +101,8 @@ def test_a_service_that_fails_while_starting_is_told_by_its_last_error(launch, r
     for file in model.iterdir():
         (broken / file.name).write_bytes(b"no tensors" if file.suffix == ".safetensors" else file.read_bytes())
     launched = launch(run_file, "--set", f"model.path={broken}")
-    assert launched.wait(120) in (1, 2), launched.text()
+    assert launched.wait(150) == 1, launched.text()
     last = launched.text().splitlines()[-1]
-    assert last.startswith("quartet: "), last
+    assert last.startswith(("quartet: rollout ended with status 1 twice", "quartet: trainer ended with status 1 twice"))
     assert "Traceback" not in launched.text()
     launched.assert_gone(within=1.0)
