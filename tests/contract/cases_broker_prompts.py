@@ -1,0 +1,184 @@
+"""BrokerService: prompts on their way to a rollout, and back."""
+
+import time
+
+import grpc
+from broker_arrangements import EVALUATE, instance
+from contract_cases import Bad, Case, Good, Refused
+from quartet.v1 import broker_pb2 as pb
+from quartet.v1 import experience_pb2
+
+INVALID, MISSING = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
+STATE, EXISTS = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ALREADY_EXISTS
+FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def submission(w, *instances, run=None, **fields):
+    return pb.SubmitPromptsRequest(run_id=(run or w.run()).id, instances=instances, **fields)
+
+
+def two_accepted(w, answer):
+    assert (answer.accepted, answer.duplicates) == (2, 0)
+
+
+def two_known(w, answer):
+    assert (answer.accepted, answer.duplicates) == (0, 2)
+    assert w.call("BrokerService.GetRun", pb.GetRunRequest(run_id=w.name)).run.stats.submitted == 2
+
+
+def have_ended(w, answer):
+    assert w.call("BrokerService.GetRun", pb.GetRunRequest(run_id=w.name)).run.prompts_ended
+
+
+def two_leases(w, answer):
+    assert [lease.instance for lease in answer.leases] == [instance("a"), instance("b")]
+    assert all(lease.attempt == 1 and lease.expires_at.seconds > time.time() for lease in answer.leases)
+    assert len({lease.lease_id for lease in answer.leases}) == 2
+    assert answer.gate in (pb.GATE_REASON_NO_PROMPTS, pb.GATE_REASON_STALENESS) and answer.policy_version == 0
+
+
+def gate_is_shut(w, answer):
+    # One batch of two may run at max_staleness 0: the third prompt has to wait for the trainer.
+    assert len(answer.leases) == 2 and answer.gate == pb.GATE_REASON_STALENESS
+
+
+def all_renewed(w, answer):
+    assert not answer.lost and answer.expires_at.seconds > time.time()
+
+
+def some_lost(w, answer):
+    assert list(answer.lost) == ["never-granted"]
+
+
+def one_requeued(w, answer):
+    assert (answer.requeued, answer.dead, list(answer.lost)) == (1, 0, [])
+
+
+def one_dead(w, answer):
+    assert (answer.requeued, answer.dead, list(answer.lost)) == (0, 1, [])
+
+
+def lost_before(w, answer):
+    assert (answer.requeued, answer.dead, list(answer.lost)) == (0, 0, [w.kept.lease])
+
+
+def renewal(w, *others):
+    leases = w.run().submit("a", "b").lease()
+    return pb.RenewLeasesRequest(run_id=w.name, lease_ids=[*(lease.lease_id for lease in leases), *others])
+
+
+def release(w, **fields):
+    (lease,) = w.run().submit("a").lease()
+    w.kept.lease = lease.lease_id
+    return pb.ReleaseLeasesRequest(run_id=w.name, releases=[pb.LeaseRelease(lease_id=lease.lease_id, **fields)])
+
+
+PROMPTS: list[Case] = [
+    Good(
+        "BrokerService.SubmitPrompts",
+        "two prompts",
+        lambda w: submission(w, instance("a"), instance("b")),
+        two_accepted,
+        second=two_known,
+    ),
+    Bad("BrokerService.SubmitPrompts", "none", lambda w: submission(w), INVALID, "instances"),
+    Bad(
+        "BrokerService.SubmitPrompts",
+        "without an id",
+        lambda w: submission(w, instance("a"), instance("")),
+        INVALID,
+        "instances[1].instance_id",
+    ),
+    Bad(
+        "BrokerService.SubmitPrompts",
+        "without a purpose",
+        lambda w: submission(w, instance("a", purpose=0)),
+        INVALID,
+        "instances[0].purpose",
+    ),
+    Bad(
+        "BrokerService.SubmitPrompts",
+        "without an input",
+        lambda w: submission(w, experience_pb2.PromptInstance(instance_id="a", purpose=1)),
+        INVALID,
+        "instances[0].prompt",
+    ),
+    Bad(
+        "BrokerService.SubmitPrompts",
+        "for evaluation, into no set",
+        lambda w: submission(w, instance("a", purpose=EVALUATE)),
+        INVALID,
+        "evaluation_set",
+    ),
+    Bad(
+        "BrokerService.SubmitPrompts",
+        "an id that has another content",
+        lambda w: submission(w, instance("a", text="2+2=?"), run=w.run().submit("a")),
+        EXISTS,
+        "'a'",
+    ),
+    Bad(
+        "BrokerService.SubmitPrompts",
+        "more than the queue holds",
+        lambda w: submission(w, instance("b"), instance("c"), run=w.run(max_queued_prompts=2).submit("a")),
+        FULL,
+        "max_queued_prompts",
+    ),
+    Bad(
+        "BrokerService.SubmitPrompts",
+        "after EndPrompts",
+        lambda w: submission(w, instance("a"), run=w.run().end()),
+        STATE,
+        "ended",
+    ),
+    Bad(
+        "BrokerService.SubmitPrompts",
+        "after FinishRun",
+        lambda w: submission(w, instance("a"), run=w.run().finish()),
+        STATE,
+        "finished",
+    ),
+    Good("BrokerService.EndPrompts", "of a run", lambda w: pb.EndPromptsRequest(run_id=w.run().id), have_ended),
+    Bad("BrokerService.EndPrompts", "no such run", lambda w: pb.EndPromptsRequest(run_id=w.name), MISSING, "case-"),
+    Good(
+        "BrokerService.LeasePrompts",
+        "all that wait",
+        lambda w: pb.LeasePromptsRequest(run_id=w.run().submit("a", "b").id, holder="r1", max_prompts=5),
+        two_leases,
+    ),
+    Good(
+        "BrokerService.LeasePrompts",
+        "no more than the gate allows",
+        lambda w: pb.LeasePromptsRequest(run_id=w.run().submit("a", "b", "c").id, holder="r1", max_prompts=5),
+        gate_is_shut,
+    ),
+    Bad(
+        "BrokerService.LeasePrompts",
+        "none wanted",
+        lambda w: pb.LeasePromptsRequest(run_id=w.run().id, holder="r1"),
+        INVALID,
+        "max_prompts",
+    ),
+    Bad("BrokerService.LeasePrompts", "waiting 31 s", lambda w: w.run().wait(31), INVALID, "wait"),
+    Bad("BrokerService.LeasePrompts", "waiting -1 s", lambda w: w.run().wait(-1), INVALID, "wait"),
+    Bad("BrokerService.LeasePrompts", "for a stranger", lambda w: w.run().wait(0, "stranger"), STATE, "stranger"),
+    Bad("BrokerService.LeasePrompts", "of a finished run", lambda w: w.run().finish().wait(0), STATE, "finished"),
+    Good("BrokerService.RenewLeases", "two", renewal, all_renewed, volatile=("expires_at",)),
+    Refused(
+        "BrokerService.RenewLeases", "one that was never granted", lambda w: renewal(w, "never-granted"), some_lost
+    ),
+    Bad("BrokerService.RenewLeases", "no such run", lambda w: pb.RenewLeasesRequest(run_id=w.name), MISSING, "case-"),
+    Good("BrokerService.ReleaseLeases", "on drain", release, one_requeued, second=lost_before),
+    Good(
+        "BrokerService.ReleaseLeases",
+        "for good",
+        lambda w: release(w, failure="too long", permanent=True),
+        one_dead,
+        second=lost_before,
+    ),
+    Bad(
+        "BrokerService.ReleaseLeases", "no such run", lambda w: pb.ReleaseLeasesRequest(run_id=w.name), MISSING, "case-"
+    ),
+]
+
+CASES = PROMPTS

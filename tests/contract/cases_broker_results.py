@@ -1,0 +1,236 @@
+"""BrokerService: evaluations, results and events; what is set aside, and where a group is."""
+
+import time
+
+import grpc
+from broker_arrangements import EVALUATE, SERVE, instance
+from contract_cases import Bad, Case, Good
+from quartet.v1 import broker_pb2 as pb
+from quartet.v1 import experience_pb2
+
+from quartet_common.durations import to_duration
+
+INVALID, MISSING = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
+STATE = grpc.StatusCode.FAILED_PRECONDITION
+
+
+def is_started(w, answer):
+    assert (answer.evaluation_id, answer.prompts) == ("heldout@0", 1)
+
+
+def is_complete(w, answer):
+    assert answer.complete and (answer.prompts, answer.finished, answer.dead) == (1, 1, 0)
+    (header,), (transcript,) = answer.headers, answer.transcripts
+    assert header.purpose == EVALUATE and header.completions == 2
+    assert experience_pb2.GroupTranscript.FromString(transcript).instance.pinned_version == 0
+
+
+def is_under_way(w, answer):
+    assert not answer.complete and (answer.prompts, answer.finished) == (1, 0) and not answer.transcripts
+
+
+def stored_set(w):
+    w.run().submit("e1", purpose=EVALUATE, evaluation_set="heldout")
+    return pb.StartEvaluationRequest(run_id=w.name, evaluation_set="heldout", policy_version=0)
+
+
+def served_and_dead(w):
+    run = w.run().dead("d1").submit("s1", purpose=SERVE)
+    run.put(run.lease(1))
+    return pb.CollectResultsRequest(run_id=run.id, instance_ids=["s1", "d1"])
+
+
+def each_once_in_order(w, answers):
+    assert [answer.instance_id for answer in answers] == ["d1", "s1"]  # in order of completion
+    assert answers[0].dead.reasons == ["prompt too long"] and answers[0].dead.attempts == 1
+    transcript = experience_pb2.GroupTranscript.FromString(answers[1].transcript)
+    assert transcript.instance.instance_id == "s1"
+
+
+def told_events(w):
+    run = w.run()
+    run.call(
+        "ReportProgress",
+        pb.ReportProgressRequest(run_id=run.id, event=pb.RunEvent(step=pb.StepFinished(step=0, policy_version=1))),
+    )
+    return pb.WatchRunRequest(run_id=run.finish().id)
+
+
+def from_start_to_end(w, answers):
+    events = [answer.event for answer in answers]
+    kinds = [event.WhichOneof("event") for event in events]
+    assert kinds[0] == kinds[-1] == "run_state" and "step" in kinds and "member" in kinds
+    assert events[-1].run_state.state == pb.RUN_STATE_SUCCEEDED and events[-1].run_state.reason == "enough"
+    assert len({event.event_id for event in events}) == len(events)
+    after = pb.WatchRunRequest(run_id=w.name, after_event_id=events[-2].event_id)
+    (end,) = w.call("BrokerService.WatchRun", after)
+    assert end.event == events[-1]
+
+
+def report(w, event, run_id=""):
+    return pb.ReportProgressRequest(run_id=run_id or w.run().id, event=event)
+
+
+NOTICE = pb.RunEvent(notice=pb.Notice(level="info", text="tea is ready", source="r1"))
+
+
+def is_in_the_stream(w, answer):
+    found = w.call("BrokerService.WatchRun", pb.WatchRunRequest(run_id=w.name), take=3)
+    told = {each.event.event_id: each.event for each in found}[answer.event_id]
+    assert told.notice == NOTICE.notice and abs(told.at.seconds - time.time()) < 60
+
+
+RESULTS: list[Case] = [
+    Good("BrokerService.StartEvaluation", "a stored set", stored_set, is_started),
+    Bad(
+        "BrokerService.StartEvaluation",
+        "a set without prompts",
+        lambda w: pb.StartEvaluationRequest(run_id=w.run().id, evaluation_set="nothing"),
+        MISSING,
+        "nothing",
+    ),
+    Bad(
+        "BrokerService.StartEvaluation",
+        "at a version below 0",
+        lambda w: pb.StartEvaluationRequest(run_id=w.run().id, evaluation_set="heldout", policy_version=-1),
+        INVALID,
+        "policy_version",
+    ),
+    Good(
+        "BrokerService.GetEvaluation",
+        "complete",
+        lambda w: pb.GetEvaluationRequest(run_id=w.run().evaluation(finished=True).id, evaluation_id="heldout@0"),
+        is_complete,
+    ),
+    Good(
+        "BrokerService.GetEvaluation",
+        "under way",
+        lambda w: pb.GetEvaluationRequest(run_id=w.run().evaluation().id, evaluation_id="heldout@0"),
+        is_under_way,
+    ),
+    Bad(
+        "BrokerService.GetEvaluation",
+        "never started",
+        lambda w: pb.GetEvaluationRequest(run_id=w.run().id, evaluation_id="heldout@7"),
+        MISSING,
+        "heldout@7",
+    ),
+    Bad(
+        "BrokerService.GetEvaluation",
+        "waiting 31 s",
+        lambda w: pb.GetEvaluationRequest(run_id=w.run().id, evaluation_id="heldout@0", wait=to_duration(31)),
+        INVALID,
+        "wait",
+    ),
+    Good("BrokerService.CollectResults", "a result and a dead prompt", served_and_dead, each_once_in_order),
+    Bad(
+        "BrokerService.CollectResults",
+        "of nothing",
+        lambda w: pb.CollectResultsRequest(run_id=w.run().id),
+        INVALID,
+        "instance_ids",
+    ),
+    Bad(
+        "BrokerService.CollectResults",
+        "no such run",
+        lambda w: pb.CollectResultsRequest(run_id=w.name, instance_ids=["a"]),
+        MISSING,
+        "case-",
+    ),
+    Good("BrokerService.ReportProgress", "a notice", lambda w: report(w, NOTICE), is_in_the_stream),
+    Bad(
+        "BrokerService.ReportProgress",
+        "the run's end",
+        lambda w: report(w, pb.RunEvent(run_state=pb.RunStateChanged(state=pb.RUN_STATE_FAILED))),
+        INVALID,
+        "event",
+    ),
+    Bad("BrokerService.ReportProgress", "no event", lambda w: report(w, pb.RunEvent()), INVALID, "event"),
+    Bad("BrokerService.ReportProgress", "no such run", lambda w: report(w, NOTICE, w.name), MISSING, "case-"),
+    Good("BrokerService.WatchRun", "of a finished run", told_events, from_start_to_end),
+    Bad("BrokerService.WatchRun", "no such run", lambda w: pb.WatchRunRequest(run_id=w.name), MISSING, "case-"),
+    Bad(
+        "BrokerService.WatchRun",
+        "after something that is no event",
+        lambda w: pb.WatchRunRequest(run_id=w.run().id, after_event_id="yesterday"),
+        INVALID,
+        "after_event_id",
+    ),
+]
+
+
+# What is set aside, and where a group is ------------------------------------------------------------------------------
+
+
+def one_dead(w, answer):
+    assert answer.total == 1 and answer.dead[0].instance == instance("d1")
+    assert answer.dead[0].reasons == ["prompt too long"] and answer.dead[0].attempts == 1
+
+
+def one_requeued(w, answer):
+    assert answer.requeued == 1
+    group = w.call("BrokerService.GetGroup", pb.GetGroupRequest(run_id=w.name, instance_id="d1"))
+    assert group.state == pb.GROUP_STATE_QUEUED and group.attempt == 0
+
+
+def none_requeued(w, answer):
+    assert answer.requeued == 0
+
+
+def is_at_the_rollout(w, answer):
+    assert (answer.state, answer.attempt) == (pb.GROUP_STATE_LEASED, 1)
+    assert (answer.holder, answer.step) == ("r1", -1)
+
+
+def is_durable(w, answer):
+    assert (answer.state, answer.step) == (pb.GROUP_STATE_COMMITTED, 0)
+
+
+def leased_group(w):
+    run = w.run().submit("a")
+    run.lease(1)
+    return pb.GetGroupRequest(run_id=run.id, instance_id="a")
+
+
+ASIDE: list[Case] = [
+    Good("BrokerService.ListDead", "one", lambda w: pb.ListDeadRequest(run_id=w.run().dead("d1").id), one_dead),
+    Bad("BrokerService.ListDead", "no such run", lambda w: pb.ListDeadRequest(run_id=w.name), MISSING, "case-"),
+    Bad(
+        "BrokerService.ListDead",
+        "fewer than none",
+        lambda w: pb.ListDeadRequest(run_id=w.run().id, limit=-1),
+        INVALID,
+        "limit",
+    ),
+    Good(
+        "BrokerService.RequeueDead",
+        "all of them",
+        lambda w: pb.RequeueDeadRequest(run_id=w.run().dead("d1").id),
+        one_requeued,
+        second=none_requeued,
+    ),
+    Bad("BrokerService.RequeueDead", "no such run", lambda w: pb.RequeueDeadRequest(run_id=w.name), MISSING, "case-"),
+    Bad(
+        "BrokerService.RequeueDead",
+        "in a finished run",
+        lambda w: pb.RequeueDeadRequest(run_id=w.run().dead("d1").finish().id),
+        STATE,
+        "finished",
+    ),
+    Good("BrokerService.GetGroup", "at a rollout", leased_group, is_at_the_rollout),
+    Good(
+        "BrokerService.GetGroup",
+        "committed",
+        lambda w: pb.GetGroupRequest(run_id=w.run().committed().id, instance_id="a"),
+        is_durable,
+    ),
+    Bad(
+        "BrokerService.GetGroup",
+        "never seen",
+        lambda w: pb.GetGroupRequest(run_id=w.run().id, instance_id="nobody"),
+        MISSING,
+        "nobody",
+    ),
+]
+
+CASES = [*RESULTS, *ASIDE]

@@ -1,0 +1,254 @@
+"""BrokerService: runs and their members."""
+
+import time
+
+import grpc
+from broker_arrangements import rollout
+from contract_cases import Bad, Case, Good, NoBadInput
+from quartet.v1 import broker_pb2 as pb
+from quartet.v1 import common_pb2
+
+INVALID, MISSING = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
+STATE, EXISTS = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ALREADY_EXISTS
+
+
+def spec(w, **fields) -> pb.CreateRunRequest:
+    return pb.CreateRunRequest(spec=pb.RunSpec(**{"run_id": w.name} | fields))
+
+
+def has_stated_defaults(w, answer):
+    run = answer.run
+    assert answer.created and run.state == pb.RUN_STATE_ACTIVE and run.spec.run_id == w.name
+    assert (run.spec.group_size, run.spec.groups_per_step, run.spec.max_staleness) == (8, 16, 4)
+    assert (run.spec.max_deliveries, run.spec.max_queued_prompts, run.spec.max_experience_bytes) == (5, 4096, 1 << 30)
+    assert (run.spec.prompt_lease_ttl.seconds, run.spec.member_ttl.seconds, run.spec.result_ttl.seconds) == (
+        60,
+        15,
+        3600,
+    )
+    assert run.spec.lease_order == pb.LEASE_ORDER_FIFO and run.spec.partial_batch == pb.PARTIAL_BATCH_POLICY_DROP
+    assert run.spec.evaluation_sampling.n == 1 and run.spec.sampling.n in (0, 8)
+    assert abs(run.created_at.seconds - time.time()) < 60
+    assert run.stats == pb.RunStats()
+
+
+def was_there(w, answer):
+    assert not answer.created and answer.run.spec.run_id == w.name
+
+
+def shows_run_and_members(w, answer):
+    assert answer.run.stats.queued == answer.run.stats.submitted == 2
+    assert [member.instance_id for member in answer.members] == ["r1"]
+
+
+def two_runs(w):
+    for name in (w.name, f"{w.name}-newer"):
+        w.call("BrokerService.CreateRun", pb.CreateRunRequest(spec=pb.RunSpec(run_id=name)))
+    return pb.ListRunsRequest()
+
+
+def newest_first(w, answer):
+    assert [run.spec.run_id for run in answer.runs[:2]] == [f"{w.name}-newer", w.name]
+    made = [(run.created_at.seconds, run.created_at.nanos) for run in answer.runs]
+    assert made == sorted(made, reverse=True)
+
+
+def has_succeeded(w, answer):
+    assert answer.run.state == pb.RUN_STATE_SUCCEEDED and answer.run.reason == "enough"
+
+
+def is_gone(w, answer):
+    assert answer.deleted
+    try:
+        w.call("BrokerService.GetRun", pb.GetRunRequest(run_id=w.name))
+    except grpc.RpcError as error:
+        assert error.code() == MISSING
+    else:
+        raise AssertionError("a deleted run is still there")
+
+
+def nothing_deleted(w, answer):
+    assert not answer.deleted
+
+
+RUNS: list[Case] = [
+    Good("BrokerService.CreateRun", "defaults are filled in", lambda w: spec(w), has_stated_defaults, second=was_there),
+    Bad("BrokerService.CreateRun", "a name with a space", lambda w: spec(w, run_id="a run"), INVALID, "spec.run_id"),
+    Bad("BrokerService.CreateRun", "no specification", lambda w: pb.CreateRunRequest(), INVALID, "spec.run_id"),
+    Bad("BrokerService.CreateRun", "a group of 1025", lambda w: spec(w, group_size=1025), INVALID, "spec.group_size"),
+    Bad(
+        "BrokerService.CreateRun",
+        "negative staleness",
+        lambda w: spec(w, max_staleness=-1),
+        INVALID,
+        "spec.max_staleness",
+    ),
+    Bad("BrokerService.CreateRun", "an unknown order", lambda w: spec(w, lease_order=77), INVALID, "spec.lease_order"),
+    Bad(
+        "BrokerService.CreateRun",
+        "it stands with another specification",
+        lambda w: spec(w, run_id=w.run(group_size=4).id, groups_per_step=2, max_staleness=0, group_size=3),
+        EXISTS,
+        "group_size",
+    ),
+    Good(
+        "BrokerService.GetRun",
+        "with statistics and members",
+        lambda w: pb.GetRunRequest(run_id=w.run().submit("a", "b").id),
+        shows_run_and_members,
+    ),
+    Bad("BrokerService.GetRun", "no such run", lambda w: pb.GetRunRequest(run_id=w.name), MISSING, "case-"),
+    Good(
+        "BrokerService.ListRuns",
+        "newest first",
+        two_runs,
+        newest_first,
+        volatile=("stats", "policy_version", "committed_step"),
+    ),
+    NoBadInput("BrokerService.ListRuns", "the request has no field; where there is no run, the list is empty"),
+    Good(
+        "BrokerService.FinishRun",
+        "as planned",
+        lambda w: pb.FinishRunRequest(run_id=w.run().id, state=pb.RUN_STATE_SUCCEEDED, reason="enough"),
+        has_succeeded,
+    ),
+    Good(
+        "BrokerService.FinishRun",
+        "the first outcome stands",
+        lambda w: pb.FinishRunRequest(run_id=w.run().finish().id, state=pb.RUN_STATE_FAILED, reason="other"),
+        has_succeeded,
+    ),
+    Bad(
+        "BrokerService.FinishRun",
+        "into a state that is no end",
+        lambda w: pb.FinishRunRequest(run_id=w.run().id, state=pb.RUN_STATE_ACTIVE),
+        INVALID,
+        "state",
+    ),
+    Bad(
+        "BrokerService.FinishRun",
+        "no such run",
+        lambda w: pb.FinishRunRequest(run_id=w.name, state=pb.RUN_STATE_CANCELLED),
+        MISSING,
+        "case-",
+    ),
+    Good(
+        "BrokerService.DeleteRun",
+        "a finished run",
+        lambda w: pb.DeleteRunRequest(run_id=w.run().ready("a").finish().id),
+        is_gone,
+        second=nothing_deleted,
+    ),
+    Good(
+        "BrokerService.DeleteRun",
+        "an active run by force",
+        lambda w: pb.DeleteRunRequest(run_id=w.run().submit("a").id, force=True),
+        is_gone,
+        second=nothing_deleted,
+    ),
+    Bad("BrokerService.DeleteRun", "an active run", lambda w: pb.DeleteRunRequest(run_id=w.run().id), STATE, "force"),
+]
+
+
+# Members --------------------------------------------------------------------------------------------------------------
+
+
+def joined(w, answer):
+    assert answer.group_epoch >= 2  # "r1" came before
+    assert answer.run.spec.run_id == w.name
+
+
+def beat(w, answer):
+    assert answer.group_epoch >= 1 and answer.policy_version == 0 and answer.run_state == pb.RUN_STATE_ACTIVE
+    (member,) = w.call("BrokerService.GetRun", pb.GetRunRequest(run_id=w.name)).members
+    assert (member.policy_version, member.waiting_for, member.address) == (3, "tea", "127.0.0.1:1")
+    assert dict(member.gauges) == {"tokens_per_second": 12.5}
+
+
+def left(w, answer):
+    assert answer.group_epoch >= 2
+    assert not w.call("BrokerService.GetRun", pb.GetRunRequest(run_id=w.name)).members
+
+
+def members_by_id(w):
+    run = w.run()
+    for name in ("r0", "r2"):
+        run.call("RegisterMember", pb.RegisterMemberRequest(run_id=run.id, member=rollout(name)))
+    return pb.WatchMembersRequest(run_id=run.id)
+
+
+def all_three(w, answers):
+    assert answers[0].group_epoch >= 3
+    assert [member.instance_id for member in answers[0].members] == ["r0", "r1", "r2"]
+
+
+def register(w, run_id="", **fields):
+    return pb.RegisterMemberRequest(run_id=run_id or w.run().id, member=rollout("r2", **fields))
+
+
+MEMBERS: list[Case] = [
+    Good("BrokerService.RegisterMember", "a second rollout", register, joined),
+    Bad(
+        "BrokerService.RegisterMember",
+        "a client is no member",
+        lambda w: register(w, kind=common_pb2.SERVICE_KIND_CLIENT),
+        INVALID,
+        "member.kind",
+    ),
+    Bad("BrokerService.RegisterMember", "no address", lambda w: register(w, address=""), INVALID, "member.address"),
+    Bad("BrokerService.RegisterMember", "no such run", lambda w: register(w, w.name), MISSING, "case-"),
+    Good(
+        "BrokerService.Heartbeat",
+        "with news",
+        lambda w: pb.HeartbeatRequest(
+            run_id=w.run().id,
+            member=pb.Member(
+                instance_id="r1",
+                kind=common_pb2.SERVICE_KIND_ROLLOUT,
+                state=pb.MEMBER_STATE_ACTIVE,
+                policy_version=3,
+                waiting_for="tea",
+                gauges={"tokens_per_second": 12.5},
+            ),
+        ),
+        beat,
+    ),
+    Bad(
+        "BrokerService.Heartbeat",
+        "of nobody that is registered",
+        lambda w: pb.HeartbeatRequest(run_id=w.run().id, member=rollout("r9")),
+        MISSING,
+        "r9",
+    ),
+    Bad(
+        "BrokerService.Heartbeat",
+        "of no member at all",
+        lambda w: pb.HeartbeatRequest(run_id=w.run().id),
+        INVALID,
+        "member.instance_id",
+    ),
+    Good(
+        "BrokerService.LeaveMember",
+        "the only rollout",
+        lambda w: pb.LeaveMemberRequest(run_id=w.run().id, instance_id="r1"),
+        left,
+    ),
+    Bad(
+        "BrokerService.LeaveMember",
+        "no such run",
+        lambda w: pb.LeaveMemberRequest(run_id=w.name, instance_id="r1"),
+        MISSING,
+        "case-",
+    ),
+    Bad(
+        "BrokerService.LeaveMember",
+        "no name",
+        lambda w: pb.LeaveMemberRequest(run_id=w.run().id),
+        INVALID,
+        "instance_id",
+    ),
+    Good("BrokerService.WatchMembers", "who is there now", members_by_id, all_three, take=1),
+    Bad("BrokerService.WatchMembers", "no such run", lambda w: pb.WatchMembersRequest(run_id=w.name), MISSING, "case-"),
+]
+
+CASES = [*RUNS, *MEMBERS]

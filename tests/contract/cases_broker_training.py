@@ -1,0 +1,241 @@
+"""BrokerService: finished groups on their way into durable weights."""
+
+import grpc
+from broker_arrangements import put_group
+from contract_cases import Bad, Case, Good, Refused
+from quartet.v1 import broker_pb2 as pb
+from quartet.v1 import experience_pb2
+
+from quartet_common.durations import to_duration
+
+INVALID, MISSING = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
+STATE = grpc.StatusCode.FAILED_PRECONDITION
+
+
+def outcomes(*expected):
+    def check(w, answer):
+        assert list(answer.outcomes) == list(expected)
+
+    return check
+
+
+def put(w, change=lambda group: None):
+    (lease,) = w.run().submit("a").lease()
+    group = put_group(lease)
+    change(group)
+    return pb.PutExperienceRequest(run_id=w.name, groups=[group])
+
+
+def another_purpose(group):
+    group.group.header.purpose = experience_pb2.PURPOSE_SERVE
+
+
+def versions_reversed(group):
+    group.group.header.min_policy_version, group.group.header.max_policy_version = 2, 1
+
+
+def another_lease(group):
+    group.lease_id = "another's"
+
+
+def batch(w, run, **fields):
+    w.kept.run = run
+    return pb.LeaseExperienceRequest(run_id=run.id, session_epoch=run.session, **fields)
+
+
+def whole_batch(w, answers):
+    manifest = answers[0].manifest
+    assert manifest.granted and list(manifest.instance_ids) == ["a", "b"] and not manifest.run_finished
+    groups = [answer.group for answer in answers[1:]]
+    assert [group.header.instance_id for group in groups] == ["a", "b"]
+    assert all(group.tensors == b"opaque" and group.transcript for group in groups)
+
+
+def granted_anew(w, answers):
+    whole_batch(w, answers)
+    assert not answers[0].manifest.replayed
+
+
+def granted_again(w, answers):
+    whole_batch(w, answers)
+    assert answers[0].manifest.replayed
+
+
+def too_few(w, answers):
+    (answer,) = answers
+    assert not answer.manifest.granted and (answer.manifest.ready, answer.manifest.needed) == (1, 2)
+
+
+def fenced(run):
+    """The run, and a newer session than the one it knows."""
+    known = run.session
+    run.open()
+    run.session = known
+    return run
+
+
+def drop(w, run, **fields):
+    return pb.DropExperienceRequest(run_id=run.id, session_epoch=run.session, reason="zero variance", **fields)
+
+
+def one_dropped(w, answer):
+    assert answer.dropped == 1
+    assert w.call("BrokerService.GetRun", pb.GetRunRequest(run_id=w.name)).run.stats.dropped == 1
+
+
+def none_dropped(w, answer):
+    assert answer.dropped == 0
+
+
+EXPERIENCE: list[Case] = [
+    Good(
+        "BrokerService.PutExperience",
+        "a leased prompt's group",
+        put,
+        outcomes(pb.PUT_OUTCOME_ACCEPTED),
+        second=outcomes(pb.PUT_OUTCOME_DUPLICATE),
+    ),
+    Refused(
+        "BrokerService.PutExperience",
+        "under another's lease",
+        lambda w: put(w, another_lease),
+        outcomes(pb.PUT_OUTCOME_LEASE_LOST),
+    ),
+    Bad(
+        "BrokerService.PutExperience",
+        "no group",
+        lambda w: pb.PutExperienceRequest(run_id=w.run().id),
+        INVALID,
+        "groups",
+    ),
+    Bad(
+        "BrokerService.PutExperience",
+        "for another purpose than the prompt's",
+        lambda w: put(w, another_purpose),
+        INVALID,
+        "groups[0].group.header.purpose",
+    ),
+    Bad(
+        "BrokerService.PutExperience",
+        "newest version older than the oldest",
+        lambda w: put(w, versions_reversed),
+        INVALID,
+        "policy_version",
+    ),
+    Good(
+        "BrokerService.LeaseExperience",
+        "a whole batch",
+        lambda w: batch(w, w.run().ready("a", "b").open()),
+        granted_anew,
+        second=granted_again,
+    ),
+    Good("BrokerService.LeaseExperience", "all or nothing", lambda w: batch(w, w.run().ready("a").open()), too_few),
+    Bad(
+        "BrokerService.LeaseExperience",
+        "in a fenced session",
+        lambda w: batch(w, fenced(w.run().granted())),
+        STATE,
+        "fenced",
+    ),
+    Bad(
+        "BrokerService.LeaseExperience",
+        "of a committed step",
+        lambda w: batch(w, w.run().committed()),
+        STATE,
+        "committed",
+    ),
+    Bad(
+        "BrokerService.LeaseExperience",
+        "waiting 31 s",
+        lambda w: batch(w, w.run().open(), wait=to_duration(31)),
+        INVALID,
+        "wait",
+    ),
+    Bad("BrokerService.LeaseExperience", "of step -1", lambda w: batch(w, w.run().open(), step=-1), INVALID, "step"),
+    Good(
+        "BrokerService.DropExperience",
+        "one of two",
+        lambda w: drop(w, w.run().granted(), instance_ids=["a"]),
+        one_dropped,
+        second=none_dropped,
+    ),
+    Bad(
+        "BrokerService.DropExperience",
+        "in a fenced session",
+        lambda w: drop(w, fenced(w.run().granted()), instance_ids=["a"]),
+        STATE,
+        "fenced",
+    ),
+    Bad("BrokerService.DropExperience", "of step -1", lambda w: drop(w, w.run().granted(), step=-1), INVALID, "step"),
+]
+
+
+# The trainer's session ------------------------------------------------------------------------------------------------
+
+
+def opened(w, answer):
+    assert answer.session_epoch > w.kept.run.session
+    assert answer.replayable_steps == 1 and answer.run.spec.run_id == w.name and answer.run.policy_version == 0
+
+
+def session(w, run, **fields):
+    w.kept.run = run
+    return pb.OpenSessionRequest(**{"run_id": run.id, "holder": "t2"} | fields)
+
+
+def mark(run, step=0):
+    return pb.MarkTrainedRequest(run_id=run.id, session_epoch=run.session, step=step)
+
+
+def commit(run, step=1):
+    return pb.CommitRequest(run_id=run.id, session_epoch=run.session, step=step)
+
+
+def is_version_1(w, answer):
+    assert answer.policy_version == 1
+    run = w.call("BrokerService.GetRun", pb.GetRunRequest(run_id=w.name)).run
+    assert run.policy_version == 1 and run.stats.trained == 2
+
+
+def committed(groups):
+    def check(w, answer):
+        assert answer.committed == groups
+        run = w.call("BrokerService.GetRun", pb.GetRunRequest(run_id=w.name)).run
+        assert run.committed_step == 1 and run.stats.committed == 2
+
+    return check
+
+
+SESSION: list[Case] = [
+    Good(
+        "BrokerService.OpenSession",
+        "what was trained after the checkpoint is replayed",
+        lambda w: session(w, w.run().trained()),
+        opened,
+    ),
+    Bad("BrokerService.OpenSession", "without a holder", lambda w: session(w, w.run(), holder=""), INVALID, "holder"),
+    Bad(
+        "BrokerService.OpenSession",
+        "from a checkpoint of -1 steps",
+        lambda w: session(w, w.run(), checkpoint_step=-1),
+        INVALID,
+        "checkpoint_step",
+    ),
+    Bad(
+        "BrokerService.OpenSession",
+        "no such run",
+        lambda w: pb.OpenSessionRequest(run_id=w.name, holder="t1"),
+        MISSING,
+        "case-",
+    ),
+    Good("BrokerService.MarkTrained", "step 0", lambda w: mark(w.run().granted()), is_version_1),
+    Bad("BrokerService.MarkTrained", "in a fenced session", lambda w: mark(fenced(w.run().granted())), STATE, "fenced"),
+    Bad("BrokerService.MarkTrained", "a step never leased", lambda w: mark(w.run().open()), STATE, "step 0"),
+    Bad("BrokerService.MarkTrained", "step -1", lambda w: mark(w.run().open(), -1), INVALID, "step"),
+    Good("BrokerService.Commit", "one step", lambda w: commit(w.run().trained()), committed(2), second=committed(0)),
+    Bad("BrokerService.Commit", "in a fenced session", lambda w: commit(fenced(w.run().trained())), STATE, "fenced"),
+    Bad("BrokerService.Commit", "ahead of what is trained", lambda w: commit(w.run().granted()), STATE, "step"),
+    Bad("BrokerService.Commit", "-1 steps", lambda w: commit(w.run().open(), -1), INVALID, "step"),
+]
+
+CASES = [*EXPERIENCE, *SESSION]

@@ -1,0 +1,122 @@
+"""RewardService."""
+
+import json
+
+import grpc
+from contract_cases import Bad, Good, NoBadInput, Refused
+from google.protobuf.struct_pb2 import Struct
+from quartet.v1 import reward_pb2 as pb
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+
+def verifier(name="exact", **parameters) -> pb.VerifierSpec:
+    values = Struct()
+    values.update(parameters)
+    return pb.VerifierSpec(name=name, parameters=values)
+
+
+def item(name="a", completion="42", answer="42", *verifiers) -> pb.ScoreItem:
+    return pb.ScoreItem(
+        item_id=name,
+        completion=completion,
+        reference=pb.Reference(answer=answer),
+        verifiers=verifiers or [verifier(correct_reward=1.0)],
+    )
+
+
+TAGS = verifier("think_answer_tags", correct_reward=2.0)
+BATCH = [
+    item("right", "42"),
+    item("wrong", "41"),
+    item("worked", "<think>half of 1</think><answer>0.5</answer>", "\\frac{1}{2}", TAGS),
+    item("formless", "0.5", "\\frac{1}{2}", TAGS),
+]
+
+
+def outcomes_in_order(w, answer):
+    assert [result.item_id for result in answer.results] == ["right", "wrong", "worked", "formless"]
+    scores = [result.score for result in answer.results]
+    assert [score.outcome for score in scores] == [
+        pb.OUTCOME_CORRECT,
+        pb.OUTCOME_INCORRECT,
+        pb.OUTCOME_CORRECT,
+        pb.OUTCOME_MALFORMED,
+    ]
+    assert [score.reward for score in scores[:3]] == [1.0, 0.0, 2.0]
+    assert [score.ans_acc for score in scores] == [1.0, 0.0, 1.0, 0.0]
+    assert scores[3].format_acc == 0.0 and all(score.reason for score in scores)
+    assert [score.verifiers[0].name for score in scores] == ["exact", "exact", "think_answer_tags", "think_answer_tags"]
+
+
+def each_answered(w, answers):
+    scores = {answer.result.item_id: answer.result.score for answer in answers}
+    assert set(scores) == {"right", "wrong", "worked", "formless"} and len(answers) == 4
+    assert scores["worked"].reward == 2.0 and scores["wrong"].reward == 0.0
+
+
+def bad_one_fails_alone(w, answers):
+    results = {answer.result.item_id: answer.result for answer in answers}
+    assert set(results) == {"unknown", "right"}
+    failure = results["unknown"].failure
+    assert failure.kind == pb.FAILURE_KIND_INVALID_ITEM and not failure.retryable and "no_such" in failure.message
+    assert results["right"].score.reward == 1.0
+
+
+def reference_is_unusable(w, answer):
+    failure = answer.results[0].failure
+    assert failure.kind == pb.FAILURE_KIND_BAD_REFERENCE and not failure.retryable and failure.message
+
+
+def alphabetical_with_schemas(w, answer):
+    names = [info.name for info in answer.verifiers]
+    assert names == sorted(names) and {"boxed", "exact", "think_answer_tags"} <= set(names)
+    for info in answer.verifiers:
+        assert info.description and json.loads(info.parameters_schema)["type"] == "object"
+
+
+def score(*items):
+    return lambda w: pb.ScoreRequest(items=items)
+
+
+def stream(*items):
+    return lambda w: [pb.ScoreStreamRequest(item=each) for each in items]
+
+
+CASES = [
+    Good("RewardService.Score", "a batch", score(*BATCH), outcomes_in_order, volatile=("elapsed",)),
+    Refused("RewardService.Score", "no reference to compare with", score(item(answer="")), reference_is_unusable),
+    Bad("RewardService.Score", "nothing", score(), INVALID, "items"),
+    Bad("RewardService.Score", "1025 items", score(*(item(str(n)) for n in range(1025))), INVALID, "items"),
+    Bad("RewardService.Score", "one id twice", score(item("a"), item("a")), INVALID, "items[1].item_id"),
+    Bad(
+        "RewardService.Score",
+        "an unknown verifier",
+        score(item("a"), item("b", "42", "42", verifier("no_such"))),
+        INVALID,
+        "items[1].verifiers[0].name",
+    ),
+    Bad(
+        "RewardService.Score",
+        "an unknown parameter",
+        score(item("a", "42", "42", verifier("exact", generosity=11.0))),
+        INVALID,
+        "items[0].verifiers[0].parameters",
+    ),
+    Bad(
+        "RewardService.Score",
+        "no verifier",
+        lambda w: pb.ScoreRequest(items=[pb.ScoreItem(item_id="a", completion="42")]),
+        INVALID,
+        "items[0].verifiers",
+    ),
+    Good("RewardService.ScoreStream", "each as it completes", stream(*BATCH), each_answered),
+    Refused(
+        "RewardService.ScoreStream",
+        "an invalid item does not end the stream",
+        stream(item("unknown", "42", "42", verifier("no_such")), item("right")),
+        bad_one_fails_alone,
+    ),
+    Good("RewardService.ListVerifiers", "all", lambda w: pb.ListVerifiersRequest(), alphabetical_with_schemas),
+    NoBadInput("RewardService.ListVerifiers", "the request has no field, and the list is there in every state"),
+]

@@ -1,0 +1,286 @@
+"""RolloutService: status, weight updates and direct generation. `w.weights` is the trainer's side, see weight_peer."""
+
+import grpc
+import numpy as np
+from contract_cases import Bad, Good, NoBadInput
+from quartet.v1 import experience_pb2, tensor_pb2
+from quartet.v1 import rollout_pb2 as pb
+
+from quartet_common.tensors import decode, encode
+
+INVALID, STATE = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
+LACKING, LOST = grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.DATA_LOSS
+PROMPT = np.array([17, 18, 19, 20], dtype=np.int32)
+STATUS = pb.RolloutServiceGetStatusRequest()
+
+
+def status(w):
+    return w.call("RolloutService.GetStatus", STATUS)
+
+
+def is_idle(w, answer):
+    assert answer.run_id == "" and answer.engine == w.weights.engine  # its run does not exist
+    assert answer.policy_version >= 0 and not answer.paused and answer.running == answer.waiting == 0
+    assert answer.max_model_len == 256 and (0 <= answer.kv_cache_use <= 1 or answer.kv_cache_use == -1)
+    assert any("run" in thing for thing in answer.waiting_for)
+
+
+def with_weights(w, request):
+    """The request, once the rollout has weights of a known version."""
+    w.weights.ensure(w)
+    return request
+
+
+# Weight updates ------------------------------------------------------------------------------------------------------
+
+
+def changed(request, **fields):
+    for name, value in fields.items():
+        setattr(request, name, value)
+    return request
+
+
+def with_library(w):
+    request = w.weights.invitation()
+    request.libraries["nccl"] = "0.0.1"
+    return request
+
+
+def joined(w, answer):
+    assert answer.ranks == 1
+    w.weights.wait_until_met()
+    assert status(w).group_epoch == w.weights.epoch
+
+
+def is_paused(w, answer):
+    assert answer.paused_completions == 0 and status(w).paused
+
+
+def is_installed(w, answer):
+    assert answer.policy_version == w.weights.version
+    now = status(w)
+    assert (now.policy_version, now.paused, now.group_epoch) == (w.weights.version, False, w.weights.epoch)
+
+
+def old_weights_stand(w, answer):
+    now = status(w)
+    assert answer.policy_version == now.policy_version == w.kept.before and not now.paused
+
+
+def begin(w, change=lambda manifest: None, **fields):
+    request = changed(w.weights.join(w).announcement(), **fields)
+    change(request.manifest)
+    return request
+
+
+def wrong_shape(manifest):
+    tensor = next(tensor for tensor in manifest.tensors if "q_proj.weight" in tensor.name)
+    tensor.shape[0] //= 2
+
+
+def one_missing(manifest):
+    (index,) = [n for n, tensor in enumerate(manifest.tensors) if tensor.name == "model.norm.weight"]
+    del manifest.tensors[index]
+
+
+def begun_abort(w):
+    w.weights.ensure(w)
+    w.kept.before = status(w).policy_version
+    return w.weights.join(w).begin(w).surrender()
+
+
+def other_version_begun(w):
+    request = w.weights.join(w).begin(w).announcement()
+    request.policy_version += 1
+    return request
+
+
+def never_begun(w):
+    return w.weights.join(w).conclusion()
+
+
+WEIGHTS = [
+    Good("RolloutService.JoinWeightGroup", "a new epoch", lambda w: w.weights.open().invitation(), joined),
+    Bad(
+        "RolloutService.JoinWeightGroup",
+        "an older epoch",
+        lambda w: changed(w.weights.join(w).invitation(), group_epoch=w.weights.epoch - 1),
+        STATE,
+        "epoch",
+    ),
+    Bad(
+        "RolloutService.JoinWeightGroup",
+        "of another run",
+        lambda w: changed(w.weights.invitation(), run_id="another"),
+        STATE,
+        "another",
+    ),
+    Bad("RolloutService.JoinWeightGroup", "another NCCL", with_library, STATE, "nccl"),
+    Bad(
+        "RolloutService.JoinWeightGroup",
+        "by no transport",
+        lambda w: changed(w.weights.invitation(), transport=pb.WEIGHT_TRANSPORT_UNSPECIFIED),
+        INVALID,
+        "transport",
+    ),
+    Bad(
+        "RolloutService.JoinWeightGroup",
+        "by NCCL, on a CPU",
+        lambda w: changed(w.weights.invitation(), transport=pb.WEIGHT_TRANSPORT_NCCL),
+        LACKING,
+        "transport",
+    ),
+    Bad(
+        "RolloutService.JoinWeightGroup",
+        "at port 0",
+        lambda w: changed(w.weights.invitation(), store_port=0),
+        INVALID,
+        "store_port",
+    ),
+    Bad(
+        "RolloutService.JoinWeightGroup",
+        "as rank 0, the trainer's",
+        lambda w: changed(w.weights.invitation(), rank=0),
+        INVALID,
+        "rank",
+    ),
+    Good("RolloutService.BeginWeightUpdate", "in the epoch's group", begin, is_paused),
+    Bad(
+        "RolloutService.BeginWeightUpdate",
+        "in a group it is not in",
+        lambda w: begin(w, group_epoch=w.weights.epoch + 2),
+        STATE,
+        "epoch",
+    ),
+    Bad("RolloutService.BeginWeightUpdate", "while it receives another version", other_version_begun, STATE, "version"),
+    Bad(
+        "RolloutService.BeginWeightUpdate",
+        "a tensor of another shape",
+        lambda w: begin(w, wrong_shape),
+        INVALID,
+        "manifest",
+    ),
+    Bad("RolloutService.BeginWeightUpdate", "a tensor short", lambda w: begin(w, one_missing), INVALID, "manifest"),
+    Good(
+        "RolloutService.FinishWeightUpdate",
+        "after the broadcast",
+        lambda w: w.weights.join(w).begin(w).send().conclusion(),
+        is_installed,
+    ),
+    Bad("RolloutService.FinishWeightUpdate", "of an update never begun", never_begun, STATE, "version"),
+    Bad(
+        "RolloutService.FinishWeightUpdate",
+        "with another checksum",
+        lambda w: changed(w.weights.join(w).begin(w).send().conclusion(), checksum=w.weights.checksum ^ 1),
+        LOST,
+        "checksum",
+    ),
+    Good("RolloutService.AbortWeightUpdate", "before anything was sent", begun_abort, old_weights_stand),
+    Bad(
+        "RolloutService.AbortWeightUpdate",
+        "of another run",
+        lambda w: changed(w.weights.join(w).surrender(), run_id="another"),
+        STATE,
+        "another",
+    ),
+]
+
+
+# Generation ----------------------------------------------------------------------------------------------------------
+
+
+def prompt(n=2, **fields) -> experience_pb2.Prompt:
+    sampling = experience_pb2.SamplingParams(n=n, temperature=1.0, max_new_tokens=8, seed=7)
+    return experience_pb2.Prompt(**{"token_ids": encode(PROMPT), "sampling": sampling} | fields)
+
+
+def sampling(**fields) -> experience_pb2.Prompt:
+    return prompt(sampling=experience_pb2.SamplingParams(**{"n": 1, "max_new_tokens": 4} | fields))
+
+
+def is_whole(w, completion):
+    """Tokens, log-probs and spans agree with one another and with the version the rollout has."""
+    info, tokens, log_probs = completion.info, decode(completion.token_ids), decode(completion.log_probs)
+    assert tokens.dtype == np.int32 and log_probs.dtype == np.float32
+    assert tokens.shape == log_probs.shape == (info.tokens,) and 1 <= info.tokens <= 8
+    assert (log_probs <= 0).all() and np.isfinite(log_probs).all()
+    assert info.finish_reason == (
+        experience_pb2.FINISH_REASON_STOP if tokens[-1] == 0 else experience_pb2.FINISH_REASON_LENGTH
+    )
+    assert info.text and not info.HasField("score")
+    (span,) = info.version_spans
+    assert (span.policy_version, span.begin, span.end) == (status(w).policy_version, 0, info.tokens)
+
+
+def two_completions(w, answer):
+    assert [completion.info.index for completion in answer.completions] == [0, 1]
+    for completion in answer.completions:
+        is_whole(w, completion)
+
+
+def two_streamed(w, answers):
+    assert sorted(answer.completion.info.index for answer in answers) == [0, 1]
+    for answer in answers:
+        is_whole(w, answer.completion)
+
+
+def generate(w, value):
+    return with_weights(w, pb.GenerateRequest(prompt=value))
+
+
+def generate_stream(w, value):
+    return with_weights(w, pb.GenerateStreamRequest(prompt=value))
+
+
+FLOATS = encode(np.ones(3, dtype=np.float32))
+CUT_SHORT = tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_INT32, shape=[3], data=b"12345")
+LONG = encode(np.full(256, 17, dtype=np.int32))
+
+GENERATION = [
+    Good("RolloutService.Generate", "two, seeded", lambda w: generate(w, prompt()), two_completions),
+    Bad("RolloutService.Generate", "from nothing", lambda w: generate(w, experience_pb2.Prompt()), INVALID, "prompt"),
+    Bad(
+        "RolloutService.Generate",
+        "from token ids that are floats",
+        lambda w: generate(w, prompt(token_ids=FLOATS)),
+        INVALID,
+        "prompt.token_ids",
+    ),
+    Bad(
+        "RolloutService.Generate",
+        "from a tensor cut short",
+        lambda w: generate(w, prompt(token_ids=CUT_SHORT)),
+        INVALID,
+        "prompt.token_ids",
+    ),
+    Bad(
+        "RolloutService.Generate",
+        "from more than the context holds",
+        lambda w: generate(w, prompt(token_ids=LONG)),
+        INVALID,
+        "prompt",
+    ),
+    Bad("RolloutService.Generate", "5000 times", lambda w: generate(w, sampling(n=5000)), INVALID, "prompt.sampling.n"),
+    Bad(
+        "RolloutService.Generate",
+        "below absolute zero",
+        lambda w: generate(w, sampling(temperature=-1.0)),
+        INVALID,
+        "prompt",
+    ),
+    Good("RolloutService.GenerateStream", "two, seeded", lambda w: generate_stream(w, prompt()), two_streamed),
+    Bad(
+        "RolloutService.GenerateStream",
+        "with a nucleus above 1",
+        lambda w: generate_stream(w, sampling(top_p=1.5)),
+        INVALID,
+        "prompt",
+    ),
+]
+
+CASES = [
+    Good("RolloutService.GetStatus", "without a run", lambda w: with_weights(w, STATUS), is_idle),
+    NoBadInput("RolloutService.GetStatus", "the request has no field, and there is a status in every state"),
+    *WEIGHTS,
+    *GENERATION,
+]

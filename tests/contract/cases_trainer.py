@@ -1,0 +1,102 @@
+"""TrainerService: of a trainer that has trained one step and waits, and of an idle one whose run does not exist."""
+
+import time
+from pathlib import Path
+
+import grpc
+from contract_cases import Bad, Good, NoBadInput
+from quartet.v1 import trainer_pb2 as pb
+
+from quartet_common.durations import to_seconds
+
+
+def one_step_done(w, answer):
+    assert answer.step == 1 and answer.run_id and answer.algorithm and answer.plugin and answer.world_size == 1
+    assert answer.phase == pb.TRAINER_PHASE_WAITING_FOR_BATCH
+    assert answer.session_epoch >= 0 and answer.group_epoch == -1  # there is no rollout
+    assert answer.phase_seconds["training"] > 0
+    names = {name.removeprefix("TRAINER_PHASE_").lower() for name, _ in pb.TrainerPhase.items()}
+    assert set(answer.phase_seconds) <= names
+
+
+def metrics_of_step_0(w, answers):
+    (report,) = answers
+    assert report.step == 0 and abs(report.at.seconds - time.time()) < 600
+    assert report.metrics["reward/mean"] == 0.5 and len(report.metrics) > 5
+
+
+def is_on_disk(w, answer):
+    checkpoint = answer.checkpoint
+    assert checkpoint.step == 1 and Path(checkpoint.path).is_dir()
+    assert abs(checkpoint.saved_at.seconds - time.time()) < 600 and to_seconds(checkpoint.elapsed) >= 0
+    assert list(Path(checkpoint.path).rglob("*.safetensors")) and list(Path(checkpoint.path).rglob("config.json"))
+
+
+def saved(w):
+    w.call("TrainerService.SaveCheckpoint", pb.SaveCheckpointRequest())
+    return pb.ListCheckpointsRequest()
+
+
+def oldest_first(w, answer):
+    steps = [checkpoint.step for checkpoint in answer.checkpoints]
+    assert steps == sorted(steps) and steps[-1] == 1
+
+
+def is_step_1(w, answer):
+    assert answer.step == 1
+
+
+CASES = [
+    Good(
+        "TrainerService.GetStatus",
+        "after a step",
+        lambda w: pb.TrainerServiceGetStatusRequest(),
+        one_step_done,
+        volatile=("phase_seconds",),
+    ),
+    NoBadInput("TrainerService.GetStatus", "the request has no field, and there is a status in every state"),
+    Good(
+        "TrainerService.WatchMetrics",
+        "all there are",
+        lambda w: pb.WatchMetricsRequest(after_step=-1),
+        metrics_of_step_0,
+        take=1,
+    ),
+    Bad(
+        "TrainerService.WatchMetrics",
+        "after step -2",
+        lambda w: pb.WatchMetricsRequest(after_step=-2),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "after_step",
+    ),
+    Good(
+        "TrainerService.SaveCheckpoint",
+        "of the step done",
+        lambda w: pb.SaveCheckpointRequest(),
+        is_on_disk,
+        volatile=("elapsed", "saved_at"),
+    ),
+    Bad(
+        "TrainerService.SaveCheckpoint",
+        "before the first batch",
+        lambda w: pb.SaveCheckpointRequest(),
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "batch",
+        server="idle trainer",
+    ),
+    Good(
+        "TrainerService.ListCheckpoints", "after one was saved", saved, oldest_first, volatile=("elapsed", "saved_at")
+    ),
+    NoBadInput("TrainerService.ListCheckpoints", "the request has no field; where there is none, the list is empty"),
+    Good(
+        "TrainerService.Stop",
+        "ends it with a checkpoint",
+        lambda w: pb.StopRequest(reason="the tests are over"),
+        is_step_1,
+        once="the first call ends the service",
+        last=True,
+    ),
+    NoBadInput(
+        "TrainerService.Stop", "its one field is a reason for the log: any text will do; it works in every state"
+    ),
+]

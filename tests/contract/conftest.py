@@ -1,0 +1,25 @@
+"""Servers to call, and the order of the tests."""
+
+from collections.abc import Iterator
+
+import pytest
+from contract_stack import Stack
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """All servers, started from their own environments; see servers_under_test for having others tested."""
+    made = Stack(tmp_path_factory.mktemp("contract"))
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "ends_a_service: comes after all other tests")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("ends_a_service") is not None)

@@ -1,0 +1,137 @@
+"""Calls by the names in the protos, and what a refusal said."""
+
+from collections.abc import Iterator, Sequence
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.descriptor_pb2 import MethodOptions
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from google.rpc import error_details_pb2, status_pb2
+from quartet.v1 import broker_pb2, common_pb2, reward_pb2, rollout_pb2, trainer_pb2
+
+SERVICES: dict[str, ServiceDescriptor] = {
+    service.name: service
+    for file in (common_pb2, broker_pb2, reward_pb2, rollout_pb2, trainer_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+}
+"""All five services of the contract."""
+
+OWNERS = {
+    "broker": "BrokerService",
+    "reward": "RewardService",
+    "rollout": "RolloutService",
+    "trainer": "TrainerService",
+}
+"""Each kind of server and the service it has besides HandshakeService."""
+
+RPCS = [f"{service.name}.{method.name}" for service in SERVICES.values() for method in service.methods]
+
+# gRPC's own backoff grows to minutes: too long for servers that are just starting.
+OPTIONS = [
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", -1),
+]
+SECONDS = 60.0
+
+
+def method_of(rpc: str) -> MethodDescriptor:
+    """Return the descriptor of "Service.Method"."""
+    service, _, method = rpc.partition(".")
+    return SERVICES[service].methods_by_name[method]
+
+
+def is_idempotent(rpc: str) -> bool:
+    """True if the proto says IDEMPOTENT or NO_SIDE_EFFECTS."""
+    return method_of(rpc).GetOptions().idempotency_level != MethodOptions.IDEMPOTENCY_UNKNOWN
+
+
+class Caller:
+    """A channel to one server; every call carries the token, if there is one."""
+
+    def __init__(self, address: str, token: str = ""):
+        self.address = address
+        self.channel = grpc.insecure_channel(address, options=OPTIONS)
+        self.metadata = [("authorization", f"Bearer {token}")] if token else []
+
+    def call(self, rpc: str, request: Message | Sequence[Message], take: int = 0, timeout: float = SECONDS):
+        """Make a call; return the answer, or the list of a stream's answers (the first `take`). Raises RpcError."""
+        method = method_of(rpc)
+        call = self._callable(method, lambda message: message.SerializeToString())
+        given = iter(request) if method.client_streaming else request
+        answer = call(given, timeout=timeout, metadata=self.metadata)
+        if not method.server_streaming:
+            return answer
+        with_end = list(_first(answer, take)) if take else list(answer)
+        answer.cancel()
+        return with_end
+
+    def raw(self, rpc: str, data: bytes, timeout: float = SECONDS) -> grpc.RpcError | None:
+        """Send bytes as the request; return the refusal, None if there was none."""
+        method = method_of(rpc)
+        call = self._callable(method, bytes)
+        given = iter([data]) if method.client_streaming else data
+        try:
+            answer = call(given, timeout=timeout, metadata=self.metadata)
+            if method.server_streaming:
+                next(answer, None)
+                answer.cancel()
+        except grpc.RpcError as error:
+            return error
+        return None
+
+    def _callable(self, method: MethodDescriptor, serializer):
+        sides = ["stream" if side else "unary" for side in (method.client_streaming, method.server_streaming)]
+        return getattr(self.channel, "_".join(sides))(
+            f"/{method.containing_service.full_name}/{method.name}",
+            request_serializer=serializer,
+            response_deserializer=GetMessageClass(method.output_type).FromString,
+        )
+
+    def close(self) -> None:
+        """Close the channel."""
+        self.channel.close()
+
+
+def _first(stream: Iterator[Message], count: int) -> Iterator[Message]:
+    for _ in range(count):
+        yield next(stream)
+
+
+def details(error: grpc.RpcError) -> list[Message]:
+    """Return the google.rpc details of a refusal, those of the kinds the contract uses."""
+    known = {
+        getattr(error_details_pb2, name).DESCRIPTOR.full_name: getattr(error_details_pb2, name)
+        for name in error_details_pb2.DESCRIPTOR.message_types_by_name
+    }
+    found = []
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin":
+            for detail in status_pb2.Status.FromString(value).details:
+                message = known[detail.TypeName()]()
+                detail.Unpack(message)
+                found.append(message)
+    return found
+
+
+def without(message: Message, fields: Sequence[str]) -> Message:
+    """Return a copy that lacks these fields, at any depth."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    _strip(copy, frozenset(fields))
+    return copy
+
+
+def _strip(message: Message, fields: frozenset[str]) -> None:
+    for field, value in message.ListFields():
+        if field.name in fields:
+            message.ClearField(field.name)
+        elif field.message_type is None or field.message_type.GetOptions().map_entry:
+            continue
+        elif field.is_repeated:
+            for part in value:
+                _strip(part, fields)
+        else:
+            _strip(value, fields)

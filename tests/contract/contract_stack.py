@@ -1,0 +1,177 @@
+"""Which servers there are, and how each is configured."""
+
+from pathlib import Path
+
+import numpy as np
+from broker_arrangements import BrokerRun
+from contract_calls import OWNERS, Caller
+from contract_world import World
+from quartet.v1 import broker_pb2, experience_pb2, tensor_pb2, trainer_pb2
+from quartet.v1 import rollout_pb2 as rollout
+from servers_under_test import KINDS, Process, Redis, Server, free_ports, make_models, python_of
+from weight_arrangements import Peer, WeightEpochs
+
+from quartet_common.tensors import encode, encode_ragged
+
+RUN = "contract"
+"""The rollouts' run. It is never made: they wait for it, and do what callers ask meanwhile."""
+
+TRAINED_RUN = "contract-trained"
+"""The trainer's run. One group is put by the tests themselves: experience may come from anyone."""
+
+TOKEN = "a shared secret"
+SMALL_MESSAGES = 1 << 20
+ENGINES = ("transformers", "vllm")
+
+
+class Stack:
+    """Broker, reward, trainer and a rollout of each engine, which work together; and one of each kind that is alone."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.models = [folder / "model-0", folder / "model-1"]
+        self.servers: dict[str, Server] = {}
+        self.alone: dict[str, Server] = {}
+        self._engines: dict[str, WeightEpochs] = {}
+        self._processes: list[Process | Peer] = []
+        self._addresses = {kind: f"127.0.0.1:{port}" for kind, port in zip(KINDS, free_ports(4), strict=True)}
+        self._peers: list[Peer] = []
+        self._redis_url = ""
+        self._trained = False
+
+    def start(self) -> None:
+        """Start all; nobody is waited for but Redis and the broker."""
+        make_models(*self.models)
+        redis = Redis(self.folder)
+        self._processes.append(redis)
+        self._redis_url = redis.url
+        for kind in ("broker", "reward"):
+            self.servers[kind] = self._start(kind)
+        for engine in ENGINES:
+            (port,) = free_ports(1)
+            self.servers[engine] = self._start("rollout", engine, address=f"127.0.0.1:{port}", engine=engine)
+        for kind in KINDS:
+            section = {"engine": ENGINES[0]} if kind == "rollout" else {}
+            self.alone[kind] = self._start(kind, f"{kind}-alone", alone=True, **section)
+        self._prepare_training()
+        self.servers["trainer"] = self._start("trainer", run=TRAINED_RUN)
+
+    def callers(self, engine: str = ENGINES[0]) -> "Callers":
+        """Return the servers by service name, as a World takes them; RolloutService is the one of `engine`."""
+        return Callers(self, engine)
+
+    def weights(self, engine: str) -> WeightEpochs:
+        """Return the trainer's side for the rollout of an engine, whose engine is loaded then."""
+        if engine not in self._engines:
+            self.wait_until_loaded(engine)
+            self._engines[engine] = WeightEpochs(engine, RUN, self._started_peers())
+        return self._engines[engine]
+
+    def wait_until_trained(self) -> None:
+        """Wait until the trainer has done its one step and waits for the next batch."""
+        if self._trained:
+            return
+        server, request = self.servers["trainer"], trainer_pb2.TrainerServiceGetStatusRequest()
+        caller, waiting = server.caller(), trainer_pb2.TRAINER_PHASE_WAITING_FOR_BATCH
+
+        def has_trained() -> bool:
+            status = caller.call("TrainerService.GetStatus", request)
+            return status.step == 1 and status.phase == waiting
+
+        server.wait_until(has_trained, "it has trained a step")
+        self._trained = True
+
+    def close(self) -> None:
+        """Kill everything."""
+        for process in reversed(self._processes):
+            process.close()
+
+    def _start(
+        self, kind: str, name: str = "", address: str = "", run: str = RUN, alone: bool = False, **section: object
+    ) -> Server:
+        name = name or kind
+        ports = dict(zip(KINDS, free_ports(4), strict=True))  # nothing listens there
+        addresses = {each: f"127.0.0.1:{port}" for each, port in ports.items()} if alone else dict(self._addresses)
+        if address:
+            addresses[kind] = address
+        if kind == "broker":
+            section["redis_url"] = self._redis_url
+        if kind == "trainer":
+            section |= {"tensorboard": False, "learning_rate": 1e-4}
+        sections: dict[str, dict[str, object]] = {
+            "run": {"id": run, "folder": str(self.folder / f"run-{name}"), "group_size": 2, "groups_per_step": 1},
+            "model": {"path": str(self.models[0])},
+            "addresses": addresses,
+            "security": {},
+            "server": {"metrics": False},
+            kind: section,
+        }
+        if alone:
+            token_file = self.folder / "token"
+            token_file.write_text(TOKEN)
+            sections["security"]["token_file"] = str(token_file)
+            sections["server"]["max_message_bytes"] = SMALL_MESSAGES
+        server = Server(kind, self.folder, sections, name, TOKEN if alone else "")
+        self._processes.append(server)
+        return server
+
+    def wait_until_loaded(self, engine: str) -> None:
+        """Wait until the rollout of an engine can take calls about weights."""
+        self._wait_until_loaded(self.servers[engine])
+
+    def new_rollout(self) -> World:
+        """Return the rollout that is alone, its engine loaded; and a trainer's side for it alone."""
+        server = self.alone["rollout"]
+        self._wait_until_loaded(server)
+        weights = WeightEpochs(ENGINES[0], RUN, self._started_peers())
+        return World({"RolloutService": server.caller()}, weights)
+
+    def _wait_until_loaded(self, server: Server) -> None:
+        caller, request = server.caller(), rollout.RolloutServiceGetStatusRequest()
+        server.wait_until(lambda: caller.call("RolloutService.GetStatus", request).max_model_len > 0, "it is loaded")
+
+    def _started_peers(self) -> list[Peer]:
+        if not self._peers:
+            self._peers = [Peer(python_of("trainer"), model, self.folder / "peer.log") for model in self.models]
+            self._processes += self._peers
+        return self._peers
+
+    def _prepare_training(self) -> None:
+        world = World({"BrokerService": self.servers["broker"].caller()})
+        run = BrokerRun(world, TRAINED_RUN, groups_per_step=1)
+        run.put(run.submit("a").lease(1), tensors=_group_tensors().SerializeToString())
+        run.call("LeaveMember", broker_pb2.LeaveMemberRequest(run_id=TRAINED_RUN, instance_id="r1"))
+
+
+class Callers(dict):
+    """Channels by service, made when first asked for: a server is waited for only where it is called."""
+
+    def __init__(self, stack: Stack, engine: str):
+        super().__init__()
+        self._stack, self._engine = stack, engine
+
+    def __missing__(self, name: str) -> Caller:
+        if name == "idle trainer":
+            return self._stack.alone["trainer"].caller()
+        (kind,) = [kind for kind, service in OWNERS.items() if service == name]
+        if kind == "trainer":
+            self._stack.wait_until_trained()
+        return self._stack.servers[self._engine if kind == "rollout" else kind].caller()
+
+
+def _group_tensors() -> experience_pb2.GroupTensors:
+    """Two completions of three tokens, one right and one wrong."""
+    ones = encode(np.ones(2, dtype=np.float32))
+    tokens = [np.array(row, dtype=np.int32) for row in ([30, 31, 32], [40, 41, 42])]
+    half = encode(np.array([0.0, 1.0], dtype=np.float32))
+    return experience_pb2.GroupTensors(
+        prompt_token_ids=encode(np.array([17, 18, 19], dtype=np.int32)),
+        completion_token_ids=encode_ragged(tokens, tensor_pb2.DTYPE_INT32),
+        rollout_log_probs=encode_ragged([np.full(3, -4.8, dtype=np.float32)] * 2, tensor_pb2.DTYPE_FLOAT32),
+        rewards=half,
+        temperatures=ones,
+        truncated=encode(np.zeros(2, dtype=np.uint8)),
+        version_spans=encode_ragged([np.array([0, 0, 3], dtype=np.int64)] * 2, tensor_pb2.DTYPE_INT64),
+        format_acc=ones,
+        ans_acc=half,
+    )

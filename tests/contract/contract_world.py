@@ -1,0 +1,48 @@
+"""What a case is written in: the servers, a name of its own, and how to arrange a state by calls alone."""
+
+import itertools
+import secrets
+from types import SimpleNamespace
+
+from broker_arrangements import BrokerRun
+from contract_calls import SECONDS, Caller
+from google.protobuf.message import Message
+from weight_arrangements import WeightEpochs
+
+_SERIAL = itertools.count(1)
+
+
+class World:
+    """One case's view of the servers under test."""
+
+    def __init__(self, callers: dict[str, Caller], weights: WeightEpochs | None = None):
+        """`callers` by service ("BrokerService") or by the name of a special server ("idle trainer")."""
+        self._callers = callers
+        self._weights = weights
+        self._run: BrokerRun | None = None
+        self.name = f"case-{next(_SERIAL)}-{secrets.token_hex(3)}"
+        """Unique: a run id, an instance id, …"""
+        self.kept = SimpleNamespace()
+        """What building the request leaves for checking the answer."""
+
+    def call(
+        self, rpc: str, request: Message | list[Message], server: str = "", take: int = 0, timeout: float = SECONDS
+    ):
+        """Call an RPC of the usual server of its service, or of another one."""
+        return self._callers[server or rpc.partition(".")[0]].call(rpc, request, take, timeout)
+
+    def run(self, **spec) -> BrokerRun:
+        """Return a run of this case's own, made now, with one registered rollout "r1"; `spec`: fields of RunSpec."""
+        self._run = BrokerRun(self, self.name, **spec)
+        return self._run
+
+    def same_run(self) -> BrokerRun:
+        """Return the run made before."""
+        assert self._run is not None
+        return self._run
+
+    @property
+    def weights(self) -> WeightEpochs:
+        """The trainer's side of weight updates to the rollout under test."""
+        assert self._weights is not None, "this case does not call a rollout"
+        return self._weights

@@ -1,0 +1,177 @@
+"""The servers under test: real processes with run files of their own, a real Redis, two tiny random models.
+
+Whoever has an implementation of his own has it tested by naming the command that starts it, e.g.
+`QUARTET_CONTRACT_BROKER="/opt/my-broker --fast"`; it gets the path of the run file as its last argument.
+"""
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import grpc
+from contract_calls import OPTIONS, Caller
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from quartet_local.redis import find_server
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENTS = ROOT / ".quartet" / "envs"
+KINDS = ("broker", "reward", "rollout", "trainer")
+START_SECONDS = 120.0
+
+_MAKE_MODEL = """
+import sys; from pathlib import Path
+from model import build_model, build_tokenizer, save
+for seed, folder in enumerate(sys.argv[1:]): save(build_model(seed), build_tokenizer(), Path(folder))
+"""
+
+
+def python_of(kind: str) -> Path:
+    """Return the interpreter of an environment."""
+    return ENVIRONMENTS / kind / "bin" / "python"
+
+
+def command_of(kind: str) -> list[str]:
+    """Return what starts a service, but for its run file."""
+    named = os.environ.get(f"QUARTET_CONTRACT_{kind.upper()}")
+    return shlex.split(named) if named else [str(python_of(kind)), "-m", f"quartet_{kind}"]
+
+
+def free_ports(count: int) -> list[int]:
+    """Return different ports that nothing listens on now."""
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+def make_models(*folders: Path) -> None:
+    """Write a model into each folder, each with other random weights."""
+    command = [str(python_of("trainer")), "-c", _MAKE_MODEL, *map(str, folders)]
+    subprocess.run(command, cwd=ROOT / "examples" / "arithmetic", env=_environment(), check=True, timeout=120)
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "", "PYTHONUNBUFFERED": "1"}
+
+
+def write_run_file(path: Path, sections: Mapping[str, Mapping[str, object]]) -> Path:
+    """Write TOML: text, numbers and truth values look the same in JSON."""
+    lines = []
+    for section, values in sections.items():
+        lines.append(f"[{section}]")
+        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+class Process:
+    """A command that runs, its output in a log."""
+
+    def __init__(self, command: list[str], folder: Path, name: str):
+        self.log = folder / f"{name}.log"
+        with self.log.open("ab") as log:
+            self.popen = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def must_run(self) -> None:
+        """Raise AssertionError with its last words if it has ended."""
+        assert self.popen.poll() is None, f"{self.log.stem} ended with {self.popen.returncode}: {self.last_words()}"
+
+    def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
+        """Look again and again until a condition holds. Raises AssertionError if that takes too long, or it ends."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"{self.log.stem}: {what} within {seconds:.0f} s? {self.last_words()}"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.popen.wait(0.1)  # the pause between two looks; its end would end it
+            self.must_run()
+
+    def last_words(self) -> str:
+        """Return the end of its log."""
+        return self.log.read_text(errors="replace")[-3000:]
+
+    def close(self) -> None:
+        """Kill it with all it started."""
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself, and so did all of its group
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait(10)
+
+
+class Redis(Process):
+    """A Redis server."""
+
+    def __init__(self, folder: Path):
+        (self.port,) = free_ports(1)
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        options = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(folder), "--save", ""]
+        super().__init__([find_server(), *options], folder, "redis")
+        self.wait_until(self._answers, "redis answers")
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+                connection.sendall(b"PING\r\n")
+                return connection.recv(16).startswith(b"+PONG")
+        except OSError:
+            return False
+
+
+class Server(Process):
+    """One service, started."""
+
+    def __init__(
+        self, kind: str, folder: Path, sections: Mapping[str, Mapping[str, object]], name: str = "", token: str = ""
+    ):
+        """`sections` is the run file; `token` what it demands of callers."""
+        self.kind, self.address = kind, str(sections["addresses"][kind])
+        self.token = token
+        run_file = write_run_file(folder / f"{name or kind}.toml", sections)
+        super().__init__([*command_of(kind), str(run_file)], folder, name or kind)
+        self._caller: Caller | None = None
+
+    def caller(self) -> Caller:
+        """Return a channel to it, once it serves."""
+        if self._caller is None:
+            self.wait_until(self._serves, "it serves")
+            self._caller = Caller(self.address, self.token)
+        self.must_run()
+        return self._caller
+
+    def health(self, service: str = "", timeout: float = 10) -> int:
+        """Return its answer to a probe without a token. Raises RpcError."""
+        with grpc.insecure_channel(self.address, options=OPTIONS) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            return stub.Check(
+                health_pb2.HealthCheckRequest(service=service), timeout=timeout, wait_for_ready=True
+            ).status
+
+    def _serves(self) -> bool:
+        try:
+            return self.health(timeout=2) == health_pb2.HealthCheckResponse.SERVING
+        except grpc.RpcError:
+            return False
+
+    def close(self) -> None:
+        """Kill it and close the channel."""
+        if self._caller is not None:
+            self._caller.close()
+        super().close()

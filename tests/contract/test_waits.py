@@ -1,0 +1,98 @@
+"""Calls that wait: no longer than they were told, no longer than the caller's deadline, and not a moment too long."""
+
+import threading
+import time
+
+import grpc
+import pytest
+from contract_world import World
+from quartet.v1 import broker_pb2 as pb
+
+from quartet_common.durations import to_duration
+
+SLACK = 8.0
+"""Seconds a loaded machine may add."""
+
+
+@pytest.fixture
+def world(stack):
+    """Return a world with a broker."""
+    return World(stack.callers())
+
+
+def lease_prompts(w, seconds):
+    return "LeasePrompts", w.run().wait(seconds)
+
+
+def lease_experience(w, seconds):
+    run = w.run().open()
+    return "LeaseExperience", pb.LeaseExperienceRequest(
+        run_id=run.id, session_epoch=run.session, step=0, wait=to_duration(seconds)
+    )
+
+
+def get_evaluation(w, seconds):
+    run = w.run().evaluation()
+    return "GetEvaluation", pb.GetEvaluationRequest(run_id=run.id, evaluation_id="heldout@0", wait=to_duration(seconds))
+
+
+waits = pytest.mark.parametrize("make", [lease_prompts, lease_experience, get_evaluation])
+
+
+def has_nothing(answer) -> bool:
+    if isinstance(answer, list):
+        return not answer[0].manifest.granted
+    return not answer.complete if isinstance(answer, pb.GetEvaluationResponse) else not answer.leases
+
+
+@waits
+def test_it_waits_as_long_as_asked(world, make):
+    rpc, request = make(world, 1.5)
+    began = time.monotonic()
+    assert has_nothing(world.call(f"BrokerService.{rpc}", request))
+    assert 1.4 < time.monotonic() - began < 1.5 + SLACK
+
+
+@waits
+def test_it_does_not_wait_if_not_asked(world, make):
+    rpc, request = make(world, 0)
+    began = time.monotonic()
+    assert has_nothing(world.call(f"BrokerService.{rpc}", request))
+    assert time.monotonic() - began < SLACK
+
+
+@waits
+def test_the_callers_deadline_is_shorter(world, make):
+    rpc, request = make(world, 30)
+    began = time.monotonic()
+    try:
+        assert has_nothing(world.call(f"BrokerService.{rpc}", request, timeout=2))
+    except grpc.RpcError as error:
+        assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert time.monotonic() - began < 2 + SLACK
+
+
+@waits
+def test_what_it_waits_for_ends_the_wait(world, make):
+    rpc, request = make(world, 30)
+    answers = []
+    waiting = threading.Thread(target=lambda: answers.append(world.call(f"BrokerService.{rpc}", request)))
+    began = time.monotonic()
+    waiting.start()
+    waiting.join(0.5)
+    assert waiting.is_alive()
+    fulfil(world, rpc)
+    waiting.join(30)
+    assert time.monotonic() - began < 0.5 + SLACK
+    assert answers and not has_nothing(answers[0])
+
+
+def fulfil(w: World, rpc: str) -> None:
+    """Have happen what a call waits for."""
+    run = w.same_run()
+    if rpc == "GetEvaluation":
+        run.put(run.lease(1))
+    elif rpc == "LeaseExperience":
+        run.ready("a", "b")
+    else:
+        run.submit("a")
