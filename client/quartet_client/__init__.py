@@ -8,17 +8,42 @@
 - `cli`, `commands`: the command.
 """
 
-from quartet_client.async_client import AsyncClient
-from quartet_client.client import Client
-from quartet_client.data import load_prompts
-from quartet_client.errors import InputError, QuartetError
-from quartet_client.prompts import Prompt
-from quartet_client.runs import Evaluation, Member, Run, RunStats, ServiceStatus
-from quartet_client.types import Completion, DeadPrompt, Group, Handle, Score, VersionSpan
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quartet_client.async_client import AsyncClient
+    from quartet_client.client import Client
+    from quartet_client.data import load_prompts
+    from quartet_client.errors import InputError, QuartetError
+    from quartet_client.prompts import Prompt
+    from quartet_client.runs import Evaluation, Member, Run, RunStats, ServiceStatus
+    from quartet_client.types import Completion, DeadPrompt, Group, Handle, Score, VersionSpan
 
 __version__ = "0.1.0"
 
-__all__ = [
+# Imported at first use: gRPC takes half a second, and the command must be able to say "interrupted" before it is there.
+_HOME_OF = {
+    "AsyncClient": "quartet_client.async_client",
+    "Client": "quartet_client.client",
+    "Completion": "quartet_client.types",
+    "DeadPrompt": "quartet_client.types",
+    "Evaluation": "quartet_client.runs",
+    "Group": "quartet_client.types",
+    "Handle": "quartet_client.types",
+    "InputError": "quartet_client.errors",
+    "Member": "quartet_client.runs",
+    "Prompt": "quartet_client.prompts",
+    "QuartetError": "quartet_client.errors",
+    "Run": "quartet_client.runs",
+    "RunStats": "quartet_client.runs",
+    "Score": "quartet_client.types",
+    "ServiceStatus": "quartet_client.runs",
+    "VersionSpan": "quartet_client.types",
+    "load_prompts": "quartet_client.data",
+}
+
+__all__ = [  # noqa: F822 (see __getattr__)
     "AsyncClient",
     "Client",
     "Completion",
@@ -37,3 +62,9 @@ __all__ = [
     "VersionSpan",
     "load_prompts",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'quartet_client' has no attribute '{name}'")
+    return getattr(import_module(_HOME_OF[name]), name)

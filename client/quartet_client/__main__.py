@@ -1,8 +1,17 @@
-"""`python -m quartet_client` is the `quartet` command."""
+"""The `quartet` command, also as `python -m quartet_client`."""
 
 import sys
 
-from quartet_client.cli import main
+
+def main() -> int:
+    """Run the command line and return its exit status; 130 for Ctrl-C, at whatever moment it comes."""
+    try:
+        from quartet_client.cli import main as command
+
+        return command()
+    except KeyboardInterrupt:
+        return 130
+
 
 if __name__ == "__main__":
     sys.exit(main())

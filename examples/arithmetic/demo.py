@@ -13,11 +13,10 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from quartet_client.plot import plot_runs, read_curves
-from quartet_local.run import run
+if TYPE_CHECKING:
+    from quartet_client.plot import Curves
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -25,11 +24,16 @@ PREPARED = Path(".quartet/arithmetic")
 TRAINER_PYTHON = ROOT / ".quartet/envs/trainer/bin/python"
 POINTS_WANTED = 30
 
-# Paths and commands are to be copied: they are never wrapped.
-console = Console(highlight=False, soft_wrap=True)
-
 
 def main() -> int:
+    # Here and not above: they take a second, in which Ctrl-C should be no traceback.
+    from rich.console import Console
+
+    from quartet_client.plot import plot_runs, read_curves
+    from quartet_local.run import run
+
+    # Paths and commands are to be copied: they are never wrapped.
+    console = Console(highlight=False, soft_wrap=True)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--engine", choices=("vllm", "transformers"), default="vllm")
     parser.add_argument("--steps", type=int, default=110)
@@ -57,7 +61,8 @@ def main() -> int:
     with ThreadPoolExecutor(2) as pool:
         before, after = pool.map(measure, (PREPARED / "model", folder / "model"))
     plot_runs([folder], folder / "learning_curve.png")
-    report = summarise(folder, arguments.engine, began, before, after)
+    report = summarise(read_curves(folder), arguments.engine, began, before, after)
+    console.print(summary(report, folder))
     (folder / "demo.json").write_text(json.dumps(report, indent=2) + "\n")
     return 0 if report["points_gained"] >= POINTS_WANTED else 1
 
@@ -79,13 +84,10 @@ def measure(model: Path) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def summarise(folder: Path, engine: str, began: float, before: dict, after: dict) -> dict:
-    """Print what happened and where to look; return the same for demo.json."""
-    curves = read_curves(folder)
-    gained = 100 * (after["sampled_accuracy"] - before["sampled_accuracy"])
-    training = curves.times[-1] - curves.times[0]
-    report = {
-        "run": folder.name,
+def summarise(curves: "Curves", engine: str, began: float, before: dict, after: dict) -> dict:
+    """Return what happened, as demo.json has it."""
+    return {
+        "run": curves.name,
         "engine": engine,
         "steps": len(curves.steps),
         "held_out_problems": after["problems"],
@@ -93,23 +95,30 @@ def summarise(folder: Path, engine: str, began: float, before: dict, after: dict
         "sampled_accuracy_after": after["sampled_accuracy"],
         "greedy_accuracy_before": before["greedy_accuracy"],
         "greedy_accuracy_after": after["greedy_accuracy"],
-        "points_gained": round(gained, 1),
-        "training_seconds": round(training, 1),
+        "points_gained": round(100 * (after["sampled_accuracy"] - before["sampled_accuracy"]), 1),
+        "training_seconds": round(curves.times[-1] - curves.times[0], 1),
         "seconds_to_first_step": round(curves.times[0] - began, 1),
         "completion_tokens_before": round(curves.series("completions/mean_length")[0], 1),
         "completion_tokens_after": round(curves.series("completions/mean_length")[-1], 1),
     }
-    verdict = "[green]It learnt.[/]" if gained >= POINTS_WANTED else f"[red]It should have gained {POINTS_WANTED}.[/]"
-    console.print(
-        f"""
-  Held-out accuracy [bold]{before["sampled_accuracy"]:.0%} → {after["sampled_accuracy"]:.0%}[/], \
-{gained:+.0f} points in {training:.0f} s of training.  {verdict}
-  (greedy {before["greedy_accuracy"]:.0%} → {after["greedy_accuracy"]:.0%}; \
-{after["problems"]} problems never trained on)
+
+
+def summary(report: dict, folder: Path) -> str:
+    """Return what happened, where to look and what to try next, for people."""
+    learnt = report["points_gained"] >= POINTS_WANTED
+    verdict = "[green]It learnt.[/]" if learnt else f"[red]It should have gained {POINTS_WANTED}.[/]"
+    accuracies = (
+        f"{report['sampled_accuracy_before']:.0%} → {report['sampled_accuracy_after']:.0%}",
+        f"{report['greedy_accuracy_before']:.0%} → {report['greedy_accuracy_after']:.0%}",
+    )
+    return f"""
+  Held-out accuracy [bold]{accuracies[0]}[/], {report["points_gained"]:+.0f} points in \
+{report["training_seconds"]:.0f} s of training.  {verdict}
+  (greedy {accuracies[1]}; {report["held_out_problems"]} problems never trained on)
   The first optimizer step came {report["seconds_to_first_step"]:.0f} s after the start.
   Answers grew from {report["completion_tokens_before"]} to {report["completion_tokens_after"]} tokens: the model \
-could always reckon; it learnt that
-  working it out pays, and to make fewer slips.
+could always reckon; it learnt
+  that working it out pays, and to make fewer slips.
 
   [bold]Where to look[/]
     {folder}/learning_curve.png    accuracy, reward and length over time
@@ -117,6 +126,7 @@ could always reckon; it learnt that
     {folder}/metrics.jsonl         every metric of every step; also in tensorboard/ beside it
     {folder}/model/                the model, in Hugging Face format
     {folder}/logs/                 each service's log
+    {folder}/demo.json             this summary
 
   [bold]What to try next[/]
     make demo ENGINE=transformers      the other engine
@@ -124,8 +134,6 @@ could always reckon; it learnt that
     .quartet/envs/client/bin/quartet plot {folder} runs/lag4      both runs in one picture
     docs/start.md                      your own data, reward and model
 """
-    )
-    return report
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Channels to other services: security, message size, keepalive, and retries where the contract allows them.
 
-Which calls may be retried is read from the protos: those whose rpc has an `idempotency_level`.
+Which calls may be retried is read from the protos: unary ones whose rpc has an `idempotency_level`. Streams are not
+retried by the channel (with grpcio 1.85 a blocking stream whose server is killed would hang past its deadline): whoever
+reads one asks again.
 """
 
 import json
@@ -23,6 +25,7 @@ def _service_config() -> str:
         for service in file.DESCRIPTOR.services_by_name.values()
         for method in service.methods
         if method.GetOptions().idempotency_level != MethodOptions.IDEMPOTENCY_UNKNOWN
+        and not (method.server_streaming or method.client_streaming)
     ]
     policy = {
         "maxAttempts": 4,

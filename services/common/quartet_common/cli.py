@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quartet_common import __version__
-from quartet_common.config import ConfigError, LoadedConfig, Section, load_config, split_address
+from quartet_common.config import ConfigError, LoadedConfig, Section, ServerSection, load_config, split_address
 from quartet_common.log import configure_logging
 
 Preflight = Callable[[LoadedConfig], dict[str, Any]]
@@ -37,7 +37,7 @@ def service_main(
         configure_logging(kind, f"{socket.gethostname()}-{os.getpid()}", arguments.log_format, arguments.log_level)
         plan = {"service": kind, "address": getattr(config.addresses, kind), "run": config.run.id, **preflight(config)}
         if arguments.check_port or not arguments.dry_run:
-            check_port_free(kind, getattr(config.addresses, kind), config.server.bind_host)
+            check_ports_free(kind, getattr(config.addresses, kind), config.server)
         if arguments.dry_run:
             print(json.dumps({**plan, "section": config.section.model_dump(mode="json")}, indent=2, default=str))
             return 0
@@ -57,20 +57,27 @@ async def _serve(kind: str, config: LoadedConfig, serve: Serve) -> int:
     return host.exit_code
 
 
-def check_port_free(kind: str, address: str, bind_host: str = "") -> None:
-    """Raise ConfigError if something listens at the address already."""
+def check_ports_free(kind: str, address: str, server: ServerSection) -> None:
+    """Raise ConfigError if something listens at the address, or at its metrics port, already."""
     host, port = split_address(address)
+    host = server.bind_host or host
     if port == 0:
         return
-    family = socket.AF_INET6 if ":" in (bind_host or host) else socket.AF_INET
+    _check_port_free(f"addresses.{kind}", host, port)
+    if server.metrics:
+        _check_port_free("server.metrics_port_offset", host, port + server.metrics_port_offset)
+
+
+def _check_port_free(key: str, host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((bind_host or host, port))
+            probe.bind((host, port))
         except OSError as error:
-            raise ConfigError(
-                f"addresses.{kind}: cannot listen on {bind_host or host}:{port}: {error.strerror.lower()}"
-            ) from error
+            raise ConfigError(f"{key}: cannot listen on {host}:{port}: {error.strerror.lower()}") from error
+        except OverflowError as error:
+            raise ConfigError(f"{key}: {port} is no port; ports end at 65535") from error
 
 
 def _parser(kind: str) -> argparse.ArgumentParser:
