@@ -105,6 +105,13 @@ PROMPTS: list[Case] = [
     ),
     Bad(
         "BrokerService.SubmitPrompts",
+        "for training, pinned to a version",
+        lambda w: submission(w, instance("a", pinned_version=3)),
+        INVALID,
+        "instances[0].pinned_version",
+    ),
+    Bad(
+        "BrokerService.SubmitPrompts",
         "for evaluation, into no set",
         lambda w: submission(w, instance("a", purpose=EVALUATE)),
         INVALID,

@@ -186,6 +186,16 @@ def is_durable(w, answer):
     assert (answer.state, answer.step) == (pb.GROUP_STATE_COMMITTED, 0)
 
 
+def stored_prompt(w):
+    return pb.GetGroupRequest(
+        run_id=w.run().submit("e1", purpose=EVALUATE, evaluation_set="heldout").id, instance_id="e1"
+    )
+
+
+def waits_for_an_evaluation(w, answer):
+    assert (answer.state, answer.attempt, answer.holder) == (pb.GROUP_STATE_QUEUED, 0, "")
+
+
 def leased_group(w):
     run = w.run().submit("a")
     run.lease(1)
@@ -218,6 +228,7 @@ ASIDE: list[Case] = [
         "finished",
     ),
     Good("BrokerService.GetGroup", "at a rollout", leased_group, is_at_the_rollout),
+    Good("BrokerService.GetGroup", "in a stored set", stored_prompt, waits_for_an_evaluation),
     Good(
         "BrokerService.GetGroup",
         "committed",

@@ -66,6 +66,11 @@ def too_few(w, answers):
     assert not answer.manifest.granted and (answer.manifest.ready, answer.manifest.needed) == (1, 2)
 
 
+def run_is_over(w, answers):
+    (answer,) = answers
+    assert answer.manifest.run_finished and not answer.manifest.granted
+
+
 def fenced(run):
     """The run, and a newer session than the one it knows."""
     known = run.session
@@ -128,6 +133,9 @@ EXPERIENCE: list[Case] = [
         lambda w: batch(w, w.run().ready("a", "b").open()),
         granted_anew,
         second=granted_again,
+    ),
+    Good(
+        "BrokerService.LeaseExperience", "of a finished run", lambda w: batch(w, w.run().finish().open()), run_is_over
     ),
     Good("BrokerService.LeaseExperience", "all or nothing", lambda w: batch(w, w.run().ready("a").open()), too_few),
     Bad(
@@ -212,6 +220,13 @@ SESSION: list[Case] = [
         "what was trained after the checkpoint is replayed",
         lambda w: session(w, w.run().trained()),
         opened,
+    ),
+    Bad(
+        "BrokerService.OpenSession",
+        "from a checkpoint older than what is committed",
+        lambda w: session(w, w.run().committed()),
+        STATE,
+        "committed",
     ),
     Bad("BrokerService.OpenSession", "without a holder", lambda w: session(w, w.run(), holder=""), INVALID, "holder"),
     Bad(

@@ -96,3 +96,15 @@ def fulfil(w: World, rpc: str) -> None:
         run.ready("a", "b")
     else:
         run.submit("a")
+
+
+def test_a_run_that_is_finished_while_prompts_are_awaited_ends_the_wait(world):
+    _, request = lease_prompts(world, 30)
+    answers: list[pb.LeasePromptsResponse] = []
+    waiting = threading.Thread(target=lambda: answers.append(world.call("BrokerService.LeasePrompts", request)))
+    waiting.start()
+    waiting.join(0.5)
+    assert waiting.is_alive()
+    world.same_run().finish()
+    waiting.join(SLACK)
+    assert answers and not answers[0].leases and answers[0].gate == pb.GATE_REASON_FINISHED

@@ -75,23 +75,26 @@ def test_nothing_is_generated_before_the_first_good_update(stack):
     assert {span.policy_version for each in generate(world) for span in each.info.version_spans} == {version}
 
 
-def test_a_wrong_checksum_is_data_loss_and_ends_the_epoch_for_it(world):
+def assert_apart_with_old_weights(w: World, version: int, completions: list[pb.GeneratedCompletion]) -> None:
+    """It left the epoch, and goes on with what it had before."""
+    now = cases.status(w)
+    assert (now.group_epoch, now.paused, now.policy_version) == (-1, False, version)
+    again = refusal(w, "BeginWeightUpdate", w.weights.announcement())
+    assert again.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert generate(w) == completions
+
+
+def test_after_a_wrong_checksum_the_old_weights_stand_until_a_good_update(world):
     world.weights.ensure(world)
+    version, before = cases.status(world).policy_version, generate(world)
+    world.weights.use(1)
     error = finish_with_another_checksum(world)
     assert error.code() == grpc.StatusCode.DATA_LOSS and "checksum" in error.details()
-    now = cases.status(world)
-    assert (now.group_epoch, now.paused) == (-1, False)
-    again = refusal(world, "BeginWeightUpdate", world.weights.announcement())
-    assert again.code() == grpc.StatusCode.FAILED_PRECONDITION
-    version = world.weights.publish(world)
-    assert {span.policy_version for each in generate(world) for span in each.info.version_spans} == {version}
-
-
-def test_after_a_wrong_checksum_the_old_weights_are_gone(world):
-    """rollout.proto: what fails between Begin and Finish leaves it without a version until an update succeeds."""
-    world.weights.ensure(world)
-    assert finish_with_another_checksum(world).code() == grpc.StatusCode.DATA_LOSS
-    assert cases.status(world).policy_version == -1 and refuses_to_generate(world)
+    assert_apart_with_old_weights(world, version, before)
+    newer = world.weights.publish(world)
+    completions = generate(world)
+    assert completions != before
+    assert {span.policy_version for each in completions for span in each.info.version_spans} == {newer}
 
 
 def test_an_update_given_up_before_the_broadcast_leaves_the_old_weights(world):
@@ -118,11 +121,12 @@ def test_a_manifest_that_does_not_fit_names_the_tensor_and_changes_nothing(world
         assert (now.policy_version, now.paused) == (before, False)
 
 
-def test_a_trainer_that_goes_away_in_mid_update_does_not_keep_it_paused(world):
+def test_after_a_transfer_that_does_not_come_the_old_weights_stand(world):
     world.weights.ensure(world)
-    request = world.weights.join(world).announcement()
+    version, before = cases.status(world).policy_version, generate(world)
+    request = world.weights.use(1).join(world).announcement()
     request.timeout.FromMilliseconds(1500)
     world.call("RolloutService.BeginWeightUpdate", request)
     error = refusal(world, "FinishWeightUpdate", world.weights.conclusion())
     assert error.code() == grpc.StatusCode.ABORTED
-    assert not cases.status(world).paused
+    assert_apart_with_old_weights(world, version, before)
