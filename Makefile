@@ -12,7 +12,7 @@ help:
 	@echo 'make demo [ENGINE=transformers]   four services train a small model on this machine'
 	@echo 'make test [SUITES="broker ..."]   all tests, or some; tests/run.py --list names them'
 	@echo 'make lint                         ruff, buf lint, buf breaking'
-	@echo 'make bench                        benchmarks, each against a named peer or limit (not built yet)'
+	@echo 'make bench [BENCHMARKS=broker]   benchmarks, each against a named peer or limit'
 	@echo 'make learn                        learning curves of every algorithm (not built yet)'
 	@echo 'make chaos                        kill everything, lose nothing (not built yet)'
 	@echo 'make hostile                      hostile code against the sandbox (not built yet)'
@@ -31,7 +31,11 @@ lint:
 	@$(ENVIRONMENTS) dev
 	@$(DEV)/python tests/run.py lint protos
 
-bench learn chaos hostile agreement:
+bench:
+	@$(ENVIRONMENTS)
+	@$(DEV)/python benchmarks/run.py $(BENCHMARKS)
+
+learn chaos hostile agreement:
 	@echo 'make $@ is not built yet.' >&2; exit 1
 
 clean:

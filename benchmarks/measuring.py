@@ -1,0 +1,111 @@
+"""What the benchmarks share: pairs measured in turn, services as processes, and the one line that each prints.
+
+A benchmark is a program of one file. It measures ours and a peer in the same run, so that both meet the same load of
+the machine, and prints one line of JSON, `report`.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+ROOT = Path(__file__).resolve().parents[1]
+ENVIRONMENTS = ROOT / ".quartet" / "envs"
+GUARD = ROOT / "deploy" / "local" / "quartet_local" / "guard.py"
+GRACE_SECONDS = 5
+START_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured pair."""
+
+    name: str
+    unit: str
+    ours: float
+    peer: float
+    peer_name: str
+    better: Literal["higher", "lower"]
+
+
+def in_turn(ours: Callable[[], float], peer: Callable[[], float], rounds: int, warm_up: int = 1) -> tuple[float, float]:
+    """Measure both `rounds` times in turn, who is first changing every round, and return the medians."""
+    for _ in range(warm_up):
+        ours(), peer()
+    measured: dict[Callable[[], float], list[float]] = {ours: [], peer: []}
+    for index in range(rounds):
+        for measure in (ours, peer) if index % 2 == 0 else (peer, ours):
+            measured[measure].append(measure())
+    return statistics.median(measured[ours]), statistics.median(measured[peer])
+
+
+def report(*figures: Figure) -> None:
+    """Print the benchmark's line: the last thing that it prints."""
+    print(json.dumps([asdict(figure) for figure in figures]), flush=True)
+
+
+def free_port() -> int:
+    """Return a port of the loopback that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def process(command: list[str], log: Path, **options) -> Iterator[subprocess.Popen]:
+    """Run a command that ends with this program, whatever becomes of it. `options` are Popen's."""
+    guarded = [sys.executable, "-I", "-S", str(GUARD), str(GRACE_SECONDS), *command]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    with log.open("ab") as file:
+        options = {"stdin": subprocess.DEVNULL, "stdout": file} | options
+        running = subprocess.Popen(guarded, env=environment, stderr=file, **options)
+    try:
+        yield running
+    finally:
+        running.terminate()
+        try:
+            running.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            running.send_signal(signal.SIGTERM)  # the guard kills at the second one
+            running.wait(GRACE_SECONDS)
+
+
+@contextlib.contextmanager
+def service(kind: str, folder: Path, settings: list[str]) -> Iterator[str]:
+    """Run a service of this checkout; yield its address once it serves. `settings`: KEY=VALUE of the run file.
+
+    Raises:
+        RuntimeError: it did not come up; the text is the end of its log.
+    """
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    address, log = f"127.0.0.1:{free_port()}", folder / f"{kind}.log"
+    settings = [f"addresses.{kind}={address}", f"run.folder={folder / 'run'}", "server.metrics=false", *settings]
+    command = [str(ENVIRONMENTS / kind / "bin" / "python"), "-m", f"quartet_{kind}"]
+    command += [word for setting in settings for word in ("--set", setting)]
+    with process(command, log, cwd=folder), grpc.insecure_channel(address) as channel:
+        try:
+            health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(), timeout=START_SECONDS, wait_for_ready=True
+            )
+        except grpc.RpcError as error:
+            raise RuntimeError(f"{kind} does not serve ({error.code()}): {log.read_text()[-2000:]}") from error
+        yield address
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Return the wall time of a call."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started

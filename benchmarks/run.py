@@ -1,0 +1,186 @@
+"""`make bench`: every benchmark in its own environment, one after the other, with a table at the end.
+
+    .quartet/envs/dev/bin/python benchmarks/run.py [--list] [--write] [NAME ...]
+
+Each measures ours and a named peer or limit in the same run. The table is printed and written to
+`.quartet/results/bench.json`; `--write`, when all have run well, also to `benchmarks/RESULTS.md`. A benchmark that fails or takes
+longer than its limit does not keep the others from running, and makes the exit status 1.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from measuring import ENVIRONMENTS, GRACE_SECONDS, GUARD, ROOT, Figure
+
+RESULTS = ROOT / ".quartet" / "results"
+PAGE = ROOT / "benchmarks" / "RESULTS.md"
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A program of this folder."""
+
+    name: str
+    environment: str
+    limit: float  # seconds
+
+
+BENCHMARKS = (
+    Benchmark("broker", "dev", 60),
+    Benchmark("reward", "reward", 60),
+    Benchmark("learner", "trainer", 120),
+    Benchmark("weights", "trainer", 120),
+    Benchmark("engines", "rollout", 480),
+)
+
+
+@dataclass
+class Outcome:
+    """What became of a benchmark."""
+
+    name: str
+    figures: list[Figure] = field(default_factory=list)
+    failure: str = ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run the benchmarks of this checkout.")
+    known = [benchmark.name for benchmark in BENCHMARKS]
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; default: all")
+    parser.add_argument("--list", action="store_true", help="list the benchmarks and stop")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/RESULTS.md too")
+    arguments = parser.parse_args()
+    if arguments.list:
+        print("\n".join(f"{each.name:10} {each.environment} environment" for each in BENCHMARKS))
+        return 0
+    for name in arguments.names:
+        if name not in known:
+            parser.error(f"no benchmark is called '{name}'; there are {', '.join(known)}")
+    if arguments.write and arguments.names:
+        parser.error("--write is for a run of all benchmarks: RESULTS.md holds them all")
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    began = os.getloadavg()[0]
+    outcomes = []
+    for benchmark in BENCHMARKS:
+        if not arguments.names or benchmark.name in arguments.names:
+            print(f"{benchmark.name} …", flush=True)
+            outcomes.append(run(benchmark))
+    command = " ".join(["benchmarks/run.py", *sys.argv[1:]])
+    conditions = {
+        "command": command,
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "machine": machine(),
+        "load_before": round(began, 1),
+        "load_after": round(os.getloadavg()[0], 1),
+    }
+    lines = table(outcomes)
+    print("\n" + "\n".join(lines))
+    record = {**conditions, "benchmarks": [asdict(outcome) for outcome in outcomes]}
+    (RESULTS / "bench.json").write_text(json.dumps(record, indent=2) + "\n")
+    failed = [outcome for outcome in outcomes if outcome.failure]
+    for outcome in failed:
+        print(f"\n{outcome.name} FAILED: {outcome.failure}")
+    if arguments.write and not failed:
+        PAGE.write_text(page(conditions, lines))
+    print(f"\nbench.json and logs are in {RESULTS.relative_to(ROOT)}")
+    return 1 if failed else 0
+
+
+def run(benchmark: Benchmark) -> Outcome:
+    """Run it as a process and read the line that it prints last."""
+    outcome = Outcome(benchmark.name)
+    python = ENVIRONMENTS / benchmark.environment / "bin" / "python"
+    program = ROOT / "benchmarks" / f"{benchmark.name}.py"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment.pop("PYTHONPATH", None)
+    environment.setdefault("HOME", str(ROOT / ".quartet" / "cache"))
+    log = RESULTS / f"bench-{benchmark.name}.log"
+    with log.open("w") as output:
+        command = [sys.executable, "-I", "-S", str(GUARD), str(GRACE_SECONDS), str(python), str(program)]
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output, text=True
+        )
+        try:
+            printed, _ = process.communicate(timeout=benchmark.limit)
+        except subprocess.TimeoutExpired:
+            outcome.failure = f"not done after {benchmark.limit:.0f} s"
+            return outcome
+        finally:
+            end(process)
+    if process.returncode:
+        words = log.read_text(errors="replace").strip().splitlines()
+        outcome.failure = words[-1] if words else f"it ended with status {process.returncode}"
+        return outcome
+    outcome.figures = [Figure(**figure) for figure in json.loads(printed.splitlines()[-1])]
+    return outcome
+
+
+def end(process: subprocess.Popen) -> None:
+    """The guard ends what it guards: gently at the first signal, at once at the second."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if process.poll() is None:
+            process.send_signal(number)
+            try:
+                process.wait(GRACE_SECONDS + 1)
+            except subprocess.TimeoutExpired:
+                continue
+
+
+def table(outcomes: list[Outcome]) -> list[str]:
+    """Markdown that is readable as it stands."""
+    rows = [("benchmark", "measured", "peer or limit", "", "ratio")]
+    for figure in [figure for outcome in outcomes for figure in outcome.figures]:
+        ratio = f"{figure.ours / figure.peer:.2f} ({figure.better} is better)"
+        ours = f"{number(figure.ours)} {figure.unit}"
+        rows.append((figure.name, ours, figure.peer_name, f"{number(figure.peer)} {figure.unit}", ratio))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    rows.insert(1, tuple("-" * width for width in widths))
+    return [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+    ]
+
+
+def number(value: float) -> str:
+    """Three digits that count, without an exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def machine() -> str:
+    """The machine in words."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{os.cpu_count()} cores ({cpu_model()}), {memory:.0f} GiB of memory"
+
+
+def cpu_model() -> str:
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text().splitlines() if information.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else "model unknown"
+
+
+def page(conditions: dict, lines: list[str]) -> str:
+    return f"""# Benchmarks
+
+Written by `{conditions["command"]}` on {conditions["date"]}.
+Machine: {conditions["machine"]}. Load average {conditions["load_before"]} before and {conditions["load_after"]} after:
+ours and the peer were measured in turn under the same load, so trust the ratios more than the figures.
+
+{chr(10).join(lines)}
+
+The ratio is measured / peer. What is compared, and why that is a fair peer, stands at the head of each program in this
+folder.
+"""
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
