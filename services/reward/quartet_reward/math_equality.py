@@ -9,9 +9,9 @@ from quartet.v1 import reward_pb2
 
 from quartet_common.log import get_logger
 from quartet_reward import telemetry
+from quartet_reward.failures import VerifierFailure
 from quartet_reward.rationals import equal_rationals, parse_rational
 from quartet_reward.reading import last_boxed
-from quartet_reward.verifiers.base import VerifierFailure
 from quartet_reward.words import read_words
 from quartet_reward.worker_pool import PoolClosed, WorkerPool
 from quartet_reward.worker_process import TaskTimedOut, WorkerDied

@@ -11,8 +11,9 @@ from quartet_common.durations import to_duration
 from quartet_common.errors import ContractError, invalid_argument
 from quartet_common.log import get_logger
 from quartet_reward import telemetry
+from quartet_reward.failures import VerifierFailure
 from quartet_reward.specs import BoundVerifier, SpecReader
-from quartet_reward.verifiers.base import Later, Tools, Verdict, VerifierFailure
+from quartet_reward.verifiers.base import Later, Tools, Verdict
 
 log = get_logger(__name__)
 

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from quartet.v1 import reward_pb2
 
 from quartet_common.errors import ContractError, invalid_argument
+from quartet_reward.failures import VerifierFailure
 from quartet_reward.room import Room
 from quartet_reward.scoring import Result, Scorer, Work, failure, invalid_item
-from quartet_reward.verifiers.base import VerifierFailure
 
 # A stream may live as long as its rollout: of its items' names, this many are remembered to refuse duplicates.
 _REMEMBERED_IDS = 65_536

@@ -5,10 +5,11 @@ from quartet.v1 import reward_pb2
 from reward_samples import item, spec, tagged
 
 from quartet_common.config import ConfigError
+from quartet_reward.failures import VerifierFailure
 from quartet_reward.math_equality import MathEquality
 from quartet_reward.registry import load_verifiers
 from quartet_reward.specs import SpecReader
-from quartet_reward.verifiers.base import Parameters, Tools, Verdict, VerifierFailure
+from quartet_reward.verifiers.base import Parameters, Tools, Verdict
 from quartet_reward.worker_pool import Limits, WorkerPool
 
 CORRECT, INCORRECT = reward_pb2.OUTCOME_CORRECT, reward_pb2.OUTCOME_INCORRECT

@@ -7,13 +7,12 @@ queues. A truth about the completion is a Verdict; if the verifier cannot find o
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from pydantic import BaseModel, ConfigDict
 from quartet.v1 import reward_pb2
 
-if TYPE_CHECKING:
-    from quartet_reward.math_equality import MathEquality
+from quartet_reward.math_equality import MathEquality
 
 
 class Parameters(BaseModel):
@@ -45,25 +44,11 @@ class Verdict:
 Later = Callable[[], Awaitable[Verdict]]
 
 
-class VerifierFailure(Exception):
-    """No verdict could be found, through no fault of the completion. Becomes the contract's Failure, never a number."""
-
-    def __init__(self, kind: int, message: str):
-        super().__init__(message)
-        self.kind = kind
-        self.message = message
-
-    @property
-    def retryable(self) -> bool:
-        """True if the same item may succeed later or elsewhere."""
-        return self.kind not in (reward_pb2.FAILURE_KIND_BAD_REFERENCE, reward_pb2.FAILURE_KIND_INVALID_ITEM)
-
-
 @dataclass(frozen=True, slots=True)
 class Tools:
     """What the service lends to its verifiers."""
 
-    math: "MathEquality"
+    math: MathEquality
 
 
 class Verifier(Protocol):

@@ -5,7 +5,7 @@ A bad reference is never the completion's fault.
 
 from quartet.v1 import reward_pb2
 
-from quartet_reward.verifiers.base import VerifierFailure
+from quartet_reward.failures import VerifierFailure
 
 
 def require_answer(item: reward_pb2.ScoreItem) -> None:

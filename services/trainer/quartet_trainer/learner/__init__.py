@@ -2,7 +2,8 @@
 
 | module | holds |
 |---|---|
-| `base` | the `Learner` protocol that the training loop uses, `create_learner`, `LearnerError` |
+| `base` | the `Learner` protocol that the training loop uses, `LearnerError` |
+| `create` | `create_learner`: the learner that the settings ask for |
 | `settings` | `LearnerSettings`, the learner's keys of `[trainer]` (no torch) |
 | `model_folder` | checks of a Hugging Face folder and the copying of its tokenizer (no torch) |
 | `distributed` | `initialize`: ColossalAI's launch, under torchrun or alone; this rank's place |
@@ -14,10 +15,11 @@
 | `metrics` | names and meanings of the metrics, and how sums over ranks become them |
 | `storage` | a checkpoint's content: model, optimizer, state |
 
-Only `base`, `settings` and `model_folder` may be imported without torch.
+Only `base`, `create`, `settings` and `model_folder` may be imported without torch.
 """
 
-from quartet_trainer.learner.base import Learner, LearnerError, create_learner
+from quartet_trainer.learner.base import Learner, LearnerError
+from quartet_trainer.learner.create import create_learner
 from quartet_trainer.learner.settings import LearnerSettings
 
 __all__ = ["Learner", "LearnerError", "LearnerSettings", "create_learner"]

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from quartet_trainer.learner.settings import LearnerSettings
-
 if TYPE_CHECKING:
     import torch
     from quartet.v1 import experience_pb2
@@ -81,25 +79,3 @@ class Learner(Protocol):
 
     def export(self, folder: Path) -> None:
         """Write the model alone as a Hugging Face folder, tokenizer files included, atomically as `save` does."""
-
-
-def create_learner(settings: LearnerSettings, model_path: Path, run: RunLike) -> Learner:
-    """Load the model and wrap it with the plugin of `settings`. All ranks call.
-
-    `quartet_trainer.learner.distributed.initialize` is called if the process has not done so.
-
-    Args:
-        settings: the trainer's section.
-        model_path: a Hugging Face folder, written in the transformers-4.51 form.
-        run: `max_steps` and `sampling.max_new_tokens`.
-
-    Raises:
-        quartet_trainer.learner.model_folder.ModelFolderError: the folder cannot be used; the text says why.
-        LearnerError: settings that this machine or this model cannot serve.
-    """
-    from quartet_trainer.learner import colossalai_cures
-
-    colossalai_cures.apply()
-    from quartet_trainer.learner.torch_ddp import TorchDDPLearner
-
-    return TorchDDPLearner(settings, model_path, run)

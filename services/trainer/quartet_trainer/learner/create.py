@@ -1,0 +1,28 @@
+"""Makes the learner that the settings ask for. Imports torch only when it does."""
+
+from pathlib import Path
+
+from quartet_trainer.learner.base import Learner, RunLike
+from quartet_trainer.learner.settings import LearnerSettings
+
+
+def create_learner(settings: LearnerSettings, model_path: Path, run: RunLike) -> Learner:
+    """Load the model and wrap it with the plugin of `settings`. All ranks call.
+
+    `quartet_trainer.learner.distributed.initialize` is called if the process has not done so.
+
+    Args:
+        settings: the trainer's section.
+        model_path: a Hugging Face folder, written in the transformers-4.51 form.
+        run: `max_steps` and `sampling.max_new_tokens`.
+
+    Raises:
+        quartet_trainer.learner.model_folder.ModelFolderError: the folder cannot be used; the text says why.
+        LearnerError: settings that this machine or this model cannot serve.
+    """
+    from quartet_trainer.learner import colossalai_cures
+
+    colossalai_cures.apply()  # before ColossalAI's plugins are imported
+    from quartet_trainer.learner.torch_ddp import TorchDDPLearner
+
+    return TorchDDPLearner(settings, model_path, run)
