@@ -12,7 +12,7 @@ help:
 	@echo 'make demo [ENGINE=transformers]   four services train a small model on this machine'
 	@echo 'make test [SUITES="broker ..."]   all tests, or some; tests/run.py --list names them'
 	@echo 'make lint                         ruff, buf lint, buf breaking'
-	@echo 'make bench [BENCHMARKS=broker]   benchmarks, each against a named peer or limit'
+	@echo 'make bench [BENCHMARKS=broker]    benchmarks, each against a named peer or limit'
 	@echo 'make learn                        learning curves of every algorithm (not built yet)'
 	@echo 'make chaos                        kill everything, lose nothing (not built yet)'
 	@echo 'make hostile                      hostile code against the sandbox (not built yet)'

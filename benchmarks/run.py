@@ -3,8 +3,8 @@
     .quartet/envs/dev/bin/python benchmarks/run.py [--list] [--write] [NAME ...]
 
 Each measures ours and a named peer or limit in the same run. The table is printed and written to
-`.quartet/results/bench.json`; `--write`, when all have run well, also to `benchmarks/RESULTS.md`. A benchmark that fails or takes
-longer than its limit does not keep the others from running, and makes the exit status 1.
+`.quartet/results/bench.json`; `--write`, when all have run well, also to `benchmarks/RESULTS.md`. A benchmark that
+fails or takes longer than its limit does not keep the others from running, and makes the exit status 1.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from pathlib import Path
 from measuring import ENVIRONMENTS, GRACE_SECONDS, GUARD, ROOT, Figure
 
 RESULTS = ROOT / ".quartet" / "results"
+TAIL_LINES = 20
 PAGE = ROOT / "benchmarks" / "RESULTS.md"
 
 
@@ -115,8 +116,8 @@ def run(benchmark: Benchmark) -> Outcome:
         finally:
             end(process)
     if process.returncode:
-        words = log.read_text(errors="replace").strip().splitlines()
-        outcome.failure = words[-1] if words else f"it ended with status {process.returncode}"
+        lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+        outcome.failure = "\n    ".join([f"it ended with status {process.returncode}", *lines])
         return outcome
     outcome.figures = [Figure(**figure) for figure in json.loads(printed.splitlines()[-1])]
     return outcome
