@@ -1,11 +1,10 @@
 """The command `quartet-trainer`, also `python -m quartet_trainer`."""
 
-import os
 import sys
 
 from quartet_common.cli import service_main
 from quartet_trainer.config import TrainerSection
-from quartet_trainer.launch import rank
+from quartet_trainer.launch import leave_process, rank
 from quartet_trainer.service import preflight, serve
 
 
@@ -18,9 +17,7 @@ def main() -> int:
     if "torch" in sys.modules:
         # All is saved and closed. A thread may still be loading a model or waiting for a dead peer's socket, and torch
         # aborts the process if the interpreter is taken down around it.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        leave_process(status)
     return status
 
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from typing import NoReturn
 
 from quartet_common.log import get_logger
 from quartet_trainer.errors import TrainingError
@@ -25,6 +26,13 @@ def rank() -> int:
 def world_size() -> int:
     """Return the number of ranks; 1 if nothing says otherwise."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def leave_process(status: int) -> NoReturn:
+    """End this process at once, its output written, without taking the interpreter down."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def ignore_signals() -> None:

@@ -59,7 +59,8 @@ def shutdown() -> None:
 
     DDP's reducer refers to the group too. Were its reference the last, its destructor (torch 2.13) would wait for
     Gloo's threads while holding the interpreter's lock, which such a thread may be waiting for to free the tensor of
-    the last collective: the process would never end. A reference of our own is dropped without the lock.
+    the last collective: the process would never end. So a reference of our own is kept, and with it Gloo's threads:
+    a process that was in a group ends by `launch.leave_process`, for torch aborts one that is taken down around them.
     """
     if dist.is_initialized():
         _left_groups.append(dist.group.WORLD)

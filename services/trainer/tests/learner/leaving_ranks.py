@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from quartet_trainer.launch import leave_process
 from quartet_trainer.learner import distributed
 
 
@@ -25,6 +26,7 @@ def main() -> None:
         collective()
         distributed.shutdown()
         del model
+    leave_process(0)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from learner_helpers import Run, gradients, settings
 from quartet.v1 import experience_pb2
 from safetensors.torch import save_file
 
+from quartet_trainer.launch import leave_process
 from quartet_trainer.learner import create_learner, distributed
 
 
@@ -33,6 +34,7 @@ def main() -> None:
     assert learner.load(out / "checkpoint") == {"rank": 0}
     learner.export(out / "export")
     distributed.shutdown()
+    leave_process(0)
 
 
 if __name__ == "__main__":
