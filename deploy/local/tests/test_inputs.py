@@ -1,5 +1,6 @@
 """Whatever is wrong with a run's input is one sentence and exit status 2, and nothing is left running."""
 
+import json
 import socket
 import subprocess
 
@@ -70,6 +71,15 @@ def test_a_port_that_is_taken(launch, run_file, service):
         port = taken.getsockname()[1]
         sentence = refused(launch(run_file, "--set", f"addresses.{service}=127.0.0.1:{port}"))
     assert f"addresses.{service}" in sentence and str(port) in sentence
+
+
+def test_a_prompt_longer_than_the_models_context_is_named_by_file_and_line(launch, run_file, tmp_path):
+    data = tmp_path / "long.jsonl"
+    lines = [{"prompt": "1+1=?", "gt_answer": "2"}, {"prompt": "1+" * 150 + "1=?", "gt_answer": "151"}]
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sentence = refused(launch(run_file, "--set", f"data.train={data}"))
+    assert f"{data}, line 2: the prompt has 303 tokens" in sentence
+    assert "at most 248, the model's context of 256 less run.sampling.max_new_tokens (8)" in sentence
 
 
 def test_a_folder_in_which_another_launcher_is_at_work(launch, run_file):

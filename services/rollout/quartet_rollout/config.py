@@ -8,6 +8,7 @@ from pydantic import Field
 
 from quartet_common.config import ConfigError, LoadedConfig, Section
 from quartet_rollout.engines.options import TransformersOptions, VllmOptions
+from quartet_rollout.prompt_lengths import check_prompt_lengths
 
 
 class ScoringSection(Section):
@@ -60,7 +61,7 @@ class RolloutSection(Section):
 
 
 def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
-    """Check what the configuration names: the model folder, the engine's library. Return what would run."""
+    """Check what the configuration names: model folder, engine, lengths of prompts. Return what would run."""
     section, folder = config.section, config.model.path
     if folder is None:
         raise ConfigError("model.path is missing: the rollout needs the Hugging Face folder of the model")
@@ -75,6 +76,7 @@ def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
             f"rollout.max_unsettled_completions: got {section.max_unsettled_completions}; it must be at least "
             f"rollout.max_running_completions ({section.max_running_completions})"
         )
+    check_prompt_lengths(config, section.engine_options.max_model_len)
     return {
         "engine": section.engine,
         "model": str(folder),
