@@ -58,8 +58,21 @@ def buf_breaking() -> tuple[tuple[str, ...], ...]:
     return tuple(("buf", "breaking", "protos", "--against", str(image.relative_to(ROOT))) for image in images)
 
 
+# Packages without torch, whose every dependency is in the development environment.
+TYPED = (
+    "services/common/quartet_common",
+    "services/broker/quartet_broker",
+    "client/quartet_client",
+    "deploy/local/quartet_local",
+)
+
 SUITES = (
-    Suite("lint", "dev", 60, commands=(("ruff", "check", "."), ("ruff", "format", "--check", "."))),
+    Suite(
+        "lint",
+        "dev",
+        240,
+        commands=(("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy", *TYPED)),
+    ),
     Suite("protos", "dev", 60, commands=(("buf", "lint", "protos"), *buf_breaking())),
     Suite("common", "dev", 300, "services/common/tests"),
     Suite("broker", "broker", 400, "services/broker/tests"),

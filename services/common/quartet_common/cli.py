@@ -8,14 +8,17 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quartet_common import __version__
 from quartet_common.config import ConfigError, LoadedConfig, Section, ServerSection, load_config, split_address
 from quartet_common.log import configure_logging
 
+if TYPE_CHECKING:
+    from quartet_common.host import ServiceHost
+
 Preflight = Callable[[LoadedConfig], dict[str, Any]]
-Serve = Callable[[LoadedConfig, "ServiceHost"], Awaitable[None]]  # noqa: F821 (imported late: see _serve)
+Serve = Callable[[LoadedConfig, "ServiceHost"], Awaitable[None]]
 
 
 def service_main(
@@ -75,7 +78,7 @@ def _check_port_free(key: str, host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ConfigError(f"{key}: cannot listen on {host}:{port}: {error.strerror.lower()}") from error
+            raise ConfigError(f"{key}: cannot listen on {host}:{port}: {str(error.strerror).lower()}") from error
         except OverflowError as error:
             raise ConfigError(f"{key}: {port} is no port; ports end at 65535") from error
 

@@ -14,7 +14,8 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-# Sections that belong to one reader each, besides the shared ones below.
+# Sections that every service reads, and those that belong to one reader each.
+_SHARED_SECTIONS = ("run", "model", "addresses", "security", "server")
 _OWNED_SECTIONS = ("data", "broker", "reward", "rollout", "trainer", "launcher")
 
 
@@ -149,14 +150,6 @@ class ServerSection(Section):
     max_message_bytes: int = Field(64 << 20, ge=1 << 20, description="Largest gRPC message, received or sent.")
 
 
-_SHARED: dict[str, type[Section]] = {
-    "run": RunSection,
-    "model": ModelSection,
-    "addresses": AddressesSection,
-    "security": SecuritySection,
-    "server": ServerSection,
-}
-
 SectionT = TypeVar("SectionT", bound=Section)
 
 
@@ -189,15 +182,22 @@ def load_config(
     tree = _read_toml(path) if path else {}
     for override in overrides:
         _apply_override(tree, override)
-    allowed = (*_SHARED, *_OWNED_SECTIONS)
+    allowed = (*_SHARED_SECTIONS, *_OWNED_SECTIONS)
     for name, value in tree.items():
         if name not in allowed:
             raise ConfigError(f"unknown section [{name}] {where}{_did_you_mean(name, allowed)}")
         if not isinstance(value, dict):
             raise ConfigError(f"{name}: got {value!r} {where}; it must be a section, [{name}]")
-    shared = {name: _validate(model, tree.get(name, {}), name, where) for name, model in _SHARED.items()}
-    section = _validate(section_model, tree.get(section_name, {}), section_name, where)
-    return LoadedConfig(section=section, data=tree.get("data", {}), path=path, **shared)
+    return LoadedConfig(
+        run=_validate(RunSection, tree.get("run", {}), "run", where),
+        model=_validate(ModelSection, tree.get("model", {}), "model", where),
+        addresses=_validate(AddressesSection, tree.get("addresses", {}), "addresses", where),
+        security=_validate(SecuritySection, tree.get("security", {}), "security", where),
+        server=_validate(ServerSection, tree.get("server", {}), "server", where),
+        section=_validate(section_model, tree.get(section_name, {}), section_name, where),
+        data=tree.get("data", {}),
+        path=path,
+    )
 
 
 def validate_section(model: type[SectionT], values: dict[str, Any], name: str, where: str) -> SectionT:
