@@ -431,16 +431,18 @@ class OpenSessionResponse(_message.Message):
     def __init__(self, session_epoch: _Optional[int] = ..., replayable_steps: _Optional[int] = ..., run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
 
 class LeaseExperienceRequest(_message.Message):
-    __slots__ = ("run_id", "session_epoch", "step", "wait")
+    __slots__ = ("run_id", "session_epoch", "step", "wait", "max_groups_per_message")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     WAIT_FIELD_NUMBER: _ClassVar[int]
+    MAX_GROUPS_PER_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     session_epoch: int
     step: int
     wait: _duration_pb2.Duration
-    def __init__(self, run_id: _Optional[str] = ..., session_epoch: _Optional[int] = ..., step: _Optional[int] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    max_groups_per_message: int
+    def __init__(self, run_id: _Optional[str] = ..., session_epoch: _Optional[int] = ..., step: _Optional[int] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_groups_per_message: _Optional[int] = ...) -> None: ...
 
 class BatchManifest(_message.Message):
     __slots__ = ("granted", "instance_ids", "ready", "needed", "end_of_data", "replayed", "run_finished")
@@ -461,12 +463,20 @@ class BatchManifest(_message.Message):
     def __init__(self, granted: _Optional[bool] = ..., instance_ids: _Optional[_Iterable[str]] = ..., ready: _Optional[int] = ..., needed: _Optional[int] = ..., end_of_data: _Optional[bool] = ..., replayed: _Optional[bool] = ..., run_finished: _Optional[bool] = ...) -> None: ...
 
 class LeaseExperienceResponse(_message.Message):
-    __slots__ = ("manifest", "group")
+    __slots__ = ("manifest", "group", "groups")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
     manifest: BatchManifest
     group: _experience_pb2.ExperienceGroup
-    def __init__(self, manifest: _Optional[_Union[BatchManifest, _Mapping]] = ..., group: _Optional[_Union[_experience_pb2.ExperienceGroup, _Mapping]] = ...) -> None: ...
+    groups: ExperienceGroups
+    def __init__(self, manifest: _Optional[_Union[BatchManifest, _Mapping]] = ..., group: _Optional[_Union[_experience_pb2.ExperienceGroup, _Mapping]] = ..., groups: _Optional[_Union[ExperienceGroups, _Mapping]] = ...) -> None: ...
+
+class ExperienceGroups(_message.Message):
+    __slots__ = ("groups",)
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedCompositeFieldContainer[_experience_pb2.ExperienceGroup]
+    def __init__(self, groups: _Optional[_Iterable[_Union[_experience_pb2.ExperienceGroup, _Mapping]]] = ...) -> None: ...
 
 class DropExperienceRequest(_message.Message):
     __slots__ = ("run_id", "session_epoch", "step", "instance_ids", "reason")
@@ -828,12 +838,14 @@ class DeadPrompt(_message.Message):
     def __init__(self, instance: _Optional[_Union[_experience_pb2.PromptInstance, _Mapping]] = ..., attempts: _Optional[int] = ..., reasons: _Optional[_Iterable[str]] = ..., died_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class ListDeadRequest(_message.Message):
-    __slots__ = ("run_id", "limit")
+    __slots__ = ("run_id", "limit", "instance_ids")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_IDS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     limit: int
-    def __init__(self, run_id: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+    instance_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., limit: _Optional[int] = ..., instance_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListDeadResponse(_message.Message):
     __slots__ = ("dead", "total")
@@ -876,3 +888,51 @@ class GetGroupResponse(_message.Message):
     holder: str
     step: int
     def __init__(self, state: _Optional[_Union[GroupState, str]] = ..., attempt: _Optional[int] = ..., holder: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+
+class AuditRunRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class AuditRunResponse(_message.Message):
+    __slots__ = ("page", "summary")
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    page: AuditPage
+    summary: AuditSummary
+    def __init__(self, page: _Optional[_Union[AuditPage, _Mapping]] = ..., summary: _Optional[_Union[AuditSummary, _Mapping]] = ...) -> None: ...
+
+class AuditPage(_message.Message):
+    __slots__ = ("instances",)
+    INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    instances: _containers.RepeatedCompositeFieldContainer[InstanceRecord]
+    def __init__(self, instances: _Optional[_Iterable[_Union[InstanceRecord, _Mapping]]] = ...) -> None: ...
+
+class InstanceRecord(_message.Message):
+    __slots__ = ("instance_id", "state", "attempt", "step", "data_pass")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DATA_PASS_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    state: GroupState
+    attempt: int
+    step: int
+    data_pass: int
+    def __init__(self, instance_id: _Optional[str] = ..., state: _Optional[_Union[GroupState, str]] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., data_pass: _Optional[int] = ...) -> None: ...
+
+class AuditSummary(_message.Message):
+    __slots__ = ("run", "recounted", "forgotten", "first_remembered_pass", "faults")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    RECOUNTED_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
+    FIRST_REMEMBERED_PASS_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    run: Run
+    recounted: RunStats
+    forgotten: int
+    first_remembered_pass: int
+    faults: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., recounted: _Optional[_Union[RunStats, _Mapping]] = ..., forgotten: _Optional[int] = ..., first_remembered_pass: _Optional[int] = ..., faults: _Optional[_Iterable[str]] = ...) -> None: ...

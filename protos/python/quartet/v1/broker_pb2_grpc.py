@@ -175,6 +175,11 @@ class BrokerServiceStub:
                 request_serializer=quartet_dot_v1_dot_broker__pb2.GetGroupRequest.SerializeToString,
                 response_deserializer=quartet_dot_v1_dot_broker__pb2.GetGroupResponse.FromString,
                 _registered_method=True)
+        self.AuditRun = channel.unary_stream(
+                '/quartet.v1.BrokerService/AuditRun',
+                request_serializer=quartet_dot_v1_dot_broker__pb2.AuditRunRequest.SerializeToString,
+                response_deserializer=quartet_dot_v1_dot_broker__pb2.AuditRunResponse.FromString,
+                _registered_method=True)
 
 
 class BrokerServiceServicer:
@@ -453,6 +458,17 @@ class BrokerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AuditRun(self, request, context):
+        """AuditRun streams what became of every training instance, then a summary with whatever contradicts itself. Compared
+        with the ledger beside the trainer's checkpoints it proves that each group counted exactly once (`quartet audit`).
+
+        Called by: clients. Safe to call again. A run that is under way is read while it changes: instances that moved
+        meanwhile may be reported in their older or their newer state, and the books are checked in one atomic look.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BrokerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -595,6 +611,11 @@ def add_BrokerServiceServicer_to_server(servicer, server):
                     servicer.GetGroup,
                     request_deserializer=quartet_dot_v1_dot_broker__pb2.GetGroupRequest.FromString,
                     response_serializer=quartet_dot_v1_dot_broker__pb2.GetGroupResponse.SerializeToString,
+            ),
+            'AuditRun': grpc.unary_stream_rpc_method_handler(
+                    servicer.AuditRun,
+                    request_deserializer=quartet_dot_v1_dot_broker__pb2.AuditRunRequest.FromString,
+                    response_serializer=quartet_dot_v1_dot_broker__pb2.AuditRunResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1354,6 +1375,33 @@ class BrokerService:
             '/quartet.v1.BrokerService/GetGroup',
             quartet_dot_v1_dot_broker__pb2.GetGroupRequest.SerializeToString,
             quartet_dot_v1_dot_broker__pb2.GetGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AuditRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/quartet.v1.BrokerService/AuditRun',
+            quartet_dot_v1_dot_broker__pb2.AuditRunRequest.SerializeToString,
+            quartet_dot_v1_dot_broker__pb2.AuditRunResponse.FromString,
             options,
             channel_credentials,
             insecure,
