@@ -1,0 +1,165 @@
+"""The ledger: which prompt instances are in the weights, by optimizer step. Written by the trainer, read by the audit.
+
+`ledger.jsonl` stands beside the checkpoints, one line a step: `{"step":12,"instances":["pass-0/17",...]}`. A
+checkpoint's manifest holds a *mark* of it under "ledger": how long the part is that tells what is in that checkpoint,
+and its checksum. Lines beyond the newest checkpoint's mark are of steps that a restart undoes: `rewind` cuts them off.
+
+Whoever is killed whenever: a mark is taken, and the file on disk, before the checkpoint that carries it is complete. So
+a complete checkpoint's part of the ledger is always there.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import xxhash
+
+LEDGER_FILE = "ledger.jsonl"
+
+Mark = Mapping[str, Any]
+"""What `Ledger.mark` returned: {"bytes": length of the part, "xxh3": its XXH3-64 in hex, "steps": lines in it}."""
+
+_CHUNK = 1 << 20
+
+
+class LedgerError(Exception):
+    """The ledger is not the one that a mark was taken of; the text is one sentence for a person."""
+
+
+class Ledger:
+    """One trainer's ledger, to be written. Opened when it is first used, behind the last whole line of the file.
+
+    Each method may raise OSError.
+    """
+
+    def __init__(self, path: Path):
+        """`path`: the file; it and its folder need not exist yet."""
+        self._path = path
+        self._file: BinaryIO | None = None
+        self._hash = xxhash.xxh3_64()
+        self._bytes = 0
+        self._steps = 0
+
+    def append(self, step: int, instance_ids: Sequence[str]) -> None:
+        """Add the batch that `step` trained. It is durable after the next `mark`."""
+        line = json.dumps({"step": step, "instances": list(instance_ids)}, separators=(",", ":")).encode() + b"\n"
+        file, rest = self._opened(), memoryview(line)
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            file.truncate(self._bytes)  # no half a line
+            raise
+        self._count(line)
+
+    def mark(self) -> dict[str, Any]:
+        """Make everything so far durable, and return what the checkpoint of these steps is to hold."""
+        os.fsync(self._opened().fileno())
+        _sync_folder(self._path.parent)
+        return {"bytes": self._bytes, "xxh3": self._hash.hexdigest(), "steps": self._steps}
+
+    def rewind(self, mark: Mark | None) -> None:
+        """Go back to a checkpoint's mark; None: to an empty ledger.
+
+        What stays becomes a new file in the place of the old one: a trainer that was replaced but lives, and appends
+        once more, appends to the old one, which nobody reads.
+
+        Raises:
+            LedgerError: the file does not begin with what the mark was taken of; it is as it was.
+        """
+        if mark is not None:
+            _check(self._path, mark)
+        self.close()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        writing = self._path.with_name(f".{self._path.name}.writing")
+        with writing.open("wb") as new:
+            for chunk in _part(self._path, mark["bytes"] if mark else 0):
+                new.write(chunk)
+            new.flush()
+            os.fsync(new.fileno())
+        os.replace(writing, self._path)
+
+    def close(self) -> None:
+        """Close the file; the ledger can still be used."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _opened(self) -> BinaryIO:
+        if self._file is None:
+            self._hash, self._bytes, self._steps = xxhash.xxh3_64(), 0, 0
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.touch()
+            with self._path.open("rb") as written:
+                for line in written:
+                    if line.endswith(b"\n"):  # else whoever wrote it was killed
+                        self._count(line)
+            # Not buffered: a process that is killed leaves every line that it appended.
+            self._file = self._path.open("ab", buffering=0)
+            self._file.truncate(self._bytes)
+        return self._file
+
+    def _count(self, line: bytes) -> None:
+        self._hash.update(line)
+        self._bytes += len(line)
+        self._steps += 1
+
+
+def read_ledger(path: Path, mark: Mark | None) -> list[tuple[int, list[str]]]:
+    """Return (step, instance ids) of each line within a checkpoint's mark, in order; nothing without a mark.
+
+    Raises:
+        LedgerError: the file does not begin with what the mark was taken of, or cannot be read.
+    """
+    if mark is None:
+        return []
+    _check(path, mark)
+    lines = b"".join(_part(path, mark["bytes"])).splitlines()
+    try:
+        entries = [(line["step"], line["instances"]) for line in map(json.loads, lines)]
+    except (ValueError, TypeError, KeyError) as error:
+        raise LedgerError(f"'{path}' is no ledger: a line is not {{step, instances}}: {error}") from error
+    return entries
+
+
+def _check(path: Path, mark: Mark) -> None:
+    try:
+        wanted, checksum = int(mark["bytes"]), str(mark["xxh3"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise LedgerError(f"a ledger's mark has the fields bytes and xxh3; got {mark!r}") from error
+    if not path.is_file():
+        raise LedgerError(f"'{path}' is missing; the checkpoint's ledger has {wanted} bytes")
+    found, hashed = 0, xxhash.xxh3_64()
+    for chunk in _part(path, wanted):
+        found += len(chunk)
+        hashed.update(chunk)
+    if found < wanted:
+        raise LedgerError(f"'{path}' has {found} bytes; the checkpoint's ledger has {wanted}")
+    if hashed.hexdigest() != checksum:
+        raise LedgerError(
+            f"the first {wanted} bytes of '{path}' have the checksum {hashed.hexdigest()}, the checkpoint says "
+            f"{checksum}: it is another run's ledger, or was changed"
+        )
+
+
+def _part(path: Path, size: int) -> Iterator[bytes]:
+    """The first `size` bytes of a file, as far as there are so many."""
+    if size <= 0:
+        return
+    with path.open("rb") as file:
+        while size > 0:
+            chunk = file.read(min(size, _CHUNK))
+            if not chunk:
+                return
+            size -= len(chunk)
+            yield chunk
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
