@@ -5,8 +5,9 @@ subscription wakes everyone when it stands again, because changes may have passe
 """
 
 import asyncio
+import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from redis.asyncio import Redis
@@ -35,10 +36,9 @@ class Waiter:
         """Forget earlier changes: the caller is about to look."""
         self._rung.clear()
 
-    def ring(self, detail: str = "", missed: bool = False) -> None:
+    def ring(self, details: Iterable[str] = (), missed: bool = False) -> None:
         """Wake the waiter."""
-        if detail:
-            self.details.add(detail)
+        self.details.update(details)
         self.missed |= missed
         self._rung.set()
 
@@ -95,10 +95,11 @@ class Bell:
             self.listening.set()
             self._wake_all(missed=True)
         elif message["type"] == "pmessage":
-            topic, _, detail = message["data"].decode().partition(" ")
+            topic, _, details = message["data"].decode().partition(" ")
+            ids = json.loads(details) if details else ()
             for waiter in tuple(self._waiters.get(keys.run_of_bell(message["channel"].decode()), ())):
                 if topic in waiter.topics or topic == EVERYONE:
-                    waiter.ring(detail)
+                    waiter.ring(ids)
 
     def _wake_all(self, missed: bool) -> None:
         for waiters in tuple(self._waiters.values()):

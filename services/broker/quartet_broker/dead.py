@@ -76,14 +76,19 @@ class Dead:
         if run_state is None or run_state == b"DELETING":
             raise run_not_found(run_id)
         state, attempt, holder, step = fields
+        if state not in (b"LEASED", b"LEASED_TO_TRAINER"):
+            holder = None  # the last one's name may stand there still
         if state is None:
             if settled is None:
                 raise not_found("prompt instance", request.instance_id, "the run never saw it, or forgot it")
-            state, _, attempt, step = settled.split(b"|")
+            state, _, attempt, step, _ = settled.split(b"|")
         if state == b"STORED":
             state = b"QUEUED"  # of an evaluation set: it waits for StartEvaluation
         if state == b"LEASED_TO_TRAINER":
             holder = trainer
+            (batch,) = await self._store.read([("HGET", prefix + "batches", step)])
+            if batch == b"TRAINED":  # stands once, with the batch
+                state, holder = batch, None
         return broker_pb2.GetGroupResponse(
             state=broker_pb2.GroupState.Value(f"GROUP_STATE_{state.decode()}"),
             attempt=int(attempt),

@@ -1,6 +1,7 @@
 """Finished groups on their way to the trainer: PutExperience, LeaseExperience, DropExperience."""
 
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import grpc
 from quartet.v1 import broker_pb2, experience_pb2
@@ -15,8 +16,12 @@ from quartet_common import metrics
 from quartet_common.errors import aborted, invalid_argument
 
 _PUT = metrics.counter("quartet_broker_groups_put_total", "Groups put by rollouts, by outcome.", ["run", "outcome"])
-# Groups read from Redis at once while a batch is sent.
-_WINDOW = 8
+# A script's call holds up Redis for everyone: it is given about this much to store.
+_SCRIPT_BYTES = 4 << 20
+# About how much of a batch is read from Redis, and sent, at once.
+_MESSAGE_BYTES = 1 << 20
+_FIRST_WINDOW = 8
+_MOST_GROUPS = 256
 
 
 class Experience:
@@ -31,17 +36,25 @@ class Experience:
         """Store finished groups and settle their leases, each group atomically."""
         run_id = validation.name("run_id", request.run_id)
         validation.count("groups", request.groups, 256)
-        calls = [self._put_arguments(f"groups[{n}]", put) for n, put in enumerate(request.groups)]
-        replies = await self._store.run_many("put_experience", run_id, calls)
+        groups = [self._put_arguments(f"groups[{n}]", put) for n, put in enumerate(request.groups)]
+        answers: list[bytes] = []
+        for portion in _portions(groups):
+            _, *outcomes = await self._store.run("put_experience", run_id, self._samples, *portion)
+            answers += outcomes
+        counted: Counter[str] = Counter()
         response = broker_pb2.PutExperienceResponse()
-        for n, reply in enumerate(replies):
-            outcome = reply[0].decode()
+        for n, answer in enumerate(answers):
+            outcome, _, purpose = answer.decode().partition(" ")
             if outcome == "PURPOSE":
-                allowed = f"PURPOSE_{reply[1].decode()}, the instance's"
-                raise invalid_argument(f"groups[{n}].group.header.purpose", came=calls[n][2], allowed=allowed)
+                came = purpose_name(request.groups[n].group.header.purpose)
+                raise invalid_argument(
+                    f"groups[{n}].group.header.purpose", came=came, allowed=f"PURPOSE_{purpose}, the instance's"
+                )
             outcome = "FINISHED" if outcome == "RUN_FINISHED" else outcome
             response.outcomes.append(broker_pb2.PutOutcome.Value(f"PUT_OUTCOME_{outcome}"))
-            _PUT.labels(run_id, outcome.lower()).inc()
+            counted[outcome.lower()] += 1
+        for outcome, number in counted.items():
+            _PUT.labels(run_id, outcome).inc(number)
         return response
 
     def _put_arguments(self, field: str, put: broker_pb2.PutGroup) -> tuple[Value, ...]:
@@ -62,7 +75,6 @@ class Experience:
             header.SerializeToString(),
             put.group.tensors,
             put.group.transcript,
-            self._samples,
         )
 
     async def lease(
@@ -71,6 +83,7 @@ class Experience:
         """Yield the manifest of a step's batch, waiting until it is whole, then its groups."""
         run_id = validation.name("run_id", request.run_id)
         validation.integer("step", request.step, 0)
+        most = validation.integer("max_groups_per_message", request.max_groups_per_message, 0, _MOST_GROUPS)
         until = validation.deadline("wait", request.wait, context)
         with self._bell.waiter(run_id, "experience") as waiter:
             while True:
@@ -81,22 +94,42 @@ class Experience:
                 if decided or not await waiter.wait(until):
                     break
         yield broker_pb2.LeaseExperienceResponse(manifest=manifest)
-        async for group in self._groups(run_id, list(manifest.instance_ids)):
-            yield broker_pb2.LeaseExperienceResponse(group=group)
+        async for groups in self._groups(run_id, list(manifest.instance_ids), most or _MOST_GROUPS):
+            if most:
+                yield broker_pb2.LeaseExperienceResponse(groups=broker_pb2.ExperienceGroups(groups=groups))
+            else:
+                for group in groups:
+                    yield broker_pb2.LeaseExperienceResponse(group=group)
 
-    async def _groups(self, run_id: str, instance_ids: list[str]) -> AsyncIterator[experience_pb2.ExperienceGroup]:
+    async def _groups(
+        self, run_id: str, instance_ids: list[str], most: int
+    ) -> AsyncIterator[list[experience_pb2.ExperienceGroup]]:
+        """Yield a batch's groups, at most `most` and about a message's bytes at a time."""
+        window, start = min(most, _FIRST_WINDOW), 0
+        while start < len(instance_ids):
+            ids = instance_ids[start : start + window]
+            start += window
+            groups = await self._read_groups(run_id, ids)
+            yield groups
+            # Groups of a run are alike: what these came to tells how many fit.
+            size = sum(len(group.tensors) + len(group.transcript) for group in groups)
+            window = max(1, min(most, _MESSAGE_BYTES * len(ids) // max(1, size)))
+
+    async def _read_groups(self, run_id: str, ids: list[str]) -> list[experience_pb2.ExperienceGroup]:
         prefix = keys.prefix(run_id)
-        for start in range(0, len(instance_ids), _WINDOW):
-            window = instance_ids[start : start + _WINDOW]
-            replies = await self._store.read(
-                ("HMGET", f"{prefix}i:{instance_id}", "header", "tensors", "transcript") for instance_id in window
-            )
-            for instance_id, (header, tensors, transcript) in zip(window, replies, strict=True):
-                if header is None:
-                    raise aborted(f"group '{instance_id}'", "it left the batch while the batch was sent; ask again")
-                yield experience_pb2.ExperienceGroup(
+        replies = await self._store.read(
+            ("HMGET", f"{prefix}i:{instance_id}", "header", "tensors", "transcript") for instance_id in ids
+        )
+        groups = []
+        for instance_id, (header, tensors, transcript) in zip(ids, replies, strict=True):
+            if header is None:
+                raise aborted(f"group '{instance_id}'", "it left the batch while the batch was sent; ask again")
+            groups.append(
+                experience_pb2.ExperienceGroup(
                     header=experience_pb2.GroupHeader.FromString(header), tensors=tensors, transcript=transcript
                 )
+            )
+        return groups
 
     async def drop(self, request: broker_pb2.DropExperienceRequest) -> broker_pb2.DropExperienceResponse:
         """Take groups out of a step's batch for good; the batch is topped up when it is asked for again."""
@@ -107,6 +140,20 @@ class Experience:
         )
         refuse(run_id, request.step, reply)
         return broker_pb2.DropExperienceResponse(dropped=reply[1])
+
+
+def _portions(groups: Sequence[tuple[Value, ...]]) -> Iterator[list[Value]]:
+    """Yield the script's arguments for some of the groups at a time."""
+    portion: list[Value] = []
+    size = 0
+    for group in groups:
+        portion += group
+        size += sum(len(part) for part in group if isinstance(part, bytes))
+        if size >= _SCRIPT_BYTES:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion
 
 
 def _manifest(run_id: str, step: int, reply: list) -> broker_pb2.BatchManifest:

@@ -59,6 +59,7 @@ class Prompts:
                 content,
                 purpose_name(instance.purpose),
                 pinned if pinned >= 0 else "",
+                instance.data_pass,
                 instance.SerializeToString(),
             ]
         reply = await self._store.run("submit_prompts", run_id, *arguments)

@@ -6,7 +6,7 @@ from functools import cache
 from importlib.resources import files
 
 # In this order: later parts use earlier ones.
-_LIBRARY = ("base", "life", "membership", "session")
+_LIBRARY = ("base", "life", "settle", "membership", "session")
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,9 @@ class Script:
 
 @cache
 def script(name: str) -> Script:
-    """Return the script `lua/NAME.lua`, library included."""
+    """Return the script `lua/NAME.lua`, library included; what it counted is written when it ends (`finish`)."""
     folder = files("quartet_broker") / "lua"
-    parts = [folder / "lib" / f"{part}.lua" for part in _LIBRARY] + [folder / f"{name}.lua"]
-    text = "".join(part.read_text(encoding="utf-8") for part in parts)
+    library = "".join((folder / "lib" / f"{part}.lua").read_text(encoding="utf-8") for part in _LIBRARY)
+    body = (folder / f"{name}.lua").read_text(encoding="utf-8")
+    text = f"{library}\nreturn finish((function()\n{body}\nend)())\n"
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())

@@ -3,6 +3,7 @@
 from quartet.v1 import broker_pb2, broker_pb2_grpc
 from redis.asyncio import Redis
 
+from quartet_broker.audit import Audit
 from quartet_broker.bell import Bell
 from quartet_broker.config import BrokerSection
 from quartet_broker.dead import Dead
@@ -35,6 +36,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         self.evaluations = Evaluations(self.store, self.bell)
         self.results = Results(self.store, self.bell, self.dead)
         self.events = Events(self.store, self.bell)
+        self.audit = Audit(self.store, self.runs)
 
     async def CreateRun(self, request, context):
         return await self.runs.create(request)
@@ -125,3 +127,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
 
     async def GetGroup(self, request, context):
         return await self.dead.group(request)
+
+    async def AuditRun(self, request, context):
+        async for response in self.audit.run(request):
+            yield response

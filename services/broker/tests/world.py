@@ -108,13 +108,16 @@ class World:
         prefix = keys.prefix(self.run_id)
         async with self.redis.pipeline(transaction=False) as pipeline:
             for name in names:
-                pipeline.hmget(f"{prefix}i:{name}", "state", "attempt")
+                pipeline.hmget(f"{prefix}i:{name}", "state", "attempt", "step")
                 pipeline.hget(f"{prefix}settled", name)
-            found = await pipeline.execute()
+            pipeline.hgetall(f"{prefix}batches")
+            *found, batches = await pipeline.execute()
         lives = {}
-        for name, (state, attempt), settled in zip(names, found[::2], found[1::2], strict=True):
+        for name, (state, attempt, step), settled in zip(names, found[::2], found[1::2], strict=True):
             if state is None:
-                state, _, attempt, _ = settled.split(b"|")
+                state, _, attempt, *_ = settled.split(b"|")
+            elif state == b"LEASED_TO_TRAINER" and batches[step] == b"TRAINED":
+                state = b"TRAINED"  # whether a step was trained stands with its batch
             lives[name] = state.decode(), int(attempt)
         return lives
 

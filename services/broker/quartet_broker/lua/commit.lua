@@ -11,9 +11,10 @@ for _, step in ipairs(call('HKEYS', BATCHES)) do
     left = groups >= 2000
     if left then break end
     local ids = call('LRANGE', batch(step), 0, -1)
+    settle(ids, 'COMMITTED', at, state_in(step))
     call('UNLINK', batch(step))
     call('HDEL', BATCHES, step)
-    for _, id in ipairs(ids) do settle(id, 'COMMITTED', at) end
+    call('HDEL', BATCH_BYTES, step)
     groups = groups + #ids
   end
 end

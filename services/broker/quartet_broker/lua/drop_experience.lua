@@ -2,20 +2,19 @@
 -- ARGV: session epoch, step, instance ids. Returns OK, number dropped by this call.
 local refusal = refuse(ARGV[1])
 if refusal then return refusal end
-local step, at, dropped = ARGV[2], now(), 0
+local step, at, dropped = ARGV[2], now(), {}
 if tonumber(step) < number('committed_step') then return { 'COMMITTED', call('HGET', RUN, 'committed_step') } end
 if call('HGET', BATCHES, step) == 'TRAINED' then return { 'TRAINED' } end
+local seen = {}
 for n = 3, #ARGV do
   local id = ARGV[n]
-  if call('HGET', instance(id), 'step') == step then
-    call('LREM', batch(step), 0, id)
-    settle(id, 'DROPPED', at)
-    dropped = dropped + 1
+  if not seen[id] and call('HGET', instance(id), 'step') == step then
+    seen[id] = true
+    take_out(id, step)
+    table.insert(dropped, id)
   end
 end
-if dropped > 0 then
-  call('HSET', BATCHES, step, 'SHORT')
-  count('dropped', dropped)
-  ring('prompts')
-end
-return { 'OK', dropped }
+settle(dropped, 'DROPPED', at)
+count('dropped', #dropped)
+if #dropped > 0 then ring('prompts') end
+return { 'OK', #dropped }

@@ -38,13 +38,18 @@ local over = prompts_are_over()
 local partial = call('HGET', RUN, 'partial_batch')
 if #fresh < needed and over and partial == 'DROP' then
   -- The last groups do not make a batch: drop them, those of a batch cut short by DropExperience included.
+  local tickets, ids = {}, call('LRANGE', batch(name), 0, -1)
+  settle(ids, 'DROPPED', at)
+  ids = {}
   for _, group in ipairs(fresh) do
-    tear('ready', group.ticket)
-    settle(group.id, 'DROPPED', at)
+    table.insert(tickets, group.ticket)
+    table.insert(ids, group.id)
   end
-  for _, id in ipairs(call('LRANGE', batch(name), 0, -1)) do settle(id, 'DROPPED', at) end
+  tear('ready', tickets)
+  settle(ids, 'DROPPED', at)
   call('UNLINK', batch(name))
   call('HDEL', BATCHES, name)
+  call('HDEL', BATCH_BYTES, name)
   count('dropped', #fresh + have)
   return { 'SHORT', 0, needed, 1 }
 elseif #fresh < needed and not (over and #fresh + have > 0) then
@@ -58,12 +63,17 @@ if call('HGET', RUN, 'lease_order') == 'FRESH_FIRST' then
     return a.place < b.place
   end)
 end
+local tickets, ids, bytes = {}, {}, 0
 for n = 1, math.min(needed, #fresh) do
   local group = fresh[n]
-  tear('ready', group.ticket)
-  call('RPUSH', batch(name), group.id)
+  table.insert(tickets, group.ticket)
+  table.insert(ids, group.id)
+  bytes = bytes + tonumber(call('HGET', instance(group.id), 'bytes'))
   call('HSET', instance(group.id), 'state', 'LEASED_TO_TRAINER', 'step', name)
-  shift('TRAIN', 'READY', 'LEASED_TO_TRAINER')
 end
+tear('ready', tickets)
+if #ids > 0 then call_many('RPUSH', batch(name), ids) end
 call('HSET', BATCHES, name, 'GRANTED')
+call('HINCRBY', BATCH_BYTES, name, bytes)
+shift('TRAIN', 'READY', 'LEASED_TO_TRAINER', nil, #ids)
 return granted(false)

@@ -12,7 +12,7 @@ expire_leases(at, 100)
 local h = call('HMGET', RUN, 'policy_version', 'max_staleness', 'groups_per_step', 'max_experience_bytes',
   'prompt_lease_ttl_ms')
 local newest, staleness, step, room_bytes, ttl = unpack(h)
-local reply = { 'OK', '', newest, at + ttl }
+local reply, expiries = { 'OK', '', newest, at + ttl }, {}
 
 local function grant(stream, n)
   if n <= 0 or call('EXISTS', P .. stream) == 0 then return 0 end
@@ -22,21 +22,27 @@ local function grant(stream, n)
   for _, entry in ipairs(read[1][2]) do
     local id = entry[2][2]
     local lease = ARGV[4] .. '-' .. #reply .. ':' .. id
-    local attempt = call('HINCRBY', instance(id), 'attempt', 1)
-    call('HSET', instance(id), 'state', 'LEASED', 'lease', lease, 'holder', holder)
-    call('ZADD', LEASES, at + ttl, lease)
-    local purpose, prompt = unpack(call('HMGET', instance(id), 'purpose', 'prompt'))
+    local purpose, prompt, attempt = unpack(call('HMGET', instance(id), 'purpose', 'prompt', 'attempt'))
+    attempt = attempt + 1
+    call('HSET', instance(id), 'state', 'LEASED', 'lease', lease, 'holder', holder, 'attempt', attempt)
     shift(purpose, 'QUEUED', 'LEASED')
     if attempt > 1 then count('redelivered', 1) end
+    for _, value in ipairs({ at + ttl, lease }) do table.insert(expiries, value) end
     for _, value in ipairs({ lease, attempt, prompt }) do table.insert(reply, value) end
   end
   return #read[1][2]
 end
 
+-- The grants' leases begin all at once.
+local function granted_all()
+  call_many('ZADD', LEASES, expiries)
+  return reply
+end
+
 -- Evaluation and serving come first and are not gated.
 most = most - grant('prompts:pin:' .. ARGV[3], most)
 most = most - grant('prompts:serve', most)
-if most == 0 then return reply end
+if most == 0 then return granted_all() end
 
 -- The gate. `under_way` groups will fill steps newest, newest + 1, ...; one more would be trained too late for the
 -- weights this rollout has, if there were this many already.
@@ -63,4 +69,4 @@ if granted < most then
     reply[2] = 'MEMORY'
   end
 end
-return reply
+return granted_all()

@@ -6,11 +6,7 @@ local version = number('policy_version')
 if tonumber(step) < version then return { 'OK' } end
 if tonumber(step) > version then return { 'OUT_OF_ORDER', version } end
 if call('HGET', BATCHES, step) ~= 'GRANTED' then return { 'NOT_GRANTED' } end
-call('HSET', BATCHES, step, 'TRAINED')
-for _, id in ipairs(call('LRANGE', batch(step), 0, -1)) do
-  call('HSET', instance(id), 'state', 'TRAINED')
-  shift('TRAIN', 'LEASED_TO_TRAINER', 'TRAINED', tonumber(call('HGET', instance(id), 'bytes')))
-end
+move_batch(step, 'LEASED_TO_TRAINER', 'TRAINED')
 call('HSET', RUN, 'policy_version', version + 1)
 ring('prompts')
 return { 'OK' }

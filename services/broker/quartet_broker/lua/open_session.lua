@@ -14,13 +14,7 @@ for _, step in ipairs(call('HKEYS', BATCHES)) do
   local state = call('HGET', BATCHES, step)
   if tonumber(step) >= checkpoint and state ~= 'SHORT' then
     replayable = replayable + 1
-    if state == 'TRAINED' then
-      call('HSET', BATCHES, step, 'GRANTED')
-      for _, id in ipairs(call('LRANGE', batch(step), 0, -1)) do
-        call('HSET', instance(id), 'state', 'LEASED_TO_TRAINER')
-        shift('TRAIN', 'TRAINED', 'LEASED_TO_TRAINER', tonumber(call('HGET', instance(id), 'bytes')))
-      end
-    end
+    if state == 'TRAINED' then move_batch(step, 'TRAINED', 'LEASED_TO_TRAINER') end
   end
 end
 ring('prompts')

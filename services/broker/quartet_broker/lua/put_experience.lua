@@ -1,76 +1,106 @@
--- PutExperience, one group: LEASED -> READY, DELIVERED, or QUEUED when it is stale. The payload is opaque.
--- ARGV: instance id, lease id, purpose, oldest version, newest version, header, tensors, transcript, samples a step.
+-- PutExperience, some groups: each LEASED -> READY, DELIVERED, or QUEUED when it is stale. The payload is opaque.
+-- ARGV: samples a version, then instance id, lease id, purpose, oldest version, newest version, header, tensors,
+-- transcript of each group. Returns OK, then of each: outcome, and for PURPOSE the instance's.
 local state = run_state()
 if not state then return { 'NOT_FOUND' } end
-local id, lease, purpose, oldest, newest = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
-local header, tensors, transcript = ARGV[6], ARGV[7], ARGV[8]
-
-local h = call('HMGET', instance(id), 'state', 'purpose', 'stream', 'ticket', 'pinned', 'evaluation')
-if OPEN[h[1]] or h[1] == 'TRAINED' or (not h[1] and call('HEXISTS', SETTLED, id) == 1) then
-  count('duplicates', 1)
-  return { 'DUPLICATE' }
-end
-if state ~= 'ACTIVE' then return { 'RUN_FINISHED' } end
 local at = now()
-if h[1] ~= 'LEASED' or leased(lease, at) ~= id then
-  expire_leases(at, 100)
-  return { 'LEASE_LOST' }
-end
-if purpose ~= h[2] then return { 'PURPOSE', h[2] } end
+local version, staleness, room_bytes, step, wanted, over = unpack(call('HMGET', RUN, 'policy_version', 'max_staleness',
+  'max_experience_bytes', 'groups_per_step', 'wanted', 'prompts_ended'))
+version, staleness, room_bytes, step = tonumber(version), tonumber(staleness), tonumber(room_bytes), tonumber(step)
+local stored, open_bytes = gauge('ready') + gauge('leased_to_trainer'), gauge('open_bytes')
 
-if purpose ~= 'TRAIN' then
-  if h[5] and (oldest ~= tonumber(h[5]) or newest ~= oldest) then
-    requeue(id, 0)
-    return { 'STALE' }
-  end
-  keep_result(id, purpose, transcript, at, at)
-  tear(h[3], h[4])
-  call('ZREM', LEASES, lease)
-  settle(id, 'DELIVERED', at)
+local FIELDS = 8
+local leases = {}
+for n = 2, #ARGV, FIELDS do table.insert(leases, ARGV[n + 1]) end
+local expiries = call('ZMSCORE', LEASES, unpack(leases))
+local answered, torn, finished, lost = {}, {}, {}, false
+
+-- The group takes its ticket and its lease off the queue, when the script ends.
+local function take_off(stream, ticket, lease)
+  torn[stream] = torn[stream] or {}
+  table.insert(torn[stream], ticket)
+  table.insert(answered, lease)
+end
+
+-- LEASED -> DELIVERED: an evaluation's or a client's.
+local function deliver(id, h, transcript, header)
+  keep_result(id, h[2], transcript, at, at)
+  settle({ id }, 'DELIVERED', at)
   if h[6] then
     call('HSET', P .. 'evaluation:' .. h[6] .. ':headers', id, header)
     call('RPUSH', P .. 'evaluation:' .. h[6] .. ':finished', id)
     ring('evaluations')
   end
-  ring('result ' .. id)
-  return { 'ACCEPTED' }
 end
-
-local version = number('policy_version')
-if version - oldest > number('max_staleness') then
-  count('stale', 1)
-  requeue(id, 0) -- the prompt is not to blame: its deliveries start anew
-  return { 'STALE' }
-end
-local bytes = #header + #tensors + #transcript
-local stored = gauge('ready') + gauge('leased_to_trainer')
-if gauge('open_bytes') + bytes > number('max_experience_bytes') and stored >= number('groups_per_step') then
-  return { 'NO_ROOM' }
-end
-
-call('HSET', instance(id), 'header', header, 'tensors', tensors, 'transcript', transcript, 'bytes', bytes,
-  'finished', at, 'version', oldest, 'state', 'READY')
-tear(h[3], h[4])
-call('ZREM', LEASES, lease)
-call('HDEL', instance(id), 'lease', 'holder')
-local ticket = call('XADD', READY, '*', 'i', id, 'v', oldest)
-call('HSET', instance(id), 'stream', 'ready', 'ticket', ticket)
-shift('TRAIN', 'LEASED', 'READY')
-count('open_bytes', bytes)
-count('experience_bytes', bytes)
-count('put', 1)
-count('put_bytes', bytes)
 
 -- A bounded share of the groups is shown to people.
-local sampled = call('HMGET', STATS, 'sampled_version', 'sampled')
-local shown = tonumber(sampled[1]) == version and tonumber(sampled[2]) or 0
-if shown < tonumber(ARGV[9]) and #transcript <= 65536 then
-  call('HSET', STATS, 'sampled_version', version, 'sampled', shown + 1)
-  emit('sample', transcript)
+local function show(transcript)
+  if #transcript > 65536 then return end
+  local sampled = call('HMGET', STATS, 'sampled_version', 'sampled')
+  local shown = tonumber(sampled[1]) == version and tonumber(sampled[2]) or 0
+  if shown < tonumber(ARGV[1]) then
+    call('HSET', STATS, 'sampled_version', version, 'sampled', shown + 1)
+    emit('sample', transcript)
+  end
 end
-ring('result ' .. id)
+
+local function put(n)
+  local id, lease, purpose, oldest, newest, header, tensors, transcript = unpack(ARGV, n, n + FIELDS - 1)
+  local h = call('HMGET', instance(id), 'state', 'purpose', 'stream', 'ticket', 'pinned', 'evaluation', 'lease')
+  if OPEN[h[1]] or (not h[1] and call('HEXISTS', SETTLED, id) == 1) then
+    count('duplicates', 1)
+    return 'DUPLICATE'
+  end
+  if state ~= 'ACTIVE' then return 'RUN_FINISHED' end
+  local expiry = expiries[(n - 2) / FIELDS + 1]
+  if h[1] ~= 'LEASED' or h[7] ~= lease or not expiry or tonumber(expiry) <= at then
+    lost = true
+    return 'LEASE_LOST'
+  end
+  if purpose ~= h[2] then return 'PURPOSE ' .. h[2] end
+  oldest, newest = tonumber(oldest), tonumber(newest)
+
+  if purpose ~= 'TRAIN' then
+    if h[5] and (oldest ~= tonumber(h[5]) or newest ~= oldest) then
+      requeue(id, 0)
+      return 'STALE'
+    end
+    deliver(id, h, transcript, header)
+    take_off(h[3], h[4], lease)
+    table.insert(finished, id)
+    return 'ACCEPTED'
+  end
+
+  if version - oldest > staleness then
+    count('stale', 1)
+    requeue(id, 0) -- the prompt is not to blame: its deliveries start anew
+    return 'STALE'
+  end
+  local bytes = #header + #tensors + #transcript
+  if open_bytes + bytes > room_bytes and stored >= step then return 'NO_ROOM' end
+
+  local ticket = call('XADD', READY, '*', 'i', id, 'v', oldest)
+  -- `lease` and `holder` stay in the hash: without its place among the leases a lease is worth nothing.
+  call('HSET', instance(id), 'header', header, 'tensors', tensors, 'transcript', transcript, 'bytes', bytes,
+    'finished', at, 'version', oldest, 'state', 'READY', 'stream', 'ready', 'ticket', ticket)
+  take_off(h[3], h[4], lease)
+  table.insert(finished, id)
+  stored, open_bytes = stored + 1, open_bytes + bytes
+  shift('TRAIN', 'LEASED', 'READY')
+  count('open_bytes', bytes)
+  count('experience_bytes', bytes)
+  count('put', 1)
+  count('put_bytes', bytes)
+  show(transcript)
+  return 'ACCEPTED'
+end
+
+local reply = { 'OK' }
+for n = 2, #ARGV, FIELDS do table.insert(reply, put(n)) end
+for stream, tickets in pairs(torn) do tear(stream, tickets) end
+if #answered > 0 then call('ZREM', LEASES, unpack(answered)) end
+if #finished > 0 then ring_results(finished) end
+if lost then expire_leases(at, 100) end
 -- Wake the trainer only when there may be enough for it.
-if call('XLEN', READY) >= tonumber(call('HGET', RUN, 'wanted') or 1) or call('HGET', RUN, 'prompts_ended') == '1' then
-  ring('experience')
-end
-return { 'ACCEPTED' }
+if #finished > 0 and (call('XLEN', READY) >= tonumber(wanted or 1) or over == '1') then ring('experience') end
+return reply

@@ -5,8 +5,8 @@ if state ~= 'ACTIVE' then return { 'FINISHED', state } end
 local requeued = 0
 for _, id in ipairs(ARGV) do
   if call('ZREM', DEAD, id) == 1 then
-    local purpose, pinned, evaluation, reasons = unpack(
-      call('HMGET', instance(id), 'purpose', 'pinned', 'evaluation', 'reasons'))
+    local purpose, pinned, evaluation, reasons, pass = unpack(
+      call('HMGET', instance(id), 'purpose', 'pinned', 'evaluation', 'reasons', 'pass'))
     for n = 1, tonumber(reasons or 0) do call('HDEL', instance(id), 'reason:' .. n) end
     call('HDEL', instance(id), 'reasons')
     call('HSET', instance(id), 'attempt', 0)
@@ -15,6 +15,7 @@ for _, id in ipairs(ARGV) do
     if purpose ~= 'TRAIN' then stream = pinned and 'prompts:pin:' .. pinned or 'prompts:serve' end
     enqueue(id, stream)
     shift(purpose, nil, 'QUEUED')
+    live(pass, 1)
     requeued = requeued + 1
   end
 end

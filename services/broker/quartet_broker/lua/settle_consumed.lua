@@ -9,19 +9,20 @@ for n = 2, #ARGV do
     call('HMGET', instance(id), 'state', 'stream', 'ticket', 'lease', 'step'))
   if state then
     found = found + 1
-    if ticket and (state == 'QUEUED' or state == 'LEASED' or state == 'READY') then tear(stream, ticket) end
+    if ticket and (state == 'QUEUED' or state == 'LEASED' or state == 'READY') then tear(stream, { ticket }) end
     if lease then call('ZREM', LEASES, lease) end
     if state == 'DEAD' then call('ZREM', DEAD, id) end
+    local from
     if step then
-      call('LREM', batch(step), 0, id)
-      call('HSET', BATCHES, step, 'SHORT')
+      from = state_in(step)
+      take_out(id, step)
     end
-    settle(id, 'COMMITTED', at)
+    settle({ id }, 'COMMITTED', at, from)
     count('committed', 1)
   elseif call('HEXISTS', SETTLED, id) == 0 then
     -- Even its submission was forgotten: no content is known, any will do as the same.
     found = found + 1
-    call('HSET', SETTLED, id, 'COMMITTED||1|-1')
+    call('HSET', SETTLED, id, 'COMMITTED||1|-1|')
     call('RPUSH', SETTLED_ORDER, id)
     count('committed', 1)
   end

@@ -1,22 +1,26 @@
 -- SubmitPrompts: (nothing) -> QUEUED, or STORED for an evaluation set. All or nothing.
--- ARGV: set name or "", then id, digest, purpose, pinned version or "", prompt of each.
+-- ARGV: set name or "", then id, digest, purpose, pinned version or "", data pass, prompt of each.
 local state = run_state()
 if not state then return { 'NOT_FOUND' } end
 if state ~= 'ACTIVE' then return { 'FINISHED', state } end
 
+local FIELDS = 6
+local first_pass, newest_pass = number('first_pass'), number('newest_pass')
+local ids = {}
+for at = 2, #ARGV, FIELDS do table.insert(ids, ARGV[at]) end
+local settled = call('HMGET', SETTLED, unpack(ids))
 local fresh, queued, trained, duplicates = {}, 0, 0, 0
-for at = 2, #ARGV, 5 do
-  local id, digest, purpose = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+for n, id in ipairs(ids) do
+  local at = 2 + (n - 1) * FIELDS
+  local digest, purpose, pass = ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 4])
   local known = call('HGET', instance(id), 'digest')
-  if not known then
-    local line = call('HGET', SETTLED, id)
-    known = line and string.match(line, '^%u+|([^|]*)|')
-  end
+  if not known then known = settled[n] and string.match(settled[n], '^%u+|([^|]*)|') end
+  if not known and purpose == 'TRAIN' and pass < first_pass then known = '' end -- of a pass that is over
   if not known then
     table.insert(fresh, at)
     if purpose ~= 'EVALUATE' then queued = queued + 1 end
     if purpose == 'TRAIN' then trained = trained + 1 end
-  elseif known ~= digest and known ~= '' then -- '': known only as consumed, from a checkpoint
+  elseif known ~= digest and known ~= '' then -- '': of unknown content; see settle_consumed
     return { 'CONFLICT', id }
   else
     duplicates = duplicates + 1
@@ -29,18 +33,25 @@ if queued > limit then return { 'TOO_MANY', limit } end
 if queued > 0 and waiting + queued > limit then return { 'FULL', waiting, limit } end
 
 for _, at in ipairs(fresh) do
-  local id, digest, purpose, pinned, prompt = unpack(ARGV, at, at + 4)
+  local id, digest, purpose, pinned, pass, prompt = unpack(ARGV, at, at + FIELDS - 1)
   call('HSET', instance(id), 'digest', digest, 'purpose', purpose, 'prompt', prompt, 'attempt', 0, 'state', 'STORED')
   if purpose == 'EVALUATE' then
     call('RPUSH', P .. 'set:' .. ARGV[1], id)
   else
-    if pinned ~= '' then call('HSET', instance(id), 'pinned', pinned) end
     local stream = 'prompts:train'
-    if purpose == 'SERVE' then stream = pinned ~= '' and 'prompts:pin:' .. pinned or 'prompts:serve' end
+    if purpose == 'TRAIN' then
+      call('HSET', instance(id), 'pass', pass)
+      live(pass, 1)
+      newest_pass = math.max(newest_pass, tonumber(pass))
+    else
+      if pinned ~= '' then call('HSET', instance(id), 'pinned', pinned) end
+      stream = pinned ~= '' and 'prompts:pin:' .. pinned or 'prompts:serve'
+    end
     enqueue(id, stream)
     shift(purpose, nil, 'QUEUED')
   end
 end
+if trained > 0 then call('HSET', RUN, 'newest_pass', newest_pass) end
 count('submitted', #fresh)
 if queued > 0 then ring('prompts') end
 return { 'OK', #fresh, duplicates }

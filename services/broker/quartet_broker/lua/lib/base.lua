@@ -6,8 +6,11 @@ local call = redis.call
 local RUN = KEYS[1]
 local P = string.sub(RUN, 1, -4)
 local STATS, LEASES, READY, DEAD, MEMBERS = P .. 'stats', P .. 'leases', P .. 'ready', P .. 'dead', P .. 'members'
-local BATCHES, SETTLED, SETTLED_ORDER = P .. 'batches', P .. 'settled', P .. 'settled:order'
+local BATCHES, BATCH_BYTES = P .. 'batches', P .. 'batches:bytes'
+local SETTLED, SETTLED_ORDER, PASSES = P .. 'settled', P .. 'settled:order', P .. 'passes'
 local EVENTS_KEPT = 10000
+-- Most arguments of one command: Lua's stack holds some thousands. Even, so that field and value stay together.
+local MOST_ARGUMENTS = 4000
 
 local function instance(id) return P .. 'i:' .. id end
 local function batch(step) return P .. 'batch:' .. step end
@@ -18,12 +21,31 @@ local function now()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
-local function count(name, by) if by ~= 0 then call('HINCRBY', STATS, name, by) end end
-local function gauge(name) return tonumber(call('HGET', STATS, name) or 0) end
+-- Counts change once, when the script ends: `finish` (scripts.py calls it) writes what came together.
+local tallies = { [STATS] = {}, [PASSES] = {} }
+local function tally(hash, name, by) tallies[hash][name] = (tallies[hash][name] or 0) + by end
+local function count(name, by) tally(STATS, name, by) end
+local function gauge(name) return tonumber(call('HGET', STATS, name) or 0) + (tallies[STATS][name] or 0) end
 local function number(name) return tonumber(call('HGET', RUN, name)) end
+local function finish(reply)
+  for hash, names in pairs(tallies) do
+    for name, by in pairs(names) do
+      if by ~= 0 then call('HINCRBY', hash, name, by) end
+    end
+  end
+  return reply
+end
+
+-- One command with many arguments, in portions that fit.
+local function call_many(command, key, arguments)
+  for first = 1, #arguments, MOST_ARGUMENTS do
+    call(command, key, unpack(arguments, first, math.min(first + MOST_ARGUMENTS - 1, #arguments)))
+  end
+end
 
 -- Wakes those who wait for `topic` in any broker process.
 local function ring(topic) call('PUBLISH', P .. 'bell', topic) end
+local function ring_results(ids) ring('result ' .. cjson.encode(ids)) end
 
 local function emit(...)
   local id = call('XADD', P .. 'events', 'MAXLEN', '~', EVENTS_KEPT, '*', ...)

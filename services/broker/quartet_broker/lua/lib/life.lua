@@ -1,7 +1,9 @@
 -- Steps of a prompt group's life that several transitions share.
 --
 -- An instance is the hash q:{run}:i:ID. While it waits, a ticket (a stream entry that names it) stands in the stream of
--- its field `stream`. Once nothing more can happen to it, it is settled: one line in the hash q:{run}:settled.
+-- its field `stream`. A group in a step's batch is LEASED_TO_TRAINER in its hash to the end; whether that step was
+-- trained stands once, in q:{run}:batches. Once nothing more can happen to an instance, it is settled: one line in the
+-- hash q:{run}:settled.
 
 local GAUGES = {
   QUEUED = 'queued', LEASED = 'leased', READY = 'ready', LEASED_TO_TRAINER = 'leased_to_trainer', TRAINED = 'trained',
@@ -9,15 +11,21 @@ local GAUGES = {
 local OUTSIDE = { QUEUED = 1, LEASED = 1 } -- evaluation and serving prompts under way
 local OPEN = { READY = 1, LEASED_TO_TRAINER = 1 } -- groups that count toward max_experience_bytes
 
--- Moves counts, and the bytes of a stored group, from one state to another (nil: outside of the counted states).
-local function shift(purpose, from, to, bytes)
+-- Moves counts, and the bytes of stored groups, from one state to another (nil: outside of the counted states).
+local function shift(purpose, from, to, bytes, groups)
+  groups = groups or 1
   if purpose == 'TRAIN' then
-    if GAUGES[from] then count(GAUGES[from], -1) end
-    if GAUGES[to] then count(GAUGES[to], 1) end
+    if GAUGES[from] then count(GAUGES[from], -groups) end
+    if GAUGES[to] then count(GAUGES[to], groups) end
     if bytes then count('open_bytes', bytes * ((OPEN[to] or 0) - (OPEN[from] or 0))) end
   else
     count('untrained_in_flight', (OUTSIDE[to] or 0) - (OUTSIDE[from] or 0))
   end
+end
+
+-- A training instance of a data pass begins (1) or ends (-1) to be something that may still be trained.
+local function live(pass, by)
+  if pass then tally(PASSES, pass, by) end
 end
 
 -- Puts a ticket for the instance at the end of a prompt stream.
@@ -27,10 +35,11 @@ local function enqueue(id, stream)
   call('HSET', instance(id), 'state', 'QUEUED', 'stream', stream, 'ticket', ticket)
 end
 
--- Takes a ticket out of its stream, delivered or not.
-local function tear(stream, ticket)
-  if stream ~= 'ready' then call('XACK', P .. stream, 'rollouts', ticket) end
-  call('XDEL', P .. stream, ticket)
+-- Takes tickets out of their stream, delivered or not.
+local function tear(stream, tickets)
+  if #tickets == 0 then return end
+  if stream ~= 'ready' then call('XACK', P .. stream, 'rollouts', unpack(tickets)) end
+  call('XDEL', P .. stream, unpack(tickets))
   -- The stream of a pinned version is not used again once the version has passed.
   if string.sub(stream, 1, 12) == 'prompts:pin:' and call('XLEN', P .. stream) == 0 then call('UNLINK', P .. stream) end
 end
@@ -42,7 +51,7 @@ local function requeue(id, attempt)
   local home = 'prompts:again'
   if purpose ~= 'TRAIN' then home = h[7] and 'prompts:pin:' .. h[7] or 'prompts:serve' end
   enqueue(id, home)
-  tear(stream, ticket)
+  tear(stream, { ticket })
   if lease then call('ZREM', LEASES, lease) end
   call('HDEL', instance(id), 'lease', 'holder', 'header', 'tensors', 'transcript', 'bytes', 'finished', 'version', 'step')
   call('HSET', instance(id), 'attempt', attempt)
@@ -53,13 +62,14 @@ end
 
 -- LEASED -> DEAD: kept, with its reasons, until someone requeues it.
 local function bury(id, at)
-  local h = call('HMGET', instance(id), 'purpose', 'stream', 'ticket', 'lease', 'evaluation', 'reasons')
+  local h = call('HMGET', instance(id), 'purpose', 'stream', 'ticket', 'lease', 'evaluation', 'reasons', 'pass')
   call('ZADD', DEAD, at, id)
   call('HSET', instance(id), 'state', 'DEAD')
-  tear(h[2], h[3])
+  tear(h[2], { h[3] })
   call('ZREM', LEASES, h[4])
   call('HDEL', instance(id), 'lease', 'holder', 'ticket')
   shift(h[1], 'LEASED', nil)
+  live(h[7], -1)
   local last = h[6] and call('HGET', instance(id), 'reason:' .. h[6]) or 'no reason was given'
   emit('notice', 'prompt ' .. id .. ' was set aside as dead: ' .. last, 'level', 'warning')
   if h[5] then
@@ -69,7 +79,7 @@ local function bury(id, at)
   -- One group fewer is under way: the gate may open, or the data may have ended.
   ring('prompts')
   ring('experience')
-  ring('result ' .. id)
+  ring_results({ id })
 end
 
 -- A delivery failed: the prompt waits again, or is dead after the last delivery (at once if `permanent`).
@@ -103,43 +113,6 @@ local function expire_leases(at, limit)
     fail(id, 'the lease of ' .. holder .. ' expired', false, at)
   end
   return #expired
-end
-
--- Results wait to be collected in pools, one a purpose, each bounded in bytes and time; the oldest are let go first.
-local function trim_results(pool, at)
-  local limits = call('HMGET', RUN, 'result_ttl_ms', 'max_result_bytes')
-  for _ = 1, 256 do
-    local oldest = call('ZRANGE', P .. 'results:' .. pool, 0, 0, 'WITHSCORES')
-    if not oldest[1] then return end
-    local expired = tonumber(oldest[2]) + limits[1] <= at
-    if not expired and gauge('result_bytes:' .. pool) <= tonumber(limits[2]) then return end
-    local key = P .. 'result:' .. oldest[1]
-    local bytes = call('STRLEN', key)
-    call('UNLINK', key)
-    call('ZREM', P .. 'results:' .. pool, oldest[1])
-    count('result_bytes:' .. pool, -bytes)
-  end
-end
-
-local function keep_result(id, pool, transcript, finished, at)
-  if finished + number('result_ttl_ms') <= at then return end
-  call('SET', P .. 'result:' .. id, transcript)
-  call('ZADD', P .. 'results:' .. pool, finished, id)
-  count('result_bytes:' .. pool, #transcript)
-  trim_results(pool, at)
-end
-
--- Any state -> COMMITTED, DROPPED or DELIVERED: the instance is forgotten but for one line.
-local function settle(id, final, at)
-  local h = call('HMGET', instance(id), 'purpose', 'state', 'digest', 'attempt', 'step', 'bytes', 'transcript', 'finished')
-  local bytes = tonumber(h[6] or 0)
-  call('UNLINK', instance(id)) -- first: it must work when Redis is full
-  count('experience_bytes', -bytes)
-  shift(h[1], h[2], nil, bytes)
-  if h[7] then keep_result(id, h[1], h[7], tonumber(h[8]), at) end
-  call('HSET', SETTLED, id, table.concat({ final, h[3], h[4] or 0, h[5] or -1 }, '|'))
-  call('RPUSH', SETTLED_ORDER, id)
-  if call('LLEN', SETTLED_ORDER) > number('remembered') then call('HDEL', SETTLED, call('LPOP', SETTLED_ORDER)) end
 end
 
 -- True when no training prompt waits or is at a rollout, and none will come.

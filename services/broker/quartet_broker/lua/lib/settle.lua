@@ -1,0 +1,78 @@
+-- The end of an instance's life: settled, remembered by one line, its result kept for a while.
+
+-- Results wait to be collected in pools, one a purpose, each bounded in bytes and time; the oldest are let go first.
+local function trim_results(pool, at)
+  local limits = call('HMGET', RUN, 'result_ttl_ms', 'max_result_bytes')
+  for _ = 1, 256 do
+    local oldest = call('ZRANGE', P .. 'results:' .. pool, 0, 0, 'WITHSCORES')
+    if not oldest[1] then return end
+    local expired = tonumber(oldest[2]) + limits[1] <= at
+    if not expired and gauge('result_bytes:' .. pool) <= tonumber(limits[2]) then return end
+    local key = P .. 'result:' .. oldest[1]
+    local bytes = call('STRLEN', key)
+    call('UNLINK', key)
+    call('ZREM', P .. 'results:' .. pool, oldest[1])
+    count('result_bytes:' .. pool, -bytes)
+  end
+end
+
+local function keep_result(id, pool, transcript, finished, at)
+  if finished + number('result_ttl_ms') <= at then return end
+  call('SET', P .. 'result:' .. id, transcript)
+  call('ZADD', P .. 'results:' .. pool, finished, id)
+  count('result_bytes:' .. pool, #transcript)
+  trim_results(pool, at)
+end
+
+-- A data pass is over when prompts of a later one came and none of its own can be trained any more.
+local function is_over(pass)
+  local left = tonumber(call('HGET', PASSES, pass) or 0) + (tallies[PASSES][pass] or 0)
+  return pass < number('newest_pass') and left <= 0
+end
+
+-- Keeps the settled lines at `remembered`. Lines of a pass that is over go, and from then on any instance of that pass
+-- is known by its pass alone. Lines of a pass that still goes on stay, until there are twice as many: only then is an
+-- instance forgotten that could be submitted again and trained twice.
+local function forget()
+  local most = number('remembered')
+  local excess = call('LLEN', SETTLED_ORDER) - most
+  for _ = 1, math.min(excess, 2000) do
+    local id = call('LINDEX', SETTLED_ORDER, 0)
+    local line = call('HGET', SETTLED, id)
+    local pass = line and tonumber(string.match(line, '|(%d*)$'))
+    if pass and pass >= number('first_pass') then
+      if is_over(pass) then
+        call('HSET', RUN, 'first_pass', pass + 1)
+        call('HDEL', PASSES, pass)
+      elseif excess <= most then
+        return
+      end
+    end
+    call('LPOP', SETTLED_ORDER)
+    call('HDEL', SETTLED, id)
+    count('forgotten', 1)
+    excess = excess - 1
+  end
+end
+
+-- Any state -> COMMITTED, DROPPED or DELIVERED: instances are forgotten but for one line each. `from`: the state they
+-- are in, when it is not the one in their hash.
+local function settle(ids, final, at, from)
+  if #ids == 0 then return end
+  local lines = {}
+  for _, id in ipairs(ids) do
+    local h = call('HMGET', instance(id), 'purpose', 'state', 'digest', 'attempt', 'step', 'bytes', 'transcript',
+      'finished', 'pass')
+    local purpose, bytes, transcript = h[1], tonumber(h[6] or 0), h[7]
+    count('experience_bytes', -bytes)
+    shift(purpose, from or h[2], nil, bytes)
+    if h[2] ~= 'DEAD' then live(h[9], -1) end
+    if transcript and transcript ~= '' then keep_result(id, purpose, transcript, tonumber(h[8]), at) end
+    table.insert(lines, id)
+    table.insert(lines, table.concat({ final, h[3], h[4] or 0, h[5] or -1, h[9] or '' }, '|'))
+  end
+  for _, id in ipairs(ids) do call('UNLINK', instance(id)) end
+  call_many('HSET', SETTLED, lines)
+  call_many('RPUSH', SETTLED_ORDER, ids)
+  forget()
+end

@@ -1,0 +1,565 @@
+"""The broker's state machine once more, in plain Python: one run, no Redis, no time but `clock`, lists and dicts only.
+
+Each method is one call of the contract. It returns what the broker must answer, or raises Refused, and makes the same
+change. `picture` is all that must stand in Redis afterwards; `model_view.py` reads the same from there.
+
+It is written to be compared, not to be fast: counts are counted anew each time, so that no count can drift here.
+"""
+
+import copy
+from dataclasses import dataclass, field
+
+LEASE_TTL, MEMBER_TTL, RESULT_TTL = 60_000, 150_000, 400_000  # milliseconds
+WAITING, HELD, OPEN = ("QUEUED",), ("LEASED",), ("READY", "LEASED_TO_TRAINER")
+SETTLED = ("COMMITTED", "DROPPED", "DELIVERED")
+COUNTED_SINCE_THE_BEGINNING = ("committed", "dropped", "stale", "redelivered", "duplicates", "submitted")
+
+
+class Refused(Exception):
+    """The broker must refuse with this status code."""
+
+
+@dataclass
+class Clock:
+    """Redis' clock, in milliseconds."""
+
+    now: int
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a run is; the fields are those of RunSpec."""
+
+    groups_per_step: int = 2
+    max_staleness: int = 1
+    max_deliveries: int = 3
+    max_queued_prompts: int = 24
+    max_experience_bytes: int = 4000
+    fresh_first: bool = False
+    train_partial: bool = False
+
+
+@dataclass
+class Group:
+    """One prompt instance."""
+
+    purpose: str
+    content: object  # None: known from a checkpoint only
+    state: str
+    attempt: int = 0
+    pinned: int | None = None
+    evaluation: str = ""
+    stream: str = ""  # where its ticket stands
+    lease: str = ""
+    holder: str = ""
+    expiry: int = 0
+    reasons: list[str] = field(default_factory=list)
+    size: int = 0  # of the stored group
+    version: int = 0
+    finished: int | None = None
+    step: int = -1
+
+
+class Reference:
+    """One run as it must be."""
+
+    def __init__(self, spec: Spec, clock: Clock):
+        self.spec, self.clock = spec, clock
+        self.groups: dict[str, Group] = {}
+        self.streams: dict[str, list[str]] = {}  # names that wait, in order
+        self.ready: list[str] = []
+        self.batches: dict[int, list[str]] = {}
+        self.batch_state: dict[int, str] = {}
+        self.sets: dict[str, list[str]] = {}
+        self.evaluations: dict[str, dict] = {}
+        self.members: dict[str, int] = {}  # until when each lives
+        self.addresses: dict[str, str] = {}
+        self.dead: dict[str, int] = {}
+        self.results: dict[str, dict[str, int]] = {}  # purpose -> instance -> when it was finished
+        self.since = dict.fromkeys(COUNTED_SINCE_THE_BEGINNING, 0)
+        self.put_count = self.put_bytes = 0
+        self.version = self.committed = self.session = self.group_epoch = 0
+        self.state, self.ended = "ACTIVE", False
+
+    def copy(self) -> "Reference":
+        """Return a run that goes on from here, by the same clock."""
+        return copy.deepcopy(self, {id(self.clock): self.clock})
+
+    # --- counts
+
+    def names(self, *states: str, purpose: str = "TRAIN") -> list[str]:
+        """Return the instances of a purpose in these states."""
+        return [name for name, group in self.groups.items() if group.state in states and group.purpose == purpose]
+
+    def count(self, *states: str) -> int:
+        """Return how many training groups are in these states."""
+        return len(self.names(*states))
+
+    def bytes_of(self, *states: str) -> int:
+        """Return the bytes of the stored training groups in these states."""
+        return sum(self.groups[name].size for name in self.names(*states))
+
+    def stats(self) -> dict[str, int]:
+        """Return RunStats."""
+        outside = [self.names("QUEUED", "LEASED", purpose=purpose) for purpose in ("EVALUATE", "SERVE")]
+        return self.since | {
+            "queued": self.count("QUEUED"),
+            "leased": self.count("LEASED"),
+            "ready": self.count("READY"),
+            "leased_to_trainer": self.count("LEASED_TO_TRAINER"),
+            "trained": self.count("TRAINED"),
+            "dead": len(self.dead),
+            "experience_bytes": self.bytes_of("READY", "LEASED_TO_TRAINER", "TRAINED"),
+            "untrained_in_flight": sum(map(len, outside)),
+        }
+
+    def picture(self) -> dict[str, object]:
+        """Return all that must stand in Redis."""
+        tickets: dict[str, list[str]] = {}
+        for name, group in self.groups.items():
+            if group.state in WAITING + HELD:
+                tickets.setdefault(group.stream, []).append(name)
+        return {
+            "states": {name: (group.state, group.attempt, group.step) for name, group in self.groups.items()},
+            "stats": self.stats(),
+            "run": (self.state, self.version, self.committed, self.ended, self.group_epoch, self.session),
+            "waiting": {stream: list(names) for stream, names in self.streams.items() if names},
+            "tickets": {stream: sorted(names) for stream, names in tickets.items()},
+            "leases": {group.lease: group.expiry for group in self.groups.values() if group.lease},
+            "ready": [(name, self.groups[name].version) for name in self.ready],
+            "batches": {step: (self.batch_state[step], list(names)) for step, names in self.batches.items()},
+            "open bytes": self.bytes_of(*OPEN),
+            "dead": dict(self.dead),
+            "results": {pool: dict(kept) for pool, kept in self.results.items() if kept},
+            "members": dict(self.members),
+            "evaluations": {
+                name: (found["prompts"], self._dead_of(name), list(found["finished"]))
+                for name, found in self.evaluations.items()
+            },
+        }
+
+    def _dead_of(self, evaluation: str) -> int:
+        return sum(self.groups[name].evaluation == evaluation for name in self.dead)
+
+    # --- steps that several calls share
+
+    def _enqueue(self, name: str, stream: str) -> None:
+        group = self.groups[name]
+        group.state, group.stream = "QUEUED", stream
+        self.streams.setdefault(stream, []).append(name)
+
+    def _home(self, group: Group, train: str) -> str:
+        if group.purpose == "TRAIN":
+            return train
+        return "prompts:serve" if group.pinned is None else f"prompts:pin:{group.pinned}"
+
+    def _forget_lease(self, group: Group) -> None:
+        group.lease = group.holder = ""
+        group.expiry = 0
+
+    def _requeue(self, name: str, attempt: int) -> None:
+        group = self.groups[name]
+        self._forget_lease(group)
+        group.attempt, group.size, group.version, group.finished, group.step = attempt, 0, 0, None, -1
+        self._enqueue(name, self._home(group, "prompts:again"))
+
+    def _fail(self, name: str, reason: str, permanent: bool = False) -> bool:
+        group = self.groups[name]
+        group.reasons.append(reason)
+        if not permanent and group.attempt < self.spec.max_deliveries:
+            self._requeue(name, group.attempt)
+            return False
+        self._forget_lease(group)
+        group.state = "DEAD"
+        self.dead[name] = self.clock.now
+        return True
+
+    def _settle(self, name: str, final: str) -> None:
+        group = self.groups[name]
+        if group.finished is not None:
+            self._keep_result(name, group.purpose, group.finished)
+        self._forget_lease(group)
+        group.state, group.size, group.finished = final, 0, None
+
+    def _keep_result(self, name: str, pool: str, finished: int) -> None:
+        if finished + RESULT_TTL > self.clock.now:
+            self.results.setdefault(pool, {})[name] = finished
+            self._trim_results(pool)
+
+    def _trim_results(self, pool: str) -> None:
+        kept = self.results.get(pool, {})
+        for name in [name for name, finished in kept.items() if finished + RESULT_TTL <= self.clock.now]:
+            del kept[name]
+
+    def _holds(self, lease: str) -> str | None:
+        """Return the instance of a lease that is held and has not expired."""
+        for name, group in self.groups.items():
+            if group.lease == lease:
+                return name if group.expiry > self.clock.now else None
+        return None
+
+    def _expire_leases(self) -> None:
+        held = [(group.expiry, group.lease, name) for name, group in self.groups.items() if group.lease]
+        for expiry, _, name in sorted(held):
+            if expiry <= self.clock.now:
+                self._fail(name, f"the lease of {self.groups[name].holder} expired")
+
+    def _expire_members(self) -> None:
+        for name in [name for name, until in self.members.items() if until <= self.clock.now]:
+            self._drop_member(name)
+
+    def _drop_member(self, name: str) -> None:
+        if self.members.pop(name, None) is not None:
+            del self.addresses[name]
+            self.group_epoch += 1
+
+    def _must_be_active(self) -> None:
+        if self.state != "ACTIVE":
+            raise Refused("FAILED_PRECONDITION")
+
+    # --- clients
+
+    def submit(self, items: list[tuple[str, str, object, int | None]], evaluation_set: str = "") -> tuple[int, int]:
+        """Queue (name, purpose, content, pinned version) of each; return accepted, duplicates."""
+        unique: dict[str, tuple] = {}
+        for item in items:
+            if unique.setdefault(item[0], item) != item:
+                raise Refused("INVALID_ARGUMENT")
+        self._must_be_active()
+        fresh = []
+        for name, purpose, content, pinned in unique.values():
+            known = self.groups.get(name)
+            if known is None:
+                fresh.append((name, purpose, content, pinned))
+            elif known.content not in (content, None):
+                raise Refused("ALREADY_EXISTS")
+        if self.ended and any(purpose == "TRAIN" for _, purpose, _, _ in fresh):
+            raise Refused("FAILED_PRECONDITION")
+        queued = sum(purpose != "EVALUATE" for _, purpose, _, _ in fresh)
+        serving = [group for group in self.groups.values() if group.stream == "prompts:serve"]
+        waiting = self.count("QUEUED") + sum(group.state in WAITING + HELD for group in serving)
+        if queued > self.spec.max_queued_prompts:
+            raise Refused("INVALID_ARGUMENT")
+        if queued and waiting + queued > self.spec.max_queued_prompts:
+            raise Refused("RESOURCE_EXHAUSTED")
+        for name, purpose, content, pinned in fresh:
+            self.groups[name] = Group(purpose, content, "STORED", pinned=pinned)
+            if purpose == "EVALUATE":
+                self.sets.setdefault(evaluation_set, []).append(name)
+            else:
+                self._enqueue(name, self._home(self.groups[name], "prompts:train"))
+        self.since["submitted"] += len(fresh)
+        return len(fresh), len(items) - len(fresh)
+
+    def end_prompts(self) -> None:
+        """EndPrompts."""
+        self.ended = True
+
+    def finish(self, state: str) -> str:
+        """FinishRun; return the outcome that stands."""
+        self.state = state if self.state == "ACTIVE" else self.state
+        return self.state
+
+    def requeue_dead(self, names: list[str]) -> int:
+        """RequeueDead; no names: all."""
+        self._must_be_active()
+        chosen = names or [name for _, name in sorted((at, name) for name, at in self.dead.items())]
+        back = [name for name in dict.fromkeys(chosen) if name in self.dead]
+        for name in back:
+            del self.dead[name]
+            group = self.groups[name]
+            group.attempt, group.reasons = 0, []
+            self._enqueue(name, self._home(group, "prompts:again"))
+        return len(back)
+
+    def list_dead(self) -> list[tuple[str, int, list[str]]]:
+        """ListDead: (name, deliveries, reasons), oldest first."""
+        order = sorted((at, name) for name, at in self.dead.items())
+        return [(name, self.groups[name].attempt, list(self.groups[name].reasons)) for _, name in order]
+
+    def start_evaluation(self, evaluation_set: str, version: int) -> int:
+        """StartEvaluation; return the number of prompts."""
+        evaluation = f"{evaluation_set}@{version}"
+        stored = self.sets.get(evaluation_set)
+        if not stored:
+            raise Refused("NOT_FOUND")
+        if evaluation not in self.evaluations:
+            self._must_be_active()
+            self.evaluations[evaluation] = {"prompts": len(stored), "finished": []}
+            for name in stored:
+                pinned = f"{name}@{version}"
+                self.groups[pinned] = Group("EVALUATE", name, "", pinned=version, evaluation=evaluation)
+                self._enqueue(pinned, f"prompts:pin:{version}")
+        return self.evaluations[evaluation]["prompts"]
+
+    # --- members
+
+    def register(self, name: str, address: str) -> int:
+        """RegisterMember of a rollout; return the group epoch."""
+        self._expire_members()
+        if self.addresses.get(name) != address:
+            self.group_epoch += 1
+        self.addresses[name] = address
+        self.members[name] = self.clock.now + MEMBER_TTL
+        return self.group_epoch
+
+    def heartbeat(self, name: str) -> tuple[int, int]:
+        """Heartbeat; return group epoch and policy version."""
+        self._expire_members()
+        if name not in self.members:
+            raise Refused("NOT_FOUND")
+        self.members[name] = self.clock.now + MEMBER_TTL
+        return self.group_epoch, self.version
+
+    def leave(self, name: str) -> int:
+        """LeaveMember; return the group epoch."""
+        self._drop_member(name)
+        return self.group_epoch
+
+    def sweep(self) -> None:
+        """What time does."""
+        self._expire_members()
+        for pool in self.results:
+            self._trim_results(pool)
+        self._expire_leases()
+
+    # --- rollouts
+
+    def lease_prompts(self, holder: str, most: int, version: int) -> tuple[list[tuple[str, int]], str]:
+        """LeasePrompts; return (name, attempt) of each, and the gate. `granted` must be told the lease ids."""
+        self._must_be_active()
+        if self.members.get(holder, 0) <= self.clock.now:
+            raise Refused("FAILED_PRECONDITION")
+        self._expire_leases()
+        names = self._pull(f"prompts:pin:{version}", most)
+        names += self._pull("prompts:serve", most - len(names))
+        gate = ""
+        if len(names) < most:
+            by_staleness, by_memory = self._gate(version)
+            most -= len(names)
+            room = min(most, by_staleness, by_memory)
+            trained = self._pull("prompts:again", room)
+            trained += self._pull("prompts:train", room - len(trained))
+            if len(trained) < room:
+                gate = "NO_PROMPTS"
+            elif len(trained) < most:
+                gate = "STALENESS" if by_staleness <= by_memory else "MEMORY"
+            names += trained
+        for name in names:
+            group = self.groups[name]
+            group.attempt += 1
+            self.since["redelivered"] += group.attempt > 1
+            group.state, group.holder, group.expiry = "LEASED", holder, self.clock.now + LEASE_TTL
+        return [(name, self.groups[name].attempt) for name in names], gate
+
+    def _pull(self, stream: str, most: int) -> list[str]:
+        waiting = self.streams.get(stream, [])
+        taken = waiting[: max(0, most)]
+        self.streams[stream] = waiting[len(taken) :]
+        return taken
+
+    def _gate(self, version: int) -> tuple[int, int]:
+        spec, leased = self.spec, self.count("LEASED")
+        under_way = leased + self.count(*OPEN)
+        by_staleness = (min(version, self.version) - self.version + spec.max_staleness + 1) * spec.groups_per_step
+        by_staleness -= under_way
+        if not self.put_bytes:
+            return by_staleness, by_staleness
+        mean = self.put_bytes / self.put_count
+        by_memory = int((spec.max_experience_bytes - self.bytes_of(*OPEN)) // mean) - leased
+        return by_staleness, max(by_memory, spec.groups_per_step - under_way)
+
+    def granted(self, name: str, lease: str) -> None:
+        """The broker chose this lease id."""
+        self.groups[name].lease = lease
+
+    def renew(self, leases: list[str]) -> list[str]:
+        """RenewLeases; return those that are lost."""
+        lost = [lease for lease in leases if self.state != "ACTIVE" or self._holds(lease) is None]
+        for lease in leases:
+            if lease not in lost:
+                self.groups[str(self._holds(lease))].expiry = self.clock.now + LEASE_TTL
+        return lost
+
+    def release(self, releases: list[tuple[str, str, bool]]) -> tuple[int, int, list[str]]:
+        """ReleaseLeases of (lease, failure, permanent); return requeued, dead, lost."""
+        requeued, dead, lost = 0, 0, []
+        for lease, failure, permanent in releases:
+            name = self._holds(lease)
+            if name is None:
+                lost.append(lease)
+            elif not failure and not permanent:
+                self._requeue(name, self.groups[name].attempt - 1)
+                requeued += 1
+            elif self._fail(name, failure or "refused for good, without a reason", permanent):
+                dead += 1
+            else:
+                requeued += 1
+        return requeued, dead, lost
+
+    def put(self, name: str, lease: str, size: int, oldest: int, newest: int) -> str:
+        """PutExperience of one group; return its outcome."""
+        group = self.groups.get(name)
+        if group and group.state in (*OPEN, "TRAINED", *SETTLED):
+            self.since["duplicates"] += 1
+            return "DUPLICATE"
+        if self.state != "ACTIVE":
+            return "FINISHED"
+        if group is None or self._holds(lease) != name:
+            self._expire_leases()
+            return "LEASE_LOST"
+        if group.purpose == "TRAIN":
+            return self._put_training(name, group, size, oldest)
+        if group.pinned is not None and not oldest == newest == group.pinned:
+            self._requeue(name, 0)
+            return "STALE"
+        group.finished = self.clock.now
+        self._settle(name, "DELIVERED")
+        if group.evaluation:
+            self.evaluations[group.evaluation]["finished"].append(name)
+        return "ACCEPTED"
+
+    def _put_training(self, name: str, group: Group, size: int, oldest: int) -> str:
+        spec = self.spec
+        if self.version - oldest > spec.max_staleness:
+            self.since["stale"] += 1
+            self._requeue(name, 0)
+            return "STALE"
+        if self.bytes_of(*OPEN) + size > spec.max_experience_bytes and self.count(*OPEN) >= spec.groups_per_step:
+            return "NO_ROOM"
+        self._forget_lease(group)
+        group.state, group.size, group.version, group.finished = "READY", size, oldest, self.clock.now
+        self.ready.append(name)
+        self.put_count += 1
+        self.put_bytes += size
+        return "ACCEPTED"
+
+    # --- the trainer
+
+    def _must_be_newest(self, session: int) -> None:
+        if session != self.session:
+            raise Refused("FAILED_PRECONDITION")
+
+    def next_step(self) -> int:
+        """Return the first step that has no batch yet."""
+        return max([self.version, *(step + 1 for step in self.batches)])
+
+    def prompts_are_over(self) -> bool:
+        """True when no training prompt waits or is at a rollout, and none will come."""
+        return self.ended and not self.count("QUEUED", "LEASED")
+
+    def open(self, checkpoint: int, consumed: list[str], epoch: int) -> int:
+        """OpenSession; return the steps to be replayed. `epoch` is what the broker gave."""
+        if checkpoint < self.committed:
+            raise Refused("FAILED_PRECONDITION")
+        assert epoch == max(self.session + 1, self.clock.now)
+        self.session, self.version = epoch, checkpoint
+        later = [step for step in self.batches if step >= checkpoint and self.batch_state[step] != "SHORT"]
+        for step in later:
+            self.batch_state[step] = "GRANTED"
+            for name in self.batches[step]:
+                self.groups[name].state = "LEASED_TO_TRAINER"
+        for name in consumed:
+            self._consume(name)
+        self._commit_below(checkpoint)
+        return len(later)
+
+    def _consume(self, name: str) -> None:
+        group = self.groups.get(name)
+        if group is None:
+            self.groups[name] = Group("TRAIN", None, "COMMITTED", attempt=1)
+        elif group.state in SETTLED:
+            return
+        else:
+            for names in (*self.streams.values(), self.ready):
+                if name in names:
+                    names.remove(name)
+            self.dead.pop(name, None)
+            if group.step >= 0:
+                self.batches[group.step].remove(name)
+                self.batch_state[group.step] = "SHORT"
+            self._settle(name, "COMMITTED")
+        self.since["committed"] += 1
+
+    def lease_batch(self, session: int, step: int) -> dict[str, object]:
+        """LeaseExperience; return what the manifest must say."""
+        self._must_be_newest(session)
+        if self.state != "ACTIVE":
+            return {"run_finished": True}
+        if step < self.committed:
+            raise Refused("FAILED_PRECONDITION")
+        if self.batch_state.get(step) in ("GRANTED", "TRAINED"):
+            return self._manifest(step, replayed=True)
+        if step not in self.batches and step != self.next_step():
+            raise Refused("FAILED_PRECONDITION")
+        for name in [name for name in self.ready if self.groups[name].version < step - self.spec.max_staleness]:
+            self.since["stale"] += 1
+            self.ready.remove(name)
+            self._requeue(name, 0)
+        have = self.batches.get(step, [])
+        needed, over = self.spec.groups_per_step - len(have), self.prompts_are_over()
+        if len(self.ready) < needed and over and not self.spec.train_partial:
+            for name in (*self.ready, *have):
+                self._settle(name, "DROPPED")
+            self.since["dropped"] += len(self.ready) + len(have)
+            self.ready = []
+            self.batches.pop(step, None)
+            self.batch_state.pop(step, None)
+            return {"ready": 0, "needed": needed, "end_of_data": True}
+        if len(self.ready) < needed and not (over and self.ready + have):
+            return {"ready": len(self.ready), "needed": needed, "end_of_data": over}
+        order = list(self.ready)
+        if self.spec.fresh_first:
+            order.sort(key=lambda name: -self.groups[name].version)
+        self.batches[step] = have + order[:needed]
+        self.batch_state[step] = "GRANTED"
+        for name in order[:needed]:
+            self.ready.remove(name)
+            self.groups[name].state, self.groups[name].step = "LEASED_TO_TRAINER", step
+        return self._manifest(step, replayed=False)
+
+    def _manifest(self, step: int, replayed: bool) -> dict[str, object]:
+        last = self.prompts_are_over() and not self.ready and self.next_step() == step + 1
+        return {"instance_ids": list(self.batches[step]), "replayed": replayed, "end_of_data": last}
+
+    def drop(self, session: int, step: int, names: list[str]) -> int:
+        """DropExperience; return how many it dropped."""
+        self._must_be_newest(session)
+        if step < self.committed or self.batch_state.get(step) == "TRAINED":
+            raise Refused("FAILED_PRECONDITION")
+        chosen = [name for name in dict.fromkeys(names) if name in self.batches.get(step, ())]
+        for name in chosen:
+            self.batches[step].remove(name)
+            self.batch_state[step] = "SHORT"
+            self._settle(name, "DROPPED")
+        self.since["dropped"] += len(chosen)
+        return len(chosen)
+
+    def mark_trained(self, session: int, step: int) -> int:
+        """MarkTrained; return the policy version."""
+        self._must_be_newest(session)
+        if step > self.version or (step == self.version and self.batch_state.get(step) != "GRANTED"):
+            raise Refused("FAILED_PRECONDITION")
+        if step == self.version:
+            self.batch_state[step] = "TRAINED"
+            for name in self.batches[step]:
+                self.groups[name].state = "TRAINED"
+            self.version += 1
+        return step + 1
+
+    def commit(self, session: int, step: int) -> int:
+        """Commit; return the groups it let go."""
+        self._must_be_newest(session)
+        if step > self.version:
+            raise Refused("FAILED_PRECONDITION")
+        return self._commit_below(step)
+
+    def _commit_below(self, target: int) -> int:
+        names = [name for step in sorted(self.batches) if step < target for name in self.batches[step]]
+        for step in [step for step in self.batches if step < target]:
+            del self.batches[step], self.batch_state[step]
+        for name in names:
+            self._settle(name, "COMMITTED")
+        self.since["committed"] += len(names)
+        self.committed = max(self.committed, target)
+        return len(names)
