@@ -1,168 +1,200 @@
-"""Prompt groups through the broker, beside the same bytes straight through the same Redis.
+"""Prompt groups from arrays to arrays through the broker, beside the same bytes straight through the same Redis.
 
-Ours: groups of 44 KB (8 completions of about 600 tokens, ragged) go put -> lease for a step -> trained -> committed,
-32 groups a call and a step as the services do, over gRPC through a broker process. A step's prompts are queued and
-leased beforehand, outside the measured time.
+Ours: a rollout process and a trainer process at a broker process, all at work at once, as they are used. The rollout
+leases prompts, encodes a group for each and puts them, several calls under way; the trainer leases a step's batch,
+decodes it, marks it trained, and commits every few steps. Prompts are queued beforehand. Measured is the wall time of a
+fixed number of groups from the first put to the last commit.
 
-Peer: redis-py in this process with the same payloads and batches: pipelined XADD, XREADGROUP, pipelined XACK and XDEL.
-It is the least that durable, acknowledged delivery over this Redis can cost: no gRPC, no deduplication, no manifests,
-no staleness, and no second process. The ratio is the price of these.
+Peer: redis-py in two processes of the same shape, with the same encoding and decoding and as many groups a call
+(`broker_sides.py`): no gRPC, no deduplication, no manifests, no staleness. The ratio is the price of these.
 
-Redis appends to its file and syncs it every second, as the launcher starts it.
+Redis appends to its file and syncs it every second, as the launcher starts it. Both groups of `groups.py` are measured,
+and all variants must yield the same arrays: a checksum is compared in the first round, which is not timed. The log says
+what each process needs of CPU for a group: with fewer cores than processes, that is what decides.
 """
 
+import argparse
 import asyncio
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
 import tempfile
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-import redis
-from measuring import Figure, in_turn, report, service
-from quartet.v1 import broker_pb2 as pb
-from quartet.v1 import broker_pb2_grpc, common_pb2, experience_pb2, tensor_pb2
+import psutil
+from broker_load import create_run, submit
+from groups import SHAPES
+from measuring import Figure, process, report, service
 
-from quartet_common.channel import connect_sync
-from quartet_common.tensors import encode, encode_ragged
 from quartet_local.redis import redis_process, wait_until_ready
 
-GROUPS = 32
-STEPS_PER_ROUND = 6
+GROUPS_PER_STEP = 32
+COMMIT_EVERY = 4
+MAX_STALENESS = 4
+STEPS = {"padded": 20, "ragged": 40}  # a round
 ROUNDS = 5
-COMPLETIONS = 8
-RUN = "bench"
+VARIANTS = ("ours", "redis")
 
 
-def make_tensors(rng: np.random.Generator) -> bytes:
-    """One group as it travels."""
-    lengths = rng.integers(400, 829, COMPLETIONS)
-    ones = encode(np.ones(COMPLETIONS, dtype=np.float32))
-    return experience_pb2.GroupTensors(
-        prompt_token_ids=encode(rng.integers(0, 150_000, 100).astype(np.int32)),
-        completion_token_ids=encode_ragged(
-            [rng.integers(0, 150_000, n).astype(np.int32) for n in lengths], tensor_pb2.DTYPE_INT32
-        ),
-        rollout_log_probs=encode_ragged(
-            [rng.normal(-1, 0.5, n).astype(np.float32) for n in lengths], tensor_pb2.DTYPE_FLOAT32
-        ),
-        loss_mask=encode_ragged([np.ones(n, dtype=np.uint8) for n in lengths], tensor_pb2.DTYPE_UINT8),
-        rewards=ones,
-        temperatures=ones,
-        truncated=encode(np.zeros(COMPLETIONS, dtype=np.uint8)),
-        version_spans=encode_ragged([np.array([0, 0, n], dtype=np.int64) for n in lengths], tensor_pb2.DTYPE_INT64),
-        format_acc=ones,
-        ans_acc=ones,
-    ).SerializeToString()
+class Cpu:
+    """CPU seconds of the processes that work for a variant, by name."""
+
+    def __init__(self, processes: dict[str, psutil.Process]):
+        self._processes = processes
+
+    def read(self) -> dict[str, float]:
+        times = {name: each.cpu_times() for name, each in self._processes.items()}
+        return {name: time.user + time.system for name, time in times.items()}
 
 
-class Ours:
-    """A rollout and a trainer in one, at the broker."""
+class Sides:
+    """A variant's producer and consumer, started once for all rounds."""
 
-    def __init__(self, stub: broker_pb2_grpc.BrokerServiceStub, payloads: list[bytes]):
-        self._stub, self._payloads, self._step = stub, payloads, 0
-        spec = pb.RunSpec(run_id=RUN, group_size=COMPLETIONS, groups_per_step=GROUPS, max_staleness=1)
-        stub.CreateRun(pb.CreateRunRequest(spec=spec))
-        member = pb.Member(
-            instance_id="rollout",
-            kind=common_pb2.SERVICE_KIND_ROLLOUT,
-            address="127.0.0.1:1",
-            state=pb.MEMBER_STATE_ACTIVE,
-        )
-        self._member = member
-        stub.RegisterMember(pb.RegisterMemberRequest(run_id=RUN, member=member))
-        self._session = stub.OpenSession(pb.OpenSessionRequest(run_id=RUN, holder="trainer")).session_epoch
+    def __init__(self, variant: str, settings: dict, folder: Path, stack: contextlib.ExitStack):
+        self.variant = variant
+        self._log = folder / f"{variant}-{settings['shape']}.log"
+        program = str(Path(__file__).with_name("broker_sides.py"))
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        # The consumer first: it makes the consumer group.
+        self._processes = {
+            role: stack.enter_context(process([sys.executable, program, variant, role], self._log, **pipes))
+            for role in ("consumer", "producer")
+        }
+        for role in self._processes:
+            self._tell(role, settings)
+            self._hear(role)
 
-    def groups_per_second(self) -> float:
-        seconds = sum(self._one_step() for _ in range(STEPS_PER_ROUND))
-        return GROUPS * STEPS_PER_ROUND / seconds
+    def round(self, count: int, check: bool = False) -> tuple[float, dict[str, float], int | None]:
+        """Send `count` groups. Return the seconds it took, CPU seconds by role, and the checksum if asked for."""
+        for role in self._processes:
+            self._tell(role, {"groups": count, "check": check})
+        produced, consumed = self._hear("producer"), self._hear("consumer")
+        cpu = {"producer": produced["cpu"], "consumer": consumed["cpu"]}
+        return consumed["at"] - produced["at"], cpu, consumed["checksum"]
 
-    def _one_step(self) -> float:
-        request = pb.PutExperienceRequest(run_id=RUN, groups=self._generated())
-        place = {"run_id": RUN, "session_epoch": self._session, "step": self._step}
-        started = time.perf_counter()
-        outcomes = self._stub.PutExperience(request).outcomes
-        manifest, *groups = list(self._stub.LeaseExperience(pb.LeaseExperienceRequest(**place)))
-        self._stub.MarkTrained(pb.MarkTrainedRequest(**place))
-        self._stub.Commit(pb.CommitRequest(**place))
-        seconds = time.perf_counter() - started
-        if set(outcomes) != {pb.PUT_OUTCOME_ACCEPTED} or not manifest.manifest.granted or len(groups) != GROUPS:
-            raise RuntimeError(f"step {self._step} was not granted in full: {manifest}")
-        self._step += 1
-        return seconds
+    def _tell(self, role: str, line: dict) -> None:
+        print(json.dumps(line), file=self._processes[role].stdin, flush=True)
 
-    def _generated(self) -> list[pb.PutGroup]:
-        """Queue and lease a step's prompts, and answer each."""
-        instances = [
-            experience_pb2.PromptInstance(
-                instance_id=f"step-{self._step}/{index}",
-                prompt=experience_pb2.Prompt(prompt_id=str(index), text="1+1=?"),
-                purpose=experience_pb2.PURPOSE_TRAIN,
+    def _hear(self, role: str) -> dict:
+        line = self._processes[role].stdout.readline()
+        if not line:
+            raise RuntimeError(f"the {role} of '{self.variant}' has ended: {self._log.read_text()[-2000:]}")
+        return json.loads(line)
+
+
+def measure(
+    shape: str, variants: list[str], settings: dict, options: argparse.Namespace, cpu: Cpu, folder: Path
+) -> dict[str, float]:
+    """Return groups per second of each variant, medians over rounds in turn."""
+    steps = options.steps or STEPS[shape]
+    count = steps * GROUPS_PER_STEP
+    rates: dict[str, list[float]] = {variant: [] for variant in variants}
+    used: dict[str, dict[str, float]] = {variant: {} for variant in variants}
+    checksums = {}
+    with contextlib.ExitStack() as stack:
+        create_run(settings["address"], shape, GROUPS_PER_STEP, MAX_STALENESS)
+        sides = [
+            Sides(
+                variant,
+                settings | {"shape": shape, "run_id": shape if variant == "ours" else f"peer:{shape}"},
+                folder,
+                stack,
             )
-            for index in range(GROUPS)
+            for variant in variants
         ]
-        self._stub.SubmitPrompts(pb.SubmitPromptsRequest(run_id=RUN, instances=instances))
-        self._stub.Heartbeat(pb.HeartbeatRequest(run_id=RUN, member=self._member))
-        leases = self._stub.LeasePrompts(
-            pb.LeasePromptsRequest(run_id=RUN, holder="rollout", max_prompts=GROUPS, policy_version=self._step)
-        ).leases
-        return [self._answer(lease, payload) for lease, payload in zip(leases, self._payloads, strict=True)]
-
-    def _answer(self, lease: pb.PromptLease, tensors: bytes) -> pb.PutGroup:
-        header = experience_pb2.GroupHeader(
-            instance_id=lease.instance.instance_id,
-            purpose=lease.instance.purpose,
-            min_policy_version=self._step,
-            max_policy_version=self._step,
-            completions=COMPLETIONS,
-            completion_tokens=COMPLETIONS * 614,
-            attempt=lease.attempt,
-            reward_mean=0.5,
-            reward_std=0.5,
-        )
-        return pb.PutGroup(
-            lease_id=lease.lease_id, group=experience_pb2.ExperienceGroup(header=header, tensors=tensors)
-        )
+        for index in range(-1, options.rounds):
+            for each in sides if index % 2 == 0 else reversed(sides):
+                if each.variant == "ours":
+                    submit(settings["address"], shape, f"round-{index}", count)
+                before = cpu.read()
+                seconds, by_role, checksum = each.round(count, check=index < 0)
+                after = cpu.read()
+                if index < 0:
+                    checksums[each.variant] = checksum
+                    continue
+                rates[each.variant].append(count / seconds)
+                by_role |= {name: after[name] - before[name] for name in after}
+                for name, spent in by_role.items():
+                    used[each.variant][name] = used[each.variant].get(name, 0.0) + spent
+    if len(set(checksums.values())) != 1:
+        raise RuntimeError(f"the variants yield other arrays: {checksums}")
+    for variant in variants:
+        tell_cpu(shape, variant, rates[variant], used[variant], count * options.rounds)
+    return {variant: statistics.median(each) for variant, each in rates.items()}
 
 
-class Peer:
-    """Producer and consumer at a stream of the same Redis."""
-
-    def __init__(self, url: str, payloads: list[bytes]):
-        self._redis, self._payloads = redis.Redis.from_url(url), payloads
-        self._redis.xgroup_create("peer", "trainer", mkstream=True)
-
-    def groups_per_second(self) -> float:
-        started = time.perf_counter()
-        for _ in range(STEPS_PER_ROUND):
-            pipeline = self._redis.pipeline(transaction=False)
-            for payload in self._payloads:
-                pipeline.xadd("peer", {"group": payload})
-            pipeline.execute()
-            [(_, entries)] = self._redis.xreadgroup("trainer", "consumer", {"peer": ">"}, count=GROUPS)
-            ids = [entry_id for entry_id, _ in entries]
-            self._redis.pipeline(transaction=False).xack("peer", "trainer", *ids).xdel("peer", *ids).execute()
-        return GROUPS * STEPS_PER_ROUND / (time.perf_counter() - started)
+def tell_cpu(shape: str, variant: str, rates: list[float], used: dict[str, float], groups: int) -> None:
+    """A line for the log: rate, and microseconds of CPU for a group by process."""
+    micros = {name: spent / groups * 1e6 for name, spent in used.items()}
+    parts = [f"{name} {value:5.0f}" for name, value in micros.items()]
+    rate = f"{statistics.median(rates):6.0f}/s ({min(rates):.0f} to {max(rates):.0f})"
+    print(
+        f"{shape} {variant:6} {rate:24} us CPU a group: {', '.join(parts)}, all {sum(micros.values()):.0f}",
+        file=sys.stderr,
+    )
 
 
-async def main() -> None:
-    rng = np.random.default_rng(0)
-    payloads = [make_tensors(rng) for _ in range(GROUPS)]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        server, url = redis_process(folder / "redis", folder / "redis.log", 0)
-        server.start()
-        try:
+@contextlib.contextmanager
+def redis_server(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
+    """Run a Redis as the launcher does; yield its URL and its process."""
+    with asyncio.Runner() as runner:
+
+        async def start() -> tuple:
+            server, url = redis_process(folder / "redis", folder / "redis.log", 0)
+            server.start()
             await wait_until_ready(server, url, 20)
-            with service("broker", folder, [f"broker.redis_url={url}"]) as address, connect_sync(address) as channel:
-                ours = Ours(broker_pb2_grpc.BrokerServiceStub(channel), payloads)
-                peer = Peer(url, payloads)
-                figures = in_turn(ours.groups_per_second, peer.groups_per_second, ROUNDS)
+            return server, url
+
+        server, url = runner.run(start())
+        try:
+            yield url, listener(int(url.rpartition(":")[2].partition("/")[0]))
         finally:
-            await server.stop(5, asyncio.Event())
-    size = sum(map(len, payloads)) / len(payloads) / 1000
-    name = f"broker: groups of {size:.0f} KB, put to committed"
-    report(Figure(name, "groups/s", *figures, "redis-py, the same Redis", "higher"))
+            runner.run(server.stop(5, asyncio.Event()))
+
+
+def listener(port: int) -> psutil.Process:
+    """Return the process below this one that listens on a port of the loopback."""
+    for child in psutil.Process().children(recursive=True):
+        if any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in child.net_connections()):
+            return child
+    raise RuntimeError(f"no process of this benchmark listens on {port}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--steps", type=int, help="steps a round")
+    parser.add_argument("--per-call", type=int, default=32, help="groups in one call")
+    parser.add_argument("--in-flight", type=int, default=2, help="pairs of calls that our producer has under way")
+    options = parser.parse_args()
+    figures = []
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        url, redis_server_process = stack.enter_context(redis_server(folder))
+        address = stack.enter_context(service("broker", folder, [f"broker.redis_url={url}"]))
+        cpu = Cpu({"broker": listener(int(address.rpartition(":")[2])), "redis": redis_server_process})
+        settings = {
+            "address": address,
+            "redis_url": url,
+            "per_call": options.per_call,
+            "in_flight": options.in_flight,
+            "groups_per_step": GROUPS_PER_STEP,
+            "commit_every": COMMIT_EVERY,
+        }
+        for shape in options.shapes:
+            rates = measure(shape, options.variants, settings, options, cpu, folder)
+            if "redis" in rates and "ours" in rates:
+                name = f"broker: {shape} groups, arrays to arrays"
+                figures.append(
+                    Figure(name, "groups/s", rates["ours"], rates["redis"], "redis-py, the same Redis", "higher")
+                )
+    report(*figures)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()

@@ -1,0 +1,283 @@
+"""A rollout and a trainer without a model, at the broker: the load that its benchmarks put on it.
+
+They speak to it as the services do: the rollout over one asyncio channel with several calls under way, the trainer over
+one blocking channel, step by step. Groups are made of arrays and become arrays again.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import grpc
+import numpy as np
+from groups import COMPLETIONS, PER_COMPLETION, PER_TOKEN, Arrays
+from quartet.v1 import broker_pb2 as pb
+from quartet.v1 import broker_pb2_grpc, common_pb2, experience_pb2, tensor_pb2
+
+from quartet_common.channel import connect, connect_sync
+from quartet_common.durations import to_duration
+from quartet_common.tensors import decode, decode_ragged, encode
+
+WAIT_SECONDS = 5.0
+CALL_SECONDS = 30.0
+HEARTBEAT_SECONDS = 5.0
+SUBMIT_MOST = 1024  # instances in one call
+NEWEST = 1 << 40  # a policy version that no trainer reaches: these rollouts have every new weights at once
+
+_DTYPES = {
+    np.dtype(np.int32): tensor_pb2.DTYPE_INT32,
+    np.dtype(np.float32): tensor_pb2.DTYPE_FLOAT32,
+    np.dtype(np.uint8): tensor_pb2.DTYPE_UINT8,
+    np.dtype(np.int64): tensor_pb2.DTYPE_INT64,
+}
+
+
+# --- The payload ------------------------------------------------------------------------------------------------------
+
+
+def encode_group(group: Arrays) -> bytes:
+    """Return a group as it travels: a serialized GroupTensors."""
+    lengths = group["lengths"].tolist()
+    return experience_pb2.GroupTensors(
+        prompt_token_ids=encode(group["prompt_token_ids"]),
+        version_spans=_rows(group["version_spans"], [3] * len(lengths)),
+        **{name: _rows(group[name], lengths) for name in PER_TOKEN},
+        **{name: encode(group[name]) for name in PER_COMPLETION},
+    ).SerializeToString()
+
+
+def _rows(flat: np.ndarray, lengths: list[int]) -> tensor_pb2.RaggedTensor:
+    return tensor_pb2.RaggedTensor(dtype=_DTYPES[flat.dtype], lengths=lengths, data=flat.tobytes())
+
+
+def decode_group(tensors: bytes) -> experience_pb2.GroupTensors:
+    """Return a group's arrays by name; those of tokens as one row per completion."""
+    message = experience_pb2.GroupTensors.FromString(tensors)
+    arrays = {name: decode(getattr(message, name)) for name in ("prompt_token_ids", *PER_COMPLETION)}
+    arrays |= {name: decode_ragged(getattr(message, name)) for name in (*PER_TOKEN, "version_spans")}
+    return arrays
+
+
+def flatten(decoded: dict) -> Arrays:
+    """Return a decoded group in the form it was made in, to compare the two."""
+    rows = (*PER_TOKEN, "version_spans")
+    flat = {name: np.concatenate(decoded[name]) if name in rows else decoded[name] for name in decoded}
+    return flat | {"lengths": np.array([len(row) for row in decoded["loss_mask"]], dtype=np.int64)}
+
+
+# --- The run ----------------------------------------------------------------------------------------------------------
+
+
+def create_run(address: str, run_id: str, groups_per_step: int, max_staleness: int, **limits: int) -> None:
+    """Make a run whose queue takes any number of prompts."""
+    spec = pb.RunSpec(
+        run_id=run_id,
+        group_size=COMPLETIONS,
+        groups_per_step=groups_per_step,
+        max_staleness=max_staleness,
+        max_queued_prompts=1 << 30,
+        **limits,
+    )
+    with connect_sync(address) as channel:
+        broker_pb2_grpc.BrokerServiceStub(channel).CreateRun(pb.CreateRunRequest(spec=spec), timeout=CALL_SECONDS)
+
+
+def submit(address: str, run_id: str, name: str, count: int) -> None:
+    """Queue prompts called NAME/0, NAME/1, ..."""
+    with connect_sync(address) as channel:
+        stub = broker_pb2_grpc.BrokerServiceStub(channel)
+        for start in range(0, count, SUBMIT_MOST):
+            instances = [
+                experience_pb2.PromptInstance(
+                    instance_id=f"{name}/{index}",
+                    prompt=experience_pb2.Prompt(prompt_id=str(index), text="What is 17 + 25?"),
+                    purpose=experience_pb2.PURPOSE_TRAIN,
+                )
+                for index in range(start, min(count, start + SUBMIT_MOST))
+            ]
+            stub.SubmitPrompts(pb.SubmitPromptsRequest(run_id=run_id, instances=instances), timeout=CALL_SECONDS)
+
+
+# --- The rollout ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Produced:
+    """What a rollout did."""
+
+    first_put: float = 0.0  # time.monotonic(), the same clock for all processes of a machine
+    groups: int = 0
+    lease_seconds: list[float] = field(default_factory=list)  # of each LeasePrompts that was granted something at once
+
+
+class Rollout:
+    """Leases prompts and answers them, `in_flight` pairs of calls at a time, `per_call` groups each.
+
+    Args:
+        payload: bytes of the tensors of the n-th group.
+    """
+
+    def __init__(self, address: str, run_id: str, name: str, per_call: int, in_flight: int):
+        self._channel = connect(address)
+        self._stub = broker_pb2_grpc.BrokerServiceStub(self._channel)
+        self._run_id, self._name = run_id, name
+        self._per_call, self._in_flight = per_call, in_flight
+        self._member = pb.Member(
+            instance_id=name,
+            kind=common_pb2.SERVICE_KIND_ROLLOUT,
+            address="127.0.0.1:1",
+            state=pb.MEMBER_STATE_ACTIVE,
+        )
+        self._version = 0
+        self._left = 0
+        self._beats: asyncio.Task | None = None
+
+    async def join(self) -> None:
+        """Become a member of the run, and stay one."""
+        request = pb.RegisterMemberRequest(run_id=self._run_id, member=self._member)
+        answer = await self._stub.RegisterMember(request, timeout=CALL_SECONDS)
+        self._version = answer.run.policy_version
+        self._beats = asyncio.create_task(self._beat())
+
+    async def leave(self) -> None:
+        """Leave the run and close the channel."""
+        if self._beats is not None:
+            self._beats.cancel()
+            await asyncio.gather(self._beats, return_exceptions=True)
+        request = pb.LeaveMemberRequest(run_id=self._run_id, instance_id=self._name)
+        await self._stub.LeaveMember(request, timeout=CALL_SECONDS)
+        await self._channel.close()
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            await self._stub.Heartbeat(
+                pb.HeartbeatRequest(run_id=self._run_id, member=self._member), timeout=CALL_SECONDS
+            )
+
+    async def produce(self, count: int, payload: Callable[[int], bytes]) -> Produced:
+        """Put `count` groups."""
+        self._left = count
+        produced = Produced()
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(self._in_flight):
+                tasks.create_task(self._work(payload, produced))
+        return produced
+
+    async def _work(self, payload: Callable[[int], bytes], produced: Produced) -> None:
+        while self._left > 0:
+            wanted = min(self._left, self._per_call)
+            self._left -= wanted
+            leases = await self._lease(wanted, produced)
+            self._left += wanted - len(leases)
+            if not leases:
+                continue
+            start = produced.groups
+            produced.groups += len(leases)
+            produced.first_put = produced.first_put or time.monotonic()
+            groups = [self._answer(lease, payload(start + n)) for n, lease in enumerate(leases)]
+            answer = await self._stub.PutExperience(
+                pb.PutExperienceRequest(run_id=self._run_id, groups=groups), timeout=CALL_SECONDS
+            )
+            if set(answer.outcomes) != {pb.PUT_OUTCOME_ACCEPTED}:
+                raise RuntimeError(f"not all groups were accepted: {list(answer.outcomes)}")
+
+    async def _lease(self, wanted: int, produced: Produced) -> list[pb.PromptLease]:
+        request = pb.LeasePromptsRequest(
+            run_id=self._run_id,
+            holder=self._name,
+            max_prompts=wanted,
+            wait=to_duration(WAIT_SECONDS),
+            policy_version=NEWEST,
+        )
+        started = time.monotonic()
+        answer = await self._stub.LeasePrompts(request, timeout=WAIT_SECONDS + CALL_SECONDS)
+        produced.lease_seconds.append(time.monotonic() - started)
+        self._version = max(self._version, answer.policy_version)
+        return list(answer.leases)
+
+    def _answer(self, lease: pb.PromptLease, tensors: bytes) -> pb.PutGroup:
+        header = experience_pb2.GroupHeader(
+            instance_id=lease.instance.instance_id,
+            purpose=lease.instance.purpose,
+            min_policy_version=self._version,
+            max_policy_version=self._version,
+            completions=COMPLETIONS,
+            completion_tokens=COMPLETIONS * 614,
+            attempt=lease.attempt,
+            reward_mean=0.5,
+            reward_std=0.5,
+        )
+        return pb.PutGroup(
+            lease_id=lease.lease_id, group=experience_pb2.ExperienceGroup(header=header, tensors=tensors)
+        )
+
+
+# --- The trainer ------------------------------------------------------------------------------------------------------
+
+
+class Trainer:
+    """Leases batches, has them decoded, marks them trained and commits every `commit_every` steps."""
+
+    def __init__(self, address: str, run_id: str, commit_every: int, per_message: int):
+        self._channel = connect_sync(address)
+        self._stub = broker_pb2_grpc.BrokerServiceStub(self._channel)
+        self._run_id, self._commit_every, self._per_message = run_id, commit_every, per_message
+        self._step = 0
+        self._epoch = 0
+
+    def open(self) -> None:
+        """Become the run's trainer."""
+        request = pb.OpenSessionRequest(run_id=self._run_id, holder="trainer")
+        self._epoch = self._stub.OpenSession(request, timeout=CALL_SECONDS).session_epoch
+
+    def close(self) -> None:
+        """Close the channel."""
+        self._channel.close()
+
+    def consume(self, steps: int, take: Callable[[bytes], object]) -> float:
+        """Train `steps` steps, all of them committed at the end. Return when that was, by time.monotonic().
+
+        `take` gets the tensors of each group.
+        """
+        end = self._step + steps
+        while self._step < end:
+            for group in self._lease():
+                take(group.tensors)
+            place = {"run_id": self._run_id, "session_epoch": self._epoch}
+            self._stub.MarkTrained(pb.MarkTrainedRequest(**place, step=self._step), timeout=CALL_SECONDS)
+            self._step += 1
+            if self._step % self._commit_every == 0 or self._step == end:
+                self._stub.Commit(pb.CommitRequest(**place, step=self._step), timeout=CALL_SECONDS)
+        return time.monotonic()
+
+    def _lease(self) -> list[experience_pb2.ExperienceGroup]:
+        request = pb.LeaseExperienceRequest(
+            run_id=self._run_id,
+            session_epoch=self._epoch,
+            step=self._step,
+            wait=to_duration(WAIT_SECONDS),
+            max_groups_per_message=self._per_message,
+        )
+        while True:
+            manifest, groups = self._read(self._stub.LeaseExperience(request, timeout=WAIT_SECONDS + CALL_SECONDS))
+            if manifest.granted:
+                if len(groups) != len(manifest.instance_ids):
+                    raise RuntimeError(f"step {self._step} has {len(groups)} of {len(manifest.instance_ids)} groups")
+                return groups
+            if manifest.end_of_data or manifest.run_finished:
+                raise RuntimeError(f"step {self._step} will never come: {manifest}")
+
+    @staticmethod
+    def _read(call: grpc.Call) -> tuple[pb.BatchManifest, list[experience_pb2.ExperienceGroup]]:
+        manifest, groups = pb.BatchManifest(), []
+        for part in call:
+            match part.WhichOneof("part"):
+                case "manifest":
+                    manifest = part.manifest
+                case "group":
+                    groups.append(part.group)
+                case "groups":
+                    groups += part.groups.groups
+        return manifest, groups

@@ -1,0 +1,138 @@
+"""One process of the broker's benchmark: `broker_sides.py VARIANT ROLE`, settings and rounds as JSON lines on its input.
+
+VARIANT is `ours` or `redis`, ROLE `producer` or `consumer`. The first line of input holds the settings, each further one
+is a round: how many groups to publish or to take. Each is answered by a line: {"ready": true} to the settings, then
+
+    at         when the first put began (producer), or when the last group was committed (consumer); time.monotonic()
+    cpu        seconds of CPU that this process used in the round
+    checksum   of the decoded arrays, in the round that asks for it ("check": true)
+
+The peer, redis-py in the same Redis: the producer adds the same bytes to a stream, as many a pipeline as ours has in a
+call; the consumer reads as many at once by a consumer group, decodes them with the same function, acknowledges and
+deletes them. It is the least that durable, acknowledged delivery over this Redis can cost.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable
+
+import redis
+from broker_load import Rollout, Trainer, decode_group, encode_group, flatten
+from groups import checksum, make_groups
+
+DISTINCT = 64  # groups made beforehand; the n-th group sent is the (n mod DISTINCT)-th of them
+BLOCK_MS = 30_000
+GROUP = "trainer"
+
+
+class Take:
+    """Decodes groups, and keeps what a checksum needs when it is asked for."""
+
+    def __init__(self) -> None:
+        self._check, self._kept = False, []
+
+    def begin(self, check: bool) -> None:
+        self._check, self._kept = check, []
+
+    def __call__(self, tensors: bytes) -> None:
+        decoded = decode_group(tensors)
+        if self._check:
+            self._kept.append(flatten(decoded))
+
+    def checksum(self) -> int | None:
+        return checksum(self._kept) if self._check else None
+
+
+async def produce_ours(settings: dict) -> None:
+    groups = make_groups(settings["shape"], DISTINCT)
+    rollout = Rollout(settings["address"], settings["run_id"], "rollout", settings["per_call"], settings["in_flight"])
+    await rollout.join()
+    answer({"ready": True})
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        request, cpu = json.loads(line), time.process_time()
+        produced = await rollout.produce(request["groups"], lambda n: encode_group(groups[n % DISTINCT]))
+        answer({"at": produced.first_put, "cpu": time.process_time() - cpu})
+    await rollout.leave()
+
+
+def consume_ours(settings: dict) -> None:
+    trainer = Trainer(settings["address"], settings["run_id"], settings["commit_every"], settings["per_call"])
+    trainer.open()
+    take = Take()
+
+    def consume(count: int) -> float:
+        return trainer.consume(count // settings["groups_per_step"], take)
+
+    consume_rounds(take, consume)
+    trainer.close()
+
+
+def produce_redis(settings: dict) -> None:
+    client = redis.Redis.from_url(settings["redis_url"])
+    groups = make_groups(settings["shape"], DISTINCT)
+    answer({"ready": True})
+    for line in sys.stdin:
+        request, cpu = json.loads(line), time.process_time()
+        began = time.monotonic()
+        for start in range(0, request["groups"], settings["per_call"]):
+            pipeline = client.pipeline(transaction=False)
+            for n in range(start, min(request["groups"], start + settings["per_call"])):
+                pipeline.xadd(settings["run_id"], {"group": encode_group(groups[n % DISTINCT])})
+            pipeline.execute()
+        answer({"at": began, "cpu": time.process_time() - cpu})
+
+
+def consume_redis(settings: dict) -> None:
+    client, stream = redis.Redis.from_url(settings["redis_url"]), settings["run_id"]
+    client.xgroup_create(stream, GROUP, mkstream=True)
+    take = Take()
+
+    def consume(count: int) -> float:
+        while count > 0:
+            read = client.xreadgroup(GROUP, "one", {stream: ">"}, count=settings["per_call"], block=BLOCK_MS)
+            if not read:
+                raise RuntimeError(f"nothing came for {BLOCK_MS} ms; {count} groups are missing")
+            entries = read[0][1]
+            for _, fields in entries:
+                take(fields[b"group"])
+            ids = [entry_id for entry_id, _ in entries]
+            client.pipeline(transaction=False).xack(stream, GROUP, *ids).xdel(stream, *ids).execute()
+            count -= len(entries)
+        return time.monotonic()
+
+    consume_rounds(take, consume)
+
+
+def consume_rounds(take: Take, consume: Callable[[int], float]) -> None:
+    answer({"ready": True})
+    for line in sys.stdin:
+        request, cpu = json.loads(line), time.process_time()
+        take.begin(request["check"])
+        at = consume(request["groups"])
+        answer({"at": at, "cpu": time.process_time() - cpu, "checksum": take.checksum()})
+
+
+def answer(line: dict) -> None:
+    print(json.dumps(line), flush=True)
+
+
+def main() -> None:
+    variant, role = sys.argv[1:]
+    settings = json.loads(sys.stdin.readline())
+    match variant, role:
+        case "ours", "producer":
+            asyncio.run(produce_ours(settings))
+        case "ours", "consumer":
+            consume_ours(settings)
+        case "redis", "producer":
+            produce_redis(settings)
+        case "redis", "consumer":
+            consume_redis(settings)
+        case _:
+            raise SystemExit(f"no side is called '{variant} {role}'")
+
+
+if __name__ == "__main__":
+    main()
