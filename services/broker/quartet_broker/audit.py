@@ -1,9 +1,10 @@
 """AuditRun: what became of every training instance, and whether the run's books are right.
 
-Pages are read while the run goes on; the books are checked in one script (`audit_books.lua`), an atomic look. Everything
-is counted anew from the instances: the keys are found by a scan, so that an instance that nothing names is found too.
+Pages are read while the run goes on; the books are checked in one script (`audit_books.lua`), an atomic look. There all
+is counted anew from the instances: their keys are found by a scan, so that one that nothing names is found too.
 """
 
+import re
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,10 @@ _NOW = (
     "experience_bytes",
     "untrained_in_flight",
 )
+_STATES = {name.removeprefix("GROUP_STATE_").encode(): value for name, value in broker_pb2.GroupState.items()}
+# STATE|digest|attempt|step|data pass; the last came later.
+_LINE = re.compile(rb"(COMMITTED|DROPPED|DELIVERED)\|[^|]*\|(\d+)\|(-?\d+)(?:\|(\d*))?")
+_MOST_BAD_LINES = 20
 _STATS = [count.name for count in broker_pb2.RunStats.DESCRIPTOR.fields]
 
 
@@ -60,9 +65,10 @@ class _Found:
 
 @dataclass
 class _Settled:
-    """Settled training instances seen, by state."""
+    """Settled training instances seen, by state, and lines that cannot be read."""
 
     ids: set[bytes] = field(default_factory=set)
+    faults: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=lambda: {"committed": 0, "dropped": 0})
 
 
@@ -85,7 +91,7 @@ class Audit:
         async for lines in self._settled_lines(run_id):
             for page in _pages(_settled_records(lines, found.instances, settled)):
                 yield page
-        yield broker_pb2.AuditRunResponse(summary=await self._summary(run_id, found, settled.counts, before))
+        yield broker_pb2.AuditRunResponse(summary=await self._summary(run_id, found, settled, before))
 
     async def _live_ids(self, run_id: str, found: _Found) -> AsyncIterator[list[bytes]]:
         """Yield the ids of instances not settled, each once, by a scan of all keys."""
@@ -101,7 +107,7 @@ class Audit:
 
     async def _live_records(self, run_id: str, ids: list[bytes]) -> list[broker_pb2.InstanceRecord]:
         prefix = keys.prefix(run_id).encode()
-        # A group in a batch is trained when its batch is: read before the instances, so that at worst it is an older one.
+        # A group in a batch is trained when its batch is. Read first, so that at worst an older state is told.
         batches, *hashes = await self._store.read(
             [
                 ("HGETALL", prefix + b"batches"),
@@ -110,8 +116,8 @@ class Audit:
         )
         records = []
         for name, (state, purpose, attempt, step, data_pass) in zip(ids, hashes, strict=True):
-            if state is None or purpose != b"TRAIN":
-                continue
+            if purpose != b"TRAIN" or state not in _STATES:
+                continue  # what has no state is among the faults
             if state == b"LEASED_TO_TRAINER" and batches.get(step) == b"TRAINED":
                 state = b"TRAINED"
             records.append(_record(name, state, attempt, step, data_pass))
@@ -128,7 +134,7 @@ class Audit:
                 return
 
     async def _summary(
-        self, run_id: str, found: _Found, settled: dict[str, int], before: broker_pb2.RunStats
+        self, run_id: str, found: _Found, settled: _Settled, before: broker_pb2.RunStats
     ) -> broker_pb2.AuditSummary:
         run = await self._runs.load(run_id)
         _, fields, kept_pairs, anew_pairs, faults, more = await self._store.run(
@@ -154,7 +160,8 @@ class Audit:
         if more:
             summary.faults.append(f"and {more} more of these")
         summary.faults.extend(_differences(kept, anew))
-        summary.faults.extend(_settled_faults(settled, forgotten, before, run.stats))
+        summary.faults.extend(settled.faults)
+        summary.faults.extend(_settled_faults(settled.counts, forgotten, before, run.stats))
         return summary
 
 
@@ -164,30 +171,32 @@ def _pages(records: list[broker_pb2.InstanceRecord]) -> Iterator[broker_pb2.Audi
         yield broker_pb2.AuditRunResponse(page=page)
 
 
-def _settled_records(
-    lines: dict[bytes, bytes], live: set[bytes], settled: _Settled
-) -> list[broker_pb2.InstanceRecord]:
-    """The training instances among settled lines, each once; a line is STATE|digest|attempt|step|data pass."""
+def _settled_records(lines: dict[bytes, bytes], live: set[bytes], settled: _Settled) -> list[broker_pb2.InstanceRecord]:
+    """The training instances among settled lines, each once."""
     records = []
     for name, line in lines.items():
-        state, _, attempt, step, *data_pass = line.split(b"|")
-        count = state.decode().lower()
-        if count not in settled.counts or name in settled.ids:
+        read = _LINE.fullmatch(line)
+        if read is None:
+            if len(settled.faults) < _MOST_BAD_LINES:
+                shown = line[:80].decode(errors="replace")
+                settled.faults.append(f"{name.decode()} is settled as '{shown}', which means nothing")
+            continue
+        state, attempt, step, data_pass = read.groups()
+        if state == b"DELIVERED" or name in settled.ids:
             continue
         settled.ids.add(name)
-        settled.counts[count] += 1
+        settled.counts[state.decode().lower()] += 1
         if name not in live:
-            records.append(_record(name, state, attempt, step, data_pass[0] if data_pass else b""))
+            records.append(_record(name, state, attempt, step, data_pass))
     return records
 
 
 def _record(
     name: bytes, state: bytes, attempt: bytes | None, step: bytes | None, data_pass: bytes | None
 ) -> broker_pb2.InstanceRecord:
-    names = broker_pb2.GroupState
     return broker_pb2.InstanceRecord(
         instance_id=name.decode(),
-        state=names.Value(f"GROUP_STATE_{state.decode()}"),
+        state=_STATES[state],
         attempt=int(attempt or 0),
         step=int(step) if step else -1,
         data_pass=int(data_pass or 0),
