@@ -202,7 +202,31 @@ def leased_group(w):
     return pb.GetGroupRequest(run_id=run.id, instance_id="a")
 
 
+def books_of_each_state(w):
+    run = w.run().committed()
+    run.submit("c", "d").lease(1, version=1)
+    return pb.AuditRunRequest(run_id=run.id)
+
+
+def right_books(w, answers):
+    *pages, end = answers
+    places = {record.instance_id: (record.state, record.step) for answer in pages for record in answer.page.instances}
+    assert places == {
+        "a": (pb.GROUP_STATE_COMMITTED, 0),
+        "b": (pb.GROUP_STATE_COMMITTED, 0),
+        "c": (pb.GROUP_STATE_LEASED, -1),
+        "d": (pb.GROUP_STATE_QUEUED, -1),
+    }
+    summary = end.summary
+    assert not summary.faults and summary.recounted == summary.run.stats
+    assert (summary.run.stats.committed, summary.forgotten, summary.first_remembered_pass) == (2, 0, 0)
+
+
 ASIDE: list[Case] = [
+    # Twice, but in no order.
+    Good("BrokerService.AuditRun", "some of each", books_of_each_state, right_books, second=right_books),
+    Bad("BrokerService.AuditRun", "no such run", lambda w: pb.AuditRunRequest(run_id=w.name), MISSING, "case-"),
+    Bad("BrokerService.AuditRun", "no run at all", lambda w: pb.AuditRunRequest(), INVALID, "run_id"),
     Good("BrokerService.ListDead", "one", lambda w: pb.ListDeadRequest(run_id=w.run().dead("d1").id), one_dead),
     Bad("BrokerService.ListDead", "no such run", lambda w: pb.ListDeadRequest(run_id=w.name), MISSING, "case-"),
     Bad(
