@@ -1,5 +1,6 @@
 """Finished groups on their way to the trainer: PutExperience, LeaseExperience, DropExperience."""
 
+import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 
@@ -13,11 +14,13 @@ from quartet_broker.prompts import purpose_name
 from quartet_broker.sessions import refuse
 from quartet_broker.store import Store, Value
 from quartet_common import metrics
-from quartet_common.errors import aborted, invalid_argument
+from quartet_common.errors import ContractError, aborted, invalid_argument, unavailable
 
 _PUT = metrics.counter("quartet_broker_groups_put_total", "Groups put by rollouts, by outcome.", ["run", "outcome"])
-# A script's call holds up Redis for everyone: it is given about this much to store.
+# About how much of a call is handed to Redis at once.
 _SCRIPT_BYTES = 4 << 20
+# What is stored for a group that is then not accepted, because the broker died in between, goes after this long.
+_EXPIRY_SECONDS = 60
 # About how much of a batch is read from Redis, and sent, at once.
 _MESSAGE_BYTES = 1 << 20
 _FIRST_WINDOW = 8
@@ -36,11 +39,11 @@ class Experience:
         """Store finished groups and settle their leases, each group atomically."""
         run_id = validation.name("run_id", request.run_id)
         validation.count("groups", request.groups, 256)
-        groups = [self._put_arguments(f"groups[{n}]", put) for n, put in enumerate(request.groups)]
+        for n, put in enumerate(request.groups):
+            _check(f"groups[{n}].group.header", put.group.header)
         answers: list[bytes] = []
-        for portion in _portions(groups):
-            _, *outcomes = await self._store.run("put_experience", run_id, self._samples, *portion)
-            answers += outcomes
+        for groups in _portions(request.groups):
+            answers += await self._put(run_id, groups)
         counted: Counter[str] = Counter()
         response = broker_pb2.PutExperienceResponse()
         for n, answer in enumerate(answers):
@@ -50,6 +53,8 @@ class Experience:
                 raise invalid_argument(
                     f"groups[{n}].group.header.purpose", came=came, allowed=f"PURPOSE_{purpose}, the instance's"
                 )
+            if outcome == "EXPIRED":
+                raise unavailable("broker", "it was held up for too long; nothing was changed of this group; retry")
             outcome = "FINISHED" if outcome == "RUN_FINISHED" else outcome
             response.outcomes.append(broker_pb2.PutOutcome.Value(f"PUT_OUTCOME_{outcome}"))
             counted[outcome.lower()] += 1
@@ -57,25 +62,40 @@ class Experience:
             _PUT.labels(run_id, outcome).inc(number)
         return response
 
-    def _put_arguments(self, field: str, put: broker_pb2.PutGroup) -> tuple[Value, ...]:
-        header = put.group.header
-        validation.identifier(f"{field}.group.header.instance_id", header.instance_id, most=512)
-        if header.purpose not in experience_pb2.Purpose.values():
-            raise invalid_argument(f"{field}.group.header.purpose", came=header.purpose, allowed="the instance's")
-        validation.integer(f"{field}.group.header.min_policy_version", header.min_policy_version, 0)
-        validation.integer(
-            f"{field}.group.header.max_policy_version", header.max_policy_version, header.min_policy_version
-        )
-        return (
-            header.instance_id,
-            put.lease_id,
-            purpose_name(header.purpose),
-            header.min_policy_version,
-            header.max_policy_version,
-            header.SerializeToString(),
-            put.group.tensors,
-            put.group.transcript,
-        )
+    async def _put(self, run_id: str, groups: Sequence[broker_pb2.PutGroup]) -> list[bytes]:
+        """Put some groups; return the outcome of each."""
+        prefix, nonce = keys.prefix(run_id), secrets.token_hex(8)
+        parts: list[tuple[Value, ...]] = []
+        arguments: list[Value] = [self._samples]
+        for n, put in enumerate(groups):
+            header, name, transcript = put.group.header, f"{nonce}-{n}", put.group.transcript
+            trains = header.purpose == experience_pb2.PURPOSE_TRAIN
+            payload = b""
+            if trains:
+                # What is in it is between rollout and trainer: kept as it will be sent, but for the transcript.
+                put.group.ClearField("transcript")
+                payload = put.group.SerializeToString()
+                parts.append(("SET", f"{prefix}payload:{name}", payload, "EX", _EXPIRY_SECONDS))
+            if transcript:
+                parts.append(("SET", f"{prefix}transcript:{name}", transcript, "EX", _EXPIRY_SECONDS))
+            arguments += (
+                header.instance_id,
+                put.lease_id,
+                purpose_name(header.purpose),
+                header.min_policy_version,
+                header.max_policy_version,
+                b"" if trains else header.SerializeToString(),
+                name,
+                len(payload) + len(transcript),
+            )
+        await self._store.read(parts)
+        try:
+            _, *outcomes = await self._store.run("put_experience", run_id, *arguments)
+        except ContractError as error:
+            if error.code is grpc.StatusCode.NOT_FOUND:  # else it may have been done: what was not expires
+                await self._store.read([("UNLINK", *(part[1] for part in parts))])
+            raise
+        return outcomes
 
     async def lease(
         self, request: broker_pb2.LeaseExperienceRequest, context: grpc.aio.ServicerContext
@@ -89,12 +109,12 @@ class Experience:
             while True:
                 waiter.clear()
                 reply = await self._store.run("lease_experience", run_id, request.session_epoch, request.step)
-                manifest = _manifest(run_id, request.step, reply)
+                manifest, names = _manifest(run_id, request.step, reply)
                 decided = manifest.granted or manifest.end_of_data or manifest.run_finished
                 if decided or not await waiter.wait(until):
                     break
         yield broker_pb2.LeaseExperienceResponse(manifest=manifest)
-        async for groups in self._groups(run_id, list(manifest.instance_ids), most or _MOST_GROUPS):
+        async for groups in self._groups(run_id, names, most or _MOST_GROUPS):
             if most:
                 yield broker_pb2.LeaseExperienceResponse(groups=broker_pb2.ExperienceGroups(groups=groups))
             else:
@@ -102,33 +122,31 @@ class Experience:
                     yield broker_pb2.LeaseExperienceResponse(group=group)
 
     async def _groups(
-        self, run_id: str, instance_ids: list[str], most: int
+        self, run_id: str, names: list[bytes], most: int
     ) -> AsyncIterator[list[experience_pb2.ExperienceGroup]]:
         """Yield a batch's groups, at most `most` and about a message's bytes at a time."""
         window, start = min(most, _FIRST_WINDOW), 0
-        while start < len(instance_ids):
-            ids = instance_ids[start : start + window]
-            start += window
-            groups = await self._read_groups(run_id, ids)
+        while start < len(names):
+            groups = await self._read_groups(run_id, names[start : start + window])
+            start += len(groups)
             yield groups
             # Groups of a run are alike: what these came to tells how many fit.
             size = sum(len(group.tensors) + len(group.transcript) for group in groups)
-            window = max(1, min(most, _MESSAGE_BYTES * len(ids) // max(1, size)))
+            window = max(1, min(most, _MESSAGE_BYTES * len(groups) // max(1, size)))
 
-    async def _read_groups(self, run_id: str, ids: list[str]) -> list[experience_pb2.ExperienceGroup]:
-        prefix = keys.prefix(run_id)
-        replies = await self._store.read(
-            ("HMGET", f"{prefix}i:{instance_id}", "header", "tensors", "transcript") for instance_id in ids
+    async def _read_groups(self, run_id: str, names: list[bytes]) -> list[experience_pb2.ExperienceGroup]:
+        prefix = keys.prefix(run_id).encode()
+        payloads, transcripts = await self._store.read(
+            ("MGET", *(prefix + kind + name for name in names)) for kind in (b"payload:", b"transcript:")
         )
         groups = []
-        for instance_id, (header, tensors, transcript) in zip(ids, replies, strict=True):
-            if header is None:
-                raise aborted(f"group '{instance_id}'", "it left the batch while the batch was sent; ask again")
-            groups.append(
-                experience_pb2.ExperienceGroup(
-                    header=experience_pb2.GroupHeader.FromString(header), tensors=tensors, transcript=transcript
-                )
-            )
+        for payload, transcript in zip(payloads, transcripts, strict=True):
+            if payload is None:
+                raise aborted(f"batch of run '{run_id}'", "a group left it while it was sent; ask again")
+            group = experience_pb2.ExperienceGroup.FromString(payload)
+            if transcript is not None:
+                group.transcript = transcript
+            groups.append(group)
         return groups
 
     async def drop(self, request: broker_pb2.DropExperienceRequest) -> broker_pb2.DropExperienceResponse:
@@ -142,25 +160,33 @@ class Experience:
         return broker_pb2.DropExperienceResponse(dropped=reply[1])
 
 
-def _portions(groups: Sequence[tuple[Value, ...]]) -> Iterator[list[Value]]:
-    """Yield the script's arguments for some of the groups at a time."""
-    portion: list[Value] = []
-    size = 0
-    for group in groups:
-        portion += group
-        size += sum(len(part) for part in group if isinstance(part, bytes))
+def _check(field: str, header: experience_pb2.GroupHeader) -> None:
+    validation.identifier(f"{field}.instance_id", header.instance_id, most=512)
+    if header.purpose not in experience_pb2.Purpose.values():
+        raise invalid_argument(f"{field}.purpose", came=header.purpose, allowed="the instance's")
+    validation.integer(f"{field}.min_policy_version", header.min_policy_version, 0)
+    validation.integer(f"{field}.max_policy_version", header.max_policy_version, header.min_policy_version)
+
+
+def _portions(groups: Sequence[broker_pb2.PutGroup]) -> Iterator[Sequence[broker_pb2.PutGroup]]:
+    """Yield some of the groups at a time."""
+    first = size = 0
+    for n, put in enumerate(groups):
+        size += put.ByteSize()
         if size >= _SCRIPT_BYTES:
-            yield portion
-            portion, size = [], 0
-    if portion:
-        yield portion
+            yield groups[first : n + 1]
+            first, size = n + 1, 0
+    if first < len(groups):
+        yield groups[first:]
 
 
-def _manifest(run_id: str, step: int, reply: list) -> broker_pb2.BatchManifest:
+def _manifest(run_id: str, step: int, reply: list) -> tuple[broker_pb2.BatchManifest, list[bytes]]:
+    """Return the manifest, and the names under which its groups are stored."""
     match reply[0]:
         case b"GRANTED":
-            _, replayed, last, *ids = reply
-            return broker_pb2.BatchManifest(
+            _, replayed, last, *groups = reply
+            ids, names = groups[::2], groups[1::2]
+            manifest = broker_pb2.BatchManifest(
                 granted=True,
                 instance_ids=[instance_id.decode() for instance_id in ids],
                 ready=len(ids),
@@ -168,9 +194,10 @@ def _manifest(run_id: str, step: int, reply: list) -> broker_pb2.BatchManifest:
                 end_of_data=bool(last),
                 replayed=bool(replayed),
             )
+            return manifest, names
         case b"SHORT":
-            return broker_pb2.BatchManifest(ready=reply[1], needed=reply[2], end_of_data=bool(reply[3]))
+            return broker_pb2.BatchManifest(ready=reply[1], needed=reply[2], end_of_data=bool(reply[3])), []
         case b"ENDED":
-            return broker_pb2.BatchManifest(run_finished=True)
+            return broker_pb2.BatchManifest(run_finished=True), []
     refuse(run_id, step, reply)
     raise AssertionError(f"unknown answer of lease_experience: {reply[0]!r}")

@@ -80,10 +80,12 @@ class Results:
             dead = await self._dead.load(run_id, [instance_id])
             return broker_pb2.CollectResultsResponse(instance_id=instance_id, dead=dead[0]) if dead else None
         prefix = keys.prefix(run_id)
-        waiting, kept = await self._store.read(
-            [("HGET", f"{prefix}i:{instance_id}", "transcript"), ("GET", f"{prefix}result:{instance_id}")]
+        stored, kept = await self._store.read(
+            [("HGET", f"{prefix}i:{instance_id}", "stored"), ("GET", f"{prefix}result:{instance_id}")]
         )
-        transcript = waiting if waiting is not None else kept
+        transcript = kept
+        if stored is not None:  # of a group that is on its way to the weights
+            (transcript,) = await self._store.read([("GET", f"{prefix}transcript:{stored.decode()}")])
         if transcript is None:
             return None  # it was requeued as stale since: it will be finished again
         return broker_pb2.CollectResultsResponse(instance_id=instance_id, transcript=transcript)

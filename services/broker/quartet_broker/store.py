@@ -9,7 +9,7 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from quartet_broker import keys
@@ -21,6 +21,8 @@ Value = str | bytes | int | float
 
 # Redis answers but cannot write just now. Inside a script the code stands somewhere in the sentence.
 _REFUSAL = re.compile(r"\b(OOM|READONLY|MISCONF|LOADING|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY)\b")
+# The client has taken the code off the sentence where it knows it.
+_REFUSAL_TYPES = {OutOfMemoryError: "OOM", ReadOnlyError: "READONLY"}
 
 
 def connect(section: BrokerSection, **options: Any) -> Redis:
@@ -52,10 +54,11 @@ class Store:
         except (RedisConnectionError, RedisTimeoutError, OSError) as error:
             raise unavailable(self._where, f"it does not answer: {error}; retry") from error
         except ResponseError as error:
-            refusal = _REFUSAL.search(str(error))
+            refusal = _REFUSAL_TYPES.get(type(error)) or _REFUSAL.search(str(error))
             if refusal is None:
                 raise
-            raise unavailable(self._where, f"it refuses writes ({refusal[0]}); nothing was changed; retry") from error
+            code = refusal if isinstance(refusal, str) else refusal[0]
+            raise unavailable(self._where, f"it refuses writes ({code}); nothing was changed; retry") from error
 
     async def ping(self) -> None:
         """Raise UNAVAILABLE unless Redis answers."""

@@ -316,7 +316,7 @@ TAMPERINGS = {
         r"x is settled as 'COMMITTED\|soon', which means nothing",
     ),
     "a group's size": (
-        lambda hand: hand.redis.hset(hand.key("i:r"), "tensors", b"short"),
+        lambda hand: hand.redis.hset(hand.key("i:r"), "bytes", 5),
         r"r has \d+ bytes, but says \d+",
     ),
     "a lease of nobody": (

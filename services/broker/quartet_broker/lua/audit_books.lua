@@ -160,8 +160,8 @@ end
 local STATES = { STORED = 1, QUEUED = 1, LEASED = 1, READY = 1, LEASED_TO_TRAINER = 1, DEAD = 1 }
 for _, id in ipairs(ids) do
   local key = instance(id)
-  local state, purpose, stream, ticket, lease, step, bytes, pass = unpack(
-    call('HMGET', key, 'state', 'purpose', 'stream', 'ticket', 'lease', 'step', 'bytes', 'pass'))
+  local state, purpose, stream, ticket, lease, step, bytes, pass, name = unpack(
+    call('HMGET', key, 'state', 'purpose', 'stream', 'ticket', 'lease', 'step', 'bytes', 'pass', 'stored'))
   if not state then
     if call('EXISTS', key) == 1 then fault('%s has no state', id) end
     for _, place_of in ipairs(tickets[id] or {}) do
@@ -189,7 +189,7 @@ for _, id in ipairs(ids) do
       recount('untrained_in_flight', 1)
     end
     if bytes then
-      local stored = call('HSTRLEN', key, 'header') + call('HSTRLEN', key, 'tensors') + call('HSTRLEN', key, 'transcript')
+      local stored = call('STRLEN', payload(name)) + call('STRLEN', transcript(name))
       if stored ~= tonumber(bytes) then fault('%s has %d bytes, but says %s', id, stored, bytes) end
       recount('experience_bytes', stored)
       if OPEN[stands] then recount('open_bytes', stored) end

@@ -1,6 +1,7 @@
 -- LeaseExperience: READY -> LEASED_TO_TRAINER, a whole batch or nothing; the step's manifest is saved with it, so the
 -- same step always has the same batch. ARGV: session epoch, step.
--- Returns GRANTED, "1" if granted before, "1" if it is the last, instance ids; or SHORT, ready, needed, "1" if over.
+-- Returns GRANTED, "1" if granted before, "1" if it is the last, then instance id and name of what it is made of, of
+-- each; or SHORT, ready, needed, "1" if over.
 local refusal = refuse(ARGV[1])
 if refusal then return refusal end
 if run_state() ~= 'ACTIVE' then return { 'ENDED' } end
@@ -11,7 +12,10 @@ if step < number('committed_step') then return { 'COMMITTED', call('HGET', RUN, 
 local function granted(before)
   local last = prompts_are_over() and call('XLEN', READY) == 0 and next_step() == step + 1
   local reply = { 'GRANTED', before and 1 or 0, last and 1 or 0 }
-  for _, id in ipairs(call('LRANGE', batch(name), 0, -1)) do table.insert(reply, id) end
+  for _, id in ipairs(call('LRANGE', batch(name), 0, -1)) do
+    table.insert(reply, id)
+    table.insert(reply, call('HGET', instance(id), 'stored'))
+  end
   return reply
 end
 

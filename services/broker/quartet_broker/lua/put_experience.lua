@@ -1,6 +1,10 @@
--- PutExperience, some groups: each LEASED -> READY, DELIVERED, or QUEUED when it is stale. The payload is opaque.
--- ARGV: samples a version, then instance id, lease id, purpose, oldest version, newest version, header, tensors,
--- transcript of each group. Returns OK, then of each: outcome, and for PURPOSE the instance's.
+-- PutExperience, some groups: each LEASED -> READY, DELIVERED, or QUEUED when it is stale.
+--
+-- The broker has stored what each group is made of just before, under a fresh name and to expire soon: accepted groups
+-- keep it, of others it goes. A broker that dies in between leaves nothing behind for long.
+--
+-- ARGV: samples a version, then instance id, lease id, purpose, oldest version, newest version, header ("" for TRAIN),
+-- name, bytes of each group. Returns OK, then of each: outcome, and for PURPOSE the instance's.
 local state = run_state()
 if not state then return { 'NOT_FOUND' } end
 local at = now()
@@ -23,8 +27,8 @@ local function take_off(stream, ticket, lease)
 end
 
 -- LEASED -> DELIVERED: an evaluation's or a client's.
-local function deliver(id, h, transcript, header)
-  keep_result(id, h[2], transcript, at, at)
+local function deliver(id, h, name, header)
+  keep_result(id, h[2], name, at, at)
   settle({ id }, 'DELIVERED', at)
   if h[6] then
     call('HSET', P .. 'evaluation:' .. h[6] .. ':headers', id, header)
@@ -34,18 +38,18 @@ local function deliver(id, h, transcript, header)
 end
 
 -- A bounded share of the groups is shown to people.
-local function show(transcript)
-  if #transcript > 65536 then return end
+local function show(name)
   local sampled = call('HMGET', STATS, 'sampled_version', 'sampled')
   local shown = tonumber(sampled[1]) == version and tonumber(sampled[2]) or 0
-  if shown < tonumber(ARGV[1]) then
-    call('HSET', STATS, 'sampled_version', version, 'sampled', shown + 1)
-    emit('sample', transcript)
-  end
+  if shown >= tonumber(ARGV[1]) then return end
+  local bytes = call('STRLEN', transcript(name))
+  if bytes == 0 or bytes > 65536 then return end
+  call('HSET', STATS, 'sampled_version', version, 'sampled', shown + 1)
+  emit('sample', call('GET', transcript(name)))
 end
 
 local function put(n)
-  local id, lease, purpose, oldest, newest, header, tensors, transcript = unpack(ARGV, n, n + FIELDS - 1)
+  local id, lease, purpose, oldest, newest, header, name, bytes = unpack(ARGV, n, n + FIELDS - 1)
   local h = call('HMGET', instance(id), 'state', 'purpose', 'stream', 'ticket', 'pinned', 'evaluation', 'lease')
   if OPEN[h[1]] or (not h[1] and call('HEXISTS', SETTLED, id) == 1) then
     count('duplicates', 1)
@@ -65,7 +69,7 @@ local function put(n)
       requeue(id, 0)
       return 'STALE'
     end
-    deliver(id, h, transcript, header)
+    deliver(id, h, name, header)
     take_off(h[3], h[4], lease)
     table.insert(finished, id)
     return 'ACCEPTED'
@@ -76,13 +80,15 @@ local function put(n)
     requeue(id, 0) -- the prompt is not to blame: its deliveries start anew
     return 'STALE'
   end
-  local bytes = #header + #tensors + #transcript
+  bytes = tonumber(bytes)
   if open_bytes + bytes > room_bytes and stored >= step then return 'NO_ROOM' end
+  if call('PERSIST', payload(name)) == 0 then return 'EXPIRED' end
+  call('PERSIST', transcript(name))
 
   local ticket = call('XADD', READY, '*', 'i', id, 'v', oldest)
   -- `lease` and `holder` stay in the hash: without its place among the leases a lease is worth nothing.
-  call('HSET', instance(id), 'header', header, 'tensors', tensors, 'transcript', transcript, 'bytes', bytes,
-    'finished', at, 'version', oldest, 'state', 'READY', 'stream', 'ready', 'ticket', ticket)
+  call('HSET', instance(id), 'stored', name, 'bytes', bytes, 'finished', at, 'version', oldest, 'state', 'READY',
+    'stream', 'ready', 'ticket', ticket)
   take_off(h[3], h[4], lease)
   table.insert(finished, id)
   stored, open_bytes = stored + 1, open_bytes + bytes
@@ -91,12 +97,16 @@ local function put(n)
   count('experience_bytes', bytes)
   count('put', 1)
   count('put_bytes', bytes)
-  show(transcript)
+  show(name)
   return 'ACCEPTED'
 end
 
 local reply = { 'OK' }
-for n = 2, #ARGV, FIELDS do table.insert(reply, put(n)) end
+for n = 2, #ARGV, FIELDS do
+  local outcome = put(n)
+  if outcome ~= 'ACCEPTED' then call('UNLINK', payload(ARGV[n + 6]), transcript(ARGV[n + 6])) end
+  table.insert(reply, outcome)
+end
 for stream, tickets in pairs(torn) do tear(stream, tickets) end
 if #answered > 0 then call('ZREM', LEASES, unpack(answered)) end
 if #finished > 0 then ring_results(finished) end

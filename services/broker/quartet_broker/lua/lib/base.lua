@@ -14,6 +14,9 @@ local MOST_ARGUMENTS = 4000
 
 local function instance(id) return P .. 'i:' .. id end
 local function batch(step) return P .. 'batch:' .. step end
+-- What a group is made of, by the name it was stored under; it never passes through a script.
+local function payload(name) return P .. 'payload:' .. name end
+local function transcript(name) return P .. 'transcript:' .. name end
 
 -- Milliseconds by Redis' clock: the only clock that decides anything.
 local function now()

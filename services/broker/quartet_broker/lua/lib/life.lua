@@ -46,14 +46,15 @@ end
 
 -- LEASED, or a stored group -> QUEUED, ahead of prompts never delivered.
 local function requeue(id, attempt)
-  local h = call('HMGET', instance(id), 'purpose', 'state', 'stream', 'ticket', 'lease', 'bytes', 'pinned')
+  local h = call('HMGET', instance(id), 'purpose', 'state', 'stream', 'ticket', 'lease', 'bytes', 'pinned', 'stored')
   local purpose, state, stream, ticket, lease, bytes = h[1], h[2], h[3], h[4], h[5], tonumber(h[6] or 0)
   local home = 'prompts:again'
   if purpose ~= 'TRAIN' then home = h[7] and 'prompts:pin:' .. h[7] or 'prompts:serve' end
   enqueue(id, home)
   tear(stream, { ticket })
   if lease then call('ZREM', LEASES, lease) end
-  call('HDEL', instance(id), 'lease', 'holder', 'header', 'tensors', 'transcript', 'bytes', 'finished', 'version', 'step')
+  if h[8] then call('UNLINK', payload(h[8]), transcript(h[8])) end
+  call('HDEL', instance(id), 'lease', 'holder', 'stored', 'bytes', 'finished', 'version', 'step')
   call('HSET', instance(id), 'attempt', attempt)
   shift(purpose, state, 'QUEUED', bytes)
   count('experience_bytes', -bytes)

@@ -16,11 +16,16 @@ local function trim_results(pool, at)
   end
 end
 
-local function keep_result(id, pool, transcript, finished, at)
-  if finished + number('result_ttl_ms') <= at then return end
-  call('SET', P .. 'result:' .. id, transcript)
+-- Keeps the transcript stored under `name`, if there is one.
+local function keep_result(id, pool, name, finished, at)
+  local bytes = call('STRLEN', transcript(name))
+  if bytes == 0 then return end
+  if finished + number('result_ttl_ms') <= at then return call('UNLINK', transcript(name)) end
+  local key = P .. 'result:' .. id
+  call('RENAME', transcript(name), key)
+  call('PERSIST', key)
   call('ZADD', P .. 'results:' .. pool, finished, id)
-  count('result_bytes:' .. pool, #transcript)
+  count('result_bytes:' .. pool, bytes)
   trim_results(pool, at)
 end
 
@@ -61,13 +66,16 @@ local function settle(ids, final, at, from)
   if #ids == 0 then return end
   local lines = {}
   for _, id in ipairs(ids) do
-    local h = call('HMGET', instance(id), 'purpose', 'state', 'digest', 'attempt', 'step', 'bytes', 'transcript',
+    local h = call('HMGET', instance(id), 'purpose', 'state', 'digest', 'attempt', 'step', 'bytes', 'stored',
       'finished', 'pass')
-    local purpose, bytes, transcript = h[1], tonumber(h[6] or 0), h[7]
+    local purpose, bytes, stored = h[1], tonumber(h[6] or 0), h[7]
     count('experience_bytes', -bytes)
     shift(purpose, from or h[2], nil, bytes)
     if h[2] ~= 'DEAD' then live(h[9], -1) end
-    if transcript and transcript ~= '' then keep_result(id, purpose, transcript, tonumber(h[8]), at) end
+    if stored then
+      call('UNLINK', payload(stored))
+      keep_result(id, purpose, stored, tonumber(h[8]), at)
+    end
     table.insert(lines, id)
     table.insert(lines, table.concat({ final, h[3], h[4] or 0, h[5] or -1, h[9] or '' }, '|'))
   end
