@@ -1,6 +1,8 @@
 """Durable states of the training and their place in the run: save, commit, tell, thin out; and the way back."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,8 +10,9 @@ from typing import Any
 from quartet.v1 import broker_pb2, trainer_pb2
 
 from quartet_common.durations import to_duration
+from quartet_common.ledger import LEDGER_FILE, Ledger, LedgerError
 from quartet_common.log import get_logger
-from quartet_trainer.checkpoints import CheckpointFolder, checkpoint_folder, find_checkpoints, prune
+from quartet_trainer.checkpoints import CheckpointFolder, checkpoint_folder, find_checkpoints, prune, read_manifest
 from quartet_trainer.control import Stopped
 from quartet_trainer.errors import TrainingError
 from quartet_trainer.learner.base import Learner
@@ -72,18 +75,30 @@ class Checkpointer:
         self._session = session
         self._status = status
         self._last: trainer_pb2.Checkpoint | None = None
+        self._ledger = Ledger(root / LEDGER_FILE)
         self.consumed = Consumed()
 
     def restore(self) -> None:
-        """Load the newest complete checkpoint, if there is one.
+        """Load the newest complete checkpoint, if there is one, and go back to its place in the ledger.
 
         Raises:
-            TrainingError: it is another run's.
+            TrainingError: it is another run's, or older than what the run has committed, or the ledger is not its own.
         """
         found = find_checkpoints(self._root)
-        if not found:
-            return
-        newest = found[-1]
+        newest = found[-1] if found else None
+        if newest is not None:
+            self._load(newest)
+        committed, ours = self._run.committed_step, self._learner.step
+        if committed > ours:
+            raise TrainingError(
+                f"run '{self._run.spec.run_id}' has {committed} committed steps, but the newest checkpoint in "
+                f"'{self._root}' has {ours}: bring that checkpoint back, or start another run"
+            )
+        manifest = (newest and read_manifest(newest.path)) or {}
+        with self._writing_ledger():
+            self._ledger.rewind(manifest.get("ledger"))
+
+    def _load(self, newest: CheckpointFolder) -> None:
         state = self._learner.load(newest.path)
         theirs, ours = (state["run_id"], state["run_created_at"]), self._identity()
         if theirs != ours:
@@ -96,6 +111,12 @@ class Checkpointer:
         self._status.step = self._status.checkpoint_step = newest.step
         log.info("going on from checkpoint", extra={"step": newest.step, "path": str(newest.path)})
 
+    def trained(self, step: int, instance_ids: list[str]) -> None:
+        """Record that the batch of `step` is in the weights, which the broker knows. Raises TrainingError."""
+        self.consumed.add(step, instance_ids)
+        with self._writing_ledger():
+            self._ledger.append(step, instance_ids)
+
     def save(self, reporter: Reporter) -> trainer_pb2.Checkpoint:
         """Save the present step unless it is saved already, commit it, remove old ones. Returns the checkpoint."""
         step = self._learner.step
@@ -105,8 +126,11 @@ class Checkpointer:
         with self._status.during(trainer_pb2.TRAINER_PHASE_CHECKPOINTING):
             folder = checkpoint_folder(self._root, step)
             run_id, created_at = self._identity()
-            state = {"run_id": run_id, "run_created_at": created_at, "consumed": self.consumed.to_json()}
-            self._learner.save(folder, state)
+            identity = {"run_id": run_id, "run_created_at": created_at}
+            with self._writing_ledger():
+                mark = self._ledger.mark()  # on disk before the checkpoint that carries it
+            state = {**identity, "consumed": self.consumed.to_json()}
+            self._learner.save(folder, state, {**identity, "ledger": mark})
             self._commit(step)
             removed = prune(self._root, self._keep_last)
         checkpoint = trainer_pb2.Checkpoint(
@@ -127,6 +151,19 @@ class Checkpointer:
             log.warning("the broker is away: checkpoint is not committed yet", extra={"step": step})
         else:
             self.consumed.committed(step)
+
+    @contextmanager
+    def _writing_ledger(self) -> Iterator[None]:
+        try:
+            yield
+        except LedgerError as error:
+            raise TrainingError(f"the newest checkpoint and its ledger do not belong together: {error}") from error
+        except OSError as error:
+            raise TrainingError(f"cannot write the ledger '{self._root / LEDGER_FILE}': {error}") from error
+
+    def close(self) -> None:
+        """Close the ledger."""
+        self._ledger.close()
 
     def _identity(self) -> tuple[str, str]:
         return self._run.spec.run_id, self._run.created_at.ToJsonString()

@@ -87,10 +87,10 @@ class Ensemble:
             for _ in weights:
                 pass
 
-    def save(self, folder: Path, state: dict[str, Any]) -> None:
+    def save(self, folder: Path, state: dict[str, Any], facts: dict[str, Any] | None = None) -> None:
         """As Learner.save."""
-        self._announcements.send("save", folder=str(folder), state=state)
-        self._learner.save(folder, state)
+        self._announcements.send("save", folder=str(folder), state=state, facts=facts)
+        self._learner.save(folder, state, facts)
 
     def load(self, folder: Path) -> dict[str, Any]:
         """As Learner.load."""
@@ -143,7 +143,7 @@ def follow(learner: Learner, announcements: Announcements) -> None:
             for _ in learner.weights():
                 pass
         elif command == "save":
-            learner.save(Path(arguments["folder"]), arguments["state"])
+            learner.save(Path(arguments["folder"]), arguments["state"], arguments["facts"])
         elif command == "load":
             learner.load(Path(arguments["folder"]))
         elif command == "export":

@@ -93,11 +93,6 @@ def _train(around: Surroundings, session: BrokerSession, learner: Alone | Ensemb
     folder = config.run.path
     checkpointer = Checkpointer(around.checkpoint_root, settings.checkpoint.keep_last, run, learner, session, status)
     checkpointer.restore()
-    if run.committed_step > learner.step:
-        raise TrainingError(
-            f"run '{config.run.id}' has {run.committed_step} committed steps, but the newest checkpoint in "
-            f"'{around.checkpoint_root}' has {learner.step}: bring that checkpoint back, or start another run"
-        )
     session.open(learner.step, checkpointer.consumed.ids())
     status.session_epoch = session.epoch
 
@@ -152,6 +147,7 @@ def _train(around: Surroundings, session: BrokerSession, learner: Alone | Ensemb
         members.close()
         reporter.close()
         journal.close()
+        checkpointer.close()
 
 
 def _load(config: LoadedConfig[TrainerSection]) -> Learner:

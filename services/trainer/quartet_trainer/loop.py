@@ -131,7 +131,7 @@ class TrainingLoop:
         except ExperienceError as error:
             raise TrainingError(f"the batch of step {step} cannot be trained: {error}") from error
         self.session.mark_trained(step)
-        self.checkpointer.consumed.add(step, list(batch.manifest.instance_ids))
+        self.checkpointer.trained(step, list(batch.manifest.instance_ids))
         self.status.step, self.status.batches = step + 1, self.status.batches + 1
         published = self._publish()
         measured = batch_metrics(step, groups, [group.header for group in batch.groups])

@@ -59,12 +59,13 @@ class Learner(Protocol):
         A tensor may share memory with the parameter: it is valid until the next `train_step` or `load`.
         """
 
-    def save(self, folder: Path, state: dict[str, Any]) -> None:
+    def save(self, folder: Path, state: dict[str, Any], facts: dict[str, Any] | None = None) -> None:
         """Write a checkpoint: durable and complete at `folder` when this returns, and not there at all before.
 
         Args:
             folder: does not need to exist, e.g. `checkpoints.checkpoint_folder(root, step)`. An older one is replaced.
             state: the caller's own; what JSON can hold.
+            facts: what others than a learner read of the checkpoint; into its manifest, and what JSON can hold.
 
         Raises:
             LearnerError: the folder could not be written; on every rank.

@@ -5,7 +5,8 @@ step-00000012/
   model/                  Hugging Face folder, transformers-4.51 form, in the trained precision; tokenizer files copied
   optimizer.safetensors   AdamW's state: "exp_avg/NAME", "exp_avg_sq/NAME", "step/NAME" for each parameter NAME
   learner.json            {"step", "settings", "state"}: state is the training loop's own
-  manifest.json           written last: {"format", "step", "files": {name: bytes}}
+  manifest.json           written last: {"format", "step", "files": {name: bytes}} and the training loop's facts:
+                          {"run_id", "run_created_at", "ledger"}; see `quartet_common.ledger`
 ```
 
 There is no random state in it: training draws no random number (no dropout, batches come from the broker).

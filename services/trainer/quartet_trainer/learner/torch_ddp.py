@@ -156,18 +156,18 @@ class TorchDDPLearner:
         for name in storage.untied_names(self._causal_lm):
             yield name, state[name].detach().to(self._published_dtype).contiguous()
 
-    def save(self, folder: Path, state: dict[str, Any]) -> None:
+    def save(self, folder: Path, state: dict[str, Any], facts: dict[str, Any] | None = None) -> None:
         """See `Learner.save`."""
         error = None
         if self._ranks.is_first:
             try:
-                self._write(folder, state)
+                self._write(folder, state, facts or {})
             except _WRITE_ERRORS as caught:
                 error = caught
         distributed.raise_together(self._ranks, error, f"write the checkpoint {folder}")
 
-    def _write(self, folder: Path, state: dict[str, Any]) -> None:
-        with atomic_folder(folder, {"format": storage.FORMAT, "step": self.step}) as writing:
+    def _write(self, folder: Path, state: dict[str, Any], facts: dict[str, Any]) -> None:
+        with atomic_folder(folder, {**facts, "format": storage.FORMAT, "step": self.step}) as writing:
             trained_dtype = next(self._causal_lm.parameters()).dtype
             storage.write_model(self._causal_lm, writing / "model", self._model_path, trained_dtype)
             storage.write_optimizer(self._causal_lm, self._optimizer.unwrap(), writing / "optimizer.safetensors")

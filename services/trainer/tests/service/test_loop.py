@@ -12,7 +12,9 @@ from fake_broker import FakeBroker
 from quartet.v1 import broker_pb2
 from training import CountingLearner, Training
 
+from quartet_common.ledger import read_ledger
 from quartet_trainer import life
+from quartet_trainer.checkpoints import find_checkpoints
 from quartet_trainer.errors import SessionLost, TrainingError
 
 pytestmark = pytest.mark.timeout(180)
@@ -151,6 +153,78 @@ def test_records_of_a_lost_life_are_cut_off(train: Train, broker: FakeBroker):
     second.join()
     assert [line["step"] for line in second.lines()] == [0, 1, 2]
     assert not any("lost" in line for line in second.lines())
+
+
+def ledger_of(training: Training) -> list[tuple[int, list[str]]]:
+    """The newest checkpoint's."""
+    root = training.folder / "checkpoints"
+    newest = find_checkpoints(root)[-1]
+    manifest = json.loads((newest.path / "manifest.json").read_text())
+    assert (manifest["run_id"], manifest["step"]) == ("test", newest.step)
+    return read_ledger(root / "ledger.jsonl", manifest["ledger"])
+
+
+def names_of(step: int) -> list[str]:
+    return [f"pass-0/{2 * step}", f"pass-0/{2 * step + 1}"]
+
+
+def test_a_checkpoint_knows_which_instances_are_in_its_weights(train: Train):
+    training = train("trainer.checkpoint.interval=2").start()
+    training.join()
+    assert ledger_of(training) == [(step, names_of(step)) for step in range(3)]
+
+
+def test_the_ledgers_lines_of_a_lost_life_are_cut_off(train: Train, broker: FakeBroker):
+    first = train("trainer.checkpoint.interval=1")
+    broker.change(batches_allowed=1)
+    first.start()
+    broker.wait_until(lambda: broker.committed == [1])
+    first.control.stop()
+    first.join()
+    with (first.folder / "checkpoints" / "ledger.jsonl").open("a") as file:
+        file.write('{"step":1,"instances":["lost"]}\n{"step":2,"inst')
+    broker.change(batches_allowed=10**9)
+    second = train().start()
+    second.join()
+    assert ledger_of(second) == [(step, names_of(step)) for step in range(3)]
+
+
+def test_a_run_without_checkpoints_begins_with_an_empty_ledger(train: Train, tmp_path: Path):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "ledger.jsonl").write_text('{"step":0,"instances":["another run\'s"]}\n')
+    training = train().start()
+    training.join()
+    assert ledger_of(training) == [(step, names_of(step)) for step in range(3)]
+
+
+def test_a_ledger_that_was_changed_is_refused(train: Train, broker: FakeBroker):
+    first = train().start()
+    first.join()
+    path = first.folder / "checkpoints" / "ledger.jsonl"
+    path.write_text(path.read_text().replace("pass-0/3", "pass-0/9"))
+    broker.run.state = broker_pb2.RUN_STATE_ACTIVE
+    with pytest.raises(TrainingError, match="checkpoint and its ledger do not belong together: .* have the checksum"):
+        train().start().join()
+    assert len(broker.opened) == 1, "no session was opened"
+
+
+def test_a_refused_start_leaves_the_ledger_as_it_is(train: Train, broker: FakeBroker):
+    first = train().start()
+    first.join()
+    path = first.folder / "checkpoints" / "ledger.jsonl"
+    written = path.read_bytes()
+    (newest,) = find_checkpoints(path.parent)
+    newest.path.rename(first.folder / "elsewhere")
+    broker.run.state, broker.run.committed_step = broker_pb2.RUN_STATE_ACTIVE, 3
+    with pytest.raises(TrainingError, match="bring that checkpoint back"):
+        train().start().join()
+    assert path.read_bytes() == written
+
+
+def test_a_ledger_that_cannot_be_written_ends_the_training_with_a_sentence(train: Train, tmp_path: Path):
+    (tmp_path / "run" / "checkpoints" / "ledger.jsonl").mkdir(parents=True)
+    with pytest.raises(TrainingError, match=r"cannot write the ledger '.*ledger\.jsonl': .*[Dd]irectory"):
+        train().start().join()
 
 
 def test_checkpoints_of_another_run_are_refused(train: Train, broker: FakeBroker):

@@ -17,6 +17,8 @@ from fake_broker import FakeBroker
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quartet.v1 import broker_pb2, common_pb2, common_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 
+from quartet_common.ledger import read_ledger
+
 pytestmark = pytest.mark.timeout(240)
 
 
@@ -174,6 +176,29 @@ def test_sigterm_leaves_a_committed_checkpoint_and_the_next_start_goes_on(traine
     broker.change(batches_allowed=10**9)
     assert trainer().end(120)[0] == 0
     assert broker.opened[1].checkpoint_step == 2 and broker.trained == [0, 1, 2]
+
+
+def test_a_killed_trainer_goes_back_to_its_checkpoints_place_in_the_ledger(
+    trainer: Start, broker: FakeBroker, tmp_path: Path
+):
+    root = tmp_path / "run" / "checkpoints"
+    ledger = root / "ledger.jsonl"
+    broker.run.spec.max_steps = 5
+    broker.change(batches_allowed=3)
+    first = trainer("trainer.checkpoint.interval=2")
+    first.wait_until(lambda: ledger.exists() and len(ledger.read_bytes().splitlines()) == 3)
+    first.process.kill()
+    first.end()
+    assert [path.name for path in root.glob("step-*")] == ["step-00000002"]
+    broker.change(batches_allowed=10**9)
+    second = trainer("trainer.checkpoint.interval=2")
+    status, said = second.end(120)
+    assert status == 0, said
+    assert broker.trained == [0, 1, 2, 2, 3, 4], "step 2 was undone by the kill"
+    for step in (4, 5):
+        manifest = json.loads((root / f"step-{step:08d}" / "manifest.json").read_text())
+        lines = read_ledger(ledger, manifest["ledger"])
+        assert lines == [(s, [f"pass-0/{2 * s}", f"pass-0/{2 * s + 1}"]) for s in range(step)]
 
 
 def test_a_trainer_alone_is_healthy_and_says_what_it_waits_for(model: Path, tmp_path: Path):

@@ -45,8 +45,8 @@ class CountingLearner:
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield "count", torch.full((4,), float(self.step))
 
-    def save(self, folder: Path, state: dict[str, Any]) -> None:
-        with atomic_folder(folder, {"step": self.step}) as writing:
+    def save(self, folder: Path, state: dict[str, Any], facts: dict[str, Any] | None = None) -> None:
+        with atomic_folder(folder, {**(facts or {}), "step": self.step}) as writing:
             (writing / "learner.json").write_text(json.dumps({"step": self.step, "state": state}))
 
     def load(self, folder: Path) -> dict[str, Any]:
