@@ -1,0 +1,133 @@
+"""A chaos run from its plan to its verdict."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from injection import READY_SECONDS, Injector
+from network import Place
+from schedule import Fault, kinds
+from town import Plan, Town
+from verdict import Verdict, judge
+
+TAIL_LINES = 12
+
+
+@dataclass
+class Report:
+    """What came of a chaos run.
+
+    Attributes:
+        failure: why it did not come to its end; empty if it did.
+        faults: done, by what they are.
+        starts: of each process; the first one counts.
+        told: what the stand-ins told, counted: "fenced" sessions, "put lease_lost", …
+    """
+
+    seed: int
+    groups: int
+    due: int
+    done: int = 0
+    failure: str = ""
+    faults: dict[str, int] = field(default_factory=dict)
+    starts: dict[str, int] = field(default_factory=dict)
+    told: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    verdict: Verdict = field(default_factory=Verdict)
+
+    @property
+    def right(self) -> bool:
+        """True if all faults were done and nothing is wrong."""
+        return not self.failure and self.done == self.due and self.verdict.right
+
+    def line(self) -> str:
+        """The result in one line."""
+        stats, restarts = self.verdict.stats, sum(self.starts.values()) - len(self.starts)
+        facts = (
+            f"{self.done} of {self.due} faults, {restarts} restarts, {stats.get('redelivered', 0)} redeliveries, "
+            f"{stats.get('duplicates', 0)} duplicates refused, {self.told.get('fenced', 0)} sessions fenced, "
+            f"{self.seconds:.0f} s"
+        )
+        return f"seed {self.seed}: {self.failure or self.verdict.line} ({facts})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it."""
+        return {**asdict(self), "right": self.right}
+
+
+async def run(
+    plan: Plan, place: Place, schedule: Sequence[Fault], seed: int, limit: float, say: Callable[[str], None]
+) -> Report:
+    """Run the plan with a schedule of faults; end all that was started, whatever happens.
+
+    Args:
+        limit: seconds after which it has failed.
+        say: told a line about each fault.
+    """
+    report = Report(seed, plan.groups, len(schedule))
+    began = time.monotonic()
+    town = Town(plan, place)
+    injector = Injector(town, list(schedule), say)
+    try:
+        async with asyncio.timeout(limit):
+            town.start()
+            await _to_the_end(town, injector)
+            report.verdict = await judge(town)
+    except TimeoutError:
+        report.failure = town.failure or f"not finished within {limit:.0f} s, with {town.committed} groups committed"
+    except RuntimeError as error:
+        report.failure = str(error)
+    finally:
+        await town.close()
+    report.seconds = round(time.monotonic() - began, 1)
+    report.done = injector.done
+    report.faults = dict(kinds(schedule[: injector.done]))
+    report.starts = {name: victim.starts for name, victim in town.victims.items()}
+    report.told = dict(town.told)
+    return report
+
+
+async def _to_the_end(town: Town, injector: Injector) -> None:
+    """Wait until all faults are done and the run is finished. Raises RuntimeError as soon as it has failed."""
+    injecting = asyncio.create_task(injector.run())
+    try:
+        while not (injecting.done() and town.over):
+            news = asyncio.create_task(town.news.wait())
+            waits = {news} if injecting.done() else {news, injecting}
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            news.cancel()
+            town.news.clear()
+            if injecting.done() and injecting.exception() is not None:
+                raise _explained(injecting.exception(), injector)
+            if town.failure:
+                raise RuntimeError(town.failure)
+        async with asyncio.timeout(READY_SECONDS):
+            for victim in town.victims.values():
+                if victim.kind in ("redis", "broker", "reward"):
+                    await victim.ready.wait()
+    finally:
+        injecting.cancel()
+
+
+def _explained(error: BaseException | None, injector: Injector) -> RuntimeError:
+    fault = injector.schedule[injector.done] if injector.done < len(injector.schedule) else "the last"
+    what = "its target was not at work in time" if isinstance(error, TimeoutError) else repr(error)
+    return RuntimeError(f"fault {injector.done + 1} ({fault}) could not be done: {what}")
+
+
+def explain(report: Report, schedule: Sequence[Fault], folder: Path) -> str:
+    """Return what a person needs to find out why a run went wrong."""
+    lines = [report.line(), "", f"seed {report.seed}; the schedule (committed groups: fault):"]
+    for number, fault in enumerate(schedule, start=1):
+        mark = "done" if number <= report.done else "    "
+        lines.append(f"  {mark} {number:4} {fault.at:6}: {fault}")
+    if report.verdict.audit:
+        lines += ["", "audit:", json.dumps(report.verdict.audit, indent=2)[:4000]]
+    lines += ["", "seen by the harness itself:", *(report.verdict.seen or ["nothing wrong"])]
+    for log in sorted((folder / "logs").glob("*.log")):
+        lines += ["", f"{log}:", *log.read_text(errors="replace").splitlines()[-TAIL_LINES:]]
+    return "\n".join(lines)

@@ -1,0 +1,153 @@
+"""The stand-in trainer's disk: checkpoints and the ledger beside them, laid out as the trainer's, for `quartet audit`.
+
+Each trainer has a folder of its own. The one that takes over fetches the newest checkpoint from the other's, if that is
+newer than its own: a trainer that was replaced, but wakes up in the middle of a write, then writes where nobody trains.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import content
+
+from quartet_common.ledger import LEDGER_FILE, Ledger, LedgerError, read_ledger
+
+KEPT = 2
+_WRITING = ".writing-"
+
+
+@dataclass
+class Consumed:
+    """Instance ids in the weights, by step, since the last commit but one: as the trainer keeps them."""
+
+    by_step: dict[int, list[str]] = field(default_factory=dict)
+    last_commit: int = 0
+
+    def committed(self, step: int) -> None:
+        """Steps below `step` are durable."""
+        self.by_step = {at: ids for at, ids in self.by_step.items() if at >= self.last_commit}
+        self.last_commit = step
+
+    def ids(self) -> list[str]:
+        """Return all of them, in order of step."""
+        return [instance_id for step in sorted(self.by_step) for instance_id in self.by_step[step]]
+
+
+@dataclass
+class State:
+    """What is trained: the weights, and what a later life needs to go on from them."""
+
+    step: int = 0
+    weights: str = content.NO_WEIGHTS
+    consumed: Consumed = field(default_factory=Consumed)
+
+
+class CheckpointFolder:
+    """One trainer's folder."""
+
+    def __init__(self, folder: Path, run_id: str, created_at: str):
+        self.folder = folder
+        self.ledger = Ledger(folder / LEDGER_FILE)
+        self._identity = {"run_id": run_id, "run_created_at": created_at}
+
+    def restore(self, others: list[Path]) -> State:
+        """Go back to the newest complete checkpoint of this folder or the others, and the ledger with it.
+
+        Raises:
+            OSError, LedgerError: another trainer changed its folder meanwhile: ask again.
+        """
+        mine = manifests(self.folder)
+        theirs = [found for other in others for found in manifests(other)]
+        newest = max([*mine, *theirs], key=lambda found: found["step"], default=None)
+        if newest is None:
+            self.ledger.rewind(None)
+            return State()
+        if not any(found["step"] == newest["step"] for found in mine):
+            self._fetch(newest)
+        self.ledger.rewind(newest["ledger"])
+        saved = newest["consumed"]
+        consumed = Consumed({int(step): ids for step, ids in saved["by_step"].items()}, saved["last_commit"])
+        weights = (_folder(self.folder, newest["step"]) / "weights.txt").read_text()
+        return State(newest["step"], weights, consumed)
+
+    def save(self, state: State, at: Callable[[str], None]) -> None:
+        """Write a checkpoint: whole or not at all. `at` is told where the writing is, and may be the end of it."""
+        mark = self.ledger.mark()
+        folder = _folder(self.folder, state.step)
+        writing = folder.with_name(_WRITING + folder.name)
+        shutil.rmtree(writing, ignore_errors=True)  # left by a life that was killed while it wrote
+        writing.mkdir(parents=True)
+        (writing / "weights.txt").write_text(state.weights)
+        at("checkpoint-half")
+        consumed = {"by_step": state.consumed.by_step, "last_commit": state.consumed.last_commit}
+        files = {"weights.txt": len(state.weights)}
+        manifest = {"step": state.step, **self._identity, "ledger": mark, "consumed": consumed, "files": files}
+        (writing / "manifest.json").write_text(json.dumps(manifest))
+        at("checkpoint-written")
+        _put_in_place(writing, folder)
+        at("checkpoint-durable")
+        for found in manifests(self.folder)[:-KEPT]:
+            shutil.rmtree(found["path"])
+
+    def _fetch(self, newest: dict[str, Any]) -> None:
+        """Copy another trainer's checkpoint: its part of the ledger first, which it cannot do without."""
+        theirs = newest["path"]
+        copy = Ledger(self.folder / f"{_WRITING}{LEDGER_FILE}")
+        copy.rewind(None)
+        for step, instance_ids in read_ledger(theirs.parent / LEDGER_FILE, newest["ledger"]):
+            copy.append(step, instance_ids)
+        if copy.mark() != newest["ledger"]:
+            raise LedgerError(f"the ledger copied from {theirs.parent} is not the one its checkpoint was taken of")
+        copy.close()
+        self.ledger.close()
+        os.replace(self.folder / f"{_WRITING}{LEDGER_FILE}", self.folder / LEDGER_FILE)
+        folder = _folder(self.folder, newest["step"])
+        writing = folder.with_name(_WRITING + folder.name)
+        shutil.rmtree(writing, ignore_errors=True)
+        shutil.copytree(theirs, writing)
+        if not _whole(writing, newest):
+            raise OSError(f"{theirs} was removed while it was copied")
+        _put_in_place(writing, folder)
+
+
+def manifests(folder: Path) -> list[dict[str, Any]]:
+    """Return the manifests of the complete checkpoints in a folder, oldest first, each with its "path"."""
+    found = []
+    for path in folder.glob("step-*"):
+        try:
+            manifest = json.loads((path / "manifest.json").read_text())
+        except FileNotFoundError:
+            continue  # its owner is removing it, or was killed while it did
+        if _whole(path, manifest):
+            found.append({**manifest, "path": path})
+    return sorted(found, key=lambda manifest: manifest["step"])
+
+
+def _whole(path: Path, manifest: dict[str, Any]) -> bool:
+    sizes = manifest["files"].items()
+    return all((path / name).is_file() and (path / name).stat().st_size == size for name, size in sizes)
+
+
+def _folder(root: Path, step: int) -> Path:
+    return root / f"step-{step:08d}"
+
+
+def _put_in_place(writing: Path, folder: Path) -> None:
+    for path in [*writing.iterdir(), writing]:
+        _sync(path)
+    if folder.exists():
+        shutil.rmtree(folder)
+    writing.rename(folder)
+    _sync(folder.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

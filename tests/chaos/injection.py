@@ -1,0 +1,165 @@
+"""Doing faults to the processes of a town, one after the other as they fall due."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+from schedule import Fault
+from town import Town
+from victim import Victim
+
+READY_SECONDS = 60.0  # for a process to be at work again before the next fault is done to it
+TRAP_SECONDS = 60.0  # for the trainer to come by
+LEAD = 3  # faults that the training may be ahead of
+
+
+class Injector:
+    """Does a schedule of faults.
+
+    Args:
+        say: told each fault as it is done.
+    """
+
+    def __init__(self, town: Town, schedule: list[Fault], say: Callable[[str], None]):
+        self.town = town
+        self.schedule = schedule
+        self.done = 0
+        self._say = say
+        self._mending: set[asyncio.Task] = set()
+
+    async def run(self) -> None:
+        """Do all faults, and return when what was stopped or cut is mended."""
+        for number, fault in enumerate(self.schedule, start=1):
+            self.town.allow(self._pace())
+            await self._until(lambda due=fault.at: self.town.committed >= due)
+            told = await self._do(fault)
+            self.done = number
+            self._say(f"{number:4}/{len(self.schedule)}  {self.town.committed:5} groups  {told}")
+        self.town.allow(self.town.plan.groups)
+        if self._mending:
+            await asyncio.wait(self._mending)
+
+    def _pace(self) -> int:
+        """Groups that may be trained while some faults are not done yet."""
+        return self.schedule[min(self.done + LEAD, len(self.schedule) - 1)].at
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self.town.news.clear()
+            await self.town.news.wait()
+
+    async def _do(self, fault: Fault) -> str:
+        """Do one fault; say what was done."""
+        match fault.kind:
+            case "kill" | "terminate":
+                victims = [await self._at_work(name) for name in fault.target.split()]
+                await asyncio.gather(*(self._end(victim, fault.kind == "kill") for victim in victims))
+                return f"{'SIGKILL' if fault.kind == 'kill' else 'SIGTERM'} {_names(victims)}"
+            case "pause":
+                victim = await self._at_work(fault.target)
+                self._mend(self._resume_later(victim, await victim.pause(), fault.seconds))
+                return f"SIGSTOP {victim.name}, SIGCONT {fault.seconds} s later"
+            case "cut":
+                one, other = ([await self._resolved(name) for name in side.split()] for side in fault.target.split("|"))
+                self.town.place.cut(one, other)
+                self._mend(self._heal_later(one, other, fault.seconds))
+                return f"cut {' '.join(one)} from {' '.join(other)} for {fault.seconds} s"
+            case "trap":
+                victim = await self._trap(fault.target, "SIGKILL")
+                return f"SIGKILL {victim.name} at '{fault.target}'"
+            case "lose-tail":
+                return await self._lose_tail()
+        raise ValueError(f"no fault is called '{fault.kind}'")
+
+    async def _resolved(self, name: str) -> str:
+        if name != "leader":
+            return name
+        await self._until(lambda: bool(self.town.leader))
+        return self.town.leader
+
+    async def _at_work(self, name: str) -> Victim:
+        """Wait until a process does its work, so that a fault hits something."""
+        async with asyncio.timeout(READY_SECONDS):
+            while True:
+                victim = self.town.victims[await self._resolved(name)]
+                if victim.kind == "feeder" and not victim.allowed.is_set():
+                    victim.allowed.set()  # it has fed all: it begins again, and is interrupted in that
+                await victim.ready.wait()
+                if victim.paused:
+                    await asyncio.wait(self._mending, return_when=asyncio.FIRST_COMPLETED)
+                elif victim.name == await self._resolved(name):
+                    return victim
+
+    async def _end(self, victim: Victim, kill: bool) -> None:
+        try:
+            await (victim.kill() if kill else victim.terminate())
+        except psutil.NoSuchProcess:
+            # It ended in this very moment: the run is over.
+            victim.killed = False
+
+    def _mend(self, work) -> None:
+        task = asyncio.create_task(work)
+        self._mending.add(task)
+        task.add_done_callback(self._mending.discard)
+
+    async def _resume_later(self, victim: Victim, process: psutil.Process, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        if process.is_running():
+            victim.paused = False
+            process.resume()
+
+    async def _heal_later(self, one: list[str], other: list[str], seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        self.town.place.heal(one, other)
+
+    async def _trap(self, point: str, signal: str) -> Victim:
+        """Set a trap, and return the trainer that went into it."""
+        writing = self.town.trap.with_suffix(".writing")
+        writing.write_text(json.dumps({"point": point, "signal": signal}))
+        writing.rename(self.town.trap)
+        self.town.allow(max(self.town.committed, self._pace()))  # it must be able to get there
+        async with asyncio.timeout(TRAP_SECONDS):
+            return await self.town.trapped.get()
+
+    async def _lose_tail(self) -> str:
+        """What a power cut does with `appendfsync everysec`: Redis comes back as it was a checkpoint ago.
+
+        From one commit of the only trainer to its next; whoever submits does it again, as the contract asks.
+        """
+        town = self.town
+        trainer = await self._trap("committed", "SIGSTOP")
+        trainer.killed = False
+        log = append_only_file(town.plan.folder / "redis")
+        size = log.stat().st_size
+        trainer.allowed.clear()
+        process = await trainer.process()
+        process.resume()
+        await self._trap("committed", "SIGKILL")
+        redis, feeder = town.victims["redis"], town.victims["feeder"]
+        redis.allowed.clear()
+        await redis.kill()
+        async with asyncio.timeout(READY_SECONDS):
+            while redis.running:
+                await asyncio.sleep(0.01)
+        lost = log.stat().st_size - size
+        with log.open("r+b") as file:
+            file.truncate(size)
+        redis.allowed.set()
+        await self._at_work("redis")
+        if feeder.running:
+            await self._end(feeder, kill=True)
+        feeder.allowed.set()
+        trainer.allowed.set()
+        return f"SIGKILL redis and {trainer.name}; the last {lost} bytes of the AOF are lost"
+
+
+def append_only_file(folder: Path) -> Path:
+    """Return the file that Redis appends to: of 6.2, or the newest increment of 7 and later."""
+    increments = sorted((folder / "appendonlydir").glob("*.incr.aof"))
+    return increments[-1] if increments else folder / "appendonly.aof"
+
+
+def _names(victims: list[Victim]) -> str:
+    return " ".join(victim.name for victim in victims)

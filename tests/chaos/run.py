@@ -1,0 +1,124 @@
+"""`make chaos`: kill everything, lose nothing.
+
+    .quartet/envs/dev/bin/python tests/chaos/run.py [--seed 7] [--groups 300] [--faults 20] [--network | --processes]
+
+First the processes are killed and stopped, then the network between them is cut; each form prints a line per fault, a
+table, and what `quartet audit` says. Results go to `.quartet/results/chaos.json`, logs to `.quartet/chaos/`.
+Exit status: 0 if each group was trained exactly once in each form that ran, else 1.
+"""
+
+import argparse
+import asyncio
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import chaos
+import network
+from schedule import NETWORK_DECK, PROCESS_DECK, draw
+from town import Plan
+
+from quartet_local import guard
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / ".quartet" / "results" / "chaos.json"
+FOLDER = ROOT / ".quartet" / "chaos"
+FORMS = {"processes": PROCESS_DECK, "network": NETWORK_DECK}
+# The network form is the shorter one: a cut takes seconds to hurt.
+NETWORK_SHARE = 5
+
+
+def main() -> int:
+    """Return the exit status."""
+    arguments = _arguments()
+    if network.inside():
+        return _run("network", arguments)
+    results: dict[str, Any] = {}
+    for form in FORMS if arguments.form is None else (arguments.form,):
+        results[form] = _processes(arguments) if form == "processes" else _network(arguments)
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    print(f"\nresults: {RESULTS.relative_to(ROOT)}")
+    return 0 if all(result.get("right", True) for result in results.values()) else 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Kill everything, lose nothing.")
+    parser.add_argument("--seed", type=int, default=1, help="of the schedule; same seed, same faults (default: 1)")
+    parser.add_argument("--groups", type=int, default=5000, help="prompt groups to be trained (default: 5000)")
+    parser.add_argument("--faults", type=int, default=200, help="faults to be done (default: 200)")
+    parser.add_argument("--limit", type=float, default=1200, help="seconds that a form may take (default: 1200)")
+    only = parser.add_mutually_exclusive_group()
+    for form in FORMS:
+        only.add_argument(f"--{form}", dest="form", action="store_const", const=form, help=f"the {form} form alone")
+    arguments = parser.parse_args()
+    if arguments.groups < 3 * arguments.faults:
+        parser.error(f"--faults {arguments.faults}: at most a third of the groups; --groups is {arguments.groups}")
+    return arguments
+
+
+def _processes(arguments: argparse.Namespace) -> dict[str, Any]:
+    _run("processes", arguments)
+    return json.loads((FOLDER / "processes" / "report.json").read_text())
+
+
+def _network(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run this program again, in namespaces of its own."""
+    reason = network.why_not()
+    if reason:
+        print(f"\nnetwork form: not possible here: {reason}")
+        return {"impossible": reason}
+    form = [] if arguments.form else ["--network"]
+    command = network.within([sys.executable, *sys.argv, *form])
+    guarded = [sys.executable, "-I", "-S", guard.__file__, "10", *command]
+    subprocess.run(guarded, stdin=subprocess.DEVNULL, check=False)
+    path = FOLDER / "network" / "report.json"
+    return json.loads(path.read_text()) if path.exists() else {"right": False, "failure": "it left no report"}
+
+
+def _run(form: str, arguments: argparse.Namespace) -> int:
+    folder = FOLDER / form
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    share = NETWORK_SHARE if form == "network" else 1
+    groups, faults = arguments.groups // share, arguments.faults // share
+    schedule = draw(arguments.seed, groups, faults, FORMS[form])
+    print(f"\n{form}: {groups} groups, {faults} faults, seed {arguments.seed}; logs: {folder / 'logs'}\n", flush=True)
+    place = network.Namespaces() if form == "network" else network.Loopback()
+    say = functools.partial(print, flush=True)
+    report = asyncio.run(chaos.run(Plan(folder, groups), place, schedule, arguments.seed, arguments.limit, say))
+    (folder / "report.json").write_text(json.dumps(report.to_json(), indent=1) + "\n")
+    print(f"\n{_table(report)}\n" if report.right else f"\n{chaos.explain(report, schedule, folder)}\n")
+    print(report.line(), flush=True)
+    return 0 if report.right else 1
+
+
+def _table(report: chaos.Report) -> str:
+    stats, told = report.verdict.stats, report.told
+    rows = [
+        *sorted(report.faults.items(), key=lambda row: -row[1]),
+        ("faults in all", report.done),
+        ("", ""),
+        ("starts of processes after the first", sum(report.starts.values()) - len(report.starts)),
+        ("prompts delivered again", stats["redelivered"]),
+        ("groups put twice and refused", stats["duplicates"]),
+        ("groups put under a lost lease and refused", told.get("put lease_lost", 0)),
+        ("groups too old, generated again", stats["stale"]),
+        ("sessions of the trainer", told.get("leading", 0)),
+        ("sessions fenced", told.get("fenced", 0)),
+        ("wall time, s", f"{report.seconds:.0f}"),
+    ]
+    return "\n".join(f"{name:48} {number:>7}".rstrip() for name, number in rows)
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

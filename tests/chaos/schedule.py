@@ -1,0 +1,133 @@
+"""Which faults, when: drawn before anything starts, from a seed.
+
+A fault is due at a number of committed groups, not at a time: so each hits a system that worked since the one before.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# How long a stopped process or a cut link stays so, in seconds. All are longer than the ttls of leases and members, but
+# those of Redis: it must be away for longer than the brokers wait for it.
+PAUSE_SECONDS = (2.6, 3.6)
+REDIS_PAUSE_SECONDS = (1.5, 2.4)
+CUT_SECONDS = (2.6, 4.0)
+
+POINTS = ("leased", "trained", "marked", "checkpoint-half", "checkpoint-written", "checkpoint-durable", "committed")
+"""Where the trainer is killed, named for what it did last (standin_trainer)."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        at: committed groups at which it is due.
+        kind: "kill", "terminate", "pause", "trap", "cut", "lose-tail".
+        target: a process ("broker-a"); "leader", the trainer at work then; "redis"; several, as "broker-a broker-b";
+            for a cut, the two sides ("rollout-a | broker-a broker-b"). A trap's target is the point.
+        seconds: how long a pause or a cut lasts.
+    """
+
+    at: int
+    kind: str
+    target: str
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.target}" + (f" for {self.seconds:.1f} s" if self.seconds else "")
+
+
+# One deck of twenty. Targets in braces are drawn.
+PROCESS_DECK: tuple[tuple[str, str], ...] = (
+    ("kill", "{broker}"),
+    ("kill", "broker-a broker-b"),
+    ("kill", "{reward}"),
+    ("kill", "{rollout}"),
+    ("kill", "leader"),
+    ("kill", "feeder"),
+    ("kill", "redis"),
+    ("kill", "redis"),
+    ("kill", "{everything}"),
+    ("terminate", "{rollout}"),
+    ("terminate", "{broker}"),
+    ("pause", "{broker}"),
+    ("pause", "{reward}"),
+    ("pause", "{rollout}"),
+    ("pause", "leader"),
+    ("pause", "redis"),
+    ("trap", "{point}"),
+    ("trap", "{point}"),
+    ("trap", "{point}"),
+    ("trap", "{point}"),
+)
+
+NETWORK_DECK: tuple[tuple[str, str], ...] = (
+    ("cut", "{rollout} | broker-a broker-b"),
+    ("cut", "{broker} | rollout-a rollout-b"),
+    ("cut", "{rollout} | reward-a reward-b"),
+    ("cut", "leader | broker-a broker-b"),
+    ("cut", "leader | broker-a broker-b"),
+    ("cut", "{broker} | redis"),
+    ("cut", "broker-a broker-b | redis"),
+    ("cut", "broker-a rollout-a trainer-a | broker-b rollout-b trainer-b redis"),
+    ("kill", "leader"),
+    ("trap", "{point}"),
+)
+
+EVERYTHING = (
+    "redis broker-a broker-b",
+    "rollout-a rollout-b",
+    "trainer-a trainer-b",
+    "redis broker-a broker-b reward-a reward-b rollout-a rollout-b trainer-a trainer-b feeder",
+)
+
+
+def draw(seed: int, groups: int, faults: int, deck: Sequence[tuple[str, str]] = PROCESS_DECK) -> list[Fault]:
+    """Draw `faults` faults over a run of `groups` groups, in the order in which they are due.
+
+    Every card of the deck comes up before any comes up again, and so do the points at which the trainer is trapped.
+    """
+    chance = random.Random(f"{seed}/{groups}/{faults}")
+    cards: list[tuple[str, str]] = []
+    points: list[str] = []
+    drawn = []
+    for number in range(faults):
+        if not cards:
+            cards = chance.sample(deck, len(deck))
+        if not points:
+            points = chance.sample(POINTS, len(POINTS))
+        kind, target = cards.pop()
+        if "{point}" in target:
+            target = points.pop()
+        target = target.replace("{everything}", chance.choice(EVERYTHING))
+        for service in ("broker", "reward", "rollout"):
+            target = target.replace(f"{{{service}}}", f"{service}-{chance.choice('ab')}")
+        # Spread evenly, each somewhere in its own part, and none so late that the run might end before it.
+        at = int((number + chance.random()) * 0.9 * groups / faults)
+        drawn.append(Fault(at, kind, target, _seconds(chance, kind, target)))
+    return drawn
+
+
+def kinds(schedule: Sequence[Fault]) -> Counter[str]:
+    """Count faults by what they are, for the report."""
+    return Counter(family(fault) for fault in schedule)
+
+
+def family(fault: Fault) -> str:
+    """Return the line of the report that a fault counts in."""
+    if fault.kind == "trap":
+        return "SIGKILL trainer at a point of its step"
+    if fault.kind in ("cut", "lose-tail"):
+        return {"cut": "network cut", "lose-tail": "AOF cut short"}[fault.kind]
+    signal = {"kill": "SIGKILL", "terminate": "SIGTERM", "pause": "SIGSTOP, SIGCONT"}[fault.kind]
+    names = fault.target.split()
+    if len(names) > 1:
+        return f"{signal} several at once"
+    return f"{signal} {'trainer' if names[0] == 'leader' else names[0].partition('-')[0]}"
+
+
+def _seconds(chance: random.Random, kind: str, target: str) -> float:
+    spans = {"pause": REDIS_PAUSE_SECONDS if target == "redis" else PAUSE_SECONDS, "cut": CUT_SECONDS}
+    return round(chance.uniform(*spans[kind]), 1) if kind in spans else 0.0

@@ -1,0 +1,264 @@
+"""A trainer without a model: speaks the broker's contract as the real one does, and keeps checkpoints and a ledger.
+
+Two of them serve one run. The one that sees no other at work restores the newest checkpoint, opens a session and
+trains; the other waits. One that was stopped and wakes up still believes that it is the trainer: the broker must refuse
+it.
+
+Its weights are a digest of all batches, so what is in them can be told afterwards. It ends with status 0 when the run
+is finished; any other status is a fault that the chaos run reports.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import content
+import grpc
+from checkpoint_folder import CheckpointFolder, State
+from membership import Membership, tell
+from peers import Peers
+from quartet.v1 import broker_pb2, broker_pb2_grpc, common_pb2
+
+from quartet_common.durations import to_duration
+from quartet_common.errors import describe
+from quartet_common.ledger import LedgerError
+
+CONTROLS = ("commit-without-checkpoint", "open-without-consumed")
+"""What may be left out, to see that the audit tells."""
+
+CHECKPOINT_EVERY = 2
+TRAIN_SECONDS = 0.01
+LEASE_WAIT_SECONDS = 2.0
+PATIENCE = 10  # attempts to restore while another trainer changes its folder
+
+
+class Fenced(Exception):
+    """The broker refuses the session; the text is its reason."""
+
+
+class Trainer:
+    """One life."""
+
+    def __init__(self, arguments: argparse.Namespace):
+        self.broker = Peers(broker_pb2_grpc.BrokerServiceStub, arguments.broker)
+        self.run_id = arguments.run
+        self.folder = arguments.folder
+        self.others = arguments.other
+        self.trap = arguments.trap
+        self.pace = arguments.pace
+        self.control = arguments.control
+        kind = common_pb2.SERVICE_KIND_TRAINER
+        self.member = Membership(self.broker, self.run_id, arguments.name, kind, arguments.member_ttl)
+        self.session = 0
+
+    async def live(self) -> None:
+        """Train whenever nobody else does, until the run ends."""
+        run = await self.member.join()
+        disk = CheckpointFolder(self.folder, self.run_id, run.created_at.ToJsonString())
+        beating = asyncio.create_task(self.member.keep())
+        tell("ready")
+        while not self.member.ended.is_set():
+            if beating.done():
+                beating.result()  # raises what ended it
+            await self.until_vacant()
+            if self.member.ended.is_set():
+                break
+            try:
+                await self.lead(disk)
+            except Fenced as refusal:
+                tell("fenced", reason=str(refusal))
+            self.member.me.state = broker_pb2.MEMBER_STATE_JOINING
+            await self.member.beat()
+        tell("over")
+
+    async def until_vacant(self) -> None:
+        """Wait until no other trainer is at work, or the run ends."""
+        request = broker_pb2.WatchMembersRequest(run_id=self.run_id)
+
+        async def watch(stub) -> None:
+            async for view in stub.WatchMembers(request, timeout=5.0):
+                if not any(self.is_rival(member) for member in view.members):
+                    return
+
+        vacant = asyncio.create_task(self.broker.insist(watch))
+        ended = asyncio.create_task(self.member.ended.wait())
+        await asyncio.wait((vacant, ended), return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if vacant.done():
+            vacant.result()
+        vacant.cancel()
+
+    def is_rival(self, member: broker_pb2.Member) -> bool:
+        """Tell whether a member is another trainer at work."""
+        is_trainer = member.kind == common_pb2.SERVICE_KIND_TRAINER
+        active = member.state == broker_pb2.MEMBER_STATE_ACTIVE
+        return is_trainer and active and member.instance_id != self.member.me.instance_id
+
+    async def lead(self, disk: CheckpointFolder) -> None:
+        """Train from the newest checkpoint on, to the end of the data. Raises Fenced."""
+        state = await self.open(disk)
+        self.member.me.state = broker_pb2.MEMBER_STATE_ACTIVE
+        await self.member.beat()
+        while True:
+            while state.step >= int(self.pace.read_text()):
+                await asyncio.sleep(0.05)  # faults are behind
+            manifest = await self.take(state.step)
+            if manifest.run_finished:
+                self.member.ended.set()
+                return
+            if not manifest.granted and manifest.end_of_data:
+                break
+            if not manifest.granted:
+                continue
+            self.at("leased")
+            await asyncio.sleep(TRAIN_SECONDS)
+            instance_ids = list(manifest.instance_ids)
+            state.weights = content.train(state.weights, instance_ids)
+            state.consumed.by_step[state.step] = instance_ids
+            disk.ledger.append(state.step, instance_ids)
+            self.at("trained")
+            await self.settled(
+                "MarkTrained",
+                broker_pb2.MarkTrainedRequest(run_id=self.run_id, session_epoch=self.session, step=state.step),
+            )
+            state.step += 1
+            self.at("marked")
+            if self.control == "commit-without-checkpoint":
+                await self.commit(state)
+            if state.step % CHECKPOINT_EVERY == 0:
+                await self.save(disk, state)
+        if state.step % CHECKPOINT_EVERY:
+            await self.save(disk, state)
+        finish = broker_pb2.FinishRunRequest(
+            run_id=self.run_id, state=broker_pb2.RUN_STATE_SUCCEEDED, reason="all done"
+        )
+        await self.broker.unary("FinishRun", finish)
+        tell("finished", step=state.step)
+        self.member.ended.set()
+
+    async def open(self, disk: CheckpointFolder) -> State:
+        """Restore the newest checkpoint and open a session with it."""
+        for attempt in range(PATIENCE):
+            try:
+                state = disk.restore(self.others)
+                request = broker_pb2.OpenSessionRequest(
+                    run_id=self.run_id,
+                    holder=self.member.me.instance_id,
+                    checkpoint_step=state.step,
+                    consumed_instance_ids=[] if self.control == "open-without-consumed" else state.consumed.ids(),
+                )
+                answer = await self.settled("OpenSession", request)
+            except (OSError, LedgerError) as error:
+                tell("restore-again", reason=str(error))
+            except Fenced as refusal:
+                # Another trainer committed a newer checkpoint meanwhile, or this one lost what it committed.
+                tell("refused", reason=str(refusal))
+                if self.control == "commit-without-checkpoint":
+                    run = await self.broker.unary("GetRun", broker_pb2.GetRunRequest(run_id=self.run_id))
+                    state.step = run.run.committed_step
+                    return await self.pretend(state)
+            else:
+                self.opened(answer, state)
+                return state
+            await asyncio.sleep(0.1 * (attempt + 1))
+        raise SystemExit("no checkpoint is one that the broker lets a session begin with")
+
+    async def pretend(self, state: State) -> State:
+        """The control's way on: open a session with a step that the weights have not reached."""
+        request = broker_pb2.OpenSessionRequest(
+            run_id=self.run_id, holder=self.member.me.instance_id, checkpoint_step=state.step
+        )
+        self.opened(await self.settled("OpenSession", request), state)
+        return state
+
+    def opened(self, answer: broker_pb2.OpenSessionResponse, state: State) -> None:
+        """Begin to work under a session."""
+        self.session = answer.session_epoch
+        tell("leading", step=state.step, replayable=answer.replayable_steps)
+
+    async def take(self, step: int) -> broker_pb2.BatchManifest:
+        """Lease a step's batch and look at every group of it."""
+        request = broker_pb2.LeaseExperienceRequest(
+            run_id=self.run_id, session_epoch=self.session, step=step, wait=to_duration(LEASE_WAIT_SECONDS)
+        )
+
+        async def read(stub) -> list[broker_pb2.LeaseExperienceResponse]:
+            return [part async for part in stub.LeaseExperience(request, timeout=LEASE_WAIT_SECONDS + 2.0)]
+
+        first, *parts = await self.refusable(read)
+        groups = [part.group for part in parts]
+        if len(groups) != len(first.manifest.instance_ids):
+            raise SystemExit(f"step {step}: {len(groups)} groups for {len(first.manifest.instance_ids)} ids")
+        for instance_id, group in zip(first.manifest.instance_ids, groups, strict=True):
+            fault = content.fault_of(instance_id, group)
+            if fault:
+                raise SystemExit(f"step {step}: {fault}")
+        return first.manifest
+
+    async def save(self, disk: CheckpointFolder, state: State) -> None:
+        """Make a checkpoint durable, then commit it."""
+        disk.save(state, self.at)
+        await self.commit(state)
+
+    async def commit(self, state: State) -> None:
+        """Say that the steps so far are durable."""
+        request = broker_pb2.CommitRequest(run_id=self.run_id, session_epoch=self.session, step=state.step)
+        await self.settled("Commit", request)
+        state.consumed.committed(state.step)
+        tell("committed", step=state.step)
+        self.at("committed")
+
+    async def settled(self, method: str, request):
+        """Insist on a call of the session. Raises Fenced."""
+        return await self.refusable(lambda stub: getattr(stub, method)(request, timeout=3.0))
+
+    async def refusable(self, call):
+        """Insist on a call, whose refusal ends the session. Raises Fenced."""
+        try:
+            return await self.broker.insist(call)
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.FAILED_PRECONDITION:
+                raise
+            raise Fenced(describe(error)) from error
+
+    def at(self, point: str) -> None:
+        """Be at a named point: if a trap waits here, go into it."""
+        try:
+            if json.loads(self.trap.read_text())["point"] != point:
+                return
+            claimed = self.trap.with_suffix(f".{os.getpid()}")
+            self.trap.rename(claimed)
+        except FileNotFoundError:
+            return  # there is none, or another trainer went into it
+        what = json.loads(claimed.read_text())["signal"]
+        tell("trapped", point=point)
+        os.kill(os.getpid(), signal.Signals[what])
+
+
+async def live(arguments: argparse.Namespace) -> None:
+    """Live one life, on the loop that its channels belong to."""
+    await Trainer(arguments).live()
+
+
+def main() -> int:
+    """Return the exit status."""
+    parser = argparse.ArgumentParser(description="A trainer without a model.")
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--run", required=True)
+    parser.add_argument("--broker", nargs="+", required=True, help="host:port of each broker")
+    parser.add_argument("--folder", type=Path, required=True, help="its own checkpoints")
+    parser.add_argument("--other", type=Path, nargs="*", default=[], help="the checkpoints of other trainers")
+    parser.add_argument("--trap", type=Path, required=True, help="file that says where to stop")
+    parser.add_argument("--pace", type=Path, required=True, help="file that says how many steps may be trained")
+    parser.add_argument("--member-ttl", type=float, required=True)
+    parser.add_argument("--control", choices=CONTROLS)
+    asyncio.run(live(parser.parse_args()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,251 @@
+"""The processes of a chaos run: two of each service over one Redis, fed by one feeder; kept, and listened to.
+
+Whoever has a broker or a reward service of his own has it tried by naming the command that starts it, e.g.
+`QUARTET_CHAOS_BROKER="/opt/my-broker --fast"`; it gets the path of the run file as its last argument.
+"""
+
+import asyncio
+import json
+import os
+import shlex
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import content
+from network import BROKERS, EVERYONE, REWARDS, ROLLOUTS, TRAINERS, Place
+from standin_trainer import CHECKPOINT_EVERY
+from victim import Victim
+
+from quartet_local.redis import find_server
+
+HERE = Path(__file__).resolve().parent
+ENVIRONMENTS = HERE.parents[1] / ".quartet" / "envs"
+
+RUN = "chaos"
+GROUPS_PER_STEP = 5
+TTL_SECONDS = 2.0  # of leases and members
+REDIS_TIMEOUT_SECONDS = 1.0
+_UNUSABLE = 2  # the status of a broker that finds no Redis at its start
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run.
+
+    Attributes:
+        folder: for data, logs, checkpoints; emptied by whoever gives it.
+        control: what the trainer leaves out (standin_trainer.CONTROLS).
+        trainers: 1 or 2.
+        durability: Redis' appendfsync.
+    """
+
+    folder: Path
+    groups: int
+    control: str = ""
+    trainers: int = 2
+    durability: str = "always"
+
+    def checkpoints(self, trainer: str) -> Path:
+        """Return the folder of a trainer's checkpoints."""
+        return self.folder / "checkpoints" / trainer
+
+
+class Town:
+    """All processes, and what they told."""
+
+    def __init__(self, plan: Plan, place: Place):
+        self.plan = plan
+        self.place = place
+        self.trap = plan.folder / "trap.json"
+        self.pace = plan.folder / "pace"
+        self.committed = 0  # groups, as far as heard
+        self.leader = ""  # name of the trainer that opened the newest session, as far as heard
+        self.told: Counter[str] = Counter()
+        self.finished = ""  # the trainer that finished the run
+        self.failure = ""
+        self.news = asyncio.Event()  # set at each; whoever waits for one clears it, and looks
+        self.trapped: asyncio.Queue[Victim] = asyncio.Queue()
+        self.victims: dict[str, Victim] = {}
+        self._keepers: dict[str, asyncio.Task] = {}
+        self._ended: set[str] = set()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        for name in ("logs", "redis"):
+            (self.plan.folder / name).mkdir(parents=True)
+        content.write_prompts(self.plan.folder / "prompts.jsonl", self.plan.groups)
+        commands = {"redis": self._redis(), "feeder": self._feeder()}
+        for name in (*BROKERS, *REWARDS):
+            commands[name] = self._service(name)
+        for name in ROLLOUTS:
+            commands[name] = self._rollout(name)
+        for name in TRAINERS[: self.plan.trainers]:
+            commands[name] = self._trainer(name)
+        for name in EVERYONE:
+            if name in commands:
+                command = self.place.command(name, commands[name])
+                self.victims[name] = Victim(name, command, self.plan.folder / "logs" / f"{name}.log", self._hear)
+
+    # What is run
+
+    def _redis(self) -> list[str]:
+        host, _, port = self.place.address("redis").rpartition(":")
+        options = {
+            "bind": host,
+            "port": port,
+            "protected-mode": "no",
+            "dir": str(self.plan.folder / "redis"),
+            "appendonly": "yes",
+            "appendfsync": self.plan.durability,
+            # Rewritten while it is killed; never where the tail is to be cut off, which must stay the tail.
+            "auto-aof-rewrite-min-size": "2mb",
+            "auto-aof-rewrite-percentage": "100" if self.plan.durability == "always" else "0",
+        }
+        return [find_server(), *(word for key, value in options.items() for word in (f"--{key}", value)), "--save", ""]
+
+    def _run_file(self, name: str) -> Path:
+        path = self.plan.folder / f"{name}.toml"
+        host, _, port = self.place.address("redis").rpartition(":")
+        sections: dict[str, dict[str, object]] = {
+            "run": {
+                "id": RUN,
+                "folder": str(self.plan.folder / "run"),
+                "group_size": content.GROUP_SIZE,
+                "groups_per_step": GROUPS_PER_STEP,
+                "max_staleness": 2,
+                "max_deliveries": 1000,  # nobody is to blame here
+                "max_queued_prompts": max(40, self.plan.groups // 20),
+                "prompt_lease_ttl": TTL_SECONDS,
+                "member_ttl": TTL_SECONDS,
+                "partial_batch": "train",
+            },
+            "security": {"insecure": True},
+            "server": {"metrics": False, "drain_seconds": 2.0},
+            "data": {"train": str(self.plan.folder / "prompts.jsonl")},
+            "broker": {
+                "redis_url": f"redis://{host}:{port}/0",
+                "redis_timeout": REDIS_TIMEOUT_SECONDS,
+                "sweep_interval": 0.5,
+            },
+        }
+        if name in (*BROKERS, *REWARDS):
+            sections["addresses"] = {name.partition("-")[0]: self.place.address(name)}
+        lines = []
+        for section, values in sections.items():
+            lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    def _service(self, name: str) -> list[str]:
+        kind = name.partition("-")[0]
+        named = os.environ.get(f"QUARTET_CHAOS_{kind.upper()}")
+        command = shlex.split(named) if named else [_python(kind), "-m", f"quartet_{kind}"]
+        return [*command, str(self._run_file(name))]
+
+    def _feeder(self) -> list[str]:
+        return [_python("dev"), str(HERE / "feeder.py"), str(self._run_file("feeder")), *self.brokers()]
+
+    def _rollout(self, name: str) -> list[str]:
+        rewards = [self.place.address(reward) for reward in REWARDS]
+        ttls = ["--lease-ttl", str(TTL_SECONDS), "--member-ttl", str(TTL_SECONDS)]
+        who = ["--name", name, "--run", RUN, "--broker", *self.brokers(), "--reward", *rewards]
+        return [_python("dev"), str(HERE / "standin_rollout.py"), *who, *ttls]
+
+    def _trainer(self, name: str) -> list[str]:
+        others = [str(self.plan.checkpoints(other)) for other in TRAINERS if other != name]
+        folder = self.plan.checkpoints(name)
+        folder.mkdir(parents=True)
+        who = ["--name", name, "--run", RUN, "--broker", *self.brokers(), "--member-ttl", str(TTL_SECONDS)]
+        where = ["--folder", str(folder), "--other", *others, "--trap", str(self.trap), "--pace", str(self.pace)]
+        control = ["--control", self.plan.control] if self.plan.control else []
+        return [_python("dev"), str(HERE / "standin_trainer.py"), *who, *where, *control]
+
+    def brokers(self) -> list[str]:
+        """Return the addresses of the brokers."""
+        return [self.place.address(broker) for broker in BROKERS]
+
+    # Keeping them
+
+    def start(self) -> None:
+        """Start all, and again whatever dies."""
+        for name, victim in self.victims.items():
+            self._keepers[name] = asyncio.create_task(self._keep(victim), name=f"keep {name}")
+
+    async def _keep(self, victim: Victim) -> None:
+        while True:
+            await victim.allowed.wait()
+            await victim.start()
+            status = await victim.wait()
+            if self.leader == victim.name:
+                self.leader = ""
+            if status == 0 and not victim.killed and victim.kind in ("rollout", "trainer"):
+                self._ended.add(victim.name)
+                self.news.set()
+                return
+            if status == 0 and not victim.killed and victim.kind == "feeder":
+                victim.allowed.clear()  # it has done its work; a fault may have it do it again
+            elif not victim.killed:
+                if not (victim.kind == "broker" and status == _UNUSABLE):
+                    self.fail(f"{victim.name} ended by itself with status {status}: {victim.last_line}")
+                    return
+                await asyncio.sleep(0.1)
+
+    def fail(self, why: str) -> None:
+        """The run has failed."""
+        if not self.failure:
+            self.failure = why
+        self.news.set()
+
+    @property
+    def over(self) -> bool:
+        """True when the run is finished and its workers have left."""
+        return {name for name in self.victims if name.startswith(("rollout", "trainer"))} <= self._ended
+
+    async def close(self) -> None:
+        """End all that runs, the clients first."""
+        for keeper in self._keepers.values():
+            keeper.cancel()
+        await asyncio.gather(*self._keepers.values(), return_exceptions=True)
+        for kinds in (("rollout", "trainer", "feeder"), ("broker", "reward"), ("redis",)):
+            await asyncio.gather(*(victim.end() for victim in self.victims.values() if victim.kind in kinds))
+
+    # Listening to them
+
+    def _hear(self, victim: Victim, event: Mapping[str, Any]) -> None:
+        what = event["event"]
+        self.told[f"put {event['outcome']}" if what == "put" else what] += 1
+        match what:
+            case "leading":
+                self.leader = victim.name
+                self._reached(event["step"])
+            case "committed":
+                self._reached(event["step"])
+            case "fenced":
+                if self.leader == victim.name:
+                    self.leader = ""
+            case "trapped":
+                victim.killed = True
+                victim.ready.clear()
+                self.trapped.put_nowait(victim)
+            case "finished":
+                self.finished = victim.name
+            case "fault":
+                self.fail(f"{victim.name}: {event['what']}")
+        self.news.set()
+
+    def _reached(self, step: int) -> None:
+        self.committed = max(self.committed, min(self.plan.groups, step * GROUPS_PER_STEP))
+
+    def allow(self, groups: int) -> None:
+        """Let the trainer train this many groups and two checkpoints more: faults are to keep up with it."""
+        ahead = 2 * CHECKPOINT_EVERY * GROUPS_PER_STEP
+        writing = self.pace.with_suffix(".writing")
+        writing.write_text(str((groups + ahead) // GROUPS_PER_STEP))
+        writing.rename(self.pace)
+
+
+def _python(environment: str) -> str:
+    return str(ENVIRONMENTS / environment / "bin" / "python")

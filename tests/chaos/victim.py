@@ -1,0 +1,149 @@
+"""A process that faults are done to: under the guard, so that nothing of it stays behind; its lines logged and read."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from quartet_local import guard
+
+GRACE_SECONDS = 3.0
+CHILD_SECONDS = 10.0  # for the guard to start what it guards
+_SERVING = ("serving at", "Ready to accept connections")
+_PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
+
+
+class Victim:
+    """A command that is started again and again.
+
+    Args:
+        name: "broker-a"; what stands before the last dash is its kind.
+        command: with its arguments.
+        log: file that its output is appended to.
+        heard: called with the victim and each event that a stand-in tells.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        heard: Callable[["Victim", Mapping[str, Any]], None],
+    ):
+        self.name = name
+        self.kind = name.partition("-")[0]
+        self.log = log
+        self.command = list(command)
+        self.starts = 0
+        self.ready = asyncio.Event()  # it works: a fault now hits something
+        self.allowed = asyncio.Event()  # it may be started
+        self.allowed.set()
+        self.killed = False  # by us, in this life
+        self.paused = False
+        self.last_line = ""
+        self._heard = heard
+        self._guard: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task | None = None
+
+    async def start(self) -> None:
+        """Start a life."""
+        self.starts += 1
+        self.killed, self.paused, self.last_line = False, False, ""
+        guarded = [sys.executable, "-I", "-S", guard.__file__, str(GRACE_SECONDS), *self.command]
+        self._guard = await asyncio.create_subprocess_exec(
+            *guarded,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            env=_environment(),
+        )
+        self._reading = asyncio.create_task(self._read(self._guard.stdout))
+
+    async def wait(self) -> int:
+        """Wait for the end of the present life; its exit status (128 + n: killed by signal n)."""
+        assert self._guard is not None and self._reading is not None
+        status = await self._guard.wait()
+        self.ready.clear()
+        await self._reading
+        return status
+
+    @property
+    def running(self) -> bool:
+        """True between start and end."""
+        return self._guard is not None and self._guard.returncode is None
+
+    async def process(self) -> psutil.Process:
+        """Return the process itself, which is the guard's first child. Raises psutil.NoSuchProcess if it has ended."""
+        assert self._guard is not None
+        async with asyncio.timeout(CHILD_SECONDS):
+            while True:
+                children = psutil.Process(self._guard.pid).children()
+                if children:
+                    return min(children, key=lambda child: (child.create_time(), child.pid))
+                await asyncio.sleep(0.01)
+
+    async def kill(self) -> None:
+        """SIGKILL the process: what it started is then ended by the guard."""
+        self.killed = True
+        self.ready.clear()
+        (await self.process()).kill()
+
+    async def terminate(self) -> None:
+        """SIGTERM the process, as whoever drains it does."""
+        self.killed = True
+        self.ready.clear()
+        (await self.process()).terminate()
+
+    async def pause(self) -> psutil.Process:
+        """SIGSTOP the process; return it, to be resumed."""
+        process = await self.process()
+        self.paused = True
+        process.suspend()
+        return process
+
+    async def end(self) -> None:
+        """End it for good, with all it started: SIGTERM, after the grace SIGKILL."""
+        self.allowed.clear()
+        self.killed = True
+        if not self.running or self._guard is None:
+            return
+        for _ in range(2):  # the guard kills at the second one
+            if self._guard.returncode is None:
+                self._guard.send_signal(signal.SIGTERM)
+                try:
+                    async with asyncio.timeout(GRACE_SECONDS):
+                        await self._guard.wait()
+                except TimeoutError:
+                    continue
+
+    async def _read(self, output: asyncio.StreamReader | None) -> None:
+        assert output is not None
+        with self.log.open("ab") as log:
+            while line := await output.readline():
+                log.write(line)
+                log.flush()
+                self._take(line.decode(errors="replace").strip())
+
+    def _take(self, line: str) -> None:
+        self.last_line = line or self.last_line
+        if line.startswith('{"event"'):
+            event = json.loads(line)
+            if event["event"] == "ready":
+                self.ready.set()
+            self._heard(self, event)
+        elif any(words in line for words in _SERVING):
+            self.ready.set()
+
+
+def _environment() -> dict[str, str]:
+    """What the children see: no proxy stands between the namespaces, and no path leads them to other packages."""
+    environment = {key: value for key, value in os.environ.items() if key.lower() not in _PROXIES}
+    environment.pop("PYTHONPATH", None)
+    return {**environment, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
