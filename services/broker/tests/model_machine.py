@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from model_reference import LEASE_TTL, MEMBER_TTL, RESULT_TTL, Clock, Reference, Refused, Spec
 from model_view import look
 from quartet.v1 import broker_pb2 as pb
+from quartet.v1.experience_pb2 import ExperienceGroup
 from world import EVALUATE, SERVE, TRAIN, World, group, instance
 
 from quartet_broker import keys
@@ -76,6 +77,13 @@ twice = st.sampled_from([1, 1, 1, 2])  # the answer was lost: the call is made a
 picks = st.lists(st.integers(0, 24), min_size=1, max_size=6)
 sizes = st.sampled_from([0, 50, 300, 900])
 _numbers = itertools.count()
+
+
+def _bytes_of(put: ExperienceGroup) -> int:
+    """Return what a group counts for: all that is kept of it."""
+    transcript = len(put.transcript)
+    content = ExperienceGroup(header=put.header, tensors=put.tensors)
+    return len(content.SerializeToString()) + transcript
 
 
 class BrokerMachine(RuleBasedStateMachine):
@@ -376,18 +384,17 @@ class BrokerMachine(RuleBasedStateMachine):
         for n, lease in enumerate(leases):
             version = max(0, lease.version)
             puts.append(group(lease.granted, version, version + mixed, size + n))
-        names = [put.group.header.instance_id for put in puts]
-        expected = [
-            lambda put=put, name=name: side.model.put(
-                name,
+        told = [
+            (
+                put.group.header.instance_id,
                 put.lease_id,
-                len(put.group.header.SerializeToString()) + len(put.group.tensors) + len(put.group.transcript),
+                _bytes_of(put.group),
                 put.group.header.min_policy_version,
                 put.group.header.max_policy_version,
             )
-            for put, name in zip(puts, names, strict=True)
+            for put in puts
         ]
-        self._both(lambda: [expect() for expect in expected], side.world.put(*puts), lambda outcomes: outcomes)
+        self._both(lambda: side.model.put(told), side.world.put(*puts), lambda outcomes: outcomes)
 
     @rule(side=sides, most=st.integers(2, 6), lag=st.integers(0, 2), size=sizes)
     def roll_out(self, side: int, most: int, lag: int, size: int) -> None:

@@ -129,6 +129,9 @@ class Reference:
             "ready": [(name, self.groups[name].version) for name in self.ready],
             "batches": {step: (self.batch_state[step], list(names)) for step, names in self.batches.items()},
             "open bytes": self.bytes_of(*OPEN),
+            "batch bytes": {
+                step: sum(self.groups[name].size for name in names) for step, names in self.batches.items()
+            },
             "dead": dict(self.dead),
             "results": {pool: dict(kept) for pool, kept in self.results.items() if kept},
             "members": dict(self.members),
@@ -397,8 +400,14 @@ class Reference:
                 requeued += 1
         return requeued, dead, lost
 
-    def put(self, name: str, lease: str, size: int, oldest: int, newest: int) -> str:
-        """PutExperience of one group; return its outcome."""
+    def put(self, puts: list[tuple[str, str, int, int, int]]) -> list[str]:
+        """PutExperience of (name, lease, bytes, oldest version, newest version) of each; return the outcomes."""
+        outcomes = [self._put_one(*put) for put in puts]
+        if "LEASE_LOST" in outcomes:
+            self._expire_leases()
+        return outcomes
+
+    def _put_one(self, name: str, lease: str, size: int, oldest: int, newest: int) -> str:
         group = self.groups.get(name)
         if group and group.state in (*OPEN, "TRAINED", *SETTLED):
             self.since["duplicates"] += 1
@@ -406,7 +415,6 @@ class Reference:
         if self.state != "ACTIVE":
             return "FINISHED"
         if group is None or self._holds(lease) != name:
-            self._expire_leases()
             return "LEASE_LOST"
         if group.purpose == "TRAIN":
             return self._put_training(name, group, size, oldest)
@@ -477,7 +485,8 @@ class Reference:
             self.dead.pop(name, None)
             if group.step >= 0:
                 self.batches[group.step].remove(name)
-                self.batch_state[group.step] = "SHORT"
+                if self.batch_state[group.step] != "TRAINED":
+                    self.batch_state[group.step] = "SHORT"
             self._settle(name, "COMMITTED")
         self.since["committed"] += 1
 
