@@ -3,7 +3,8 @@
 import sys
 from typing import Any
 
-from quartet_broker.config import BrokerSection, without_password
+from quartet_broker.config import BrokerSection
+from quartet_broker.redis_url import without_password
 from quartet_common.cli import service_main
 from quartet_common.config import LoadedConfig
 

@@ -10,16 +10,23 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from redis.asyncio import Redis
+from redis.asyncio.client import PubSub
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from quartet_broker import keys
+from quartet_broker.servers import Servers
 from quartet_common.log import get_logger
 
 log = get_logger(__name__)
 
 EVERYONE = "*"
 _RECONNECT_SECONDS = 0.5
+_LOOK_SECONDS = 1.0
+# A subscription that is silent for this long is asked whether it lives, and given as long to answer.
+_SILENT_SECONDS = 5.0
+# Nodes of a Cluster pass bells on without a receipt: everyone looks again this often.
+_RELAYED_SECONDS = 15.0
 
 
 class Waiter:
@@ -57,8 +64,8 @@ class Waiter:
 class Bell:
     """One subscription to the changes of all runs, shared by all calls of this process."""
 
-    def __init__(self, redis: Redis):
-        self._redis = redis
+    def __init__(self, servers: Servers):
+        self._servers = servers
         self._waiters: dict[str, set[Waiter]] = defaultdict(set)
         self.closed = False
         self.listening = asyncio.Event()
@@ -76,19 +83,39 @@ class Bell:
                 del self._waiters[run_id]
 
     async def listen(self) -> None:
-        """Subscribe for ever; subscribe again when the subscription breaks."""
+        """Subscribe for ever; subscribe again when the subscription breaks, or the servers are others."""
         while not self.closed:
             try:
-                async with self._redis.pubsub() as subscription:
+                server = await self._servers.any()
+                async with server.pubsub() as subscription:
                     await subscription.psubscribe(keys.BELLS)
-                    while not self.closed:
-                        message = await subscription.get_message(timeout=5.0)
-                        if message is not None:
-                            self._hear(message)
+                    await self._hear_all(subscription, self._servers.changes)
             except (RedisError, OSError) as error:
-                self.listening.clear()
+                self._servers.doubt()
                 log.warning("subscription to Redis broke, trying again: %s", error)
                 await asyncio.sleep(_RECONNECT_SECONDS)
+            finally:
+                self.listening.clear()
+
+    async def _hear_all(self, subscription: PubSub, changes: int) -> None:
+        """Hear what comes until the servers are others. Raises RedisConnectionError if it is mute."""
+        loop = asyncio.get_running_loop()
+        heard = woken = loop.time()
+        asked = False
+        while not self.closed and self._servers.changes == changes:
+            message = await subscription.get_message(timeout=_LOOK_SECONDS)
+            now = loop.time()
+            if message is not None:
+                heard, asked = now, False
+                self._hear(message)
+            elif now - heard > 2 * _SILENT_SECONDS:
+                raise RedisConnectionError(f"the server was silent for {now - heard:.0f} s")
+            elif now - heard > _SILENT_SECONDS and not asked:
+                asked = True
+                await subscription.ping()
+            if self._servers.relayed and now - woken > _RELAYED_SECONDS:
+                woken = now
+                self._wake_all(missed=True)
 
     def _hear(self, message: dict) -> None:
         if message["type"] == "psubscribe":

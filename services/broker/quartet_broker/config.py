@@ -1,22 +1,27 @@
 """The [broker] section of the run file."""
 
-from urllib.parse import urlsplit, urlunsplit
-
 from pydantic import Field, field_serializer, field_validator
 
+from quartet_broker.redis_url import parse, without_password
 from quartet_common.config import Section
-
-_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 class BrokerSection(Section):
     """[broker]: which Redis, and what it may hold for people and results."""
 
     redis_url: str = Field(
-        "redis://127.0.0.1:6379/0", description="Redis 6.2 or later: redis://, rediss:// (TLS) or unix://."
+        "redis://127.0.0.1:6379/0",
+        description="Redis 6.2 or later, or Valkey: redis://, unix://, redis+sentinel://host:port,…/master or "
+        "redis+cluster://host:port,…; with TLS rediss://, rediss+sentinel://, rediss+cluster://.",
     )
     redis_timeout: float = Field(5.0, gt=0, description="Seconds to wait for an answer of Redis.")
-    redis_connections: int = Field(64, ge=2, description="Most connections to Redis.")
+    redis_connections: int = Field(64, ge=2, description="Most connections to a Redis server.")
+    redis_replicas: int = Field(
+        0, ge=0, description="Replicas that must have a change before the call that made it is answered (WAIT)."
+    )
+    finished_run_ttl: float = Field(
+        0.0, ge=0, description="Seconds after its end at which a run is deleted with all its data; 0: never."
+    )
     sweep_interval: float = Field(1.0, gt=0, le=60, description="Seconds between sweeps of expired leases and members.")
     sample_events_per_step: int = Field(2, ge=0, description="Groups per policy version shown as GroupSample events.")
     max_result_bytes: int = Field(
@@ -28,19 +33,10 @@ class BrokerSection(Section):
 
     @field_validator("redis_url")
     @classmethod
-    def _known_scheme(cls, value: str) -> str:
-        if not value.startswith(_SCHEMES):
-            raise ValueError(f"must begin with one of {', '.join(_SCHEMES)}")
+    def _can_be_read(cls, value: str) -> str:
+        parse(value)
         return value
 
     @field_serializer("redis_url", when_used="json")
     def _hide_password(self, value: str) -> str:
         return without_password(value)
-
-
-def without_password(url: str) -> str:
-    """Return a Redis URL fit for logs and messages."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{parts.netloc.rpartition('@')[2]}"))

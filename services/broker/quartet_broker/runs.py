@@ -43,8 +43,7 @@ class Runs:
         spec = complete(request.spec)
         event = state_event(broker_pb2.RUN_STATE_ACTIVE)
         # Listed before it stands: a run is never there without being listed. ListRuns leaves out what does not stand.
-        with self._store.failures():
-            await self._store.redis.zadd(keys.RUNS, {spec.run_id: time.time() * 1000}, nx=True)
+        await self._store.read([("ZADD", keys.RUNS, "NX", time.time() * 1000, spec.run_id)])
         reply = await self._store.run(
             "create_run", spec.run_id, spec.SerializeToString(), event, *script_fields(spec, self._section)
         )

@@ -1,37 +1,68 @@
 """Puts the broker together: Redis, the servicer, the subscription, the sweeper."""
 
-import redis
-from quartet.v1 import broker_pb2_grpc
+import asyncio
 
-from quartet_broker.config import BrokerSection, without_password
+from quartet.v1 import broker_pb2_grpc
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from quartet_broker.config import BrokerSection
+from quartet_broker.redis_url import parse, without_password
+from quartet_broker.servers import connect
 from quartet_broker.servicer import BrokerServicer
-from quartet_broker.store import connect
 from quartet_broker.sweeper import Sweeper
 from quartet_common.config import ConfigError, LoadedConfig
 from quartet_common.host import ServiceHost
+from quartet_common.log import get_logger
+
+log = get_logger(__name__)
 
 _OLDEST_REDIS = (6, 2)
 
 
 def check_redis(section: BrokerSection) -> str:
-    """Return the version of the configured Redis. Raises ConfigError if it does not answer or is too old."""
+    """Return name and version of the configured Redis. Raises ConfigError if it does not answer or cannot be used."""
     where = without_password(section.redis_url)
     try:
-        with redis.Redis.from_url(section.redis_url, socket_timeout=section.redis_timeout) as client:
-            version = client.info("server")["redis_version"]
-    except (redis.RedisError, OSError, ValueError) as error:
+        return asyncio.run(_check_all(section, where))
+    except (RedisError, OSError, ValueError, TypeError) as error:
         raise ConfigError(f"Redis at {where} does not answer ({error}): start it, or set broker.redis_url") from error
+
+
+async def _check_all(section: BrokerSection, where: str) -> str:
+    servers = connect(section)
+    try:
+        versions = [await _check(server, section, where) for server in await servers.all()]
+        return ", ".join(dict.fromkeys(versions))
+    finally:
+        await servers.aclose()
+
+
+async def _check(server: Redis, section: BrokerSection, where: str) -> str:
+    info = await server.info("server")
+    version = info["redis_version"]
     if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST_REDIS:
         raise ConfigError(f"Redis at {where} is version {version}: 6.2 or later is needed")
+    clustered = info.get("redis_mode") == "cluster"
+    if clustered != (parse(section.redis_url).form == "cluster"):
+        cure = "write redis+cluster://" if clustered else "write redis://"
+        description = "a node of a Cluster" if clustered else "no Cluster"
+        raise ConfigError(f"Redis at {where} is {description}: {cure} in broker.redis_url")
+    memory = await server.info("memory")
+    if memory["maxmemory"] and memory["maxmemory_policy"] != "noeviction":
+        policy = memory["maxmemory_policy"]
+        log.warning("Redis at %s may evict experience: set maxmemory-policy noeviction, not %s", where, policy)
+    if "valkey_version" in info:
+        return f"valkey {info['valkey_version']}"
     return version
 
 
 async def serve(config: LoadedConfig[BrokerSection], host: ServiceHost) -> None:
     """Serve until stopped."""
     section = config.section
-    client = connect(section)
+    servers = connect(section)
     try:
-        servicer = BrokerServicer(client, section)
+        servicer = BrokerServicer(servers, section)
         broker_pb2_grpc.add_BrokerServiceServicer_to_server(servicer, host.server)
         host.capabilities.append("broker.redis")
         host.on_drain(servicer.bell.close)
@@ -40,4 +71,4 @@ async def serve(config: LoadedConfig[BrokerSection], host: ServiceHost) -> None:
         host.spawn(sweeper.run(), "sweeper")
         await host.run()
     finally:
-        await client.aclose()
+        await servers.aclose()

@@ -1,7 +1,6 @@
 """BrokerService: each RPC handed on to the part it is about."""
 
 from quartet.v1 import broker_pb2, broker_pb2_grpc
-from redis.asyncio import Redis
 
 from quartet_broker.audit import Audit
 from quartet_broker.bell import Bell
@@ -14,6 +13,7 @@ from quartet_broker.members import Members
 from quartet_broker.prompts import Prompts
 from quartet_broker.results import Results
 from quartet_broker.runs import Runs, state_value
+from quartet_broker.servers import Servers
 from quartet_broker.sessions import Sessions
 from quartet_broker.store import Store
 
@@ -24,9 +24,9 @@ from quartet_broker.store import Store
 class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
     """The contract's methods over one Redis."""
 
-    def __init__(self, redis: Redis, section: BrokerSection):
-        self.store = Store(redis, section)
-        self.bell = Bell(redis)
+    def __init__(self, servers: Servers, section: BrokerSection):
+        self.store = Store(servers, section)
+        self.bell = Bell(servers)
         self.members = Members(self.store, self.bell)
         self.runs = Runs(self.store, self.members, section)
         self.prompts = Prompts(self.store, self.bell)

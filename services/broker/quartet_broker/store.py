@@ -1,50 +1,53 @@
 """Redis, and what its failures mean to callers."""
 
+import asyncio
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import MovedError, NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from quartet_broker import keys
-from quartet_broker.config import BrokerSection, without_password
-from quartet_broker.scripts import script
+from quartet_broker.config import BrokerSection
+from quartet_broker.redis_url import without_password
+from quartet_broker.scripts import Script, script
+from quartet_broker.servers import Servers, Single, connect
 from quartet_common.errors import ContractError, failed_precondition, not_found, unavailable
 
 Value = str | bytes | int | float
 
 # Redis answers but cannot write just now. Inside a script the code stands somewhere in the sentence.
-_REFUSAL = re.compile(r"\b(OOM|READONLY|MISCONF|LOADING|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY)\b")
-# The client has taken the code off the sentence where it knows it.
-_REFUSAL_TYPES = {OutOfMemoryError: "OOM", ReadOnlyError: "READONLY"}
-
-
-def connect(section: BrokerSection, **options: Any) -> Redis:
-    """Return a Redis client. It never retries by itself: callers are told UNAVAILABLE, and know what is idempotent."""
-    pool = BlockingConnectionPool.from_url(
-        section.redis_url,
-        max_connections=section.redis_connections,
-        timeout=section.redis_timeout,
-        socket_timeout=section.redis_timeout,
-        socket_connect_timeout=section.redis_timeout,
-        retry=Retry(NoBackoff(), 0),
-        **options,
-    )
-    return Redis.from_pool(pool)
+_REFUSAL = re.compile(
+    r"\b(OOM|READONLY|MISCONF|LOADING|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY|ASK|MOVED)\b|non local key"
+)
+# Of these, what says that the key's server is another now, or soon will be.
+_ELSEWHERE = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "ASK", "MOVED")
+# A server that has forgotten the scripts, or that says where the run is now, did nothing: go on there.
+_ATTEMPTS = 4
+_SCANNED = 1000
 
 
 class Store:
     """Runs scripts and commands on Redis, with its failures turned into the contract's errors."""
 
-    def __init__(self, redis: Redis, section: BrokerSection):
-        self.redis = redis
+    def __init__(self, servers: Servers, section: BrokerSection):
+        self.servers = servers
         self._where = f"Redis at {without_password(section.redis_url)}"
+        self._replicas = section.redis_replicas
+        self._replicas_ms = int(section.redis_timeout * 800)  # so that Redis answers before we give up
+
+    @property
+    def redis(self) -> Redis:
+        """The client of a single server; with several there is none, but `client`."""
+        return cast(Single, self.servers).client
+
+    async def client(self, run_id: str) -> Redis:
+        """Return the server that has a run's keys. Use it within `failures`."""
+        return await self.servers.of(keys.run(run_id))
 
     @contextmanager
     def failures(self) -> Iterator[None]:
@@ -52,18 +55,21 @@ class Store:
         try:
             yield
         except (RedisConnectionError, RedisTimeoutError, OSError) as error:
+            self.servers.doubt()
             raise unavailable(self._where, f"it does not answer: {error}; retry") from error
         except ResponseError as error:
-            refusal = _REFUSAL_TYPES.get(type(error)) or _REFUSAL.search(str(error))
+            refusal = _refusal(error)
             if refusal is None:
                 raise
-            code = refusal if isinstance(refusal, str) else refusal[0]
-            raise unavailable(self._where, f"it refuses writes ({code}); nothing was changed; retry") from error
+            if refusal in _ELSEWHERE:
+                self.servers.doubt()
+            raise unavailable(self._where, f"it refuses writes ({refusal}); nothing was changed; retry") from error
 
     async def ping(self) -> None:
-        """Raise UNAVAILABLE unless Redis answers."""
+        """Raise UNAVAILABLE unless Redis answers; of several servers, each that has keys."""
         with self.failures():
-            await self.redis.ping()
+            await self.servers.look()
+            await asyncio.gather(*(server.ping() for server in await self.servers.all()))
 
     async def run(self, name: str, run_id: str, *arguments: Value) -> list[Any]:
         """Run one script for a run and return its answer.
@@ -82,15 +88,18 @@ class Store:
         With `missing_ok` a run that does not exist is no error: the script's answer tells.
         """
         chosen, key = script(name), keys.run(run_id)
+        replies: list[Any] = [None] * len(calls)
+        left = list(range(len(calls)))
         with self.failures():
-            replies = await self._evaluate(chosen.sha, key, calls)
-            if any(isinstance(reply, NoScriptError) for reply in replies):
-                # A Redis that was restarted has forgotten the scripts; a call that found none did nothing.
-                await self.redis.script_load(chosen.text)
-                missed = [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
-                again = await self._evaluate(chosen.sha, key, [calls[n] for n in missed])
-                for n, reply in zip(missed, again, strict=True):
-                    replies[n] = reply
+            for _ in range(_ATTEMPTS):
+                server = await self.servers.of(key)
+                answers = await self._evaluate(server, chosen, key, [calls[n] for n in left])
+                for n, answer in zip(left, answers, strict=True):
+                    replies[n] = answer
+                left = [n for n in left if isinstance(replies[n], NoScriptError | MovedError)]
+                if not left:
+                    break
+                await self._follow(server, chosen, replies[left[0]])
             for reply in replies:
                 if isinstance(reply, Exception):
                     raise reply
@@ -99,24 +108,94 @@ class Store:
                 _refuse_common(run_id, reply)
         return replies
 
-    async def _evaluate(self, sha: str, key: str, calls: Sequence[Sequence[Value]]) -> list[Any]:
-        if len(calls) == 1:
+    async def _follow(self, server: Redis, chosen: Script, error: NoScriptError | MovedError) -> None:
+        if isinstance(error, MovedError):
+            self.servers.moved(error)
+        else:
+            await server.script_load(chosen.text)
+
+    async def _evaluate(self, server: Redis, chosen: Script, key: str, calls: Sequence[Sequence[Value]]) -> list[Any]:
+        if len(calls) == 1 and not self._replicas:
             try:
-                return [await self.redis.evalsha(sha, 1, key, *calls[0])]
-            except NoScriptError as error:
+                return [await server.evalsha(chosen.sha, 1, key, *calls[0])]
+            except (NoScriptError, MovedError) as error:
                 return [error]
-        async with self.redis.pipeline(transaction=False) as pipeline:
+        async with server.pipeline(transaction=False) as pipeline:
             for arguments in calls:
-                pipeline.evalsha(sha, 1, key, *arguments)
-            return await pipeline.execute(raise_on_error=False)
+                pipeline.evalsha(chosen.sha, 1, key, *arguments)
+            if not self._replicas:
+                return await pipeline.execute(raise_on_error=False)
+            pipeline.execute_command("WAIT", self._replicas, self._replicas_ms)
+            *answers, reached = await pipeline.execute(raise_on_error=False)
+        self._check_replicas(answers, reached)
+        return answers
+
+    def _check_replicas(self, answers: list[Any], reached: Any) -> None:
+        if isinstance(reached, Exception) and not any(isinstance(answer, Exception) for answer in answers):
+            raise reached
+        if isinstance(reached, int) and reached < self._replicas:
+            description = (
+                f"{reached} of {self._replicas} replicas (broker.redis_replicas) have the change in time; retry"
+            )
+            raise unavailable(self._where, description)
 
     async def read(self, commands: Iterable[tuple[Value, ...]]) -> list[Any]:
-        """Run read commands in one round trip; their raw answers, in order."""
+        """Run commands in one round trip, to each server those for its keys; their raw answers, in order.
+
+        The first argument of each command is a key; if it has more, they are of the same run.
+        """
+        wanted = list(commands)
+        answers: list[Any] = [None] * len(wanted)
+        left = list(range(len(wanted)))
         with self.failures():
-            async with self.redis.pipeline(transaction=False) as pipeline:
-                for command in commands:
-                    pipeline.execute_command(*command)
-                return await pipeline.execute()
+            for _ in range(_ATTEMPTS):
+                places: dict[int, tuple[Redis, list[int]]] = {}
+                for n in left:
+                    server = await self.servers.of(wanted[n][1])
+                    places.setdefault(id(server), (server, []))[1].append(n)
+                await asyncio.gather(
+                    *(self._execute(server, wanted, which, answers) for server, which in places.values())
+                )
+                left = [n for n in left if isinstance(answers[n], MovedError)]
+                if not left:
+                    break
+                for n in left:
+                    self.servers.moved(answers[n])
+            for answer in answers:
+                if isinstance(answer, Exception):
+                    raise answer
+        return answers
+
+    async def _execute(self, server: Redis, wanted: Sequence, which: Sequence[int], answers: list[Any]) -> None:
+        async with server.pipeline(transaction=False) as pipeline:
+            for n in which:
+                pipeline.execute_command(*wanted[n])
+            for n, answer in zip(which, await pipeline.execute(raise_on_error=False), strict=True):
+                answers[n] = answer
+
+    async def scan(self, run_id: str) -> AsyncIterator[list[bytes]]:
+        """Yield the keys of a run, some at a time, a key perhaps twice; keys that come meanwhile may be missing.
+
+        A Cluster knows the keys of a slot. Elsewhere this goes through all the keys there are.
+        """
+        cursor = 0
+        with self.failures():
+            server = await self.client(run_id)
+            while True:
+                command = ("SCAN", cursor, "MATCH", keys.prefix(run_id) + "*", "COUNT", _SCANNED)
+                cursor, found = await server.execute_command(*command)
+                yield found
+                if cursor == 0:
+                    return
+
+
+def _refusal(error: ResponseError) -> str | None:
+    """Return the code of an error by which Redis refuses just now, None if it is another."""
+    code = getattr(error, "status_code", None)
+    found = _REFUSAL.search(f"{code or ''} {error}")
+    if found is None:
+        return None
+    return found[1] or "ASK"  # a script met a key of a slot that is being moved
 
 
 def _refuse_common(run_id: str, reply: list[Any]) -> None:
