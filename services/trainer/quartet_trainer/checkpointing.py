@@ -9,10 +9,11 @@ from typing import Any
 
 from quartet.v1 import broker_pb2, trainer_pb2
 
+from quartet_common.checkpoints import read_manifest
 from quartet_common.durations import to_duration
 from quartet_common.ledger import LEDGER_FILE, Ledger, LedgerError
 from quartet_common.log import get_logger
-from quartet_trainer.checkpoints import CheckpointFolder, checkpoint_folder, find_checkpoints, prune, read_manifest
+from quartet_trainer.checkpoints import CheckpointFolder, checkpoint_folder, find_checkpoints, prune
 from quartet_trainer.control import Stopped
 from quartet_trainer.errors import TrainingError
 from quartet_trainer.learner.base import Learner

@@ -3,18 +3,12 @@
 | module | holds |
 |---|---|
 | `atomic` | `atomic_folder`: write aside, fsync, rename |
-| `catalog` | `checkpoint_folder`, `find_checkpoints`, `prune`, `read_manifest` |
+| `catalog` | `checkpoint_folder`, `find_checkpoints`, `prune` |
 
 What is in a checkpoint is the learner's business (`quartet_trainer.learner.storage`).
 """
 
 from quartet_trainer.checkpoints.atomic import atomic_folder
-from quartet_trainer.checkpoints.catalog import (
-    CheckpointFolder,
-    checkpoint_folder,
-    find_checkpoints,
-    prune,
-    read_manifest,
-)
+from quartet_trainer.checkpoints.catalog import CheckpointFolder, checkpoint_folder, find_checkpoints, prune
 
-__all__ = ["CheckpointFolder", "atomic_folder", "checkpoint_folder", "find_checkpoints", "prune", "read_manifest"]
+__all__ = ["CheckpointFolder", "atomic_folder", "checkpoint_folder", "find_checkpoints", "prune"]

@@ -10,9 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-MANIFEST = "manifest.json"
-WRITING_PREFIX = ".writing-"
-REPLACED_SUFFIX = ".replaced"
+from quartet_common.checkpoints import MANIFEST, REPLACED_SUFFIX, WRITING_PREFIX
 
 
 @contextmanager

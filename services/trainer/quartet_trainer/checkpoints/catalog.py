@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from quartet_trainer.checkpoints.atomic import MANIFEST, REPLACED_SUFFIX, WRITING_PREFIX
+from quartet_common.checkpoints import MANIFEST, REPLACED_SUFFIX, WRITING_PREFIX, read_manifest
 
 
 @dataclass(frozen=True)
@@ -61,24 +59,7 @@ def prune(root: Path, keep_last: int) -> list[CheckpointFolder]:
     return surplus
 
 
-def read_manifest(path: Path) -> dict[str, Any] | None:
-    """The manifest of a folder whose files are all there, or None."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
-        return None
-    for name, size in manifest["files"].items():
-        file = path / name
-        if not file.is_file() or file.stat().st_size != size:
-            return None
-    return manifest
-
-
 def _complete(path: Path) -> CheckpointFolder | None:
-    if path.name.startswith(WRITING_PREFIX):
-        return None
     manifest = read_manifest(path)
     if manifest is None or not isinstance(manifest.get("step"), int):
         return None

@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from quartet_trainer.checkpoints.catalog import read_manifest
+from quartet_common.checkpoints import read_manifest
 from quartet_trainer.learner.base import LearnerError
 from quartet_trainer.learner.model_folder import copy_companions
 

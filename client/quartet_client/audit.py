@@ -1,0 +1,193 @@
+"""`audit`: does each prompt group count exactly once in the weights? The broker's books against the trainer's ledger.
+
+The broker says what became of every instance; the newest complete checkpoint says, by its ledger, what is in its
+weights. Each is kept by another process, on another disk, so that where both agree neither can have lost or repeated a
+group on its own. `docs/audit.md` says what follows from that, and what does not.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+_NAMED = 10
+_UNDER_WAY = ("queued", "leased", "ready", "leased_to_trainer", "trained")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the broker has a training instance; `state` as GroupState in broker.proto, `step` -1 if none."""
+
+    state: str
+    step: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """A run as its broker knows it.
+
+    Attributes:
+        state: "active", "succeeded", "failed" or "cancelled".
+        policy_version, committed_step: steps marked trained; steps known to be durable.
+        max_steps: steps after which the run ends; 0: when the prompts end.
+        places: every training instance that the broker remembers.
+        forgotten: settled ones that it no longer remembers one by one.
+        faults: what the broker found wrong with its own books, in words.
+    """
+
+    run_id: str
+    created_at: str = ""
+    state: str = "active"
+    policy_version: int = 0
+    committed_step: int = 0
+    prompts_ended: bool = False
+    max_steps: int = 0
+    places: Mapping[str, Place] = field(default_factory=dict)
+    forgotten: int = 0
+    faults: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The newest complete checkpoint: the steps in it, and (step, instance ids) of each line of its ledger."""
+
+    step: int = 0
+    ledger: Sequence[tuple[int, Sequence[str]]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """What an audit found. All but `faults` are numbers of training instances.
+
+    Attributes:
+        checkpoint_step: steps in the checkpoint that was compared; 0: there is none.
+        exactly_once: in the checkpoint's weights once, and known to the broker as trained.
+        lost: committed at the broker, but in no weights.
+        twice: in the checkpoint's weights more than once.
+        stuck: the run is over, and nothing will move them any more though something should have.
+        dropped: taken out by the trainer's filters, or left over from the last batch.
+        dead: set aside after too many failures.
+        waiting: under way, or left over in a run that was ended before its data.
+        forgotten: settled, and no longer remembered one by one by the broker.
+        faults: all that is wrong, in words.
+    """
+
+    run_id: str
+    checkpoint_step: int
+    exactly_once: int
+    lost: int
+    twice: int
+    stuck: int
+    dropped: int
+    dead: int
+    waiting: int
+    forgotten: int
+    faults: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """True if nothing is wrong."""
+        return not (self.lost or self.twice or self.stuck or self.faults)
+
+    def sentence(self) -> str:
+        """The numbers in one line; those of no concern are left out where they are 0."""
+        always = ("exactly_once", "lost", "twice", "stuck")
+        counts = [(name, getattr(self, name)) for name in (*always, "waiting", "dropped", "dead", "forgotten")]
+        shown = [f"{count} {name.replace('_', ' ')}" for name, count in counts if count or name in always]
+        return f"run {self.run_id}: {', '.join(shown)}"
+
+
+def audit(books: Books, checkpoint: Checkpoint) -> AuditReport:
+    """Compare a run's books with its newest checkpoint, which must have been read after them."""
+    steps: dict[str, list[int]] = {}
+    for step, names in checkpoint.ledger:
+        for name in names:
+            steps.setdefault(name, []).append(step)
+    states = Counter(place.state for place in books.places.values())
+
+    # What is in the weights.
+    twice = {name: at for name, at in steps.items() if len(at) > 1}
+    single = {name: at[0] for name, at in steps.items() if len(at) == 1}
+    later = {name for name, step in single.items() if books.state == "active" and step >= books.policy_version}
+    unknown = [name for name in single if name not in books.places and name not in later]
+    wrong = {
+        name: place
+        for name, step in single.items()
+        if (place := books.places.get(name)) and name not in later and not _agree(place, step)
+    }
+    unheard = max(0, len(unknown) - books.forgotten)
+
+    # What is not.
+    outside = {name: place for name, place in books.places.items() if name not in steps}
+    lost = {name: place for name, place in outside.items() if _should_be_in(place, checkpoint.step)}
+    left = {name: place for name, place in outside.items() if place.state in _UNDER_WAY and name not in lost}
+    stuck = {name: place for name, place in left.items() if _is_stuck(books, place)}
+
+    faults = [*books.faults, *_gaps(checkpoint)]
+    faults += _few(
+        f"{name} is in the weights by step {single[name]}, but {_words(place)} at the broker"
+        for name, place in wrong.items()
+    )
+    if unheard:
+        faults.append(
+            f"{len(unknown)} instances are in the weights, but the broker does not know them (and forgot no "
+            f"more than {books.forgotten}), e.g. {unknown[0]}"
+        )
+    faults += _few(f"{name} is lost: {_words(place)} at the broker, but in no weights" for name, place in lost.items())
+    faults += _few(f"{name} was trained twice, by steps {', '.join(map(str, at))}" for name, at in twice.items())
+    faults += _few(f"{name} is stuck: {_words(place)}, and the run is over" for name, place in stuck.items())
+    return AuditReport(
+        run_id=books.run_id,
+        checkpoint_step=checkpoint.step,
+        exactly_once=len(single) - len(wrong) - unheard,
+        lost=len(lost),
+        twice=len(twice),
+        stuck=len(stuck),
+        dropped=states["dropped"],
+        dead=states["dead"],
+        waiting=len(left) - len(stuck),
+        forgotten=books.forgotten,
+        faults=tuple(faults),
+    )
+
+
+def _agree(place: Place, step: int) -> bool:
+    """Whether the broker knows that the instance was trained by `step`. -1: it was told so by a checkpoint."""
+    return place == Place("trained", step) or (place.state == "committed" and place.step in (step, -1))
+
+
+def _should_be_in(place: Place, checkpoint_step: int) -> bool:
+    return place.state == "committed" or (place.state == "trained" and place.step < checkpoint_step)
+
+
+def _is_stuck(books: Books, place: Place) -> bool:
+    """Whether nothing will move an instance that is under way by its state.
+
+    A run that reached max_steps, failed or was cancelled leaves prompts and groups behind, as it should. One that ended
+    with its data leaves none; and one that succeeded has all that it trained in a checkpoint.
+    """
+    if books.state != "succeeded":
+        return False
+    ended_by_data = books.prompts_ended and not 0 < books.max_steps <= books.policy_version
+    return ended_by_data or place.state == "trained"
+
+
+def _gaps(checkpoint: Checkpoint) -> Iterator[str]:
+    found = [step for step, _ in checkpoint.ledger]
+    if found != list(range(checkpoint.step)):
+        at = next((n for n, step in enumerate(found) if step != n), len(found))
+        yield (
+            f"the checkpoint has {checkpoint.step} steps, its ledger {len(found)}"
+            + (f", and line {at + 1} is of step {found[at]}" if at < len(found) else "")
+            + ": the ledger does not tell all that was trained"
+        )
+
+
+def _words(place: Place) -> str:
+    state = place.state.replace("_", " ")
+    return state if place.step < 0 else f"{state} by step {place.step}"
+
+
+def _few(sentences: Iterable[str]) -> list[str]:
+    every = list(sentences)
+    more = len(every) - _NAMED
+    return [*every[:_NAMED], f"and {more} more of these"] if more > 1 else every

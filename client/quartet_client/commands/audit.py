@@ -1,0 +1,61 @@
+"""`quartet audit`: proves that each prompt group counted exactly once, or says which did not."""
+
+import dataclasses
+from pathlib import Path
+
+import click
+from pydantic import BaseModel, ConfigDict
+
+from quartet_client.audit_sources import audit_run
+from quartet_client.commands.output import to_json
+from quartet_client.commands.target import Target, asynchronous, json_option, targeted
+from quartet_common.config import Section, load_config
+
+
+class _Checkpoint(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    folder: Path | None = None
+
+
+class _Trainer(Section):
+    """Of [trainer] only where the checkpoints are; all else is the trainer's business."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    checkpoint: _Checkpoint = _Checkpoint()
+
+
+def checkpoint_folder(target: Target, run_id: str) -> Path:
+    """Where the trainer of a run puts its checkpoints, by the run file or by default. Raises ConfigError."""
+    config = load_config("trainer", _Trainer, target.path, target.overrides)
+    if config.section.checkpoint.folder is not None:
+        return config.section.checkpoint.folder
+    run = config.run if config.run.id == run_id else config.run.model_copy(update={"id": run_id})
+    return run.path / "checkpoints"
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN")
+@click.option(
+    "--checkpoints",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="The trainer's checkpoints. Default: those of the run file, or runs/RUN/checkpoints.",
+)
+@json_option
+@targeted
+@asynchronous
+async def audit(target: Target, run_id: str, checkpoints: Path | None, as_json: bool) -> int:
+    """Compare what the broker did with each prompt group of RUN with what is in the newest checkpoint's weights.
+
+    Exit status 0 if each group that the run used up counted exactly once, 1 if not.
+    """
+    folder = checkpoints or checkpoint_folder(target, run_id)
+    async with target.client() as client:
+        report = await audit_run(client, run_id, folder)
+    if as_json:
+        click.echo(to_json({**dataclasses.asdict(report), "ok": report.ok}, indent=2))
+        return 0 if report.ok else 1
+    click.echo(report.sentence())
+    for fault in report.faults:
+        click.echo(f"  {fault}")
+    return 0 if report.ok else 1

@@ -1,0 +1,44 @@
+"""Checkpoints as everyone may read them: folders whose manifest, written last, says that they are whole.
+
+`step-00000012/manifest.json` holds {"step", "run_id", "run_created_at", "ledger", "files": {name: bytes}, ...}. Its
+"ledger" is a mark of the ledger beside the checkpoints (`quartet_common.ledger`). The rest is the trainer's business.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+WRITING_PREFIX = ".writing-"
+REPLACED_SUFFIX = ".replaced"
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a checkpoint whose files are all there, or None."""
+    if folder.name.startswith(WRITING_PREFIX):
+        return None
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        return None
+    for name, size in manifest["files"].items():
+        file = folder / name
+        if not file.is_file() or file.stat().st_size != size:
+            return None
+    return manifest
+
+
+def newest_checkpoint(root: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The complete checkpoint with the most steps under `root`, and its manifest; None if there is none."""
+    if not root.is_dir():
+        return None
+    newest: tuple[Path, dict[str, Any]] | None = None
+    for folder in sorted(root.iterdir()):  # so that "step-3" wins over "step-3.replaced"
+        manifest = read_manifest(folder)
+        if manifest is None or not isinstance(manifest.get("step"), int):
+            continue
+        if newest is None or manifest["step"] > newest[1]["step"]:
+            newest = folder, manifest
+    return newest
