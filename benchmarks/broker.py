@@ -71,7 +71,9 @@ class Sides:
         """Send `count` groups. Return the seconds it took, CPU seconds by role, and the checksum if asked for."""
         for role in self._processes:
             self._tell(role, {"groups": count, "check": check})
-        produced, consumed = self._hear("producer"), self._hear("consumer")
+        consumed = self._hear("consumer")
+        self._tell("producer", {"end": True})
+        produced = self._hear("producer")
         cpu = {"producer": produced["cpu"], "consumer": consumed["cpu"]}
         return consumed["at"] - produced["at"], cpu, consumed["checksum"]
 

@@ -107,16 +107,12 @@ class Produced:
     """What a rollout did."""
 
     first_put: float = 0.0  # time.monotonic(), the same clock for all processes of a machine
-    groups: int = 0
+    groups: int = 0  # those that were too old included
     lease_seconds: list[float] = field(default_factory=list)  # of each LeasePrompts that was granted something at once
 
 
 class Rollout:
-    """Leases prompts and answers them, `in_flight` pairs of calls at a time, `per_call` groups each.
-
-    Args:
-        payload: bytes of the tensors of the n-th group.
-    """
+    """Leases prompts and answers them, `in_flight` pairs of calls at a time, `per_call` groups each."""
 
     def __init__(self, address: str, run_id: str, name: str, per_call: int, in_flight: int):
         self._channel = connect(address)
@@ -130,7 +126,6 @@ class Rollout:
             state=pb.MEMBER_STATE_ACTIVE,
         )
         self._version = 0
-        self._left = 0
         self._beats: asyncio.Task | None = None
 
     async def join(self) -> None:
@@ -156,32 +151,29 @@ class Rollout:
                 pb.HeartbeatRequest(run_id=self._run_id, member=self._member), timeout=CALL_SECONDS
             )
 
-    async def produce(self, count: int, payload: Callable[[int], bytes]) -> Produced:
-        """Put `count` groups."""
-        self._left = count
-        produced = Produced()
+    async def produce(self, payload: Callable[[int], bytes], produced: Produced) -> None:
+        """Answer every prompt there is, until cancelled.
+
+        Prompts come back, too: a group that others overtook may be too old when its turn comes.
+        """
         async with asyncio.TaskGroup() as tasks:
             for _ in range(self._in_flight):
                 tasks.create_task(self._work(payload, produced))
-        return produced
 
     async def _work(self, payload: Callable[[int], bytes], produced: Produced) -> None:
-        while self._left > 0:
-            wanted = min(self._left, self._per_call)
-            self._left -= wanted
-            leases = await self._lease(wanted, produced)
-            self._left += wanted - len(leases)
+        while True:
+            leases = await self._lease(self._per_call, produced)
             if not leases:
                 continue
-            start = produced.groups
-            produced.groups += len(leases)
             produced.first_put = produced.first_put or time.monotonic()
-            groups = [self._answer(lease, payload(start + n)) for n, lease in enumerate(leases)]
+            groups = [self._answer(lease, payload(_number(lease))) for lease in leases]
             answer = await self._stub.PutExperience(
                 pb.PutExperienceRequest(run_id=self._run_id, groups=groups), timeout=CALL_SECONDS
             )
-            if set(answer.outcomes) != {pb.PUT_OUTCOME_ACCEPTED}:
-                raise RuntimeError(f"not all groups were accepted: {list(answer.outcomes)}")
+            unexpected = set(answer.outcomes) - {pb.PUT_OUTCOME_ACCEPTED, pb.PUT_OUTCOME_STALE}
+            if unexpected:
+                raise RuntimeError(f"groups were refused: {[pb.PutOutcome.Name(each) for each in unexpected]}")
+            produced.groups += len(leases)
 
     async def _lease(self, wanted: int, produced: Produced) -> list[pb.PromptLease]:
         request = pb.LeasePromptsRequest(
@@ -212,6 +204,11 @@ class Rollout:
         return pb.PutGroup(
             lease_id=lease.lease_id, group=experience_pb2.ExperienceGroup(header=header, tensors=tensors)
         )
+
+
+def _number(lease: pb.PromptLease) -> int:
+    """Return the n of NAME/n, as `submit` called it."""
+    return int(lease.instance.instance_id.rpartition("/")[2])
 
 
 # --- The trainer ------------------------------------------------------------------------------------------------------

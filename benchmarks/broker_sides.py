@@ -1,7 +1,8 @@
-"""One process of the broker's benchmark: `broker_sides.py VARIANT ROLE`, settings and rounds as JSON lines on its input.
+"""One process of the broker benchmark: `broker_sides.py VARIANT ROLE`, settings and rounds as JSON lines on its input.
 
-VARIANT is `ours` or `redis`, ROLE `producer` or `consumer`. The first line of input holds the settings, each further one
-is a round: how many groups to publish or to take. Each is answered by a line: {"ready": true} to the settings, then
+VARIANT is `ours` or `redis`, ROLE `producer` or `consumer`. The first line of input holds the settings, each later one
+is a round: how many groups to publish or to take; the producer hears with one line more that all were taken. It answers
+{"ready": true} to the settings, and at the end of each round
 
     at         when the first put began (producer), or when the last group was committed (consumer); time.monotonic()
     cpu        seconds of CPU that this process used in the round
@@ -19,7 +20,7 @@ import time
 from collections.abc import Callable
 
 import redis
-from broker_load import Rollout, Trainer, decode_group, encode_group, flatten
+from broker_load import Produced, Rollout, Trainer, decode_group, encode_group, flatten
 from groups import checksum, make_groups
 
 DISTINCT = 64  # groups made beforehand; the n-th group sent is the (n mod DISTINCT)-th of them
@@ -50,9 +51,15 @@ async def produce_ours(settings: dict) -> None:
     rollout = Rollout(settings["address"], settings["run_id"], "rollout", settings["per_call"], settings["in_flight"])
     await rollout.join()
     answer({"ready": True})
-    while line := await asyncio.to_thread(sys.stdin.readline):
-        request, cpu = json.loads(line), time.process_time()
-        produced = await rollout.produce(request["groups"], lambda n: encode_group(groups[n % DISTINCT]))
+    while await asyncio.to_thread(sys.stdin.readline):
+        produced, cpu = Produced(), time.process_time()
+        work = asyncio.create_task(rollout.produce(lambda n: encode_group(groups[n % DISTINCT]), produced))
+        end = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))
+        await asyncio.wait({work, end}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            await work  # it ends by an exception only
+        work.cancel()
+        await asyncio.wait({work})
         answer({"at": produced.first_put, "cpu": time.process_time() - cpu})
     await rollout.leave()
 
@@ -81,6 +88,7 @@ def produce_redis(settings: dict) -> None:
             for n in range(start, min(request["groups"], start + settings["per_call"])):
                 pipeline.xadd(settings["run_id"], {"group": encode_group(groups[n % DISTINCT])})
             pipeline.execute()
+        sys.stdin.readline()
         answer({"at": began, "cpu": time.process_time() - cpu})
 
 
