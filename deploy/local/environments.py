@@ -54,6 +54,7 @@ class Environment:
     packages: tuple[str, ...]  # folders installed editable, without their dependencies (those are in `requirements`)
     overrides: str = ""
     heavy: bool = False
+    on_demand: bool = False  # made only when it is asked for by name
 
     @property
     def folder(self) -> Path:
@@ -90,6 +91,8 @@ ENVIRONMENTS: dict[str, Environment] = {
             "requirements-dev.txt",
             ("protos", "services/common", "client", "deploy/local"),
         ),
+        # The peers of benchmarks/broker.py: no service, test or client ever meets it.
+        Environment("bench-ray", "Ray and torch", "benchmarks/requirements-ray.txt", (), heavy=True, on_demand=True),
     )
 }
 
@@ -185,6 +188,8 @@ def install(uv: Path, environment: Environment, with_tests: bool, progress: Prog
     if with_tests:
         requirements += ["-r", str(ROOT / REQUIREMENTS_TEST)]
     run("installing its requirements", "pip", "install", *python, "--exact", *requirements, *override_options)
+    if not environment.packages:
+        return
     editables = [argument for package in environment.packages for argument in ("--editable", str(ROOT / package))]
     run("installing Quartet's own packages", "pip", "install", *python, "--no-deps", *editables)
 
@@ -364,12 +369,15 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"Quartet needs Python 3.11 or later to set itself up; this is Python {found}", file=sys.stderr)
         return 2
     parser = argparse.ArgumentParser(description="Make the environments of this checkout.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ENVIRONMENTS)}; default: all")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(ENVIRONMENTS)}; default: all but bench-ray"
+    )
     parser.add_argument("--with-tests", action="store_true", help="add pytest and its plug-ins")
     parser.add_argument("--quiet", action="store_true", help="say nothing unless something fails")
     options = parser.parse_args(arguments)
     try:
-        make(options.names or list(ENVIRONMENTS), options.with_tests, options.quiet)
+        by_default = [name for name, environment in ENVIRONMENTS.items() if not environment.on_demand]
+        make(options.names or by_default, options.with_tests, options.quiet)
     except EnvironmentFailure as failure:
         print(failure, file=sys.stderr)
         return 1
