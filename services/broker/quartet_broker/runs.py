@@ -17,6 +17,8 @@ log = get_logger(__name__)
 
 _STATS = [field.name for field in broker_pb2.RunStats.DESCRIPTOR.fields if field.name != "dead"]
 _END_STATES = (broker_pb2.RUN_STATE_SUCCEEDED, broker_pb2.RUN_STATE_FAILED, broker_pb2.RUN_STATE_CANCELLED)
+# Most keys that a DeleteRun looks through itself, in about a second; with more the sweeper does.
+_SCANNED_AT_ONCE = 1_000_000
 _RUN_FIELDS = ("state", "reason", "spec", "created", "policy_version", "committed_step", "prompts_ended")
 
 
@@ -55,6 +57,7 @@ class Runs:
                 raise already_exists("run", spec.run_id, difference)
         else:
             log.info("run made", extra={"run": spec.run_id})
+            await self.list_again(spec.run_id)  # in case the end of a deletion came in between
         return broker_pb2.CreateRunResponse(run=await self.load(spec.run_id), created=reply[0] == b"OK")
 
     async def load(self, run_id: str) -> broker_pb2.Run:
@@ -102,35 +105,63 @@ class Runs:
     async def delete(self, request: broker_pb2.DeleteRunRequest) -> broker_pb2.DeleteRunResponse:
         """Remove a finished run and all its data."""
         run_id = validation.name("run_id", request.run_id)
-        reply = await self._store.run_many("delete_run", run_id, [("1" if request.force else "0",)], missing_ok=True)
-        if reply[0][0] == b"NOT_FOUND":
-            return broker_pb2.DeleteRunResponse(deleted=False)
-        if reply[0][0] == b"ACTIVE":
+        return broker_pb2.DeleteRunResponse(deleted=await self._delete(run_id, request.force))
+
+    async def delete_ended(self, run_id: str, ended: int) -> None:
+        """Remove a run that ended at a moment, in milliseconds of Redis' clock; not one made anew since."""
+        if await self._delete(run_id, ended=str(ended)):
+            log.info("its time after the end is over", extra={"run": run_id})
+
+    async def _delete(self, run_id: str, force: bool = False, ended: str = "") -> bool:
+        arguments = ("1" if force else "0", ended)
+        (reply,) = await self._store.run_many("delete_run", run_id, [arguments], missing_ok=True)
+        if reply[0] == b"NOT_FOUND":
+            return False
+        if reply[0] == b"ACTIVE":
             raise failed_precondition(f"run '{run_id}'", "it is active: finish it first, or set force")
-        await self.purge(run_id)
+        await self.purge(run_id, most_keys=_SCANNED_AT_ONCE)
         log.info("run deleted", extra={"run": run_id})
-        return broker_pb2.DeleteRunResponse(deleted=True)
+        return True
 
-    async def purge_if_deleting(self, run_id: str) -> None:
-        """Finish what a broker that died in the middle of DeleteRun left."""
+    async def is_being_deleted(self, run_id: str) -> bool:
+        """True if a part of a deleted run is left: the broker died, or there were too many keys to look through."""
         (state,) = await self._store.read([("HGET", keys.run(run_id), "state")])
-        if state == b"DELETING":
-            await self.purge(run_id)
+        return state == b"DELETING"
 
-    async def purge(self, run_id: str) -> None:
-        """Remove what is left of a run that is being deleted; safe to do twice, by several brokers."""
+    async def purge(self, run_id: str, most_keys: int | None = None) -> None:
+        """Remove what is left of a run that is being deleted; safe to do twice, by several brokers.
+
+        First what the run's lists name, then what a scan finds. The scan is left to the sweeper if Redis has more than
+        `most_keys` keys. The run's own hash goes last: until then it is known that the rest must go.
+        """
+        left = 1
+        while left:
+            (reply,) = await self._store.run_many("delete_portion", run_id, [()], missing_ok=True)
+            left = reply[1] if reply[0] == b"OK" else 0
         with self._store.failures():
-            batch: list[bytes] = []
-            async for key in self._store.redis.scan_iter(match=keys.prefix(run_id) + "*", count=1000):
-                if key != keys.run(run_id).encode():
-                    batch.append(key)
-                if len(batch) >= 500:
-                    await self._store.run_many("delete_keys", run_id, [batch], missing_ok=True)
-                    batch = []
-        # The run's own hash last: until then it is known that the rest must go.
-        await self._store.run_many("delete_keys", run_id, [[*batch, keys.run(run_id)]], missing_ok=True)
+            server = await self._store.client(run_id)
+            if most_keys is not None and await server.dbsize() > most_keys:
+                return
+            life = (await server.info("server"))["run_id"]
+        async for found in self._store.scan(run_id):
+            rest = [key for key in found if key != keys.run(run_id).encode()]
+            if rest:
+                await self._store.run_many("delete_keys", run_id, [rest], missing_ok=True)
         with self._store.failures():
-            await self._store.redis.zrem(keys.RUNS, run_id)
+            if (await server.info("server"))["run_id"] != life:
+                return  # started anew in the middle of the scan, which then means nothing
+        await self._store.run_many("delete_keys", run_id, [[keys.run(run_id)]], missing_ok=True)
+        await self._store.read([("ZREM", keys.RUNS, run_id)])
+        await self.list_again(run_id)  # in case it was made anew in between
+
+    async def list_again(self, run_id: str) -> bool:
+        """List a run if it stands; return whether it does. A Cluster may lose an entry of the list, but not the run."""
+        (fields,) = await self._store.read([("HMGET", keys.run(run_id), "state", "created")])
+        state, created = fields
+        if state is None or state == b"DELETING":
+            return False
+        await self._store.read([("ZADD", keys.RUNS, "NX", created, run_id)])
+        return True
 
 
 def _run(fields: list[bytes | None], stats: list[bytes | None], dead: int) -> broker_pb2.Run | None:

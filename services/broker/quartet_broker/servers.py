@@ -127,27 +127,25 @@ class _Found(Servers):
 
     def __init__(self) -> None:
         super().__init__()
-        self._doubtful = True
+        self._doubts = 1
+        self._dispelled = 0
         self._looked_at = -_LOOK_SECONDS
         self._lock = asyncio.Lock()
 
     def doubt(self) -> None:
         """Look anew before the next use."""
-        self._doubtful = True
+        self._doubts += 1
 
     async def _known(self) -> None:
-        """Look, unless it is known, or was looked for a moment ago."""
-        if not self._doubtful or (self.changes and time.monotonic() - self._looked_at < _LOOK_SECONDS):
+        """Look, unless there is no doubt, or one looked a moment ago."""
+        doubts = self._doubts
+        if doubts == self._dispelled or (self.changes and time.monotonic() - self._looked_at < _LOOK_SECONDS):
             return
         async with self._lock:
-            if self._doubtful:
-                self._doubtful = False
-                try:
-                    await self._look()
-                except BaseException:
-                    self._doubtful = True
-                    raise
-                self._looked_at = time.monotonic()
+            if self._dispelled < doubts:  # nobody looked while we waited
+                doubts = self._doubts
+                await self._look()
+                self._dispelled, self._looked_at = doubts, time.monotonic()
 
     @abstractmethod
     async def _look(self) -> None:

@@ -67,7 +67,7 @@ async def serve(config: LoadedConfig[BrokerSection], host: ServiceHost) -> None:
         host.capabilities.append("broker.redis")
         host.on_drain(servicer.bell.close)
         host.spawn(servicer.bell.listen(), "subscription to Redis")
-        sweeper = Sweeper(servicer.store, servicer.runs, host, section.sweep_interval)
+        sweeper = Sweeper(servicer.store, servicer.runs, host, section)
         host.spawn(sweeper.run(), "sweeper")
         await host.run()
     finally:

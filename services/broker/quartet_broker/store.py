@@ -174,9 +174,9 @@ class Store:
                 answers[n] = answer
 
     async def scan(self, run_id: str) -> AsyncIterator[list[bytes]]:
-        """Yield the keys of a run, some at a time, a key perhaps twice; keys that come meanwhile may be missing.
+        """Yield the keys of a run, some at a time, a key perhaps twice; those that come meanwhile may be missing.
 
-        A Cluster knows the keys of a slot. Elsewhere this goes through all the keys there are.
+        It goes through all the keys of the run's server, a thousand at a time.
         """
         cursor = 0
         with self.failures():

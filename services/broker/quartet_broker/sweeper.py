@@ -1,9 +1,10 @@
-"""What time does: leases and members end, results are let go, Redis comes and goes, gauges follow the counts."""
+"""What time does: leases and members end, results and finished runs are let go, Redis comes and goes."""
 
 import asyncio
 
 from quartet.v1 import broker_pb2
 
+from quartet_broker.config import BrokerSection
 from quartet_broker.runs import Runs
 from quartet_broker.store import Store
 from quartet_common import metrics
@@ -22,28 +23,35 @@ _FINISHED_EVERY = 60
 class Sweeper:
     """Sweeps all runs at an interval, and keeps the service's health true to Redis' state."""
 
-    def __init__(self, store: Store, runs: Runs, host: ServiceHost, interval: float):
+    def __init__(self, store: Store, runs: Runs, host: ServiceHost, section: BrokerSection):
         self._store = store
         self._runs = runs
         self._host = host
-        self._interval = interval
+        self._interval = section.sweep_interval
+        self._finished_ttl = section.finished_run_ttl
         self._serving = True
-        self._finished: set[str] = set()
-        self._round = 0
+        self._known: set[str] = set()
+        self._due: dict[str, float] = {}  # of finished runs: when to sweep next, by the loop's clock
+        self._purges: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         """Sweep until the service stops."""
-        while not self._host.stopping.is_set():
-            try:
-                await self._sweep()
-                await self._report(serving=True)
-            except ContractError as error:
-                await self._report(serving=False, reason=error.message)
-            try:
-                async with asyncio.timeout(self._interval):
-                    await self._host.stopping.wait()
-            except TimeoutError:
-                continue
+        try:
+            while not self._host.stopping.is_set():
+                try:
+                    await self._sweep()
+                    await self._report(serving=True)
+                except ContractError as error:
+                    await self._report(serving=False, reason=error.message)
+                try:
+                    async with asyncio.timeout(self._interval):
+                        await self._host.stopping.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            for task in self._purges.values():
+                task.cancel()
+            await asyncio.gather(*self._purges.values(), return_exceptions=True)
 
     async def _report(self, serving: bool, reason: str = "") -> None:
         if serving == self._serving or self._host.stopping.is_set():
@@ -58,25 +66,76 @@ class Sweeper:
             log.warning("not serving: %s", reason)
 
     async def _sweep(self) -> None:
-        await self._store.ping()
-        self._round += 1
+        """Sweep all runs that can be reached. Raises ContractError if Redis, or a part of it, cannot."""
+        failure: ContractError | None = None
+        try:
+            await self._store.ping()
+        except ContractError as error:
+            failure = error  # of several servers the others may answer
         run_ids = await self._runs.ids()
+        now = asyncio.get_running_loop().time()
         for run_id in run_ids:
-            if run_id in self._finished and self._round % _FINISHED_EVERY:
+            if self._due.get(run_id, now) > now:
                 continue
-            (reply,) = await self._store.run_many("sweep", run_id, [()], missing_ok=True)
-            if reply[0] == b"NOT_FOUND":
-                # Deleted, half deleted, or just about to be made.
-                await self._runs.purge_if_deleting(run_id)
-                continue
-            if reply[2]:
-                log.info("leases expired", extra={"run": run_id, "count": reply[2]})
-            await self._gauge(run_id)
-            if reply[1] != b"ACTIVE":
-                self._finished.add(run_id)
-        self._finished &= set(run_ids)
+            try:
+                await self._sweep_run(run_id)
+            except ContractError as error:
+                failure = failure or error
+        for run_id in self._known - set(run_ids):
+            await self._forget(run_id)
+        self._known |= set(run_ids)
+        if failure:
+            raise failure
+
+    async def _sweep_run(self, run_id: str) -> None:
+        (reply,) = await self._store.run_many("sweep", run_id, [()], missing_ok=True)
+        if reply[0] == b"NOT_FOUND":
+            # Deleted, half deleted, or just about to be made.
+            if await self._runs.is_being_deleted(run_id):
+                self._purge(run_id)
+            return
+        _, state, expired, *end = reply
+        if expired:
+            log.info("leases expired", extra={"run": run_id, "count": expired})
+        await self._gauge(run_id)
+        if state != b"ACTIVE" and end:
+            await self._ended(run_id, int(end[0]), end[1] / 1000)
+
+    async def _ended(self, run_id: str, ended: int, seconds: float) -> None:
+        """Delete a run whose time after its end is over; else leave it alone for a while."""
+        pause = self._interval * _FINISHED_EVERY
+        if self._finished_ttl:
+            if seconds >= self._finished_ttl:
+                await self._runs.delete_ended(run_id, ended)
+                return
+            pause = min(pause, self._finished_ttl - seconds)
+        self._due[run_id] = asyncio.get_running_loop().time() + pause
+
+    def _purge(self, run_id: str) -> None:
+        """Delete the rest of a run beside the sweeps: to find it all the keys may have to be looked through."""
+        task = self._purges.get(run_id)
+        if task is None or task.done():
+            self._purges[run_id] = asyncio.create_task(self._purge_whole(run_id))
+
+    async def _purge_whole(self, run_id: str) -> None:
+        try:
+            await self._runs.purge(run_id)
+            log.info("the rest of a deleted run is gone", extra={"run": run_id})
+        except ContractError as error:
+            log.warning("run '%s' is not wholly deleted yet: %s", run_id, error.message)
 
     async def _gauge(self, run_id: str) -> None:
         stats = (await self._runs.load(run_id)).stats
         for field in _FIELDS:
             _COUNTS.labels(run_id, field).set(getattr(stats, field))
+
+    async def _forget(self, run_id: str) -> None:
+        """Let go of a run that is not listed any more."""
+        if await self._runs.list_again(run_id):
+            log.warning("a run that was not listed any more is listed again", extra={"run": run_id})
+            return
+        self._known.discard(run_id)
+        self._due.pop(run_id, None)
+        self._purges.pop(run_id, None)
+        for field in _FIELDS:
+            _COUNTS.remove(run_id, field)

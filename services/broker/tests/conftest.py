@@ -40,7 +40,7 @@ async def serving(url: str, sweeping: bool = True, **settings):
     host.on_drain(servicer.bell.close)
     host.spawn(servicer.bell.listen(), "bell")
     if sweeping:
-        host.spawn(Sweeper(servicer.store, servicer.runs, host, section.sweep_interval).run(), "sweeper")
+        host.spawn(Sweeper(servicer.store, servicer.runs, host, section).run(), "sweeper")
     await host.start()
     async with asyncio.timeout(20):
         await servicer.bell.listening.wait()

