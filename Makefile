@@ -14,7 +14,7 @@ help:
 	@echo 'make lint                         ruff, buf lint, buf breaking'
 	@echo 'make bench [BENCHMARKS=broker]    benchmarks, each against a named peer or limit'
 	@echo 'make learn                        learning curves of every algorithm (not built yet)'
-	@echo 'make chaos                        kill everything, lose nothing (not built yet)'
+	@echo 'make chaos [CHAOS="--seed 7"]     kill everything, lose nothing; CHAOS=--help lists options'
 	@echo 'make hostile                      hostile code against the sandbox (not built yet)'
 	@echo 'make agreement DATA=folder        verifiers against reference answers (not built yet)'
 	@echo 'make clean                        remove the environments and the runs'
@@ -35,7 +35,11 @@ bench:
 	@$(ENVIRONMENTS)
 	@$(DEV)/python benchmarks/run.py $(BENCHMARKS)
 
-learn chaos hostile agreement:
+chaos:
+	@$(ENVIRONMENTS) broker reward dev
+	@$(DEV)/python tests/chaos/run.py $(CHAOS)
+
+learn hostile agreement:
 	@echo 'make $@ is not built yet.' >&2; exit 1
 
 clean:

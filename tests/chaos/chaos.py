@@ -52,11 +52,11 @@ class Report:
             f"{stats.get('duplicates', 0)} duplicates refused, {self.told.get('fenced', 0)} sessions fenced, "
             f"{self.seconds:.0f} s"
         )
-        return f"seed {self.seed}: {self.failure or self.verdict.line} ({facts})"
+        return f"seed {self.seed}: {self.failure or self.verdict.line()} ({facts})"
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it."""
-        return {**asdict(self), "right": self.right}
+        return {"line": self.line(), "right": self.right, **asdict(self)}
 
 
 async def run(

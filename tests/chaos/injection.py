@@ -62,7 +62,7 @@ class Injector:
                 self._mend(self._resume_later(victim, await victim.pause(), fault.seconds))
                 return f"SIGSTOP {victim.name}, SIGCONT {fault.seconds} s later"
             case "cut":
-                one, other = ([await self._resolved(name) for name in side.split()] for side in fault.target.split("|"))
+                one, other = [[await self._resolved(name) for name in side.split()] for side in fault.target.split("|")]
                 self.town.place.cut(one, other)
                 self._mend(self._heal_later(one, other, fault.seconds))
                 return f"cut {' '.join(one)} from {' '.join(other)} for {fault.seconds} s"

@@ -25,8 +25,12 @@ TRANSIENT = frozenset(
         grpc.StatusCode.DEADLINE_EXCEEDED,
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         grpc.StatusCode.ABORTED,
+        # By the server: one that is stopped cancels what it has not begun. (Our own ends as asyncio.CancelledError.)
+        grpc.StatusCode.CANCELLED,
     }
 )
+
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
 class Peers:
@@ -49,7 +53,7 @@ class Peers:
         try:
             return await call(self._stubs[chosen])
         except grpc.RpcError as error:
-            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            if error.code() in _AWAY:
                 self._avoided[chosen] = asyncio.get_running_loop().time() + AVOIDED_SECONDS
             raise
 

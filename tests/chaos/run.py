@@ -1,9 +1,10 @@
 """`make chaos`: kill everything, lose nothing.
 
-    .quartet/envs/dev/bin/python tests/chaos/run.py [--seed 7] [--groups 300] [--faults 20] [--network | --processes]
+    .quartet/envs/dev/bin/python tests/chaos/run.py [--seed 7] [--groups 300] [--faults 20] [--processes | --network]
 
-First the processes are killed and stopped, then the network between them is cut; each form prints a line per fault, a
-table, and what `quartet audit` says. Results go to `.quartet/results/chaos.json`, logs to `.quartet/chaos/`.
+First the processes are killed and stopped; then, half as long, the network between them is cut. Each form prints a
+line per fault, a table, and what `quartet audit` says. Results go to `.quartet/results/chaos.json`, logs to
+`.quartet/chaos`.
 Exit status: 0 if each group was trained exactly once in each form that ran, else 1.
 """
 
@@ -26,11 +27,7 @@ from town import Plan
 from quartet_local import guard
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / ".quartet" / "results" / "chaos.json"
-FOLDER = ROOT / ".quartet" / "chaos"
 FORMS = {"processes": PROCESS_DECK, "network": NETWORK_DECK}
-# The network form is the shorter one: a cut takes seconds to hurt.
-NETWORK_SHARE = 5
 
 
 def main() -> int:
@@ -39,11 +36,17 @@ def main() -> int:
     if network.inside():
         return _run("network", arguments)
     results: dict[str, Any] = {}
-    for form in FORMS if arguments.form is None else (arguments.form,):
-        results[form] = _processes(arguments) if form == "processes" else _network(arguments)
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"\nresults: {RESULTS.relative_to(ROOT)}")
+    if arguments.form != "network":
+        _run("processes", arguments)
+        results["processes"] = _report(arguments, "processes")
+    if arguments.form != "processes":
+        results["network"] = _network(arguments, share=1 if arguments.form else 2)
+    arguments.results.parent.mkdir(parents=True, exist_ok=True)
+    arguments.results.write_text(json.dumps(results, indent=1) + "\n")
+    print()
+    for form, result in results.items():
+        print(f"{form:10} {result['line']}")
+    print(f"results: {os.path.relpath(arguments.results)}")
     return 0 if all(result.get("right", True) for result in results.values()) else 1
 
 
@@ -53,42 +56,46 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--groups", type=int, default=5000, help="prompt groups to be trained (default: 5000)")
     parser.add_argument("--faults", type=int, default=200, help="faults to be done (default: 200)")
     parser.add_argument("--limit", type=float, default=1200, help="seconds that a form may take (default: 1200)")
+    parser.add_argument("--folder", type=Path, default=ROOT / ".quartet" / "chaos", help="for data and logs")
+    parser.add_argument("--results", type=Path, default=ROOT / ".quartet" / "results" / "chaos.json")
     only = parser.add_mutually_exclusive_group()
     for form in FORMS:
         only.add_argument(f"--{form}", dest="form", action="store_const", const=form, help=f"the {form} form alone")
     arguments = parser.parse_args()
-    if arguments.groups < 3 * arguments.faults:
-        parser.error(f"--faults {arguments.faults}: at most a third of the groups; --groups is {arguments.groups}")
+    if arguments.groups < 10 * arguments.faults:
+        # Each fault is to hit a system that has committed something since the one before.
+        parser.error(f"--faults: got {arguments.faults}; allowed: a tenth of --groups, {arguments.groups // 10}")
     return arguments
 
 
-def _processes(arguments: argparse.Namespace) -> dict[str, Any]:
-    _run("processes", arguments)
-    return json.loads((FOLDER / "processes" / "report.json").read_text())
-
-
-def _network(arguments: argparse.Namespace) -> dict[str, Any]:
+def _network(arguments: argparse.Namespace, share: int) -> dict[str, Any]:
     """Run this program again, in namespaces of its own."""
     reason = network.why_not()
     if reason:
-        print(f"\nnetwork form: not possible here: {reason}")
-        return {"impossible": reason}
-    form = [] if arguments.form else ["--network"]
-    command = network.within([sys.executable, *sys.argv, *form])
-    guarded = [sys.executable, "-I", "-S", guard.__file__, "10", *command]
-    subprocess.run(guarded, stdin=subprocess.DEVNULL, check=False)
-    path = FOLDER / "network" / "report.json"
-    return json.loads(path.read_text()) if path.exists() else {"right": False, "failure": "it left no report"}
+        return {"impossible": reason, "line": f"not possible here: {reason}"}
+    size = ["--groups", str(arguments.groups // share), "--faults", str(arguments.faults // share)]
+    same = ["--seed", str(arguments.seed), "--limit", str(arguments.limit), "--folder", str(arguments.folder)]
+    command = network.within([sys.executable, __file__, "--network", *size, *same])
+    shutil.rmtree(arguments.folder / "network", ignore_errors=True)
+    subprocess.run([sys.executable, "-I", "-S", guard.__file__, "10", *command], stdin=subprocess.DEVNULL, check=False)
+    return _report(arguments, "network")
+
+
+def _report(arguments: argparse.Namespace, form: str) -> dict[str, Any]:
+    path = arguments.folder / form / "report.json"
+    if not path.exists():
+        return {"right": False, "line": "it ended without a report; what it said stands above"}
+    return json.loads(path.read_text())
 
 
 def _run(form: str, arguments: argparse.Namespace) -> int:
-    folder = FOLDER / form
+    folder = arguments.folder / form
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    share = NETWORK_SHARE if form == "network" else 1
-    groups, faults = arguments.groups // share, arguments.faults // share
+    groups, faults = arguments.groups, arguments.faults
     schedule = draw(arguments.seed, groups, faults, FORMS[form])
-    print(f"\n{form}: {groups} groups, {faults} faults, seed {arguments.seed}; logs: {folder / 'logs'}\n", flush=True)
+    where = os.path.relpath(folder / "logs")
+    print(f"\n{form}: {groups} groups, {faults} faults, seed {arguments.seed}; logs: {where}\n", flush=True)
     place = network.Namespaces() if form == "network" else network.Loopback()
     say = functools.partial(print, flush=True)
     report = asyncio.run(chaos.run(Plan(folder, groups), place, schedule, arguments.seed, arguments.limit, say))
@@ -117,7 +124,6 @@ def _table(report: chaos.Report) -> str:
 
 
 if __name__ == "__main__":
-    os.chdir(ROOT)
     try:
         sys.exit(main())
     except KeyboardInterrupt:

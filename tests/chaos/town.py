@@ -38,14 +38,14 @@ class Plan:
     Attributes:
         folder: for data, logs, checkpoints; emptied by whoever gives it.
         control: what the trainer leaves out (standin_trainer.CONTROLS).
-        trainers: 1 or 2.
+        each: processes of each service, 1 or 2.
         durability: Redis' appendfsync.
     """
 
     folder: Path
     groups: int
     control: str = ""
-    trainers: int = 2
+    each: int = 2
     durability: str = "always"
 
     def checkpoints(self, trainer: str) -> Path:
@@ -78,16 +78,19 @@ class Town:
             (self.plan.folder / name).mkdir(parents=True)
         content.write_prompts(self.plan.folder / "prompts.jsonl", self.plan.groups)
         commands = {"redis": self._redis(), "feeder": self._feeder()}
-        for name in (*BROKERS, *REWARDS):
+        for name in (*self._some(BROKERS), *self._some(REWARDS)):
             commands[name] = self._service(name)
-        for name in ROLLOUTS:
+        for name in self._some(ROLLOUTS):
             commands[name] = self._rollout(name)
-        for name in TRAINERS[: self.plan.trainers]:
+        for name in self._some(TRAINERS):
             commands[name] = self._trainer(name)
         for name in EVERYONE:
             if name in commands:
                 command = self.place.command(name, commands[name])
                 self.victims[name] = Victim(name, command, self.plan.folder / "logs" / f"{name}.log", self._hear)
+
+    def _some(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        return names[: self.plan.each]
 
     # What is run
 
@@ -149,13 +152,13 @@ class Town:
         return [_python("dev"), str(HERE / "feeder.py"), str(self._run_file("feeder")), *self.brokers()]
 
     def _rollout(self, name: str) -> list[str]:
-        rewards = [self.place.address(reward) for reward in REWARDS]
+        rewards = [self.place.address(reward) for reward in self._some(REWARDS)]
         ttls = ["--lease-ttl", str(TTL_SECONDS), "--member-ttl", str(TTL_SECONDS)]
         who = ["--name", name, "--run", RUN, "--broker", *self.brokers(), "--reward", *rewards]
         return [_python("dev"), str(HERE / "standin_rollout.py"), *who, *ttls]
 
     def _trainer(self, name: str) -> list[str]:
-        others = [str(self.plan.checkpoints(other)) for other in TRAINERS if other != name]
+        others = [str(self.plan.checkpoints(other)) for other in self._some(TRAINERS) if other != name]
         folder = self.plan.checkpoints(name)
         folder.mkdir(parents=True)
         who = ["--name", name, "--run", RUN, "--broker", *self.brokers(), "--member-ttl", str(TTL_SECONDS)]
@@ -165,7 +168,7 @@ class Town:
 
     def brokers(self) -> list[str]:
         """Return the addresses of the brokers."""
-        return [self.place.address(broker) for broker in BROKERS]
+        return [self.place.address(broker) for broker in self._some(BROKERS)]
 
     # Keeping them
 

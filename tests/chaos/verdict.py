@@ -23,13 +23,11 @@ class Verdict:
 
     Attributes:
         audit: what `quartet audit --json` printed; its exit status under "status".
-        line: the audit in one line, for people.
         seen: what the harness found wrong by itself, in sentences.
         stats: the run's RunStats.
     """
 
     audit: dict[str, Any] = field(default_factory=dict)
-    line: str = ""
     seen: list[str] = field(default_factory=list)
     stats: dict[str, int] = field(default_factory=dict)
 
@@ -38,6 +36,11 @@ class Verdict:
         """True if nothing was found wrong, by either."""
         return self.audit.get("status") == 0 and self.audit.get("ok") is True and not self.seen
 
+    def line(self) -> str:
+        """What the audit counted, in one line."""
+        counted = ("exactly_once", "lost", "twice", "stuck")
+        return ", ".join(f"{self.audit.get(key, '?')} {key.replace('_', ' ')}" for key in counted)
+
 
 async def judge(town: Town) -> Verdict:
     """Look at what a finished run left behind. Raises RuntimeError if that cannot be read."""
@@ -45,20 +48,15 @@ async def judge(town: Town) -> Verdict:
     broker = town.brokers()[0]
     dev = ENVIRONMENTS / "dev" / "bin" / "python"
     command = [str(dev), "-m", "quartet_client", "audit", RUN, "--broker", broker, "--checkpoints", str(folder)]
-    status, _, line = await _run(town, command)
-    json_status, told, words = await _run(town, [*command, "--json"])
-    if "No such command" in line + words:  # TEMPORARY
-        status, told, line, json_status = 0, '{"ok": true}', "no audit yet", 0
-    if status not in (0, 1) or json_status != status:
-        raise RuntimeError(f"quartet audit ended with status {status} and {json_status}: {line or words}")
-    books_status, books, words = await _run(
-        town, [str(dev), str(HERE / "books.py"), RUN, str(town.plan.groups), broker]
-    )
+    status, told, words = await _run(town, [*command, "--json"])
+    if status not in (0, 1):
+        raise RuntimeError(f"quartet audit ended with status {status}: {words}")
+    command = [str(dev), str(HERE / "books.py"), RUN, str(town.plan.groups), broker]
+    books_status, books, words = await _run(town, command)
     if books_status:
         raise RuntimeError(f"the broker's books cannot be read: {words}")
     found = json.loads(books)
-    audit = {**json.loads(told), "status": status}
-    return Verdict(audit, line, look(town, found), found["stats"])
+    return Verdict({**json.loads(told), "status": status}, look(town, found), found["stats"])
 
 
 def look(town: Town, books: dict[str, Any]) -> list[str]:

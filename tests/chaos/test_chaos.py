@@ -1,0 +1,80 @@
+"""Each group is trained exactly once, whatever is killed, stopped or cut off; and the audit can tell when it is not.
+
+The short form of `make chaos` (docs/chaos.md), and its controls: the same run with one protective thing left out.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import network
+import pytest
+from conftest import FAULTS, GROUPS, Done, tell
+from schedule import NETWORK_DECK, POINTS, PROCESS_DECK, draw, family
+from town import HERE
+
+pytestmark = pytest.mark.timeout(300)
+
+NETWORK_GROUPS, NETWORK_FAULTS = 60, 6
+
+
+@pytest.mark.slow
+def test_faults_of_every_kind_lose_nothing_and_train_nothing_twice(runs: dict[str, Done]):
+    done = runs["faults of all kinds"]
+    assert done.report.right, done.explained()
+    assert (done.report.done, done.report.verdict.audit["exactly_once"]) == (FAULTS, GROUPS)
+
+
+@pytest.mark.slow
+def test_a_trainer_that_commits_before_its_checkpoint_is_durable_loses_groups(runs: dict[str, Done]):
+    done = runs["commit without checkpoint"]
+    assert not done.report.failure, done.explained()
+    audit = done.report.verdict.audit
+    assert audit["status"] == 1 and not audit["ok"], done.explained()
+    assert audit["lost"] > 0 and audit["twice"] == 0, done.explained()
+    assert done.report.told["refused"] >= 1, "the broker lets no session begin before what is committed"
+
+
+@pytest.mark.slow
+def test_a_trainer_that_does_not_say_what_it_consumed_trains_it_again_after_a_lost_end_of_the_log(
+    runs: dict[str, Done],
+):
+    done = runs["open without consumed"]
+    assert not done.report.failure, done.explained()
+    audit = done.report.verdict.audit
+    assert audit["status"] == 1 and not audit["ok"], done.explained()
+    assert audit["twice"] > 0 and audit["lost"] == 0, done.explained()
+
+
+@pytest.mark.slow
+def test_a_lost_end_of_the_log_trains_nothing_twice_when_the_trainer_says_what_it_consumed(runs: dict[str, Done]):
+    done = runs["lost tail"]
+    assert done.report.right, done.explained()
+
+
+@pytest.mark.slow
+def test_a_cut_network_loses_nothing_and_trains_nothing_twice(tmp_path: Path):
+    reason = network.why_not()
+    if reason:
+        pytest.skip(f"the network form is not possible here: {reason}")
+    size = ["--groups", str(NETWORK_GROUPS), "--faults", str(NETWORK_FAULTS), "--limit", "200"]
+    where = ["--folder", str(tmp_path), "--results", str(tmp_path / "chaos.json")]
+    command = [sys.executable, str(HERE / "run.py"), "--network", *size, *where]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    tell(done.stdout.splitlines()[-2])
+
+
+def test_a_seed_gives_one_schedule():
+    assert draw(7, 300, 20) == draw(7, 300, 20) != draw(8, 300, 20)
+
+
+@pytest.mark.parametrize("deck", [PROCESS_DECK, NETWORK_DECK])
+def test_a_schedule_has_every_kind_of_fault_at_times_that_come(deck):
+    schedule = draw(1, groups=5000, faults=200, deck=deck)
+    assert [fault.at for fault in schedule] == sorted(fault.at for fault in schedule)
+    assert schedule[0].at >= 0 and schedule[-1].at < 5000
+    assert {fault.kind for fault in schedule} == {kind for kind, _ in deck}
+    assert {fault.target for fault in schedule if fault.kind == "trap"} == set(POINTS)
+    assert len({family(fault) for fault in schedule}) >= 3
+    assert not any("{" in fault.target for fault in schedule)
