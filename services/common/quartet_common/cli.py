@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quartet_common import __version__
+from quartet_common.allocator import keep_freed_memory
 from quartet_common.config import ConfigError, LoadedConfig, Section, ServerSection, load_config, split_address
 from quartet_common.log import configure_logging
 
@@ -35,6 +36,7 @@ def service_main(
         serve: adds servicers to the host and awaits `host.run()`.
     """
     arguments = _parser(kind).parse_args(argv)
+    keep_freed_memory()
     try:
         config = load_config(kind, section, arguments.file, arguments.set)
         configure_logging(kind, f"{socket.gethostname()}-{os.getpid()}", arguments.log_format, arguments.log_level)

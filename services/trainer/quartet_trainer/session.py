@@ -27,6 +27,7 @@ CALL_SECONDS = 20.0
 LEASE_WAIT_SECONDS = 5.0
 LONGEST_BACKOFF_SECONDS = 5.0
 RUN_POLL_SECONDS = 0.5
+MAX_GROUPS_PER_MESSAGE = 256
 
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
@@ -108,7 +109,11 @@ class BrokerSession:
     def lease(self, step: int) -> Batch | None:
         """Wait a few seconds for the batch of `step`. None when called away by the control's attention."""
         request = broker_pb2.LeaseExperienceRequest(
-            run_id=self._run_id, session_epoch=self.epoch, step=step, wait=to_duration(LEASE_WAIT_SECONDS)
+            run_id=self._run_id,
+            session_epoch=self.epoch,
+            step=step,
+            wait=to_duration(LEASE_WAIT_SECONDS),
+            max_groups_per_message=MAX_GROUPS_PER_MESSAGE,
         )
         return self._insist(f"LeaseExperience of step {step}", lambda: self._lease_once(request))
 
@@ -121,7 +126,8 @@ class BrokerSession:
                     if part.WhichOneof("part") == "manifest":
                         batch = Batch(part.manifest)
                     elif batch is not None:
-                        batch.groups.append(part.group)
+                        # A broker that does not know of `groups` sends them one by one.
+                        batch.groups += part.groups.groups or [part.group]
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.CANCELLED and self._control.attention.wait(0):
                     return None
