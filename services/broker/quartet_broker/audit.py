@@ -43,6 +43,8 @@ class _Found:
     instances: set[bytes] = field(default_factory=set)
     streams: set[bytes] = field(default_factory=set)
     steps: set[bytes] = field(default_factory=set)
+    stored: set[bytes] = field(default_factory=set)
+    """Names under which groups' contents are stored."""
 
     def take(self, found: Iterable[bytes], prefix: bytes) -> list[bytes]:
         """Take keys in; returns the instances that are new."""
@@ -56,11 +58,14 @@ class _Found:
                 self.streams.add(kind + b":" + rest)
             elif kind == b"batch":
                 self.steps.add(rest)
+            elif kind in (b"payload", b"transcript"):
+                self.stored.add(rest)
         return new
 
     def arguments(self) -> list[Any]:
         """What `audit_books` takes."""
-        return [len(self.streams), *self.streams, len(self.steps), *self.steps, *self.instances]
+        lists = (self.streams, self.steps, self.stored, self.instances)
+        return [part for names in lists for part in (len(names), *names)]
 
 
 @dataclass
@@ -96,14 +101,8 @@ class Audit:
     async def _live_ids(self, run_id: str, found: _Found) -> AsyncIterator[list[bytes]]:
         """Yield the ids of instances not settled, each once, by a scan of all keys."""
         prefix = keys.prefix(run_id)
-        batch: list[bytes] = []
-        with self._store.failures():
-            async for key in self._store.redis.scan_iter(match=prefix + "*", count=_SCANNED):
-                batch.append(key)
-                if len(batch) >= _SCANNED:
-                    yield found.take(batch, prefix.encode())
-                    batch = []
-        yield found.take(batch, prefix.encode())
+        async for batch in self._store.scan(run_id):
+            yield found.take(batch, prefix.encode())
 
     async def _live_records(self, run_id: str, ids: list[bytes]) -> list[broker_pb2.InstanceRecord]:
         prefix = keys.prefix(run_id).encode()

@@ -1,6 +1,6 @@
 -- AuditRun: a run's books in one look. Reads only.
--- ARGV: number of names, then the prompt streams; number of steps, then the steps of batches; then instance ids: all that
--- a scan of the keys found. What came since is found from the streams, the batches and the dead.
+-- ARGV: four lists, each led by its length, of what a scan of the keys found: prompt streams, steps of batches, names
+-- under which groups are stored, instance ids. Instances that came since are found from the streams and batches.
 -- Returns OK, the run's fields, the counts as kept (name, value, ...), the counts made anew, faults in words, number of
 -- faults that are not among them.
 if not run_state() then return { 'NOT_FOUND' } end
@@ -36,9 +36,12 @@ local function portion(first)
   for n = first + 1, last do table.insert(part, ARGV[n]) end
   return part, last + 1
 end
-local streams, first = portion(1)
-local steps, rest = portion(first)
-for n = rest, #ARGV do name_instance(ARGV[n]) end
+local streams, steps, stored_names, scanned, at
+streams, at = portion(1)
+steps, at = portion(at)
+stored_names, at = portion(at)
+scanned = portion(at)
+for _, id in ipairs(scanned) do name_instance(id) end
 
 -- Tickets: id -> stream -> {entry, ...}. A ticket up to the group's cursor was delivered.
 local tickets, cursors = {}, {}
@@ -157,6 +160,7 @@ local function check_batch(id, state, step)
   return state
 end
 
+local owned = {} -- names under which groups are stored
 local STATES = { STORED = 1, QUEUED = 1, LEASED = 1, READY = 1, LEASED_TO_TRAINER = 1, DEAD = 1 }
 for _, id in ipairs(ids) do
   local key = instance(id)
@@ -191,6 +195,8 @@ for _, id in ipairs(ids) do
     if bytes then
       local stored = call('STRLEN', payload(name)) + call('STRLEN', transcript(name))
       if stored ~= tonumber(bytes) then fault('%s has %d bytes, but says %s', id, stored, bytes) end
+      if call('TTL', payload(name)) >= 0 then fault('%s is stored to expire', id) end
+      owned[name] = true
       recount('experience_bytes', stored)
       if OPEN[stands] then recount('open_bytes', stored) end
       local at = (batched[id] or {})[1]
@@ -201,6 +207,13 @@ end
 for step in pairs(all_steps) do
   local kept, found = tonumber(bytes_kept[step] or 0), bytes_found[step] or 0
   if kept ~= found then fault('the batch of step %s has %d bytes, but says %d', step, found, kept) end
+end
+
+-- What a broker stored for a put that did not come about expires by itself.
+for _, name in ipairs(stored_names) do
+  if not owned[name] and (call('TTL', payload(name)) == -1 or call('TTL', transcript(name)) == -1) then
+    fault('a group is stored for good as %s, but is no instance\'s', name)
+  end
 end
 
 local kept = call('HGETALL', STATS)
