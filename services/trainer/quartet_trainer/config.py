@@ -21,6 +21,15 @@ class EvaluationSection(Section):
     )
 
 
+class DynamicSamplingSection(Section):
+    """[trainer.dynamic_sampling]: groups whose rewards are all equal give their place in the batch to others."""
+
+    enabled: bool | None = Field(None, description="Unset: the algorithm's (dapo: true, the others: false).")
+    max_refills: int = Field(
+        3, ge=0, description="How often a step's batch is topped up; what is there then is trained as it is."
+    )
+
+
 class CheckpointSection(Section):
     """[trainer.checkpoint]: durable states of the training, from which it goes on after a restart."""
 
@@ -57,6 +66,9 @@ class TrainerSection(LearnerSettings):
     ranks: int = Field(1, ge=1, description="Processes of the training job on this host; more than one by torchrun.")
     torch_threads: int = Field(1, ge=1, description="Threads of torch's operators, per rank.")
     evaluation: EvaluationSection = Field(EvaluationSection(), description="Evaluations.")
+    dynamic_sampling: DynamicSamplingSection = Field(
+        DynamicSamplingSection(), description="Groups that teach nothing are replaced."
+    )
     checkpoint: CheckpointSection = Field(CheckpointSection(), description="Checkpoints.")
     weights: WeightsSection = Field(WeightsSection(), description="Weight updates.")
     samples_interval: int = Field(10, ge=0, description="Steps between readable samples of the batch; 0: none.")
@@ -65,3 +77,9 @@ class TrainerSection(LearnerSettings):
     broker_timeout_seconds: float = Field(
         600.0, gt=0, description="How long a broker that went away during the run is waited for."
     )
+
+    @property
+    def samples_dynamically(self) -> bool:
+        """Whether groups without variance are replaced, by the setting or by the algorithm."""
+        chosen = self.dynamic_sampling.enabled
+        return self.algorithm == "dapo" if chosen is None else chosen

@@ -18,6 +18,7 @@ from quartet_trainer.checkpointing import Checkpointer
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control, Stopped
 from quartet_trainer.distribute import Alone, Announcements, Ensemble, follow
+from quartet_trainer.dynamic_sampling import DynamicSampling
 from quartet_trainer.errors import TrainingError
 from quartet_trainer.evaluation import Evaluator
 from quartet_trainer.learner import Learner, create_learner
@@ -131,6 +132,7 @@ def _train(around: Surroundings, session: BrokerSession, learner: Alone | Ensemb
         folder=folder,
         learner=learner,
         session=session,
+        sampling=DynamicSampling(settings, session),
         publisher=publisher,
         checkpointer=checkpointer,
         evaluator=evaluator,

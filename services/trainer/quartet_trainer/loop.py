@@ -14,6 +14,7 @@ from quartet_trainer.checkpointing import Checkpointer
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control, Stopped
 from quartet_trainer.distribute import Alone, Ensemble
+from quartet_trainer.dynamic_sampling import DynamicSampling
 from quartet_trainer.errors import TrainingError
 from quartet_trainer.evaluation import Evaluator, RunEnded
 from quartet_trainer.publisher import Published, Publisher
@@ -58,6 +59,7 @@ class TrainingLoop:
     """The run's folder."""
     learner: Alone | Ensemble
     session: BrokerSession
+    sampling: DynamicSampling
     publisher: Publisher
     checkpointer: Checkpointer
     evaluator: Evaluator
@@ -115,6 +117,8 @@ class TrainingLoop:
                     continue  # called away: someone came, or asked for something
                 if batch.manifest.granted:
                     self.status.wait_for("")
+                    if self.sampling.filter(self.learner.step, batch):
+                        continue  # some groups teach nothing: others will take their place
                     self._last_batch = batch.manifest.end_of_data
                     return batch
                 if batch.manifest.run_finished:
@@ -134,7 +138,7 @@ class TrainingLoop:
         self.checkpointer.trained(step, list(batch.manifest.instance_ids))
         self.status.step, self.status.batches = step + 1, self.status.batches + 1
         published = self._publish()
-        measured = batch_metrics(step, groups, [group.header for group in batch.groups])
+        measured = batch_metrics(step, groups, [group.header for group in batch.groups]) | self.sampling.metrics()
         self._report(step, {**learned, **measured, **self._costs(published, learned)})
         self._sample(step, batch.groups)
         interval = self.settings.checkpoint.interval

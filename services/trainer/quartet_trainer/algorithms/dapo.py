@@ -1,7 +1,8 @@
 """DAPO's loss: clip-higher, token-mean, truncated completions masked (Yu et al. 2025, arXiv:2503.14476).
 
-Its dynamic sampling (groups of zero variance replaced by others) and its soft length penalty are not in this file:
-groups of zero variance teach nothing here, but still count in the denominator.
+Its dynamic sampling, groups of zero variance replaced by others before they get here, is `quartet_trainer.
+dynamic_sampling`, on by default with this algorithm; those that are left count in the denominator. Its soft length
+penalty is not built.
 """
 
 from __future__ import annotations

@@ -14,11 +14,13 @@ from quartet_common.durations import to_duration
 from quartet_common.tensors import Dtype, encode, encode_ragged
 
 
-def make_group(instance_id: str, version: int, seed: int = 0, completions: int = 4) -> experience_pb2.ExperienceGroup:
-    """A group of short random completions, every second one right."""
+def make_group(
+    instance_id: str, version: int, seed: int = 0, completions: int = 4, flat: bool = False
+) -> experience_pb2.ExperienceGroup:
+    """A group of short random completions, every second one right; all of them if it is `flat`."""
     random = np.random.default_rng(seed)
     rows = [random.integers(1, 100, size=length).astype(np.int32) for length in range(3, 3 + completions)]
-    right = np.array([index % 2 for index in range(completions)], np.float32)
+    right = np.array([flat or index % 2 for index in range(completions)], np.float32)
     tensors = experience_pb2.GroupTensors(
         prompt_token_ids=encode(random.integers(1, 100, size=5).astype(np.int32)),
         completion_token_ids=encode_ragged(rows, Dtype.DTYPE_INT32),
@@ -85,6 +87,11 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
         self.trained: list[int] = []
         self.committed: list[int] = []
         self.dropped: list[str] = []
+        self.drop_reasons: set[str] = set()
+        self.batches: dict[int, list[str]] = {}
+        self.granted: set[int] = set()
+        self.flat: set[str] = set()
+        self.spare: list[str] = []
         self.events: list[broker_pb2.RunEvent] = []
         self.finished: list[broker_pb2.FinishRunRequest] = []
         self.evaluation_sets = {"heldout": 2}
@@ -163,21 +170,42 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
         manifest = broker_pb2.BatchManifest(needed=2)
         if self.run.state != broker_pb2.RUN_STATE_ACTIVE:
             manifest.run_finished = True
-        elif request.step < self.batches_allowed:
+        elif request.step < self.batches_allowed and self._can_fill(request.step):
             manifest.granted = True
-            manifest.instance_ids.extend(f"pass-0/{2 * request.step + i}" for i in range(2))
+            manifest.replayed = request.step in self.granted
+            manifest.end_of_data = self.end_of_data and request.step + 1 == self.batches_allowed
+            manifest.instance_ids.extend(self._batch(request.step))
+            self.granted.add(request.step)
         elif self.end_of_data:
             manifest.end_of_data = True
         yield broker_pb2.LeaseExperienceResponse(manifest=manifest)
         for seed, name in enumerate(manifest.instance_ids):
-            yield broker_pb2.LeaseExperienceResponse(group=make_group(name, max(0, request.step - 1), seed))
+            group = make_group(name, max(0, request.step - 1), seed, flat=name in self.flat)
+            yield broker_pb2.LeaseExperienceResponse(group=group)
+
+    def _can_fill(self, step: int) -> bool:
+        return step not in self.batches or len(self.batches[step]) + len(self.spare) >= 2
+
+    def _batch(self, step: int) -> list[str]:
+        batch = self.batches.setdefault(step, [f"pass-0/{2 * step + i}" for i in range(2)])
+        while len(batch) < 2 and self.spare:
+            batch.append(self.spare.pop(0))
+        return batch
 
     def _ready(self, step: int) -> bool:
-        return step < self.batches_allowed or self.end_of_data or self.run.state != broker_pb2.RUN_STATE_ACTIVE
+        if step < self.batches_allowed and self._can_fill(step):
+            return True
+        return self.end_of_data or self.run.state != broker_pb2.RUN_STATE_ACTIVE
 
     def DropExperience(self, request, context):
         self._check(context, request.session_epoch)
-        self.dropped.extend(request.instance_ids)
+        with self.changed:
+            self.dropped.extend(request.instance_ids)
+            self.drop_reasons.add(request.reason)
+            for name in request.instance_ids:
+                self.batches[request.step].remove(name)
+            self.granted.discard(request.step)
+            self.changed.notify_all()
         return broker_pb2.DropExperienceResponse(dropped=len(request.instance_ids))
 
     def MarkTrained(self, request, context):

@@ -1,0 +1,140 @@
+"""Dynamic sampling: who is dropped, how often a batch is topped up, and when a batch stays as it is."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_broker import FakeBroker, make_group
+from quartet.v1 import experience_pb2
+from training import Training
+
+from quartet_common.config import load_config
+from quartet_common.tensors import encode
+from quartet_trainer import life
+from quartet_trainer.config import TrainerSection
+from quartet_trainer.dynamic_sampling import without_variance
+from quartet_trainer.errors import TrainingError
+
+pytestmark = pytest.mark.timeout(120)
+
+ON = "trainer.dynamic_sampling.enabled=true"
+
+
+@pytest.fixture
+def train(broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Training]]:
+    """Make a Training against `broker`; it is stopped after the test."""
+    made: list[Training] = []
+
+    def make(*overrides: str) -> Training:
+        training = Training(broker, tmp_path / "run", *overrides)
+        monkeypatch.setattr(life, "_load", lambda config: training.learner)
+        made.append(training)
+        return training
+
+    yield make
+    for training in made:
+        training.control.stop()
+
+
+Train = Callable[..., Training]
+
+
+def group(name: str, *rewards: float) -> experience_pb2.ExperienceGroup:
+    tensors = experience_pb2.GroupTensors(rewards=encode(np.array(rewards, np.float32)))
+    header = experience_pb2.GroupHeader(instance_id=name)
+    return experience_pb2.ExperienceGroup(header=header, tensors=tensors.SerializeToString())
+
+
+def test_equal_rewards_and_only_they_are_without_variance():
+    groups = [
+        group("solved", 1, 1, 1),
+        group("failed", 0, 0),
+        group("mixed", 0, 1),
+        group("nearly", 0.5, 0.5, 0.5001),
+        group("single", 0.3),
+        group("none"),
+    ]
+    assert without_variance(groups) == ["solved", "failed", "single"]
+
+
+def test_rewards_that_are_no_tensor_are_named():
+    broken = make_group("broken", 0)
+    tensors = experience_pb2.GroupTensors.FromString(broken.tensors)
+    tensors.rewards.data = b"123"
+    broken.tensors = tensors.SerializeToString()
+    with pytest.raises(TrainingError, match="group 'broken' cannot be trained: rewards: "):
+        without_variance([broken])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "on"),
+    [
+        ([], False),
+        (["trainer.algorithm=dapo"], True),
+        (["trainer.algorithm=dapo", "trainer.dynamic_sampling.enabled=false"], False),
+        (["trainer.algorithm=rloo", ON], True),
+        (["trainer.algorithm=dapo", "trainer.dynamic_sampling.max_refills=7"], True),
+    ],
+)
+def test_the_setting_wins_over_the_algorithm(overrides, on):
+    assert load_config("trainer", TrainerSection, None, overrides).section.samples_dynamically is on
+
+
+def test_what_teaches_nothing_gives_its_place_to_others(train: Train, broker: FakeBroker):
+    broker.change(flat={"pass-0/1", "x"}, spare=["x", "y", "z"])
+    training = train(ON).start()
+    assert training.join() == "all steps are done"
+    assert broker.dropped == ["pass-0/1", "x"] and broker.drop_reasons == {"zero variance"}
+    assert broker.batches == {0: ["pass-0/0", "y"], 1: ["pass-0/2", "pass-0/3"], 2: ["pass-0/4", "pass-0/5"]}
+    lines = training.lines()
+    assert [(line["batch/dropped_groups"], line["batch/refills"]) for line in lines] == [(2, 2), (0, 0), (0, 0)]
+
+
+def test_after_the_last_refill_the_batch_is_trained_as_it_is(train: Train, broker: FakeBroker):
+    broker.change(flat={"pass-0/0", "pass-0/1", *"uvwxyz"}, spare=list("uvwxyz"))
+    training = train(ON, "trainer.dynamic_sampling.max_refills=2").start()
+    assert training.join() == "all steps are done"
+    assert broker.dropped == ["pass-0/0", "pass-0/1", "u", "v"] and broker.batches[0] == ["w", "x"]
+    assert training.lines()[0]["batch/refills"] == 2
+
+
+@pytest.mark.parametrize("override", ["trainer.dynamic_sampling.max_refills=0", "trainer.algorithm=grpo"])
+def test_it_can_be_left_out(train: Train, broker: FakeBroker, override: str):
+    broker.change(flat={"pass-0/0"})
+    training = train("trainer.algorithm=dapo", override).start()
+    training.join()
+    assert broker.dropped == [] and broker.trained == [0, 1, 2]
+    assert ("batch/refills" in training.lines()[0]) == ("max_refills" in override)
+
+
+def test_a_batch_that_was_granted_before_stays_the_same(train: Train, broker: FakeBroker):
+    broker.change(flat={"pass-0/0"}, spare=["x"], granted={0})
+    train(ON).start().join()
+    assert broker.dropped == [] and broker.trained == [0, 1, 2]
+
+
+def test_the_last_batch_of_the_data_is_trained_as_it_is(train: Train, broker: FakeBroker):
+    broker.run.spec.max_steps = 0
+    broker.change(flat={"pass-0/2"}, batches_allowed=2, end_of_data=True)
+    assert train(ON).start().join() == "the prompts have ended"
+    assert broker.dropped == [] and broker.trained == [0, 1]
+
+
+def test_data_that_ends_while_a_batch_is_topped_up_ends_the_run(train: Train, broker: FakeBroker):
+    broker.run.spec.max_steps = 0
+    broker.change(flat={"pass-0/2"}, batches_allowed=3)
+    training = train(ON).start()
+    broker.wait_until(lambda: broker.dropped == ["pass-0/2"])
+    broker.change(end_of_data=True)
+    assert training.join() == "the prompts have ended"
+    assert broker.trained == [0] and broker.committed == [1]
+
+
+def test_a_stop_while_a_batch_is_topped_up_is_heard(train: Train, broker: FakeBroker):
+    broker.change(flat={"pass-0/2"})
+    training = train(ON).start()
+    broker.wait_until(lambda: broker.dropped == ["pass-0/2"])
+    training.control.stop()
+    assert training.join() == "the trainer was asked to stop"
+    assert broker.trained == [0] and broker.committed == [1]
