@@ -15,7 +15,7 @@ import hypothesis.strategies as st
 import redis
 from frozen_redis import BEGIN, FrozenRedis
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from model_reference import LEASE_TTL, MEMBER_TTL, RESULT_TTL, Clock, Reference, Refused, Spec
+from model_reference import LEASE_TTL, MEMBER_TTL, OPEN, RESULT_TTL, Clock, Reference, Refused, Spec
 from model_view import look
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1.experience_pb2 import ExperienceGroup
@@ -331,6 +331,32 @@ class BrokerMachine(RuleBasedStateMachine):
         self.latest = max(self.latest, now)
         self.bench.server.set_clock(now)
 
+    @precondition(lambda self: any(each.lease for side in self.sides for each in side.model.groups.values()))
+    @rule(
+        which=st.integers(0, 5),
+        off=st.sampled_from([-1, 0, 0, 1]),
+        act=st.sampled_from(["put", "renew", "release", "sweep", "lease"]),
+    )
+    def last_moment_of_a_lease(self, which: int, off: int, act: str) -> None:
+        """Its holder, or whoever would have it next, comes in the millisecond in which it ends, or beside it."""
+        held = [(n, each) for n, side in enumerate(self.sides) for each in side.model.groups.values() if each.lease]
+        number, chosen = held[which % len(held)]
+        side = self._side(number)
+        self._set_clock(chosen.expiry + off)
+        leases = [lease for lease in side.leases if lease.granted.lease_id == chosen.lease]
+        picked = [side.leases[::-1].index(lease) for lease in leases]
+        match act:
+            case "put" if leases:
+                self._put(side, leases, 50)
+            case "renew":
+                self.renew(number, picked or [0], 1)
+            case "release":
+                self.release(number, picked or [0], "broken", 1)
+            case "lease":
+                self.lease(number, "r1", 3, 0)
+            case _:
+                self.sweep(number)
+
     @rule(side=sides)
     def sweep(self, side: int) -> None:
         """What the broker does from time to time."""
@@ -368,22 +394,46 @@ class BrokerMachine(RuleBasedStateMachine):
     def _picked(self, side: Side, picked: list[int]) -> list[Lease]:
         """Leases of the past, in any order, some more than once; now and then one of the other run."""
         other = next(each for each in self.sides if each is not side)
-        known = other.leases[-1:] + side.leases
+        known = [*other.leases[-1:], *side.leases]
         return [known[-1 - n % len(known)] for n in picked] if known else []
 
-    @rule(side=sides, picked=picks, size=sizes, mixed=st.sampled_from([0, 0, 0, 1]), times=twice)
-    def put(self, side: int, picked: list[int], size: int, mixed: int, times: int) -> None:
-        """Several groups at once, in any order; with tokens of two versions if `mixed`."""
+    @rule(
+        side=sides,
+        picked=picks,
+        size=sizes,
+        mixed=st.sampled_from([0, 0, 0, 1]),
+        swapped=st.sampled_from([False] * 7 + [True]),
+        full=st.sampled_from([None] * 3 + [0, 1]),
+        times=twice,
+    )
+    def put(
+        self, side: int, picked: list[int], size: int, mixed: int, swapped: bool, full: int | None, times: int
+    ) -> None:
+        """Several groups at once, in any order: with tokens of two versions if `mixed`, each with another's lease if
+        `swapped`, the first so large that all that is stored comes to the limit, or to a byte more (`full`)."""
         side = self._side(side)
         leases = self._picked(side, picked)
+        if full is not None and leases:
+            size = self._size_to(side, leases[0], side.model.spec.max_experience_bytes + full)
         for _ in range(times if leases else 0):
-            self._put(side, leases, size, mixed)
+            self._put(side, leases, size, mixed, swapped)
 
-    def _put(self, side: Side, leases: list[Lease], size: int, mixed: int = 0) -> None:
+    def _size_to(self, side: Side, lease: Lease, limit: int) -> int:
+        """Return the size of a group's tensors with which the groups stored come to `limit` bytes."""
+        version, size = max(0, lease.version), 0
+        for _ in range(2):  # a length takes more bytes the greater it is
+            total = side.model.bytes_of(*OPEN) + _bytes_of(group(lease.granted, version, size=size).group)
+            size = min(max(0, size + limit - total), 5000)
+        return size
+
+    def _put(self, side: Side, leases: list[Lease], size: int, mixed: int = 0, swapped: bool = False) -> None:
         puts = []
         for n, lease in enumerate(leases):
             version = max(0, lease.version)
-            puts.append(group(lease.granted, version, version + mixed, size + n))
+            put = group(lease.granted, version, version + mixed, size + n)
+            if swapped:
+                put.lease_id = leases[n - 1].granted.lease_id
+            puts.append(put)
         told = [
             (
                 put.group.header.instance_id,
@@ -542,20 +592,34 @@ class BrokerMachine(RuleBasedStateMachine):
         """Steps without any trouble."""
         side = self._side(side)
         for _ in range(steps):
-            if "r1" not in side.model.members or side.model.members["r1"] <= self.clock.now:
-                self._register(side, "r1")
-            leases = self._granted(side, 6, side.model.version)
-            if leases:
-                self._put(side, leases, 50)
-            self._take(side, self._due(side))
+            self._get_ready(side)
             self._mark(side, side.model.version)
+
+    @rule(side=sides)
+    def work_ahead(self, side: int) -> None:
+        """Two batches at once, and the later one is said to be trained first."""
+        side = self._side(side)
+        self._get_ready(side)
+        self._get_ready(side)
+        self._mark(side, side.model.version + 1)
+
+    def _get_ready(self, side: Side) -> None:
+        """A batch, if the gate and the prompts allow."""
+        if side.model.members.get("r1", 0) <= self.clock.now:
+            self._register(side, "r1")
+        leases = self._granted(side, 6, side.model.version)
+        if leases:
+            self._put(side, leases, 50)
+        self._take(side, self._due(side))
 
     # --- a Redis that forgets
 
     @rule(side=sides)
     def photograph(self, side: int) -> None:
         """From here on, what follows may turn out not to have been on Redis' disk."""
-        side = self._side(side)
+        self._photograph(self._side(side))
+
+    def _photograph(self, side: Side) -> None:
         names = self.bench.redis.keys(keys.prefix(side.world.run_id) + "*")
         side.photograph = {name: self.bench.redis.dump(name) for name in names}, side.model.copy()
 
@@ -563,8 +627,9 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(back=st.integers(0, 3))
     def redis_loses_the_end_of_its_log(self, back: int) -> None:
         """Redis comes back as it was, the trainer from a checkpoint it has, rollouts with leases that never were."""
-        self.touched = 0 if self.sides[0].photograph else 1
-        side = self.sides[self.touched]
+        self._lose(self._side(0 if self.sides[0].photograph else 1), back)
+
+    def _lose(self, side: Side, back: int) -> None:
         keys_then, model_then = side.photograph
         committed, version = side.model.committed, side.model.version
         with self.bench.redis.pipeline() as pipeline:
@@ -577,3 +642,24 @@ class BrokerMachine(RuleBasedStateMachine):
         self._compare([side])
         checkpoint = max(committed, version - back)
         self._open(side, checkpoint, side.weights[:checkpoint])
+
+    @rule(side=sides, stage=st.integers(0, 4), back=st.sampled_from([0, 0, 1]))
+    def redis_forgets_a_step(self, side: int, stage: int, back: int) -> None:
+        """The last that is on its disk is the prompts, the leases, the ready groups, the batch, or the trained step."""
+        side = self._side(side)
+        if side.model.members.get("r1", 0) <= self.clock.now:
+            self._register(side, "r1")
+        leases: list[Lease] = []
+        for number, happens in enumerate(
+            (
+                lambda: leases.extend(self._granted(side, 6, side.model.version)),
+                lambda: self._put(side, leases, 50) if leases else None,
+                lambda: self._take(side, self._due(side)),
+                lambda: self._mark(side, side.model.version),
+                lambda: None,
+            )
+        ):
+            if number == stage:
+                self._photograph(side)
+            happens()
+        self._lose(side, back)
