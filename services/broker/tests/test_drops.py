@@ -1,0 +1,158 @@
+"""Groups that the trainer drops: accounted, replaced one for one, and never in the way of an end."""
+
+import asyncio
+
+import pytest
+from quartet.v1 import broker_pb2 as pb
+
+DROP, TRAIN = pb.PARTIAL_BATCH_POLICY_DROP, pb.PARTIAL_BATCH_POLICY_TRAIN
+
+
+async def leased_now(world, version: int = 0) -> list[str]:
+    return [lease.instance.instance_id for lease in await world.lease(version=version)]
+
+
+async def healthy(world) -> None:
+    """The broker's own audit finds nothing."""
+    parts = [part async for part in world.stub.AuditRun(pb.AuditRunRequest(run_id=world.run_id), timeout=60)]
+    assert list(parts[-1].summary.faults) == []
+
+
+async def test_drops_are_counted_once_and_free_their_bytes(world):
+    await world.create(groups_per_step=3)
+    await world.submit(*"abcd")
+    await world.open()
+    await world.roll_out()
+    await world.batch(0)
+    before = await world.stats()
+    assert await world.drop(0, "a", "c", "nobody") == 2
+    assert await world.drop(0, "a", "c") == 0, "a repeated call changes nothing"
+    stats = await world.stats()
+    assert (stats.dropped, stats.leased_to_trainer, stats.committed) == (2, 1, 0)
+    assert stats.experience_bytes * 3 == before.experience_bytes
+    assert await world.state_of("a") == "DROPPED"
+    again = await world.submit("a")
+    assert (again.accepted, again.duplicates) == (0, 1), "dropped for good"
+    await healthy(world)
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+@pytest.mark.parametrize("dropped", [1, 2, 4])
+async def test_the_gate_lets_as_many_in_as_were_dropped(world, staleness, dropped):
+    per_step = 4
+    await world.create(groups_per_step=per_step, max_staleness=staleness, max_queued_prompts=100)
+    await world.submit(*(f"p{n:02}" for n in range(40)))
+    await world.open()
+    assert len(await world.roll_out()) == per_step * (staleness + 1)
+    batch = await world.batch(0)
+    assert not await leased_now(world), "the gate is shut"
+    await world.drop(0, *batch[:dropped])
+    assert len(await world.roll_out()) == dropped
+    assert not await leased_now(world), "and shut again"
+    topped_up = await world.batch(0)
+    assert len(topped_up) == per_step and topped_up[: per_step - dropped] == batch[dropped:]
+    await world.trained(0)
+    assert not await leased_now(world, version=0), "older weights than the newest are not let in"
+    assert len(await world.roll_out(version=1)) == per_step
+    assert (await world.stats()).stale == 0
+    await healthy(world)
+
+
+async def test_several_rounds_of_drops_in_a_synchronous_run(world):
+    await world.create(groups_per_step=2, max_staleness=0)
+    await world.submit(*"abcdefgh")
+    await world.open()
+    assert await world.roll_out() == ["a", "b"]
+    for lost, new in ("a", "c"), ("b", "d"), ("d", "e"):
+        assert lost in await world.batch(0)
+        assert await world.drop(0, lost) == 1
+        assert await world.roll_out() == [new]
+    assert await world.batch(0) == ["c", "e"]
+    assert await world.trained(0) == 1
+    assert (await world.stats()).dropped == 3
+    await healthy(world)
+
+
+@pytest.mark.parametrize("staleness", [0, 4])
+@pytest.mark.parametrize("policy", [DROP, TRAIN])
+async def test_an_epoch_that_ends_with_drops_ends(world, policy, staleness):
+    await world.create(groups_per_step=2, max_staleness=staleness, partial_batch=policy)
+    await world.submit(*"abcde")
+    await world.end_prompts()
+    await world.open()
+    await world.roll_out()
+    assert await world.batch(0) == ["a", "b"]
+    await world.drop(0, "b")
+    await world.roll_out()
+    assert await world.batch(0) == ["a", "c"]
+    await world.trained(0)
+    await world.roll_out(version=1)
+    assert await world.batch(1) == ["d", "e"]
+    await world.drop(1, "d")
+    manifest, _ = await world.take(1, wait=20)  # comes at once: nothing is under way any more
+    if policy == TRAIN:
+        assert (manifest.granted, list(manifest.instance_ids), manifest.end_of_data) == (True, ["e"], True)
+        await world.trained(1)
+        manifest, _ = await world.take(2, wait=20)
+    assert not manifest.granted and manifest.end_of_data
+    step = 2 if policy == TRAIN else 1
+    await world.commit(step)
+    stats = await world.stats()
+    assert (stats.committed, stats.dropped) == ((3, 2) if policy == TRAIN else (2, 3))
+    assert stats.queued == stats.leased == stats.ready == stats.leased_to_trainer == stats.trained == 0
+    await healthy(world)
+
+
+@pytest.mark.parametrize("policy", [DROP, TRAIN])
+async def test_a_last_batch_that_is_dropped_whole_ends_the_epoch(world, policy):
+    await world.create(groups_per_step=2, max_staleness=0, partial_batch=policy)
+    await world.submit(*"ab")
+    await world.end_prompts()
+    await world.open()
+    await world.roll_out()
+    await world.batch(0)
+    await world.drop(0, "a", "b")
+    for _ in range(2):
+        manifest, _ = await world.take(0, wait=20)
+        assert not manifest.granted and manifest.end_of_data
+    assert (await world.stats()).dropped == 2
+    await healthy(world)
+
+
+@pytest.mark.parametrize("policy", [DROP, TRAIN])
+async def test_a_trainer_that_waits_for_a_refill_hears_that_there_is_none(world, policy):
+    """The prompts end, and the last one dies, while the trainer waits."""
+
+    await world.create(groups_per_step=2, max_staleness=0, partial_batch=policy, max_deliveries=1)
+    await world.submit(*"abc")
+    await world.open()
+    await world.roll_out()
+    await world.batch(0)
+    await world.drop(0, "a")
+    (lease,) = await world.lease()
+    waiting = asyncio.create_task(world.take(0, wait=25))
+    await world.end_prompts()
+    await world.release(lease.lease_id, "broken", permanent=True)
+    async with asyncio.timeout(20):
+        manifest, _ = await waiting
+    if policy == TRAIN:
+        assert list(manifest.instance_ids) == ["b"] and manifest.end_of_data
+    else:
+        assert not manifest.granted and manifest.end_of_data
+    await healthy(world)
+
+
+async def test_a_later_trainer_finds_the_short_batch_and_tops_it_up(world):
+    await world.create(groups_per_step=2, max_staleness=0)
+    await world.submit(*"abc")
+    await world.open()
+    await world.roll_out()
+    await world.batch(0)
+    await world.drop(0, "a")
+    await world.open(holder="t2")
+    assert await world.roll_out() == ["c"]
+    manifest, _ = await world.take(0)
+    assert (list(manifest.instance_ids), manifest.replayed) == (["b", "c"], False)
+    manifest, _ = await world.take(0)
+    assert (list(manifest.instance_ids), manifest.replayed) == (["b", "c"], True)
+    await healthy(world)
