@@ -54,7 +54,7 @@ class RedisCluster:
 
     def client(self, n: int) -> redis.Redis:
         """A client of one node."""
-        return redis.Redis(port=self.nodes[n].port, socket_timeout=20)
+        return self.nodes[n].client()
 
     def start(self) -> None:
         """Start the nodes, make a Cluster of them, wait until all agree on it."""

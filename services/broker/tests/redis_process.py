@@ -53,17 +53,24 @@ class RedisProcess:
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._folder = folder
         self._options = options
-        self._executable = executable or redis_executable()
+        self.executable = executable or redis_executable()
         self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen | None = None
 
+    def command(self) -> list[str]:
+        """Return the command line."""
+        command = [self.executable, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
+        return [*command, "--appendonly", "yes", "--save", "", "--loglevel", "warning", *self._options]
+
+    def client(self) -> redis.Redis:
+        """Return a client for looking, and for what tests do to servers."""
+        return redis.Redis(port=self.port, socket_timeout=20)
+
     def start(self) -> None:
         """Start the server and wait until it answers."""
-        command = [self._executable, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
-        command += ["--appendonly", "yes", "--save", "", "--daemonize", "no", "--loglevel", "warning", *self._options]
         with (self._folder / "redis.log").open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self._environment
+                self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self._environment
             )
         deadline = time.monotonic() + 20
         with redis.Redis(port=self.port) as client:

@@ -1,0 +1,64 @@
+"""A master, its replicas and Sentinels that watch them, as real processes on the loopback."""
+
+from pathlib import Path
+
+from redis_cluster import until
+from redis_process import RedisProcess, free_port
+
+SERVICE = "quartet"
+
+
+class Sentinel(RedisProcess):
+    """A `redis-server --sentinel`: it keeps what it learns in its configuration file."""
+
+    def __init__(self, folder: Path, master: RedisProcess, quorum: int):
+        super().__init__(folder)
+        self.configuration = folder / "sentinel.conf"
+        self.configuration.write_text(
+            f"port {self.port}\nbind 127.0.0.1\ndir {folder}\n"
+            f"sentinel monitor {SERVICE} 127.0.0.1 {master.port} {quorum}\n"
+            f"sentinel down-after-milliseconds {SERVICE} 1000\n"
+            f"sentinel failover-timeout {SERVICE} 4000\n"
+        )
+
+    def command(self) -> list[str]:
+        """Return the command line."""
+        return [self.executable, str(self.configuration), "--sentinel"]
+
+
+class Guarded:
+    """A master with one replica, watched by `sentinels` Sentinels, most of which must agree."""
+
+    def __init__(self, folder: Path, sentinels: int = 3):
+        def home(name: str) -> Path:
+            (folder / name).mkdir()
+            return folder / name
+
+        port = free_port()
+        common = ("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0", "--appendfsync", "no")
+        self.master = RedisProcess(home("master"), *common, port=port)
+        self.replica = RedisProcess(home("replica"), *common, "--replicaof", "127.0.0.1", str(port))
+        quorum = sentinels // 2 + 1
+        self.sentinels = [Sentinel(home(f"sentinel-{n}"), self.master, quorum) for n in range(sentinels)]
+
+    @property
+    def url(self) -> str:
+        """`redis+sentinel://` with all Sentinels."""
+        return f"redis+sentinel://{','.join(f'127.0.0.1:{each.port}' for each in self.sentinels)}/{SERVICE}/0"
+
+    def start(self) -> None:
+        """Start all, wait until the Sentinels know each other and the replica."""
+        for process in (self.master, self.replica, *self.sentinels):
+            process.start()
+        until(lambda: self.replica.client().info("replication")["master_link_status"] == "up", "the replica follows")
+        for each in self.sentinels:
+            until(lambda each=each: self._is_ready(each), "the Sentinels know all")
+
+    def _is_ready(self, sentinel: RedisProcess) -> bool:
+        state = sentinel.client().sentinel_master(SERVICE)
+        return state["num-other-sentinels"] == len(self.sentinels) - 1 and state["num-slaves"] == 1
+
+    def kill(self) -> None:
+        """SIGKILL all."""
+        for process in (*self.sentinels, self.replica, self.master):
+            process.kill()

@@ -1,0 +1,120 @@
+"""Sentinels: the broker is where the master is, also when that is another."""
+
+import asyncio
+import os
+import signal
+
+import grpc
+import pytest
+from conftest import serving
+from redis_cluster import until
+from redis_sentinels import SERVICE, Guarded
+from test_cluster import live, settled
+from test_failures import code_of, health_becomes
+from world import World, group
+
+
+@pytest.fixture
+def guarded(tmp_path):
+    """A master, a replica, three Sentinels."""
+    servers = Guarded(tmp_path)
+    try:
+        servers.start()
+        yield servers
+    finally:
+        servers.kill()
+
+
+async def world_of(stub, servicer, run_id: str) -> World:
+    return World(stub, await servicer.store.client(run_id), run_id)
+
+
+async def promotion(guarded: Guarded) -> None:
+    """Wait until the replica is the master."""
+    replica = guarded.replica.client()
+    await asyncio.to_thread(until, lambda: replica.info("replication")["role"] == "master", "the replica is promoted")
+
+
+async def test_the_broker_goes_on_at_the_promoted_replica(guarded):
+    async with serving(guarded.url, redis_timeout=2.0) as (stub, servicer, host):
+        await live(await world_of(stub, servicer, "before"))
+        world = await world_of(stub, servicer, "killed")
+        await world.create()
+        await world.submit(*"abcd")
+        await world.open()
+        leases = await world.lease()
+        assert await world.redis.wait(1, 10_000) == 1, "what is acknowledged and replicated is not lost"
+        guarded.master.kill()
+        await health_becomes(host, "NOT_SERVING")
+        assert await code_of(world.put(*map(group, leases))) == grpc.StatusCode.UNAVAILABLE
+        await promotion(guarded)
+        await health_becomes(host, "SERVING")
+        assert await settled(world.put, *map(group, leases)) == ["ACCEPTED", "ACCEPTED"]
+        # The bell is heard at the new master.
+        waiting = asyncio.create_task(world.take(1, wait=20))
+        assert await world.batch(0) == ["a", "b"]
+        await world.trained(0)
+        async with asyncio.timeout(10):
+            assert sorted(await world.roll_out(version=1)) == ["c", "d"]
+            assert (await waiting)[0].granted
+        assert await world.commit(1) == 2
+
+
+async def test_what_was_answered_with_a_replica_survives_a_failover(guarded):
+    """The old master takes writes for a while after the replica was promoted; without WAIT they would be lost."""
+    async with serving(guarded.url, redis_replicas=1) as (stub, servicer, _):
+        world = await world_of(stub, servicer, "answered")
+        await world.create()
+        new, answered, over = guarded.replica.client(), [], asyncio.Event()
+
+        async def submit_for_ever() -> None:
+            while not over.is_set() or len(answered) < 10:
+                name = f"p{len(answered)}"
+                await settled(world.submit, name)
+                answered.append(name)
+
+        submitting = asyncio.create_task(submit_for_ever())
+        guarded.sentinels[0].client().execute_command("SENTINEL", "FAILOVER", SERVICE)
+        await promotion(guarded)
+        before = len(answered)
+        await asyncio.to_thread(until, lambda: len(answered) > before + 10, "the broker goes on")
+        over.set()
+        await submitting
+        for name in answered:
+            assert new.exists(f"q:{{answered}}:i:{name}") == 1, f"{name} of {len(answered)}"
+
+
+async def test_a_master_that_hangs_is_left_and_who_listened_there_hears_again(guarded):
+    async with serving(guarded.url, redis_timeout=1.0) as (stub, servicer, host):
+        world = await world_of(stub, servicer, "hung")
+        await world.create()
+        assert await world.redis.wait(1, 10_000) == 1
+        os.kill(guarded.master.pid, signal.SIGSTOP)
+        try:
+            await promotion(guarded)
+            await health_becomes(host, "SERVING")
+            waiting = asyncio.create_task(world.lease(wait=25))
+            await asyncio.sleep(0.3)  # let it begin to wait
+            async with asyncio.timeout(20):
+                await settled(world.submit, "a")
+                assert len(await waiting) == 1
+        finally:
+            os.kill(guarded.master.pid, signal.SIGCONT)
+
+
+async def test_an_answer_waits_for_the_replicas_that_were_asked_for(guarded):
+    guarded.sentinels[0].kill()  # two of three are enough
+    async with serving(guarded.url, redis_timeout=0.5, redis_replicas=1, sweeping=False) as (stub, servicer, _):
+        world = await world_of(stub, servicer, "waits")
+        await live(world)
+        again = await world_of(stub, servicer, "waits-not")
+        await again.create()
+        os.kill(guarded.replica.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(grpc.RpcError) as caught:
+                await again.submit("a")
+            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+            assert "0 of 1 replicas (broker.redis_replicas) have the change" in caught.value.details()
+        finally:
+            os.kill(guarded.replica.pid, signal.SIGCONT)
+        assert (await settled(again.submit, "a")).duplicates == 1, "it was done; saying so again is harmless"
