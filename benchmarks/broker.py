@@ -5,8 +5,13 @@ leases prompts, encodes a group for each and puts them, several calls under way;
 decodes it, marks it trained, and commits every few steps. Prompts are queued beforehand. Measured is the wall time of a
 fixed number of groups from the first put to the last commit.
 
-Peer: redis-py in two processes of the same shape, with the same encoding and decoding and as many groups a call
+First peer: redis-py in two processes of the same shape, with the same encoding and decoding and as many groups a call
 (`broker_sides.py`): no gRPC, no deduplication, no manifests, no staleness. The ratio is the price of these.
+
+Other peers: Ray, which keeps everything in memory (`broker_ray.py`): ColossalChat's queue, and an actor call with torch
+tensors and with numpy arrays, at one group a message; and, since batching is open to Ray too, the queue at the 8
+prompts a message that ColossalChat has by default, and numpy at as many a call as ours. The queue knows padded groups
+alone.
 
 Redis appends to its file and syncs it every second, as the launcher starts it. Both groups of `groups.py` are measured,
 and all variants must yield the same arrays: a checksum is compared in the first round, which is not timed. The log says
@@ -17,6 +22,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import secrets
 import statistics
 import subprocess
 import sys
@@ -27,7 +33,7 @@ from pathlib import Path
 import psutil
 from broker_load import create_run, submit
 from groups import SHAPES
-from measuring import Figure, process, report, service
+from measuring import ENVIRONMENTS, ROOT, Figure, process, report, service
 
 from quartet_local.redis import redis_process, wait_until_ready
 
@@ -36,7 +42,24 @@ COMMIT_EVERY = 4
 MAX_STALENESS = 4
 STEPS = {"padded": 20, "ragged": 40}  # a round
 ROUNDS = 5
-VARIANTS = ("ours", "redis")
+CHECKED_STEPS = 10  # of the round whose checksums are compared, and of the Ray peers' rounds
+
+# Name: way of broker_ray.py, groups a call.
+RAY = {
+    "ray-queue": ("queue", 1),
+    "ray-queue-8": ("queue", 8),
+    "ray-torch": ("torch", 1),
+    "ray-numpy": ("numpy", 1),
+    "ray-numpy-32": ("numpy", 32),
+}
+PEERS = {
+    "redis": "redis-py, the same Redis",
+    "ray-queue": "ColossalChat's queue on Ray, 1 group a message",
+    "ray-queue-8": "ColossalChat's queue on Ray, 8 groups a message",
+    "ray-torch": "Ray actor call, torch, 1 group a call",
+    "ray-numpy": "Ray actor call, numpy, 1 group a call",
+    "ray-numpy-32": "Ray actor call, numpy, 32 groups a call",
+}
 
 
 class Cpu:
@@ -87,44 +110,109 @@ class Sides:
         return json.loads(line)
 
 
-def measure(
-    shape: str, variants: list[str], settings: dict, options: argparse.Namespace, cpu: Cpu, folder: Path
-) -> dict[str, float]:
+class Ray:
+    """The Ray peers: one process that drives them all, started once for all rounds."""
+
+    def __init__(self, folder: Path, stack: contextlib.ExitStack):
+        self._log = folder / "ray.log"
+        program = str(Path(__file__).with_name("broker_ray.py"))
+        (folder / "ray").mkdir()
+        command = [str(ENVIRONMENTS / "bench-ray" / "bin" / "python"), program, str(folder / "ray")]
+        # A token of this run's own; else Ray leaves one in the home folder.
+        environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        command = ["env", *(f"{name}={value}" for name, value in environment.items()), *command]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._process = stack.enter_context(process(command, self._log, **pipes))
+
+    def round(self, way: str, shape: str, per_call: int, groups: int, check: bool) -> dict:
+        """Send `groups` groups; return what broker_ray.py answers."""
+        request = {"way": way, "shape": shape, "groups": groups, "per_call": per_call, "check": check}
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"Ray has ended: {self._log.read_text()[-2000:]}")
+        return json.loads(line)
+
+
+class RaySide:
+    """One of the Ray peers with one shape."""
+
+    def __init__(self, ray: Ray, variant: str, shape: str):
+        self.variant = variant
+        self._ray, self._shape = ray, shape
+        self._way, self._per_call = RAY[variant]
+
+    def round(self, count: int, check: bool = False) -> tuple[float, dict[str, float], int | None]:
+        """As `Sides.round`."""
+        answer = self._ray.round(self._way, self._shape, self._per_call, count, check)
+        return answer["seconds"], {"ray": answer["cpu"]}, answer["checksum"]
+
+
+class Town:
+    """What all rounds share: Redis, the broker, perhaps Ray; and the options."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path, stack: contextlib.ExitStack):
+        self.options, self.folder = options, folder
+        url, redis_process = stack.enter_context(redis_server(folder))
+        address = stack.enter_context(service("broker", folder, [f"broker.redis_url={url}"]))
+        self.cpu = Cpu({"broker": listener(int(address.rpartition(":")[2])), "redis": redis_process})
+        self.ray = Ray(folder, stack) if set(options.variants) & set(RAY) else None
+        self.settings = {
+            "address": address,
+            "redis_url": url,
+            "per_call": options.per_call,
+            "in_flight": options.in_flight,
+            "groups_per_step": GROUPS_PER_STEP,
+            "commit_every": COMMIT_EVERY,
+        }
+
+    def sides(self, shape: str, stack: contextlib.ExitStack) -> list:
+        """Start the sides of all variants for a shape."""
+        address = self.settings["address"]
+        create_run(address, shape, GROUPS_PER_STEP, MAX_STALENESS)
+        sides: list[Sides | RaySide] = []
+        for variant in self.options.variants:
+            if self.ray is not None and variant in RAY:
+                if shape == "padded" or RAY[variant][0] != "queue":  # ColossalChat's way knows padded groups alone
+                    sides.append(RaySide(self.ray, variant, shape))
+            else:
+                run_id = shape if variant == "ours" else f"peer:{shape}"
+                settings = self.settings | {"shape": shape, "run_id": run_id}
+                sides.append(Sides(variant, settings, self.folder, stack))
+        return sides
+
+
+def measure(shape: str, town: Town) -> dict[str, float]:
     """Return groups per second of each variant, medians over rounds in turn."""
-    steps = options.steps or STEPS[shape]
-    count = steps * GROUPS_PER_STEP
-    rates: dict[str, list[float]] = {variant: [] for variant in variants}
-    used: dict[str, dict[str, float]] = {variant: {} for variant in variants}
+    rates: dict[str, list[float]] = {}
+    used: dict[str, dict[str, float]] = {}
+    sent: dict[str, int] = {}
     checksums = {}
     with contextlib.ExitStack() as stack:
-        create_run(settings["address"], shape, GROUPS_PER_STEP, MAX_STALENESS)
-        sides = [
-            Sides(
-                variant,
-                settings | {"shape": shape, "run_id": shape if variant == "ours" else f"peer:{shape}"},
-                folder,
-                stack,
-            )
-            for variant in variants
-        ]
-        for index in range(-1, options.rounds):
+        sides = town.sides(shape, stack)
+        for index in range(-1, town.options.rounds):
             for each in sides if index % 2 == 0 else reversed(sides):
+                steps = CHECKED_STEPS if index < 0 or each.variant in RAY else town.options.steps or STEPS[shape]
+                count = steps * GROUPS_PER_STEP
                 if each.variant == "ours":
-                    submit(settings["address"], shape, f"round-{index}", count)
-                before = cpu.read()
+                    submit(town.settings["address"], shape, f"round-{index}", count)
+                before = town.cpu.read()
                 seconds, by_role, checksum = each.round(count, check=index < 0)
-                after = cpu.read()
+                after = town.cpu.read()
                 if index < 0:
                     checksums[each.variant] = checksum
                     continue
-                rates[each.variant].append(count / seconds)
-                by_role |= {name: after[name] - before[name] for name in after}
+                rates.setdefault(each.variant, []).append(count / seconds)
+                sent[each.variant] = sent.get(each.variant, 0) + count
+                if each.variant not in RAY:
+                    by_role |= {name: after[name] - before[name] for name in after}
+                totals = used.setdefault(each.variant, {})
                 for name, spent in by_role.items():
-                    used[each.variant][name] = used[each.variant].get(name, 0.0) + spent
+                    totals[name] = totals.get(name, 0.0) + spent
     if len(set(checksums.values())) != 1:
-        raise RuntimeError(f"the variants yield other arrays: {checksums}")
-    for variant in variants:
-        tell_cpu(shape, variant, rates[variant], used[variant], count * options.rounds)
+        raise RuntimeError(f"the variants yield different arrays: {checksums}")
+    for variant in rates:
+        tell_cpu(shape, variant, rates[variant], used[variant], sent[variant])
     return {variant: statistics.median(each) for variant, each in rates.items()}
 
 
@@ -134,7 +222,7 @@ def tell_cpu(shape: str, variant: str, rates: list[float], used: dict[str, float
     parts = [f"{name} {value:5.0f}" for name, value in micros.items()]
     rate = f"{statistics.median(rates):6.0f}/s ({min(rates):.0f} to {max(rates):.0f})"
     print(
-        f"{shape} {variant:6} {rate:24} us CPU a group: {', '.join(parts)}, all {sum(micros.values()):.0f}",
+        f"{shape} {variant:12} {rate:24} us CPU a group: {', '.join(parts)}, all {sum(micros.values()):.0f}",
         file=sys.stderr,
     )
 
@@ -165,37 +253,40 @@ def listener(port: int) -> psutil.Process:
     raise RuntimeError(f"no process of this benchmark listens on {port}")
 
 
+def compare(rates: dict[str, dict[str, float]]) -> list[Figure]:
+    """Return our rates beside each peer's."""
+    figures = []
+    for shape, measured in rates.items():
+        for variant in measured:
+            if variant != "ours":
+                name = f"broker: {shape} groups, arrays to arrays"
+                figures.append(Figure(name, "groups/s", measured["ours"], measured[variant], PEERS[variant], "higher"))
+    if "ragged" in rates:
+        # What is ragged with us is padded there.
+        for variant in (variant for variant in rates.get("padded", {}) if RAY.get(variant, ("",))[0] == "queue"):
+            ours, peer = rates["ragged"]["ours"], rates["padded"][variant]
+            name = "broker: ragged groups, arrays to arrays"
+            figures.append(Figure(name, "groups/s", ours, peer, f"{PEERS[variant]}, padded as it must", "higher"))
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--variants", nargs="+", choices=("ours", *PEERS), default=["ours", *PEERS])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--steps", type=int, help="steps a round")
-    parser.add_argument("--per-call", type=int, default=32, help="groups in one call")
+    parser.add_argument("--steps", type=int, help="steps a round, of ours and redis-py")
+    parser.add_argument("--per-call", type=int, default=32, help="groups in one call, of ours and redis-py")
     parser.add_argument("--in-flight", type=int, default=2, help="pairs of calls that our producer has under way")
     options = parser.parse_args()
-    figures = []
+    if set(options.variants) & set(RAY):
+        environments = str(ROOT / "deploy" / "local" / "environments.py")
+        subprocess.run([sys.executable, environments, "bench-ray"], check=True, stdout=sys.stderr)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        url, redis_server_process = stack.enter_context(redis_server(folder))
-        address = stack.enter_context(service("broker", folder, [f"broker.redis_url={url}"]))
-        cpu = Cpu({"broker": listener(int(address.rpartition(":")[2])), "redis": redis_server_process})
-        settings = {
-            "address": address,
-            "redis_url": url,
-            "per_call": options.per_call,
-            "in_flight": options.in_flight,
-            "groups_per_step": GROUPS_PER_STEP,
-            "commit_every": COMMIT_EVERY,
-        }
-        for shape in options.shapes:
-            rates = measure(shape, options.variants, settings, options, cpu, folder)
-            if "redis" in rates and "ours" in rates:
-                name = f"broker: {shape} groups, arrays to arrays"
-                figures.append(
-                    Figure(name, "groups/s", rates["ours"], rates["redis"], "redis-py, the same Redis", "higher")
-                )
-    report(*figures)
+        town = Town(options, folder, stack)
+        rates = {shape: measure(shape, town) for shape in options.shapes}
+    report(*(compare(rates) if "ours" in options.variants else ()))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class Benchmark:
 
 
 BENCHMARKS = (
-    Benchmark("broker", "dev", 60),
+    Benchmark("broker", "dev", 600),
     Benchmark("reward", "reward", 60),
     Benchmark("learner", "trainer", 120),
     Benchmark("weights", "trainer", 120),
