@@ -104,8 +104,8 @@ class Town:
             "appendonly": "yes",
             "appendfsync": self.plan.durability,
             # Rewritten while it is killed; never where the tail is to be cut off, which must stay the tail.
-            "auto-aof-rewrite-min-size": "2mb",
-            "auto-aof-rewrite-percentage": "100" if self.plan.durability == "always" else "0",
+            "auto-aof-rewrite-min-size": "1mb",
+            "auto-aof-rewrite-percentage": "10" if self.plan.durability == "always" else "0",
         }
         return [find_server(), *(word for key, value in options.items() for word in (f"--{key}", value)), "--save", ""]
 
