@@ -27,7 +27,8 @@ class Books:
 
     Attributes:
         state: "active", "succeeded", "failed" or "cancelled".
-        policy_version, committed_step: steps marked trained; steps known to be durable.
+        policy_version: steps marked trained when the first of the instances was read.
+        committed_step: steps known to be durable.
         max_steps: steps after which the run ends; 0: when the prompts end.
         places: every training instance that the broker remembers.
         forgotten: settled ones that it no longer remembers one by one.

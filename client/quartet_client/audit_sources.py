@@ -54,6 +54,7 @@ async def fetch_books(client: AsyncClient, run_id: str) -> Books | None:
     places: dict[str, Place] = {}
     summary: broker_pb2.AuditSummary | None = None
     try:
+        before = await client.run(run_id)
         with quartet_errors(f"broker at {client.connections.address('broker')}"):
             async for part in stub.AuditRun(broker_pb2.AuditRunRequest(run_id=run_id), timeout=_SECONDS):
                 for record in part.page.instances:
@@ -67,11 +68,12 @@ async def fetch_books(client: AsyncClient, run_id: str) -> Books | None:
     if summary is None:
         raise QuartetError(f"the broker's audit of run '{run_id}' ended without its summary; ask again")
     run = summary.run
+    # The instances were read between the two: whatever was trained since the first may stand as it was.
     return Books(
         run_id=run_id,
         created_at=run.created_at.ToJsonString(),
-        state=enum_name(broker_pb2.RunState, run.state),
-        policy_version=run.policy_version,
+        state=before.state if before.active else enum_name(broker_pb2.RunState, run.state),
+        policy_version=min(before.policy_version, run.policy_version),
         committed_step=run.committed_step,
         prompts_ended=run.prompts_ended,
         max_steps=run.spec.max_steps,
