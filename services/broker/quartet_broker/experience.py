@@ -114,40 +114,42 @@ class Experience:
                 if decided or not await waiter.wait(until):
                     break
         yield broker_pb2.LeaseExperienceResponse(manifest=manifest)
-        async for groups in self._groups(run_id, names, most or _MOST_GROUPS):
-            if most:
-                yield broker_pb2.LeaseExperienceResponse(groups=broker_pb2.ExperienceGroups(groups=groups))
-            else:
-                for group in groups:
-                    yield broker_pb2.LeaseExperienceResponse(group=group)
+        if most:
+            async for message in self._messages(run_id, names, most):
+                yield message
+            return
+        async for message in self._messages(run_id, names, _MOST_GROUPS):
+            for group in message.groups.groups:
+                yield broker_pb2.LeaseExperienceResponse(group=group)
 
-    async def _groups(
+    async def _messages(
         self, run_id: str, names: list[bytes], most: int
-    ) -> AsyncIterator[list[experience_pb2.ExperienceGroup]]:
+    ) -> AsyncIterator[broker_pb2.LeaseExperienceResponse]:
         """Yield a batch's groups, at most `most` and about a message's bytes at a time."""
         window, start = min(most, _FIRST_WINDOW), 0
         while start < len(names):
-            groups = await self._read_groups(run_id, names[start : start + window])
-            start += len(groups)
-            yield groups
+            part = names[start : start + window]
+            start += len(part)
+            message = await self._read_groups(run_id, part)
+            yield message
             # Groups of a run are alike: what these came to tells how many fit.
-            size = sum(len(group.tensors) + len(group.transcript) for group in groups)
-            window = max(1, min(most, _MESSAGE_BYTES * len(groups) // max(1, size)))
+            window = max(1, min(most, _MESSAGE_BYTES * len(part) // max(1, message.ByteSize())))
 
-    async def _read_groups(self, run_id: str, names: list[bytes]) -> list[experience_pb2.ExperienceGroup]:
+    async def _read_groups(self, run_id: str, names: list[bytes]) -> broker_pb2.LeaseExperienceResponse:
         prefix = keys.prefix(run_id).encode()
         payloads, transcripts = await self._store.read(
             ("MGET", *(prefix + kind + name for name in names)) for kind in (b"payload:", b"transcript:")
         )
-        groups = []
+        message = broker_pb2.LeaseExperienceResponse()
         for payload, transcript in zip(payloads, transcripts, strict=True):
             if payload is None:
                 raise aborted(f"batch of run '{run_id}'", "a group left it while it was sent; ask again")
-            group = experience_pb2.ExperienceGroup.FromString(payload)
+            # Made in its place: a message that is put into another one is copied, payload and all.
+            group = message.groups.groups.add()
+            group.ParseFromString(payload)
             if transcript is not None:
                 group.transcript = transcript
-            groups.append(group)
-        return groups
+        return message
 
     async def drop(self, request: broker_pb2.DropExperienceRequest) -> broker_pb2.DropExperienceResponse:
         """Take groups out of a step's batch for good; the batch is topped up when it is asked for again."""
