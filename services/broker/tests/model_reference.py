@@ -194,7 +194,7 @@ class Reference:
         for name in [name for name, finished in kept.items() if finished + RESULT_TTL <= self.clock.now]:
             del kept[name]
 
-    def _holds(self, lease: str) -> str | None:
+    def holds(self, lease: str) -> str | None:
         """Return the instance of a lease that is held and has not expired."""
         for name, group in self.groups.items():
             if group.lease == lease:
@@ -378,17 +378,17 @@ class Reference:
 
     def renew(self, leases: list[str]) -> list[str]:
         """RenewLeases; return those that are lost."""
-        lost = [lease for lease in leases if self.state != "ACTIVE" or self._holds(lease) is None]
+        lost = [lease for lease in leases if self.state != "ACTIVE" or self.holds(lease) is None]
         for lease in leases:
             if lease not in lost:
-                self.groups[str(self._holds(lease))].expiry = self.clock.now + LEASE_TTL
+                self.groups[str(self.holds(lease))].expiry = self.clock.now + LEASE_TTL
         return lost
 
     def release(self, releases: list[tuple[str, str, bool]]) -> tuple[int, int, list[str]]:
         """ReleaseLeases of (lease, failure, permanent); return requeued, dead, lost."""
         requeued, dead, lost = 0, 0, []
         for lease, failure, permanent in releases:
-            name = self._holds(lease)
+            name = self.holds(lease)
             if name is None:
                 lost.append(lease)
             elif not failure and not permanent:
@@ -414,7 +414,7 @@ class Reference:
             return "DUPLICATE"
         if self.state != "ACTIVE":
             return "FINISHED"
-        if group is None or self._holds(lease) != name:
+        if group is None or self.holds(lease) != name:
             return "LEASE_LOST"
         if group.purpose == "TRAIN":
             return self._put_training(name, group, size, oldest)

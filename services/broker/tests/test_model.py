@@ -48,7 +48,7 @@ def bench(tmp_path):
 def test_the_broker_agrees_with_a_plain_reference(bench):
     BrokerMachine.bench = bench
     chosen = settings(
-        max_examples=20,
+        max_examples=5,
         stateful_step_count=100,
         phases=PHASES,
         deadline=None,
