@@ -43,6 +43,15 @@ def invalid_argument(field: str, came: object, allowed: str) -> ContractError:
     )
 
 
+def unreadable(reason: str) -> ContractError:
+    """The bytes of a request are no message of its type: no field can be blamed."""
+    description = f"the bytes sent are no message of the call's request type: {reason}"
+    violation = error_details_pb2.BadRequest.FieldViolation(description=description)
+    return ContractError(
+        grpc.StatusCode.INVALID_ARGUMENT, description, [error_details_pb2.BadRequest(field_violations=[violation])]
+    )
+
+
 def not_found(kind: str, name: str, hint: str = "") -> ContractError:
     """A named thing does not exist."""
     sentence = f"{kind} '{name}' does not exist" + (f": {hint}" if hint else "")

@@ -4,11 +4,15 @@ import asyncio
 import hmac
 import inspect
 import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from quartet_common import metrics
-from quartet_common.errors import ContractError, unauthenticated
+from quartet_common.errors import ContractError, unauthenticated, unreadable
 from quartet_common.log import get_logger
 
 log = get_logger(__name__)
@@ -33,12 +37,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         method = details.method
         refused = not method.startswith(_OPEN_PREFIX) and not self._authorised(details)
         make, inner = _parts(handler)
+        check = _checked_stream if handler.request_streaming else _checked
 
         if handler.response_streaming:
 
             async def answer_stream(request, context):
                 async with _Guard(method, context, refused):
-                    result = inner(request, context)
+                    result = inner(check(request), context)
                     if inspect.isasyncgen(result) or hasattr(result, "__aiter__"):
                         async for message in result:
                             yield message
@@ -50,12 +55,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
             async def answer(request, context):
                 async with _Guard(method, context, refused):
-                    return await inner(request, context)
+                    return await inner(check(request), context)
 
             wrapped = answer
         return make(
             wrapped,
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=_tolerant(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
 
@@ -79,6 +84,45 @@ def _parts(handler: grpc.RpcMethodHandler):
     return grpc.unary_unary_rpc_method_handler, handler.unary_unary
 
 
+@dataclass(frozen=True)
+class _Unreadable:
+    """Stands for a request that could not be parsed, until someone can refuse it: gRPC itself would say UNKNOWN."""
+
+    reason: str
+
+
+def _tolerant(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    if parse is None:
+        return None
+
+    def parse_or_tell(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError as error:
+            return _Unreadable(str(error))
+
+    return parse_or_tell
+
+
+def _checked(request: Any) -> Any:
+    if isinstance(request, _Unreadable):
+        raise unreadable(request.reason)
+    return request
+
+
+async def _checked_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _checked(request)
+
+
+def _refusal(error: BaseException) -> ContractError | None:
+    """Return the refusal that was raised, by itself or by tasks of a group; None if it is something else."""
+    if isinstance(error, BaseExceptionGroup):
+        found = [_refusal(each) for each in error.exceptions]
+        return found[0] if all(found) else None
+    return error if isinstance(error, ContractError) else None
+
+
 class _Guard:
     """Around one call: refuse, translate what is raised, count."""
 
@@ -94,8 +138,8 @@ class _Guard:
         if error is None:
             code = grpc.StatusCode(self._context.code() or grpc.StatusCode.OK) if self._context.code() else None
             self._count("OK" if code is None else code.name)
-        elif isinstance(error, ContractError):
-            await self._abort(error)
+        elif (refusal := _refusal(error)) is not None:
+            await self._abort(refusal)
         elif isinstance(error, (asyncio.CancelledError, GeneratorExit)):
             self._count("CANCELLED")
         elif isinstance(error, grpc.aio.AbortError):
