@@ -70,7 +70,9 @@ class Prompts:
                 raise failed_precondition(f"run '{run_id}'", "its training prompts have ended (EndPrompts)")
             case b"TOO_MANY":
                 raise invalid_argument(
-                    "len(instances)", came=len(request.instances), allowed=f"at most max_queued_prompts ({reply[1]})"
+                    "instances",
+                    came=f"{len(request.instances)} of them",
+                    allowed=f"at most max_queued_prompts ({reply[1]})",
                 )
             case b"FULL":
                 description = f"{reply[1]} prompts wait and at most {reply[2]} may (max_queued_prompts)"
@@ -127,14 +129,14 @@ class Prompts:
     async def renew(self, request: broker_pb2.RenewLeasesRequest) -> broker_pb2.RenewLeasesResponse:
         """Lengthen leases by the run's ttl from now."""
         run_id = validation.name("run_id", request.run_id)
-        validation.integer("len(lease_ids)", len(request.lease_ids), 0, 65536)
+        validation.count("lease_ids", request.lease_ids, 65536, least=0)
         _, expiry, *lost = await self._store.run("renew_leases", run_id, *request.lease_ids)
         return broker_pb2.RenewLeasesResponse(lost=[lease.decode() for lease in lost], expires_at=timestamp(expiry))
 
     async def release(self, request: broker_pb2.ReleaseLeasesRequest) -> broker_pb2.ReleaseLeasesResponse:
         """Give prompts back before their lease ends."""
         run_id = validation.name("run_id", request.run_id)
-        validation.integer("len(releases)", len(request.releases), 0, 65536)
+        validation.count("releases", request.releases, 65536, least=0)
         arguments: list[Value] = []
         for release in request.releases:
             # A reason is for people: what is longer than a screen is cut.

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import Sized
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
@@ -42,9 +43,10 @@ def integer(field: str, value: int, least: int, most: int = MAX_INTEGER) -> int:
     return value
 
 
-def count(field: str, values: object, most: int) -> None:
-    """Check the length of a repeated field: 1 to `most`."""
-    integer(f"len({field})", len(values), 1, most)  # type: ignore[arg-type]
+def count(field: str, values: Sized, most: int, least: int = 1) -> None:
+    """Check the length of a repeated field."""
+    if not least <= len(values) <= most:
+        raise invalid_argument(field, came=f"{len(values)} of them", allowed=f"{least} to {most} of them")
 
 
 def deadline(field: str, wait: Duration, context: grpc.aio.ServicerContext) -> float:
