@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,10 +10,13 @@ import chaos
 import network
 import pytest
 from schedule import Fault, draw
-from town import Plan
+from town import HERE, Plan
+
+from quartet_local import guard
 
 SEED = 20
 GROUPS, FAULTS = 300, 20
+NETWORK_GROUPS, NETWORK_FAULTS = 60, 6
 LIMIT_SECONDS = 200.0
 
 _lines: list[str] = []
@@ -31,32 +35,63 @@ class Done:
         return chaos.explain(self.report, self.schedule, self.folder)
 
 
+@dataclass(frozen=True)
+class Runs:
+    """All chaos runs of the tests.
+
+    Attributes:
+        done: those on loopback, by name.
+        network: exit status and output of the network form; None where it cannot run: `why_not` then.
+    """
+
+    done: dict[str, Done]
+    network: tuple[int, str] | None
+    why_not: str = ""
+
+
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
-    """The short form and the controls, by name."""
-    root = tmp_path_factory.mktemp("chaos")
-    return asyncio.run(_all(root))
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """The short form, the controls, the network form."""
+    return asyncio.run(_all(tmp_path_factory.mktemp("chaos")))
 
 
-async def _all(root: Path) -> dict[str, Done]:
+async def _all(root: Path) -> Runs:
     # It dies right after its first commit, before the checkpoint that would have held the step.
     trapped = (Fault(5, "trap", "committed"),)
     tail = (Fault(10, "lose-tail", "redis"),)
     # One process of each service is enough to see what one trainer does wrong.
     small = functools.partial(Plan, groups=40, each=1)
     everysec = functools.partial(small, durability="everysec")
-    controls = {
+    others = {
         "commit without checkpoint": (trapped, small(root / "commit", control="commit-without-checkpoint")),
         "open without consumed": (tail, everysec(root / "open", control="open-without-consumed")),
         "lost tail": (tail, everysec(root / "tail")),
     }
-    faults = "faults of all kinds", tuple(draw(SEED, GROUPS, FAULTS)), Plan(root / "faults", GROUPS)
+    name, schedule, plan = "faults of all kinds", tuple(draw(SEED, GROUPS, FAULTS)), Plan(root / "faults", GROUPS)
 
-    async def one_by_one() -> dict[str, Done]:
-        return {name: await _one(name, *what) for name, what in controls.items()}
+    async def one_by_one() -> tuple[dict[str, Done], tuple[int, str] | None]:
+        done = {name: await _one(name, *what) for name, what in others.items()}
+        return done, None if why_not else await _network(root / "network")
 
-    done, of_controls = await asyncio.gather(_one(*faults), one_by_one())
-    return {faults[0]: done, **of_controls}
+    why_not = network.why_not()
+    first, (done, of_network) = await asyncio.gather(_one(name, schedule, plan), one_by_one())
+    return Runs({name: first, **done}, of_network, why_not)
+
+
+async def _network(folder: Path) -> tuple[int, str]:
+    size = ["--groups", str(NETWORK_GROUPS), "--faults", str(NETWORK_FAULTS), "--limit", str(LIMIT_SECONDS)]
+    where = ["--folder", str(folder), "--results", str(folder / "chaos.json")]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", guard.__file__, "10"),
+        *(sys.executable, str(HERE / "run.py"), "--network", *size, *where),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()  # it has its own limit, and ends with this process
+    text = output.decode(errors="replace")
+    tell(next((line for line in text.splitlines() if line.startswith("network    ")), "network: it said nothing"))
+    return process.returncode or 0, text
 
 
 async def _one(name: str, schedule: tuple[Fault, ...], plan: Plan) -> Done:

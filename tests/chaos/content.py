@@ -5,13 +5,12 @@ So whoever holds a group can tell whether it is the right one, and whether a che
 
 import hashlib
 import json
+import random
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, tensor_pb2
-
-from quartet_common.tensors import decode, decode_ragged, encode, encode_ragged
 
 GROUP_SIZE = 2
 NO_WEIGHTS = hashlib.sha256(b"no step trained").hexdigest()
@@ -45,10 +44,18 @@ def completions(instance: experience_pb2.PromptInstance) -> list[str]:
     return [f"<think>{instance.prompt.text}</think><answer>{answer}</answer>" for answer in answers]
 
 
-def tokens(instance_id: str, index: int) -> np.ndarray:
-    """Return the tokens of a completion: some dozens, not the same number for all."""
-    chance = np.random.default_rng(number_of(instance_id, f"tokens {index} "))
-    return chance.integers(0, 50_000, size=int(chance.integers(8, 40)), dtype=np.int32)
+def tokens(instance_id: str) -> tensor_pb2.RaggedTensor:
+    """Return the tokens of an instance's completions: some dozens each, not the same number for all."""
+    chance = random.Random(number_of(instance_id, "tokens "))
+    lengths = [chance.randrange(8, 40) for _ in range(GROUP_SIZE)]
+    data = struct.pack(f"<{sum(lengths)}i", *(chance.randrange(50_000) for _ in range(sum(lengths))))
+    return tensor_pb2.RaggedTensor(dtype=tensor_pb2.DTYPE_INT32, lengths=lengths, data=data)
+
+
+def floats(values: Sequence[float]) -> tensor_pb2.Tensor:
+    """Return numbers, one a completion, as a tensor. (Without numpy: a stand-in starts in half the time.)"""
+    data = struct.pack(f"<{len(values)}f", *values)
+    return tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_FLOAT32, shape=[len(values)], data=data)
 
 
 def group(
@@ -56,24 +63,24 @@ def group(
 ) -> experience_pb2.ExperienceGroup:
     """Return the finished group of a lease, with what the reward service said."""
     instance = lease.instance
-    token_ids = [tokens(instance.instance_id, index) for index in range(GROUP_SIZE)]
+    token_ids = tokens(instance.instance_id)
     tensors = experience_pb2.GroupTensors(
-        completion_token_ids=encode_ragged(token_ids, tensor_pb2.DTYPE_INT32),
-        rewards=encode(np.asarray([score.reward for score in scores], dtype=np.float32)),
-        ans_acc=encode(np.asarray([score.ans_acc for score in scores], dtype=np.float32)),
+        completion_token_ids=token_ids,
+        rewards=floats([score.reward for score in scores]),
+        ans_acc=floats([score.ans_acc for score in scores]),
     )
     transcript = experience_pb2.GroupTranscript(
         instance=instance, prompt_text=instance.prompt.text, rollout_id=rollout_id
     )
     for index, (text, score) in enumerate(zip(completions(instance), scores, strict=True)):
-        transcript.completions.add(index=index, text=text, score=score, tokens=token_ids[index].size)
+        transcript.completions.add(index=index, text=text, score=score, tokens=token_ids.lengths[index])
     header = experience_pb2.GroupHeader(
         instance_id=instance.instance_id,
         purpose=instance.purpose,
         min_policy_version=version,
         max_policy_version=version,
         completions=GROUP_SIZE,
-        completion_tokens=sum(one.size for one in token_ids),
+        completion_tokens=sum(token_ids.lengths),
         attempt=lease.attempt,
     )
     return experience_pb2.ExperienceGroup(
@@ -86,13 +93,11 @@ def fault_of(instance_id: str, found: experience_pb2.ExperienceGroup) -> str:
     if found.header.instance_id != instance_id:
         return f"the group in the place of '{instance_id}' is of '{found.header.instance_id}'"
     tensors = experience_pb2.GroupTensors.FromString(found.tensors)
-    token_ids = decode_ragged(tensors.completion_token_ids)
-    wanted = [tokens(instance_id, index) for index in range(GROUP_SIZE)]
-    if len(token_ids) != GROUP_SIZE or not all(map(np.array_equal, token_ids, wanted)):
+    if tensors.completion_token_ids != tokens(instance_id):
         return f"the tokens of '{instance_id}' are not those that were put"
     right = [float(is_right(instance_id, index)) for index in range(GROUP_SIZE)]
-    if decode(tensors.ans_acc).tolist() != right:
-        return f"the reward service judged '{instance_id}' {decode(tensors.ans_acc).tolist()}; the truth is {right}"
+    if tensors.ans_acc != floats(right):
+        return f"the reward service judged '{instance_id}' {tensors.ans_acc.data.hex()}; the truth is {right}"
     return ""
 
 

@@ -135,6 +135,9 @@ class Injector:
         size = log.stat().st_size
         trainer.allowed.clear()
         process = await trainer.process()
+        async with asyncio.timeout(READY_SECONDS):
+            while process.status() != psutil.STATUS_STOPPED:  # it says that it will, then it does
+                await asyncio.sleep(0.01)
         process.resume()
         await self._trap("committed", "SIGKILL")
         redis, feeder = town.victims["redis"], town.victims["feeder"]

@@ -3,31 +3,23 @@
 The short form of `make chaos` (docs/chaos.md), and its controls: the same run with one protective thing left out.
 """
 
-import subprocess
-import sys
-from pathlib import Path
-
-import network
 import pytest
-from conftest import FAULTS, GROUPS, Done, tell
+from conftest import FAULTS, GROUPS, NETWORK_FAULTS, NETWORK_GROUPS, Runs
 from schedule import NETWORK_DECK, POINTS, PROCESS_DECK, draw, family
-from town import HERE
 
 pytestmark = pytest.mark.timeout(300)
 
-NETWORK_GROUPS, NETWORK_FAULTS = 60, 6
-
 
 @pytest.mark.slow
-def test_faults_of_every_kind_lose_nothing_and_train_nothing_twice(runs: dict[str, Done]):
-    done = runs["faults of all kinds"]
+def test_faults_of_every_kind_lose_nothing_and_train_nothing_twice(runs: Runs):
+    done = runs.done["faults of all kinds"]
     assert done.report.right, done.explained()
     assert (done.report.done, done.report.verdict.audit["exactly_once"]) == (FAULTS, GROUPS)
 
 
 @pytest.mark.slow
-def test_a_trainer_that_commits_before_its_checkpoint_is_durable_loses_groups(runs: dict[str, Done]):
-    done = runs["commit without checkpoint"]
+def test_a_trainer_that_commits_before_its_checkpoint_is_durable_loses_groups(runs: Runs):
+    done = runs.done["commit without checkpoint"]
     assert not done.report.failure, done.explained()
     audit = done.report.verdict.audit
     assert audit["status"] == 1 and not audit["ok"], done.explained()
@@ -37,9 +29,9 @@ def test_a_trainer_that_commits_before_its_checkpoint_is_durable_loses_groups(ru
 
 @pytest.mark.slow
 def test_a_trainer_that_does_not_say_what_it_consumed_trains_it_again_after_a_lost_end_of_the_log(
-    runs: dict[str, Done],
+    runs: Runs,
 ):
-    done = runs["open without consumed"]
+    done = runs.done["open without consumed"]
     assert not done.report.failure, done.explained()
     audit = done.report.verdict.audit
     assert audit["status"] == 1 and not audit["ok"], done.explained()
@@ -47,22 +39,18 @@ def test_a_trainer_that_does_not_say_what_it_consumed_trains_it_again_after_a_lo
 
 
 @pytest.mark.slow
-def test_a_lost_end_of_the_log_trains_nothing_twice_when_the_trainer_says_what_it_consumed(runs: dict[str, Done]):
-    done = runs["lost tail"]
+def test_a_lost_end_of_the_log_trains_nothing_twice_when_the_trainer_says_what_it_consumed(runs: Runs):
+    done = runs.done["lost tail"]
     assert done.report.right, done.explained()
 
 
 @pytest.mark.slow
-def test_a_cut_network_loses_nothing_and_trains_nothing_twice(tmp_path: Path):
-    reason = network.why_not()
-    if reason:
-        pytest.skip(f"the network form is not possible here: {reason}")
-    size = ["--groups", str(NETWORK_GROUPS), "--faults", str(NETWORK_FAULTS), "--limit", "200"]
-    where = ["--folder", str(tmp_path), "--results", str(tmp_path / "chaos.json")]
-    command = [sys.executable, str(HERE / "run.py"), "--network", *size, *where]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    tell(done.stdout.splitlines()[-2])
+def test_a_cut_network_loses_nothing_and_trains_nothing_twice(runs: Runs):
+    if runs.network is None:
+        pytest.skip(f"the network form is not possible here: {runs.why_not}")
+    status, output = runs.network
+    assert status == 0, output
+    assert f"{NETWORK_GROUPS} exactly once, 0 lost, 0 twice, 0 stuck ({NETWORK_FAULTS} of" in output
 
 
 def test_a_seed_gives_one_schedule():
