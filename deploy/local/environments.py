@@ -8,7 +8,7 @@ Each service has an environment of its own, because they cannot share one (vLLM 
 the pinned closure of `services/NAME/requirements.txt` (with `overrides.txt` where there is one), and the packages of
 this checkout as editable installs. A stamp beside each records a digest of what went in, so a second call is instant
 and a changed requirement rebuilds only what it touches. `--with-tests` adds `deploy/local/requirements-test.txt`
-(pytest) on top.
+(pytest) on top, and `services/NAME/requirements-test.txt` where a service's tests need more.
 
 Set `PIP_FIND_LINKS`, `PIP_INDEX_URL`, `PIP_EXTRA_INDEX_URL` or `PIP_CERT` as for pip: they are passed on to uv.
 """
@@ -186,7 +186,7 @@ def install(uv: Path, environment: Environment, with_tests: bool, progress: Prog
     override_options = ("--overrides", str(ROOT / environment.overrides)) if has_overrides(environment) else ()
     requirements = ["-r", str(ROOT / environment.requirements)]
     if with_tests:
-        requirements += ["-r", str(ROOT / REQUIREMENTS_TEST)]
+        requirements += [part for file in test_requirements(environment) for part in ("-r", str(ROOT / file))]
     run("installing its requirements", "pip", "install", *python, "--exact", *requirements, *override_options)
     if not environment.packages:
         return
@@ -243,7 +243,7 @@ def wanted_stamp(environment: Environment, with_tests: bool) -> dict[str, str | 
         "root": str(ROOT),
         "format": f"{FORMAT} uv {UV_VERSION}",
         "contents": digest(files),
-        "tests": digest([REQUIREMENTS_TEST]) if with_tests else None,
+        "tests": digest(test_requirements(environment)) if with_tests else None,
     }
 
 
@@ -252,6 +252,12 @@ def digest(files: list[str]) -> str:
     for file in files:
         total.update(file.encode() + b"\0" + (ROOT / file).read_bytes() + b"\0")
     return total.hexdigest()
+
+
+def test_requirements(environment: Environment) -> list[str]:
+    """What the tests of all services need, and what those of this one need besides."""
+    own = str(Path(environment.requirements).with_name("requirements-test.txt"))
+    return [REQUIREMENTS_TEST, own] if (ROOT / own).exists() else [REQUIREMENTS_TEST]
 
 
 def has_overrides(environment: Environment) -> bool:

@@ -5,6 +5,7 @@ redis+sentinel://host[:port],…/service[/db]       the master that Sentinels na
 redis+cluster://host[:port],…                     the nodes of a Cluster; one that answers is enough
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,8 @@ def parse(url: str) -> RedisUrl:
     scheme, _, rest = url.partition("://")
     protocol, _, form = scheme.partition("+")
     rest, _, query = rest.partition("?")
+    if "@" in query or "@" in rest.partition("/")[2]:
+        raise ValueError("in user, password and options write '/' as %2F, '?' as %3F, '@' as %40")
     netloc, _, path = rest.partition("/")
     credentials, _, hosts = netloc.rpartition("@")
     if not form:
@@ -93,16 +96,9 @@ def _address(text: str, default_port: int) -> Address:
 
 
 def without_password(url: str) -> str:
-    """Return a Redis URL fit for logs and messages."""
-    rest, question_mark, query = url.partition("?")
-    scheme, separator, rest = rest.partition("://")
-    netloc, slash, path = rest.partition("/")
-    credentials, at, hosts = netloc.rpartition("@")
+    """Return a Redis URL fit for logs and messages. Of one that cannot be read, rather too little is left."""
+    head, at, tail = url.rpartition("@")
+    scheme, separator, credentials = head.partition("://")
     user, colon, _ = credentials.partition(":")
-    shown = f"{user}:***@{hosts}" if colon else netloc
-    entries = [
-        f"{name}=***" if "password" in name else entry
-        for entry in query.split("&")
-        for name in (entry.partition("=")[0],)
-    ]
-    return f"{scheme}{separator}{shown}{slash}{path}{question_mark}{'&'.join(entries)}"
+    shown = f"{scheme}{separator}{user}{':***' if colon else ''}@{tail}" if at else url
+    return re.sub(r"(password=)[^&]*", r"\1***", shown)

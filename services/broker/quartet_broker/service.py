@@ -4,14 +4,17 @@ import asyncio
 
 from quartet.v1 import broker_pb2_grpc
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 
+from quartet_broker import keys
 from quartet_broker.config import BrokerSection
 from quartet_broker.redis_url import parse, without_password
-from quartet_broker.servers import connect
+from quartet_broker.servers import Servers, connect
 from quartet_broker.servicer import BrokerServicer
+from quartet_broker.store import Store
 from quartet_broker.sweeper import Sweeper
 from quartet_common.config import ConfigError, LoadedConfig
+from quartet_common.errors import ContractError
 from quartet_common.host import ServiceHost
 from quartet_common.log import get_logger
 
@@ -33,6 +36,7 @@ async def _check_all(section: BrokerSection, where: str) -> str:
     servers = connect(section)
     try:
         versions = [await _check(server, section, where) for server in await servers.all()]
+        await _check_rights(servers, section, where)
         return ", ".join(dict.fromkeys(versions))
     finally:
         await servers.aclose()
@@ -55,6 +59,19 @@ async def _check(server: Redis, section: BrokerSection, where: str) -> str:
     if "valkey_version" in info:
         return f"valkey {info['valkey_version']}"
     return version
+
+
+async def _check_rights(servers: Servers, section: BrokerSection, where: str) -> None:
+    try:
+        await Store(servers, section).run_many("list_members", "no-such-run", [()], missing_ok=True)
+        async with (await servers.any()).pubsub() as subscription:
+            await subscription.psubscribe(keys.BELLS)
+            await subscription.parse_response()
+    except NoPermissionError as error:
+        description = f"does not let this user do all that a broker needs ({error}): see docs/redis.md for the ACL"
+        raise ConfigError(f"Redis at {where} {description}") from error
+    except ContractError as error:
+        raise ConfigError(error.message) from error
 
 
 async def serve(config: LoadedConfig[BrokerSection], host: ServiceHost) -> None:

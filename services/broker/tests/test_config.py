@@ -3,10 +3,12 @@
 import json
 
 import pytest
+from conftest import documented_user
 from redis_process import free_port
 
 from quartet_broker.__main__ import preflight
 from quartet_broker.config import BrokerSection
+from quartet_broker.redis_url import parse, without_password
 from quartet_common.cli import service_main
 
 
@@ -14,18 +16,61 @@ def run(*arguments: str) -> int:
     return service_main("broker", BrokerSection, preflight, serve=None, argv=["--dry-run", *arguments])
 
 
-def test_a_dry_run_says_what_would_run_without_the_password(redis_server, capsys):
-    url = redis_server.url.replace("redis://", "redis://user:secret@")
-    code = run("--set", f"broker.redis_url={url}")
-    captured = capsys.readouterr()
-    # This Redis has no password: it refuses one, or takes any; neither is shown.
-    assert code in (0, 2) and "secret" not in captured.out + captured.err
-
-
-def test_a_dry_run_names_redis_and_its_version(redis_server, capsys):
+def test_a_dry_run_names_redis_and_its_version_without_the_password(redis_server, capsys):
     assert run("--set", f"broker.redis_url={redis_server.url}") == 0
-    plan = json.loads(capsys.readouterr().out)
-    assert plan["redis"] == redis_server.url and plan["redis_version"]
+    output = capsys.readouterr().out
+    assert "SECRET" not in output
+    plan = json.loads(output)
+    assert plan["redis"] == redis_server.url.replace("SECRET", "***")
+    assert plan["redis_version"].startswith(("6.", "7.", "8.", "valkey "))
+
+
+def test_a_wrong_password_is_not_shown_either(redis_server, capsys):
+    assert run("--set", f"broker.redis_url={redis_server.url.replace('SECRET', 'hunter2')}") == 2
+    captured = capsys.readouterr()
+    assert "quartet:***@" in captured.err and "hunter2" not in captured.out + captured.err
+
+
+@pytest.mark.parametrize(
+    ("rule", "missing"), [("-evalsha", "evalsha"), ("resetchannels", "channel"), ("resetkeys", "key")]
+)
+def test_rights_that_are_missing_are_told_before_anything_starts(redis_server, rule, missing, capsys):
+    with redis_server.client() as client:
+        client.execute_command("ACL", "SETUSER", "poor", "on", ">poor", *documented_user()[3:], rule)
+    url = redis_server.url.replace("quartet:SECRET", "poor:poor")
+    assert run("--set", f"broker.redis_url={url}") == 2
+    error = capsys.readouterr().err
+    assert "see docs/redis.md" in error and missing in error
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://user:secret@host:1/0",
+        "redis://:secret@host/0",
+        "rediss+cluster://user:secret@a:1,b:2?ssl_ca_certs=ca.pem",
+        "redis+sentinel://user:secret@a:1,b/service/1?sentinel_password=secret&sentinel_username=sam",
+        "redis://host:1/0?username=user&password=secret",
+        "unix://user:secret@/run/redis.sock?db=1",
+    ],
+)
+def test_no_form_of_url_shows_its_password(url):
+    section = BrokerSection(redis_url=url)
+    assert "secret" in section.redis_url
+    for shown in (without_password(url), section.model_dump_json()):
+        assert "secret" not in shown and "***" in shown
+    assert without_password(url).replace("***", "secret") == url
+
+
+def test_what_the_urls_of_several_servers_say():
+    url = parse("rediss+sentinel://u:p%40ss@one:1,two,[::1]:3/main/4?ssl_ca_certs=ca.pem&sentinel_password=s")
+    assert (url.form, url.service) == ("sentinel", "main")
+    assert url.addresses == (("one", 1), ("two", 26379), ("::1", 3))
+    assert (url.options["username"], url.options["password"], url.options["db"]) == ("u", "p@ss", 4)
+    assert url.options["ssl_ca_certs"] == url.sentinel_options["ssl_ca_certs"] == "ca.pem"
+    assert url.sentinel_options["password"] == "s" and "username" not in url.sentinel_options
+    cluster = parse("redis+cluster://one,two:7001")
+    assert (cluster.form, cluster.addresses) == ("cluster", (("one", 6379), ("two", 7001)))
 
 
 @pytest.mark.parametrize(
@@ -33,6 +78,13 @@ def test_a_dry_run_names_redis_and_its_version(redis_server, capsys):
     [
         (f"redis_url=redis://127.0.0.1:{free_port()}/0", "start it, or set broker.redis_url"),
         ("redis_url=http://127.0.0.1:1", "must begin with one of redis://"),
+        ("redis_url=redis://u:secret@one:1,two:2/0", "for several use redis+sentinel:// or redis+cluster://"),
+        ("redis_url=redis://u:/secret@one:1/0", "write '/' as %2F"),
+        ("redis_url=redis+sentinel://one:1,two:2", "name the master after the Sentinels' addresses"),
+        ("redis_url=redis+cluster://one:1/3", "a Redis Cluster has no database but 0"),
+        ("redis_url=redis+cluster://one:port", "'one:port' is not a server's address"),
+        (f"redis_url=redis+cluster://127.0.0.1:{free_port()}", "no node of the Cluster says where the slots are"),
+        (f"redis_url=redis+sentinel://127.0.0.1:{free_port()}/main", "no Sentinel names the master of 'main'"),
         ("redis_ulr=x", "did you mean 'redis_url'"),
         ("sweep_interval=0", "broker.sweep_interval"),
     ],
@@ -40,4 +92,4 @@ def test_a_dry_run_names_redis_and_its_version(redis_server, capsys):
 def test_what_is_wrong_is_one_sentence_and_exit_status_2(setting, sentence, capsys):
     assert run("--set", f"broker.{setting}") == 2
     error = capsys.readouterr().err
-    assert sentence in error and error.count("\n") == 1
+    assert sentence in error and error.count("\n") == 1 and "secret" not in error

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import grpc
 import pytest
-from conftest import serving
+from conftest import executable_of, serving
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quartet.v1 import broker_pb2 as pb
 from redis_process import RedisProcess
@@ -16,10 +16,10 @@ from quartet_common.channel import connect
 from quartet_common.durations import to_duration
 
 
-@pytest.fixture
-def own_redis(tmp_path):
+@pytest.fixture(params=["redis", "valkey"])
+def own_redis(request, tmp_path):
     """A Redis for one test, that loses nothing when it is killed."""
-    server = RedisProcess(tmp_path, "--appendfsync", "always")
+    server = RedisProcess(tmp_path, "--appendfsync", "always", executable=executable_of(request.param))
     server.start()
     yield server
     server.kill()
@@ -108,10 +108,9 @@ async def test_forgotten_scripts_are_loaded_again(world):
     assert await world.put(*map(group, leases)) == ["ACCEPTED", "ACCEPTED"]
 
 
-async def test_a_change_through_one_broker_wakes_those_who_wait_at_another(redis_server):
+async def test_a_change_through_one_broker_wakes_those_who_wait_at_another(redis_server, admin):
     async with serving(redis_server.url) as (stub, servicer, _), serving(redis_server.url) as (other_stub, _, _):
-        here = World(stub, servicer.store.redis, "two-brokers")
-        there = World(other_stub, servicer.store.redis, "two-brokers")
+        here, there = World(stub, admin, "two-brokers"), World(other_stub, admin, "two-brokers")
         await here.create(groups_per_step=1)
         there.session = (await here.open()).session_epoch
         prompts, batch = asyncio.create_task(there.lease(wait=20)), asyncio.create_task(there.take(0, wait=20))

@@ -10,11 +10,11 @@ from quartet_broker import keys
 
 
 @pytest.fixture
-async def world(redis_server):
+async def world(redis_server, admin):
     """A run that remembers four settled instances; batches of two."""
-    async with serving(redis_server.url, remembered_instances=4) as (stub, servicer, _):
+    async with serving(redis_server.url, remembered_instances=4) as (stub, _, _):
         World.number = getattr(World, "number", 0) + 1
-        world = World(stub, servicer.store.redis, f"remembering-{World.number}")
+        world = World(stub, admin, f"remembering-{World.number}")
         await world.create(max_staleness=50)
         await world.open()
         yield world

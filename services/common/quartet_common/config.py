@@ -5,6 +5,7 @@ folder the process is started in. Whatever is wrong is said in one sentence: the
 """
 
 import difflib
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -280,10 +281,17 @@ def _sentence(model: type[Section], error: ValidationError, name: str, where: st
         sentence = f"{key} is missing {where}: it has no default"
     else:
         message = first["msg"].removeprefix("Value error, ")
-        came = "" if isinstance(first["input"], (dict, BaseModel)) else f"got {first['input']!r} "
+        came = "" if isinstance(first["input"], (dict, BaseModel)) else f"got {_without_passwords(first['input'])} "
         sentence = f"{key}: {came}{where}: {message[0].lower()}{message[1:]}"
     more = len(problems) - 1
     return sentence + (f" (and {more} more problem{'s' if more > 1 else ''})" if more else "")
+
+
+def _without_passwords(value: Any) -> str:
+    """Return a value as it may be shown: a URL without the password in it."""
+    return re.sub(
+        r"(://[^:@/\s]*:)\S*@|(password=)[^&\s'\"]*", lambda m: f"{m[1]}***@" if m[1] else f"{m[2]}***", repr(value)
+    )
 
 
 def _keys_at(model: type[BaseModel], loc: Sequence[int | str]) -> tuple[str, ...]:

@@ -69,6 +69,14 @@ def test_a_wrong_override_is_named(tmp_path):
     assert "rollout.prompts_ahead" in sentence("", tmp_path, "rollout.prompts_ahead=many")
 
 
+@pytest.mark.parametrize(
+    "url", ["redis://user:secret@host:port", "redis://:se/cr?secret@host", "x://host?password=secret&db=0"]
+)
+def test_the_password_of_a_wrong_url_is_not_shown(url, tmp_path):
+    shown = sentence("", tmp_path, f"rollout.engine={url}")
+    assert "***" in shown and "secret" not in shown
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match="cannot read .*nowhere.toml.*no such file"):
         load_config("rollout", RolloutLike, tmp_path / "nowhere.toml")
