@@ -1,11 +1,16 @@
 """Runs: making, defaults, differences, deletion; what callers may not send."""
 
+import asyncio
+
 import grpc
 import pytest
+from conftest import serving
+from google.rpc import error_details_pb2, status_pb2
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import experience_pb2
-from world import EVALUATE, SERVE, instance
+from world import EVALUATE, SERVE, World, instance
 
+from quartet_broker import keys, runs
 from quartet_common.durations import to_duration
 
 
@@ -70,11 +75,114 @@ async def test_a_deleted_run_leaves_nothing(world):
     assert (await world.stats()).submitted == 0
 
 
+async def fill(world: World) -> None:
+    """Have something of every kind that a run keeps."""
+    await world.create(members=("r1", "r2"), groups_per_step=2, max_staleness=5, max_deliveries=1)
+    await world.submit("e", "f", purpose=EVALUATE, evaluation_set="heldout")
+    await world.stub.StartEvaluation(pb.StartEvaluationRequest(run_id=world.run_id, evaluation_set="heldout"))
+    await world.submit("pinned", purpose=SERVE, pinned_version=7)
+    await world.submit("s", "t", purpose=SERVE)
+    await world.submit(*(f"p{n}" for n in range(20)))
+    await world.open()
+    await world.roll_out(9)  # delivered, and five ready
+    await world.batch(0)
+    await world.trained(0)
+    await world.commit(1)
+    await world.batch(1)
+    (dying, _) = await world.lease(2, 1)
+    await world.release(dying.lease_id, "it broke")
+
+
+async def keys_of(world: World) -> list[bytes]:
+    return [key async for key in world.redis.scan_iter(match=f"q:{{{world.run_id}}}:*")]
+
+
+async def until_gone(world: World) -> None:
+    """Wait for the sweeper."""
+    async with asyncio.timeout(30):
+        while await keys_of(world) or await world.redis.zscore(keys.RUNS, world.run_id) is not None:
+            await asyncio.sleep(0.05)  # nobody is told: the run does not exist any more
+
+
+async def test_everything_of_a_run_is_deleted(world):
+    await fill(world)
+    kinds = {key.split(b":", 3)[2] for key in await keys_of(world)}
+    assert kinds >= {b"batch", b"dead", b"evaluation", b"payload", b"prompts", b"result", b"set", b"settled"}, kinds
+    assert (await world.stub.DeleteRun(pb.DeleteRunRequest(run_id=world.run_id, force=True))).deleted
+    assert await keys_of(world) == []
+
+
+async def test_the_lists_of_a_run_name_nearly_all_there_is(world, broker):
+    """So that a deletion frees memory at once, and a scan only finds the rest."""
+    _, servicer, _ = broker
+    await fill(world)
+    await servicer.store.run("delete_run", world.run_id, "1", "")
+    assert (await servicer.store.run_many("delete_portion", world.run_id, [()]))[0] == [b"OK", 0]
+    rest = {key.split(b":", 2)[2].partition(b":")[0] for key in await keys_of(world)}
+    assert rest <= {b"run", b"set", b"i", b"evaluation", b"prompts"}, "of evaluations and pinned prompts alone"
+
+
 async def test_a_half_deleted_run_does_not_exist_and_the_sweeper_finishes_the_work(world):
-    await world.create()
-    await world.redis.hset(f"q:{{{world.run_id}}}:run", "state", "DELETING")
+    await fill(world)
+    await world.redis.hset(keys.run(world.run_id), "state", "DELETING")
     code, _ = await refusal(world.run())
     assert code == grpc.StatusCode.NOT_FOUND
+    await until_gone(world)
+    await world.create()
+    assert (await world.stats()).submitted == 0
+
+
+async def test_in_a_redis_with_very_many_keys_the_sweeper_finds_the_rest(world, monkeypatch):
+    await fill(world)
+    monkeypatch.setattr(runs, "_SCANNED_AT_ONCE", 0)
+    assert (await world.stub.DeleteRun(pb.DeleteRunRequest(run_id=world.run_id, force=True))).deleted
+    await until_gone(world)
+
+
+async def test_a_finished_run_goes_when_its_time_is_over(redis_server, admin):
+    async with serving(redis_server.url, finished_run_ttl=1.0) as (stub, _, _):
+        ended, active = World(stub, admin, f"ended-{redis_server.port}"), World(stub, admin, f"on-{redis_server.port}")
+        for each in (ended, active):
+            await fill(each)
+        await ended.finish()
+        assert (await ended.run()).state == pb.RUN_STATE_SUCCEEDED
+        await until_gone(ended)
+        assert (await active.run()).state == pb.RUN_STATE_ACTIVE
+
+
+async def test_a_run_of_a_hundred_thousand_instances_is_deleted_without_holding_redis_up(world):
+    await world.create()
+    prefix, size = keys.prefix(world.run_id), 100_000
+    for start in range(0, size, 5000):
+        names = [f"pass-0/{n}" for n in range(start, start + 5000)]
+        async with world.redis.pipeline(transaction=False) as pipeline:
+            pipeline.hset(prefix + "settled", mapping=dict.fromkeys(names, "COMMITTED|" + "d" * 32 + "|1|3|0"))
+            pipeline.rpush(prefix + "settled:order", *names)
+            for name in names[:1000]:
+                pipeline.set(f"{prefix}result:{name}", b"x" * 1000)
+            pipeline.zadd(prefix + "results:TRAIN", dict.fromkeys(names[:1000], 1e15))
+            await pipeline.execute()
+    await world.finish()
+    await world.redis.config_set("slowlog-log-slower-than", 0)
+    await world.redis.config_set("slowlog-max-len", 100_000)
+    await world.redis.slowlog_reset()
+    assert (await world.stub.DeleteRun(pb.DeleteRunRequest(run_id=world.run_id))).deleted
+    slowest = max(entry["duration"] for entry in await world.redis.slowlog_get(100_000))
+    await world.redis.config_set("slowlog-log-slower-than", 10_000)
+    assert await keys_of(world) == []
+    assert slowest < 100_000, f"one call took {slowest} microseconds"  # measured: 2,000; the rest is for busy machines
+
+
+async def test_a_run_that_is_not_listed_any_more_is_listed_again(world):
+    """As when the node of a Cluster that had the list fell, and its last entries with it."""
+    await world.create()
+    async with asyncio.timeout(30):
+        while await world.redis.zscore(keys.RUNS, world.run_id) is None:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)  # the sweeper has seen it
+        await world.redis.zrem(keys.RUNS, world.run_id)
+        while await world.redis.zscore(keys.RUNS, world.run_id) is None:
+            await asyncio.sleep(0.05)  # nobody is told
 
 
 @pytest.mark.parametrize(
@@ -147,6 +255,28 @@ async def test_bad_numbers_are_refused(world):
     ):
         code, _ = await refusal(call)
         assert code == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_refused_repeated_field_is_named_as_the_proto_has_it(world):
+    await world.create()
+    for call, field in (
+        (world.submit(), "instances"),
+        (world.submit(*(f"p{n}" for n in range(1025))), "instances"),
+        (world.put(), "groups"),
+        (world.stub.CollectResults(pb.CollectResultsRequest(run_id=world.run_id)).read(), "instance_ids"),
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            await call
+        violation = field_violation(caught.value)
+        assert violation.field == field and "allowed: 1 to " in violation.description
+
+
+def field_violation(error: grpc.RpcError) -> error_details_pb2.BadRequest.FieldViolation:
+    """The one field of a BadRequest."""
+    (detail,) = (value for key, value in error.trailing_metadata() if key == "grpc-status-details-bin")
+    bad = error_details_pb2.BadRequest()
+    assert status_pb2.Status.FromString(detail).details[0].Unpack(bad)
+    return bad.field_violations[0]
 
 
 async def test_every_call_names_a_run_that_does_not_exist(world):
