@@ -46,6 +46,7 @@ class Side:
     leases: list[Lease]
     weights: list[list[str]]  # what each step trained, of the lineage that survives
     old_sessions: list[int]
+    dropped: set[str]  # what its trainer ever took out of a batch
     photograph: tuple[dict[bytes, bytes], Reference] | None = None
 
 
@@ -100,7 +101,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.sides: list[Side] = []
         for spec in (first, second):
             world = World(self.bench.stub, None, f"model-{next(_numbers)}")
-            side = Side(world, Reference(spec, self.clock), [], [], [])
+            side = Side(world, Reference(spec, self.clock), [], [], [], set())
             self.sides.append(side)
             self._create(side)
             self._open(side, 0, [])
@@ -171,7 +172,11 @@ class BrokerMachine(RuleBasedStateMachine):
         model = side.model
         trained = [name for batch in side.weights for name in batch]
         assert len(trained) == len(set(trained)), "trained twice"
-        assert set(trained) == set(model.names("TRAINED", "COMMITTED")), "what the books say is not what was trained"
+        booked = model.names("TRAINED", "COMMITTED")
+        assert not set(trained) - set(booked), "trained, and not in the books"
+        # A group that was dropped in the part of the log that Redis lost is in its batch again; that step is in the
+        # checkpoint, and so the books take it for trained. It is not trained again, nor lost: its trainer dropped it.
+        assert not set(booked) - set(trained) - side.dropped, "in the books, and not trained"
         self.calm = True
 
     def _side(self, number: int) -> Side:
@@ -525,6 +530,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 side.world.drop(step, *names),
                 lambda dropped: dropped,
             )
+        side.dropped |= {name for name in names if name in side.model.names("DROPPED")}
 
     @rule(side=sides, off=st.sampled_from([0, 0, 0, -1, 1]), times=twice)
     def mark_trained(self, side: int, off: int, times: int) -> None:
