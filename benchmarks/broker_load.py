@@ -39,16 +39,21 @@ _DTYPES = {
 def encode_group(group: Arrays) -> bytes:
     """Return a group as it travels: a serialized GroupTensors."""
     lengths = group["lengths"].tolist()
-    return experience_pb2.GroupTensors(
-        prompt_token_ids=encode(group["prompt_token_ids"]),
-        version_spans=_rows(group["version_spans"], [3] * len(lengths)),
-        **{name: _rows(group[name], lengths) for name in PER_TOKEN},
-        **{name: encode(group[name]) for name in PER_COMPLETION},
-    ).SerializeToString()
+    message = experience_pb2.GroupTensors()
+    message.prompt_token_ids.CopyFrom(encode(group["prompt_token_ids"]))
+    for name in PER_COMPLETION:
+        getattr(message, name).CopyFrom(encode(group[name]))
+    _put_rows(message.version_spans, group["version_spans"], [3] * len(lengths))
+    for name in PER_TOKEN:
+        _put_rows(getattr(message, name), group[name], lengths)
+    return message.SerializeToString()
 
 
-def _rows(flat: np.ndarray, lengths: list[int]) -> tensor_pb2.RaggedTensor:
-    return tensor_pb2.RaggedTensor(dtype=_DTYPES[flat.dtype], lengths=lengths, data=flat.tobytes())
+def _put_rows(field: tensor_pb2.RaggedTensor, flat: np.ndarray, lengths: list[int]) -> None:
+    # In its place: a large message that is made first and put into another one is serialized and parsed on the way.
+    field.dtype = _DTYPES[flat.dtype]
+    field.lengths.extend(lengths)
+    field.data = flat.tobytes()
 
 
 def decode_group(tensors: bytes) -> experience_pb2.GroupTensors:
@@ -166,10 +171,10 @@ class Rollout:
             if not leases:
                 continue
             produced.first_put = produced.first_put or time.monotonic()
-            groups = [self._answer(lease, payload(_number(lease))) for lease in leases]
-            answer = await self._stub.PutExperience(
-                pb.PutExperienceRequest(run_id=self._run_id, groups=groups), timeout=CALL_SECONDS
-            )
+            request = pb.PutExperienceRequest(run_id=self._run_id)
+            for lease in leases:
+                self._answer(request.groups.add(), lease, payload(_number(lease)))
+            answer = await self._stub.PutExperience(request, timeout=CALL_SECONDS)
             unexpected = set(answer.outcomes) - {pb.PUT_OUTCOME_ACCEPTED, pb.PUT_OUTCOME_STALE}
             if unexpected:
                 raise RuntimeError(f"groups were refused: {[pb.PutOutcome.Name(each) for each in unexpected]}")
@@ -189,21 +194,17 @@ class Rollout:
         self._version = max(self._version, answer.policy_version)
         return list(answer.leases)
 
-    def _answer(self, lease: pb.PromptLease, tensors: bytes) -> pb.PutGroup:
-        header = experience_pb2.GroupHeader(
-            instance_id=lease.instance.instance_id,
-            purpose=lease.instance.purpose,
-            min_policy_version=self._version,
-            max_policy_version=self._version,
-            completions=COMPLETIONS,
-            completion_tokens=COMPLETIONS * 614,
-            attempt=lease.attempt,
-            reward_mean=0.5,
-            reward_std=0.5,
-        )
-        return pb.PutGroup(
-            lease_id=lease.lease_id, group=experience_pb2.ExperienceGroup(header=header, tensors=tensors)
-        )
+    def _answer(self, put: pb.PutGroup, lease: pb.PromptLease, tensors: bytes) -> None:
+        put.lease_id = lease.lease_id
+        put.group.tensors = tensors  # in its place, as above
+        header = put.group.header
+        header.instance_id = lease.instance.instance_id
+        header.purpose = lease.instance.purpose
+        header.min_policy_version = header.max_policy_version = self._version
+        header.completions = COMPLETIONS
+        header.completion_tokens = COMPLETIONS * 614
+        header.attempt = lease.attempt
+        header.reward_mean = header.reward_std = 0.5
 
 
 def _number(lease: pb.PromptLease) -> int:
