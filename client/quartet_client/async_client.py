@@ -302,9 +302,17 @@ class AsyncClient:
         """Ask one service, "broker", "reward", "rollout" or "trainer", how it is. Raises as little as `status`."""
         return await service_status(self.connections, kind)
 
-    async def dead(self, run_id: str, limit: int = 100) -> tuple[list[DeadPrompt], int]:
-        """Return the prompts that were set aside, oldest first, at most `limit`, and how many there are in all."""
-        answer = await self._broker("ListDead", broker_pb2.ListDeadRequest(run_id=run_id, limit=limit))
+    async def dead(
+        self, run_id: str, limit: int = 100, instance_ids: Sequence[str] = ()
+    ) -> tuple[list[DeadPrompt], int]:
+        """Return the prompts that were set aside, oldest first, and how many there are in all.
+
+        Args:
+            limit: most to return.
+            instance_ids: only these, at most 1024; those that are not dead are left out.
+        """
+        request = broker_pb2.ListDeadRequest(run_id=run_id, limit=limit, instance_ids=instance_ids)
+        answer = await self._broker("ListDead", request)
         return [DeadPrompt.from_proto(dead) for dead in answer.dead], answer.total
 
     async def requeue_dead(self, run_id: str, instance_ids: Sequence[str] = ()) -> int:

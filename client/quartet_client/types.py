@@ -166,13 +166,19 @@ def _unpack(tensor: tensor_pb2.Tensor, dtype: int, code: str) -> tuple:
 
 @dataclass(frozen=True, slots=True)
 class DeadPrompt:
-    """A prompt that was set aside after too many failures."""
+    """A prompt that was set aside after too many failures.
+
+    Attributes:
+        reasons: why each delivery failed, oldest first.
+        instance: the contract's PromptInstance, as it was submitted.
+    """
 
     instance_id: str
     prompt_id: str
     attempts: int
     reasons: tuple[str, ...]
     died_at: datetime
+    instance: experience_pb2.PromptInstance = field(repr=False, compare=False)
 
     @classmethod
     def from_proto(cls, dead: broker_pb2.DeadPrompt) -> "DeadPrompt":
@@ -183,6 +189,7 @@ class DeadPrompt:
             attempts=dead.attempts,
             reasons=tuple(dead.reasons),
             died_at=to_datetime(dead.died_at),
+            instance=dead.instance,
         )
 
 

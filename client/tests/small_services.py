@@ -170,6 +170,8 @@ class SmallBroker(broker_pb2_grpc.BrokerServiceServicer):
         self._run(request.run_id)
         instances = [i for i in self.instances[request.run_id].values() if "poison" in i.prompt.text]
         dead = [self._result(instance).dead for instance in instances]
+        if request.instance_ids:
+            dead = [each for each in dead if each.instance.instance_id in request.instance_ids]
         return broker_pb2.ListDeadResponse(dead=dead[: request.limit or 100], total=len(dead))
 
     async def RequeueDead(self, request, context):  # noqa: N802

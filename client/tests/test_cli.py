@@ -98,7 +98,27 @@ def test_runs(services, quartet):
     assert (status, err) == (2, "quartet: run 'demo': it has not ended; finish it first, or force\n")
     assert quartet("runs", "finish", "demo", "--reason", "enough")[1] == "run demo is cancelled: enough\n"
     assert quartet("runs", "delete", "demo")[1] == "run demo is deleted\n"
+    assert json.loads(quartet("runs", "delete", "demo", "--json")[1]) == {"run_id": "demo", "deleted": False}
     assert quartet("runs", "show", "demo")[::2] == (2, "quartet: run 'demo' does not exist\n")
+
+
+def test_a_dead_prompt_is_shown_whole(services, quartet, write):
+    _demo(services)
+    chat = {"messages": [{"role": "user", "content": "hello"}], "gt_answer": "7", "metadata": {"poison": "yes"}}
+    lines = [
+        {"prompt": "poison, two plus two", "gt_answer": "4", "verifiers": [{"name": "boxed"}], "id": "sum"},
+        chat,
+    ]
+    text = "\n".join(json.dumps(line) for line in lines)
+    quartet("submit", str(write("p.jsonl", text)), "--run", "demo", "--prefix", "x")
+    status, out, _ = quartet("dead", "show", "demo", "x/0")
+    assert status == 0
+    for part in ("x/0", "sum", "too long", "after 1 attempt", 'name: "boxed"', '"4"', "poison, two plus two"):
+        assert part in out, part
+    (shown,) = json.loads(quartet("dead", "show", "demo", "x/0", "--json")[1])
+    assert shown["reasons"] == ["too long"] and shown["instance"]["prompt"]["text"] == "poison, two plus two"
+    status, _, err = quartet("dead", "show", "demo", "x/1")
+    assert status == 2 and "prompt 'x/1' of run 'demo' is not dead: it is" in err
 
 
 def test_dead(services, quartet, write):
@@ -109,7 +129,8 @@ def test_dead(services, quartet, write):
     assert "too long" in quartet("dead", "list", "demo")[1]
     assert quartet("dead", "requeue", "demo")[0] == 2
     assert quartet("dead", "requeue", "demo", "x/0")[1] == "1 prompt queued again\n"
-    assert services.broker.requeued == ["x/0"]
+    assert json.loads(quartet("dead", "requeue", "demo", "x/0", "--json")[1]) == {"requeued": 1}
+    assert services.broker.requeued == ["x/0", "x/0"]
 
 
 def test_status(services, quartet, nowhere):

@@ -1,21 +1,26 @@
 """`quartet dead`: the prompts that were set aside."""
 
 import click
+from quartet.v1 import experience_pb2
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from quartet_client.async_client import AsyncClient
 from quartet_client.commands.output import console, to_json
 from quartet_client.commands.target import Target, asynchronous, json_option, targeted
+from quartet_client.errors import InputError
+from quartet_client.types import DeadPrompt, Handle, enum_name
 
 
 @click.group()
 def dead() -> None:
-    """List and requeue prompts that were set aside after too many failures."""
+    """List, show and requeue prompts that were set aside after too many failures."""
 
 
 @dead.command("list")
 @click.argument("run_id", metavar="RUN")
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Most to list.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Most to list.")
 @json_option
 @targeted
 @asynchronous
@@ -41,15 +46,82 @@ async def list_dead(target: Target, run_id: str, limit: int, as_json: bool) -> i
 
 @dead.command()
 @click.argument("run_id", metavar="RUN")
-@click.argument("instance_ids", metavar="[INSTANCE]...", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All dead prompts of the run.")
+@click.argument("instance_ids", metavar="INSTANCE...", nargs=-1, required=True)
+@json_option
 @targeted
 @asynchronous
-async def requeue(target: Target, run_id: str, instance_ids: tuple[str, ...], everything: bool) -> int:
+async def show(target: Target, run_id: str, instance_ids: tuple[str, ...], as_json: bool) -> int:
+    """Show dead prompts whole: the prompt, its reference and verifiers, why each attempt failed."""
+    async with target.client() as client:
+        found, _ = await client.dead(run_id, limit=10_000, instance_ids=instance_ids)
+        missing = set(instance_ids) - {prompt.instance_id for prompt in found}
+        if missing:
+            raise await _not_dead(client, run_id, min(missing))
+    if as_json:
+        click.echo(to_json(found, indent=2))
+        return 0
+    for prompt in found:
+        _show(console(), prompt)
+    return 0
+
+
+async def _not_dead(client: AsyncClient, run_id: str, instance_id: str) -> InputError:
+    place = await client.place(Handle(run_id, instance_id))
+    return InputError(f"prompt '{instance_id}' of run '{run_id}' is not dead: it is {place.state.replace('_', ' ')}")
+
+
+def _show(out: Console, dead: DeadPrompt) -> None:
+    prompt = dead.instance.prompt
+    facts = {
+        "instance": dead.instance_id,
+        "prompt": dead.prompt_id,
+        "purpose": f"{enum_name(experience_pb2.Purpose, dead.instance.purpose)}, data pass {dead.instance.data_pass}",
+        "died": f"{dead.died_at:%Y-%m-%d %H:%M:%S} after {dead.attempts} attempt{'s'[: dead.attempts != 1]}",
+        **{f"attempt {n}": reason for n, reason in enumerate(dead.reasons, 1)},
+        "verifiers": "\n".join(_one_line(verifier) for verifier in prompt.verifiers) or "the run's",
+        "reference": _one_line(prompt.reference) or "none",
+        "sampling": _one_line(prompt.sampling) or "the run's",
+        **{f"note {name}": note for name, note in prompt.metadata.items()},
+    }
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column()
+    for name, value in facts.items():
+        table.add_row(Text(name), Text(value))
+    out.print(table)
+    out.print(Text(_input(prompt)), "")
+
+
+def _one_line(message) -> str:
+    return " ".join(str(message).split())
+
+
+def _input(prompt: experience_pb2.Prompt) -> str:
+    match prompt.WhichOneof("input"):
+        case "chat":
+            return "\n".join(f"{message.role}: {message.content}" for message in prompt.chat.messages)
+        case "text":
+            return prompt.text
+        case "token_ids":
+            return f"{prompt.token_ids.shape[0]} token ids"
+    return "no input"
+
+
+@dead.command()
+@click.argument("run_id", metavar="RUN")
+@click.argument("instance_ids", metavar="[INSTANCE]...", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All dead prompts of the run.")
+@json_option
+@targeted
+@asynchronous
+async def requeue(target: Target, run_id: str, instance_ids: tuple[str, ...], everything: bool, as_json: bool) -> int:
     """Put dead prompts of RUN back into the queue."""
     if bool(instance_ids) == everything:
         raise click.UsageError("name the instances to requeue, or give --all")
     async with target.client() as client:
         requeued = await client.requeue_dead(run_id, instance_ids)
-    click.echo(f"{requeued} prompt{'' if requeued == 1 else 's'} queued again")
+    if as_json:
+        click.echo(to_json({"requeued": requeued}))
+    else:
+        click.echo(f"{requeued} prompt{'' if requeued == 1 else 's'} queued again")
     return 0

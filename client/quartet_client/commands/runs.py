@@ -54,15 +54,14 @@ async def show(target: Target, run_id: str, as_json: bool) -> int:
 
 def _show(run: Run) -> None:
     out = console()
-    line = f"run {run.run_id} is {run.state}, version {run.policy_version}, {run.committed_step} steps committed"
+    line = f"run {run.run_id} of {run.created_at:%Y-%m-%d %H:%M} is {run.state}"
+    line += f", version {run.policy_version}, {run.committed_step} steps committed"
+    line += ", all prompts are submitted" if run.prompts_ended else ""
     out.print(line + (f": {run.reason}" if run.reason else ""), markup=False, highlight=False)
     counts = {name: getattr(run.stats, name) for name in run.stats.__slots__}
     for title, rows in (
         ("counts", [(name.replace("_", " "), f"{count:,}") for name, count in counts.items()]),
-        (
-            "members",
-            [(m.instance_id, f"{m.kind} at {m.address}, {m.state}, version {m.policy_version}") for m in run.members],
-        ),
+        ("members", [(member.instance_id, _member(member)) for member in run.members]),
         ("specification", [(name, str(value)) for name, value in _fields(run).items()]),
     ):
         table = Table(
@@ -76,7 +75,8 @@ def _show(run: Run) -> None:
 
 
 def _member(member: Member) -> str:
-    return f"{member.kind} at {member.address}, {member.state}, version {member.policy_version}"
+    waits = f", waits for {member.waiting_for}" if member.waiting_for else ""
+    return f"{member.kind} at {member.address}, {member.state}, version {member.policy_version}{waits}"
 
 
 def _fields(run: Run) -> dict:
@@ -89,24 +89,29 @@ def _fields(run: Run) -> dict:
     "--state", type=click.Choice(["cancelled", "failed", "succeeded"]), default="cancelled", show_default=True
 )
 @click.option("--reason", default="ended by quartet runs finish", help="Why, in words.")
+@json_option
 @targeted
 @asynchronous
-async def finish(target: Target, run_id: str, state: str, reason: str) -> int:
+async def finish(target: Target, run_id: str, state: str, reason: str, as_json: bool) -> int:
     """End a run: no more leases, rollouts and trainer stop. A first outcome stands."""
     async with target.client() as client:
         run = await client.finish_run(run_id, state, reason)
-    click.echo(f"run {run.run_id} is {run.state}: {run.reason}")
+    click.echo(to_json(run, indent=2) if as_json else f"run {run.run_id} is {run.state}: {run.reason}")
     return 0
 
 
 @runs.command()
 @click.argument("run_id", metavar="RUN")
 @click.option("--force", is_flag=True, help="Also if it has not ended.")
+@json_option
 @targeted
 @asynchronous
-async def delete(target: Target, run_id: str, force: bool) -> int:
+async def delete(target: Target, run_id: str, force: bool, as_json: bool) -> int:
     """Remove a finished run and all its data from the broker. Its folder stays."""
     async with target.client() as client:
         deleted = await client.delete_run(run_id, force)
-    click.echo(f"run {run_id} is deleted" if deleted else f"there was no run {run_id}")
+    if as_json:
+        click.echo(to_json({"run_id": run_id, "deleted": deleted}))
+    else:
+        click.echo(f"run {run_id} is deleted" if deleted else f"there was no run {run_id}")
     return 0

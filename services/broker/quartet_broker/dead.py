@@ -7,6 +7,9 @@ from quartet_broker.events import timestamp
 from quartet_broker.store import Store, run_not_found
 from quartet_common.errors import not_found
 
+# A script holds up Redis for everyone: it requeues this many at most.
+_PORTION = 1000
+
 
 class Dead:
     """The dead letters of a run, and the life of single groups."""
@@ -38,9 +41,10 @@ class Dead:
         return found
 
     async def list_dead(self, request: broker_pb2.ListDeadRequest) -> broker_pb2.ListDeadResponse:
-        """Return dead prompts, oldest first."""
+        """Return dead prompts, oldest first; those that are named, if some are."""
         run_id = validation.name("run_id", request.run_id)
         limit = validation.integer("limit", request.limit, 0, 10_000) or 100
+        validation.count("instance_ids", request.instance_ids, 1024, least=0)
         state, total, ids = await self._store.read(
             [
                 ("HGET", keys.run(run_id), "state"),
@@ -50,7 +54,10 @@ class Dead:
         )
         if state is None or state == b"DELETING":
             raise run_not_found(run_id)
-        dead = await self.load(run_id, [instance_id.decode() for instance_id in ids]) if ids else []
+        wanted = list(dict.fromkeys(request.instance_ids)) or [instance_id.decode() for instance_id in ids]
+        dead = await self.load(run_id, wanted) if total else []
+        if request.instance_ids:
+            dead = sorted(dead, key=lambda prompt: prompt.died_at.ToNanoseconds())[:limit]
         return broker_pb2.ListDeadResponse(dead=dead, total=total)
 
     async def requeue(self, request: broker_pb2.RequeueDeadRequest) -> broker_pb2.RequeueDeadResponse:
@@ -59,7 +66,9 @@ class Dead:
         ids: list = list(request.instance_ids)
         if not ids:
             (ids,) = await self._store.read([("ZRANGE", keys.prefix(run_id) + "dead", 0, -1)])
-        _, requeued = await self._store.run("requeue_dead", run_id, *ids)
+        requeued = 0
+        for start in range(0, max(1, len(ids)), _PORTION):  # none: a run that does not exist is told all the same
+            requeued += (await self._store.run("requeue_dead", run_id, *ids[start : start + _PORTION]))[1]
         return broker_pb2.RequeueDeadResponse(requeued=requeued)
 
     async def group(self, request: broker_pb2.GetGroupRequest) -> broker_pb2.GetGroupResponse:

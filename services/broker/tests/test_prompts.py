@@ -172,6 +172,19 @@ async def test_a_prompt_that_fails_too_often_is_set_aside_with_its_reasons(world
     assert (await world.stats()).dead == 0
 
 
+async def test_dead_prompts_can_be_asked_for_by_name(world):
+    await world.create(max_staleness=9)
+    await world.submit(*"abcd")
+    for lease in await world.lease(3):
+        await world.release(lease.lease_id, f"no {lease.instance.instance_id}", permanent=True)
+    named = pb.ListDeadRequest(run_id=world.run_id, instance_ids=["c", "a", "c", "d", "never"])
+    answer = await world.stub.ListDead(named)
+    assert [dead.instance.instance_id for dead in answer.dead] == ["a", "c"] and answer.total == 3
+    with pytest.raises(grpc.RpcError) as caught:
+        await world.stub.ListDead(pb.ListDeadRequest(run_id=world.run_id, instance_ids=["a"] * 1025))
+    assert caught.value.details().startswith("instance_ids: got 1025 items; allowed: 0 to 1024")
+
+
 async def test_a_prompt_that_cannot_succeed_is_dead_at_once(world):
     await world.create()
     await world.submit("a")

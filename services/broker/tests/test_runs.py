@@ -170,7 +170,7 @@ async def test_a_run_of_a_hundred_thousand_instances_is_deleted_without_holding_
     slowest = max(entry["duration"] for entry in await world.redis.slowlog_get(100_000))
     await world.redis.config_set("slowlog-log-slower-than", 10_000)
     assert await keys_of(world) == []
-    assert slowest < 100_000, f"one call took {slowest} microseconds"  # measured: 2,000; the rest is for busy machines
+    assert slowest < 100_000, f"one call took {slowest} microseconds"  # on a busy machine an INFO may take 20,000
 
 
 async def test_a_run_that_is_not_listed_any_more_is_listed_again(world):

@@ -2,7 +2,7 @@
 -- is left. What no list names, e.g. the prompts of evaluation sets, is found by a scan; see runs.py.
 even_when_full()
 if call('HGET', RUN, 'state') ~= 'DELETING' then return { 'NOT_FOUND' } end
-local PORTION, left = 100, 1000
+local PORTION, left = 100, 500
 
 local function unlink_instances(ids)
   for _, id in ipairs(ids) do
