@@ -47,12 +47,14 @@ class RedisProcess:
         environment: Mapping[str, str] | None = None,
         executable: str = "",
         port: int = 0,
+        password: str | None = None,
     ):
         """`environment` is set besides the one of this process; `executable` is `redis_executable()` by default."""
         self.port = port or free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._folder = folder
-        self._options = options
+        self._options = (*options, *(("--requirepass", password, "--masterauth", password) if password else ()))
+        self._password = password
         self.executable = executable or redis_executable()
         self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen | None = None
@@ -64,7 +66,7 @@ class RedisProcess:
 
     def client(self) -> redis.Redis:
         """Return a client for looking, and for what tests do to servers."""
-        return redis.Redis(port=self.port, socket_timeout=20)
+        return redis.Redis(port=self.port, password=self._password, socket_timeout=20)
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
@@ -73,7 +75,7 @@ class RedisProcess:
                 self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self._environment
             )
         deadline = time.monotonic() + 20
-        with redis.Redis(port=self.port) as client:
+        with self.client() as client:
             while True:
                 try:
                     client.ping()

@@ -1,22 +1,27 @@
 """A master, its replicas and Sentinels that watch them, as real processes on the loopback."""
 
 from pathlib import Path
+from urllib.parse import quote
 
 from redis_cluster import until
 from redis_process import RedisProcess, free_port
 
 SERVICE = "quartet"
+PASSWORD, WATCHWORD = "p@ss/word?", "w@tch"
+"""Of the servers that have data, and of the Sentinels."""
 
 
 class Sentinel(RedisProcess):
     """A `redis-server --sentinel`: it keeps what it learns in its configuration file."""
 
     def __init__(self, folder: Path, master: RedisProcess, quorum: int):
-        super().__init__(folder)
+        super().__init__(folder, password=WATCHWORD)
         self.configuration = folder / "sentinel.conf"
         self.configuration.write_text(
             f"port {self.port}\nbind 127.0.0.1\ndir {folder}\n"
+            f"requirepass {WATCHWORD}\nsentinel sentinel-pass {WATCHWORD}\n"
             f"sentinel monitor {SERVICE} 127.0.0.1 {master.port} {quorum}\n"
+            f"sentinel auth-pass {SERVICE} {PASSWORD}\n"
             f"sentinel down-after-milliseconds {SERVICE} 1000\n"
             f"sentinel failover-timeout {SERVICE} 4000\n"
         )
@@ -36,15 +41,19 @@ class Guarded:
 
         port = free_port()
         common = ("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0", "--appendfsync", "no")
-        self.master = RedisProcess(home("master"), *common, port=port)
-        self.replica = RedisProcess(home("replica"), *common, "--replicaof", "127.0.0.1", str(port))
+        self.master = RedisProcess(home("master"), *common, port=port, password=PASSWORD)
+        self.replica = RedisProcess(home("replica"), *common, "--replicaof", "127.0.0.1", str(port), password=PASSWORD)
         quorum = sentinels // 2 + 1
         self.sentinels = [Sentinel(home(f"sentinel-{n}"), self.master, quorum) for n in range(sentinels)]
 
     @property
     def url(self) -> str:
-        """`redis+sentinel://` with all Sentinels."""
-        return f"redis+sentinel://{','.join(f'127.0.0.1:{each.port}' for each in self.sentinels)}/{SERVICE}/0"
+        """`redis+sentinel://` with all Sentinels and both passwords."""
+        hosts = ",".join(f"127.0.0.1:{each.port}" for each in self.sentinels)
+        return (
+            f"redis+sentinel://:{quote(PASSWORD, safe='')}@{hosts}/{SERVICE}/0"
+            f"?sentinel_password={quote(WATCHWORD, safe='')}"
+        )
 
     def start(self) -> None:
         """Start all, wait until the Sentinels know each other and the replica."""
