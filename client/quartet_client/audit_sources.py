@@ -1,10 +1,11 @@
 """What an audit compares: a run's books from the broker, and the newest checkpoint with its ledger from disk."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import grpc
+from pydantic import BaseModel, ConfigDict
 from quartet.v1 import broker_pb2
 
 from quartet_client.async_client import AsyncClient
@@ -12,9 +13,31 @@ from quartet_client.audit import AuditReport, Books, Checkpoint, Place, audit
 from quartet_client.errors import InputError, QuartetError, quartet_errors
 from quartet_client.types import enum_name
 from quartet_common.checkpoints import newest_checkpoint
+from quartet_common.config import Section, load_config
 from quartet_common.ledger import LEDGER_FILE, LedgerError, read_ledger
 
 _SECONDS = 600.0  # a run of a million instances is read in less
+
+
+class _Checkpoint(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    folder: Path | None = None
+
+
+class _Trainer(Section):
+    """Of [trainer] only where the checkpoints are; all else is the trainer's business."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    checkpoint: _Checkpoint = _Checkpoint()
+
+
+def checkpoint_folder(path: Path | None, overrides: Sequence[str], run_id: str) -> Path:
+    """Where the trainer of a run puts its checkpoints, by the run file or by default. Raises ConfigError."""
+    config = load_config("trainer", _Trainer, path, overrides)
+    if config.section.checkpoint.folder is not None:
+        return config.section.checkpoint.folder
+    run = config.run if config.run.id == run_id else config.run.model_copy(update={"id": run_id})
+    return run.path / "checkpoints"
 
 
 async def audit_run(client: AsyncClient, run_id: str, folder: Path) -> AuditReport:

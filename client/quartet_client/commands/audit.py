@@ -4,33 +4,10 @@ import dataclasses
 from pathlib import Path
 
 import click
-from pydantic import BaseModel, ConfigDict
 
-from quartet_client.audit_sources import audit_run
+from quartet_client.audit_sources import audit_run, checkpoint_folder
 from quartet_client.commands.output import to_json
 from quartet_client.commands.target import Target, asynchronous, json_option, targeted
-from quartet_common.config import Section, load_config
-
-
-class _Checkpoint(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-    folder: Path | None = None
-
-
-class _Trainer(Section):
-    """Of [trainer] only where the checkpoints are; all else is the trainer's business."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-    checkpoint: _Checkpoint = _Checkpoint()
-
-
-def checkpoint_folder(target: Target, run_id: str) -> Path:
-    """Where the trainer of a run puts its checkpoints, by the run file or by default. Raises ConfigError."""
-    config = load_config("trainer", _Trainer, target.path, target.overrides)
-    if config.section.checkpoint.folder is not None:
-        return config.section.checkpoint.folder
-    run = config.run if config.run.id == run_id else config.run.model_copy(update={"id": run_id})
-    return run.path / "checkpoints"
 
 
 @click.command()
@@ -49,7 +26,7 @@ async def audit(target: Target, run_id: str, checkpoints: Path | None, as_json: 
 
     Exit status 0 if each group that the run used up counted exactly once, 1 if not.
     """
-    folder = checkpoints or checkpoint_folder(target, run_id)
+    folder = checkpoints or checkpoint_folder(target.path, target.overrides, run_id)
     async with target.client() as client:
         report = await audit_run(client, run_id, folder)
     if as_json:

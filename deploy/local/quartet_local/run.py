@@ -15,6 +15,7 @@ from rich.console import Console
 
 from quartet_client.async_client import AsyncClient
 from quartet_client.attach import feed_and_watch
+from quartet_client.audit_sources import audit_run, checkpoint_folder
 from quartet_client.data import RunData
 from quartet_client.errors import QuartetError
 from quartet_client.progress import RunProgress
@@ -43,8 +44,9 @@ class _BrokerSection(Section):
 def run(config_path: Path | str | None, overrides: Sequence[str] = (), plain: bool = False) -> int:
     """Run a run file with all services on this machine and return the exit status.
 
-    0: the run succeeded; 1: it failed; 2: bad configuration or data, nothing was left running; 128 + n: signal n (130:
-    Ctrl-C). Whatever goes wrong is one sentence on standard error, and no process is left behind.
+    0: the run succeeded; 1: it failed, or its audit did; 2: bad configuration or data, nothing was left running;
+    128 + n: signal n (130: Ctrl-C). Whatever goes wrong is one sentence on standard error, and no process is left
+    behind.
     """
     path = Path(config_path) if config_path is not None else None
     try:
@@ -95,6 +97,7 @@ class _Launch:
         self._progress = RunProgress(config.run.id, model=model, max_steps=config.run.max_steps)
         self._view = RunView(self._progress, self._console, plain or None)
         self._supervisor: Supervisor | None = None
+        self._sound = True
 
     def say(self, line: str) -> None:
         """Tell the person at the terminal a line, above the live picture if there is one."""
@@ -165,6 +168,22 @@ class _Launch:
             self.say(
                 f"the trainer did not end within {patience:.0f} s of the run; its log is {supervisor.log_of('trainer')}"
             )
+        elif self._progress.succeeded:
+            await self._audit()
+
+    async def _audit(self) -> None:
+        """Prove, while the broker still stands, that each group counted exactly once."""
+        config = self._config
+        folder = checkpoint_folder(config.path, self._overrides, config.run.id)
+        try:
+            async with AsyncClient(**config.addresses.model_dump(), security=config.security) as client:
+                report = await audit_run(client, config.run.id, folder)
+        except QuartetError as error:
+            self.say(f"the audit could not be made: {error}")
+            return
+        self._sound = report.ok
+        for line in (f"audit of {report.sentence()}", *(f"  {fault}" for fault in report.faults)):
+            self.say(line)
 
     def _told(self) -> int:
         """Say how the run ended; return the exit status."""
@@ -173,7 +192,7 @@ class _Launch:
         self.say(
             f"run {state.run_id} {state.state} after {state.steps_done} steps{reason}; all of it is in {self._folder}"
         )
-        return 0 if state.succeeded else 1
+        return 0 if state.succeeded and self._sound else 1
 
 
 async def _until_done(main: asyncio.Task, others: list[asyncio.Task]) -> None:

@@ -8,6 +8,12 @@ import pytest
 
 pytestmark = pytest.mark.timeout(400)
 READY = 150  # seconds for all to come up on a busy machine
+GROUPS_PER_STEP = 2  # of the run file in conftest.py
+
+
+def exactly_once(launched, steps: int) -> bool:
+    """Whether the launcher's audit found what so many steps train, and nothing amiss."""
+    return f"audit of run launched: {steps * GROUPS_PER_STEP} exactly once, 0 lost, 0 twice, 0 stuck" in launched.text()
 
 
 def test_a_run_ends_by_itself(launch, run_file, tmp_path):
@@ -16,6 +22,7 @@ def test_a_run_ends_by_itself(launch, run_file, tmp_path):
     launched.assert_gone(within=1.0)
     assert "step 3/3" in launched.text()
     assert "run launched succeeded after 3 steps" in launched.text()
+    assert exactly_once(launched, steps=3)
     folder = tmp_path / "run"
     for name in ("metrics.jsonl", "model/config.json", "logs/broker.log", "logs/trainer.log", "redis"):
         assert (folder / name).exists(), name
@@ -49,6 +56,7 @@ def test_a_stopped_run_goes_on_where_it_was(launch, run_file):
     second = launch(run_file, "--set", "run.max_steps=8")
     assert second.wait(240) == 0, second.text()
     assert "run launched succeeded after 8 steps" in second.text()
+    assert exactly_once(second, steps=8)
 
 
 def test_a_second_ctrl_c_kills_at_once(launch, run_file):
@@ -81,6 +89,7 @@ def test_services_that_are_killed_are_started_again_and_the_run_goes_on(launch, 
         launched.wait_until(lambda steps=steps: launched.text().count("\nstep ") > steps, READY, f"after {service}")
     assert launched.wait(240) == 0, launched.text()
     assert "run launched succeeded after 40 steps" in launched.text()
+    assert exactly_once(launched, steps=40)
     launched.assert_gone(within=1.0)
 
 
