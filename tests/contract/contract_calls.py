@@ -59,7 +59,7 @@ class Caller:
     def call(self, rpc: str, request: Message | Sequence[Message], take: int = 0, timeout: float = SECONDS):
         """Make a call; return the answer, or the list of a stream's answers (the first `take`). Raises RpcError."""
         method = method_of(rpc)
-        call = self._callable(method, lambda message: message.SerializeToString())
+        call = self.callable(method, lambda message: message.SerializeToString())
         given = iter(request) if method.client_streaming else request
         answer = call(given, timeout=timeout, metadata=self.metadata)
         if not method.server_streaming:
@@ -71,7 +71,7 @@ class Caller:
     def raw(self, rpc: str, data: bytes, timeout: float = SECONDS) -> grpc.RpcError | None:
         """Send bytes as the request; return the refusal, None if there was none."""
         method = method_of(rpc)
-        call = self._callable(method, bytes)
+        call = self.callable(method, bytes)
         given = iter([data]) if method.client_streaming else data
         try:
             answer = call(given, timeout=timeout, metadata=self.metadata)
@@ -82,7 +82,8 @@ class Caller:
             return error
         return None
 
-    def _callable(self, method: MethodDescriptor, serializer):
+    def callable(self, method: MethodDescriptor, serializer):
+        """Return the call of an RPC, with another serializer of requests."""
         sides = ["stream" if side else "unary" for side in (method.client_streaming, method.server_streaming)]
         return getattr(self.channel, "_".join(sides))(
             f"/{method.containing_service.full_name}/{method.name}",

@@ -632,7 +632,10 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _photograph(self, side: Side) -> None:
         names = self.bench.redis.keys(keys.prefix(side.world.run_id) + "*")
-        side.photograph = {name: self.bench.redis.dump(name) for name in names}, side.model.copy()
+        with self.bench.redis.pipeline(transaction=False) as pipeline:
+            for name in names:
+                pipeline.dump(name)
+            side.photograph = dict(zip(names, pipeline.execute(), strict=True)), side.model.copy()
 
     @precondition(lambda self: any(side.photograph for side in self.sides))
     @rule(back=st.integers(0, 3))

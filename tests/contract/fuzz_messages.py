@@ -1,0 +1,145 @@
+"""Bad messages of any type, made from its descriptor alone: a new field or RPC is fuzzed without a word here.
+
+Each field is most often something the service knows (`Hints`, by field name), so that what is wrong with one field is
+found behind others that are right; else it is plausible, or at one of the ends of its type.
+"""
+
+from collections.abc import Sequence
+
+import hypothesis.strategies as st
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+
+class Hints(dict[str, Sequence[object]]):
+    """What fields may hold that the service knows of, by the field's name."""
+
+    def __repr__(self) -> str:
+        return "..."  # it would fill the screen when a case fails
+
+
+_INT32 = (0, 1, 2, -1, 7, 1024, 1025, 2**31 - 1, -(2**31))
+_INT64 = (*_INT32, 2**53, 2**53 + 1, 2**63 - 1, -(2**63))
+_FLOATS = (0.0, 1.0, 0.5, -1.0, -0.0, float("nan"), float("inf"), float("-inf"), 1e308, 5e-324)
+_FLOATS32 = (*_FLOATS[:8], 3e38, 1e-45)
+_STRINGS = (
+    *("", "a", "x" * 256, "x" * 257, "é" * 129, "x" * 5000, " ", "a b"),
+    *("\x00", "a\nb", "\x1b[31m", "\u202eabc", "\U0001f600"),
+    *("*", "{a}", "a}:run", "q:{fuzz}:run", "a/../b", "%s%d", "'; --", "a|b|c", "a:b"),
+    *("-", "1-", "0-1", "a@b", "None", "-1"),
+)
+_BYTES = (b"", b"\x00", b"abc", b"\xff" * 9, b"\x0a\x80\x80\x80\x80\x7f", b"\x08" * 100, bytes(70_000))
+_UNKNOWN_FIELDS = (b"\x80\x7d\x01", b"\xfa\x7f\x03abc", b"\x82\x7d\x04\x0a\x02hi", b"\xf8\x01\x00")
+_ENDS = {
+    FieldDescriptor.CPPTYPE_INT32: _INT32,
+    FieldDescriptor.CPPTYPE_INT64: _INT64,
+    FieldDescriptor.CPPTYPE_UINT32: (0, 1, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (0, 1, 2**64 - 1),
+    FieldDescriptor.CPPTYPE_FLOAT: _FLOATS32,
+    FieldDescriptor.CPPTYPE_DOUBLE: _FLOATS,
+    FieldDescriptor.CPPTYPE_BOOL: (False, True),
+    FieldDescriptor.CPPTYPE_ENUM: (0, 1, 2, 3, 4, 5, 9, 99, -1, 2**31 - 1),
+}
+_DEEPEST = 5
+_MOST_BYTES = 1 << 20  # of one repeated field
+# Of sixteen: from here on a field is left out, and from here on it is at an end of its type.
+_LEFT_OUT, _AT_AN_END = 9, 12
+
+
+@st.composite
+def messages(draw: st.DrawFn, kind: Descriptor, hints: Hints) -> Message:
+    """Return messages of a type."""
+    message = GetMessageClass(kind)()
+    _fill(draw, message, hints, 0)
+    return message
+
+
+@st.composite
+def wire(draw: st.DrawFn, kind: Descriptor, hints: Hints) -> bytes:
+    """Return bytes for a request of a type: most often a message of it; else broken, cut short, or anything."""
+    how = draw(st.integers(0, 15))
+    if how == 15:
+        return draw(st.binary(max_size=100))
+    data = draw(messages(kind, hints)).SerializeToString()
+    if how == 14:
+        return data[: draw(st.integers(0, len(data)))]
+    if how == 13 and data:
+        at = draw(st.integers(0, len(data) - 1))
+        return data[:at] + draw(st.binary(min_size=1, max_size=2)) + data[at + 1 :]
+    if how == 12:  # fields that no proto has
+        return data + draw(
+            st.sampled_from((b"\x80\x7d\x01", b"\xfa\x7f\x03abc", b"\x82\x7d\x04\x0a\x02hi", b"\xf8\x01\x00"))
+        )
+    return data
+
+
+def _fill(draw: st.DrawFn, message: Message, hints: Hints, depth: int) -> None:
+    for field in message.DESCRIPTOR.fields:
+        how = draw(st.integers(0, 15))
+        oneof = field.containing_oneof
+        if oneof is not None and len(oneof.fields) > 1 and draw(st.integers(0, len(oneof.fields))):
+            continue  # most often one of its fields is set; sometimes none, or several, of which the last counts
+        if _LEFT_OUT <= how < _AT_AN_END and not _known(field, hints):
+            continue
+        if field.message_type is not None:
+            _fill_message(draw, message, field, hints, depth, how)
+        elif field.is_repeated:
+            count = draw(st.sampled_from((0, 3, 1025, 70_000))) if how == 15 else draw(st.integers(0, 3))
+            values = [_scalar(draw, field, hints, how) for _ in range(min(count, 3))]
+            if len(str(values)) * count < _MOST_BYTES:
+                values = (values * (count // 3 + 1))[:count]
+            getattr(message, field.name).extend(values)
+        else:
+            setattr(message, field.name, _scalar(draw, field, hints, how))
+
+
+def _known(field: FieldDescriptor, hints: Hints) -> Sequence[object]:
+    """Return the hints for a field: another field of that name may be a message, or none."""
+    values = hints.get(field.name, ())
+    kind = getattr(values[0], "DESCRIPTOR", None) if values else None
+    return values if kind is field.message_type else ()
+
+
+def _fill_message(
+    draw: st.DrawFn, message: Message, field: FieldDescriptor, hints: Hints, depth: int, how: int
+) -> None:
+    if depth >= _DEEPEST:
+        return
+    if field.message_type.GetOptions().map_entry:
+        _fill_map(draw, message, field, hints, depth, how)
+    elif field.is_repeated:
+        count = draw(st.sampled_from((0, 2, 257, 1025))) if how == 15 else draw(st.integers(0, 3))
+        parts = getattr(message, field.name)
+        for _ in range(min(count, 3)):
+            _fill(draw, parts.add(), hints, depth + 1)
+        if parts and parts[0].ByteSize() * count < _MOST_BYTES:
+            parts.extend([parts[0]] * (count - len(parts)))
+    else:
+        part = getattr(message, field.name)
+        part.SetInParent()
+        if known := _known(field, hints):
+            part.CopyFrom(draw(st.sampled_from(known)))
+        else:
+            _fill(draw, part, hints, depth + 1)
+
+
+def _fill_map(draw: st.DrawFn, message: Message, field: FieldDescriptor, hints: Hints, depth: int, how: int) -> None:
+    key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
+    for _ in range(draw(st.integers(0, 2))):
+        name = _scalar(draw, key, hints, how)
+        if value.message_type is None:
+            getattr(message, field.name)[name] = _scalar(draw, value, hints, how)
+        else:
+            _fill(draw, getattr(message, field.name)[name], hints, depth + 1)
+
+
+def _scalar(draw: st.DrawFn, field: FieldDescriptor, hints: Hints, how: int) -> object:
+    if how < _AT_AN_END and (known := _known(field, hints)):
+        return draw(st.sampled_from(known))
+    if field.cpp_type != FieldDescriptor.CPPTYPE_STRING:
+        ends = _ENDS[field.cpp_type]
+        return draw(st.sampled_from(ends if how >= _AT_AN_END else ends[:3]))
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return draw(st.sampled_from(_BYTES) if how >= _AT_AN_END else st.binary(max_size=12))
+    return draw(st.sampled_from(_STRINGS) if how >= _AT_AN_END else st.text(max_size=12))

@@ -1,0 +1,122 @@
+"""Whatever a caller sends, it gets a status that says what is wrong, nothing is left behind, and others are served.
+
+FUZZ_CASES sets how many messages are made up (`make fuzz`: 20,000), FUZZ_SEED which.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from contract_calls import OWNERS, RPCS, Caller, method_of
+from fuzz_broker import FuzzedBroker
+from fuzz_messages import Hints, wire
+from fuzz_target import Answer, Code, fault, resident_bytes, send
+from google.protobuf.struct_pb2 import Struct
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from quartet.v1 import reward_pb2
+from servers_under_test import Server, free_ports
+
+CASES = int(os.environ.get("FUZZ_CASES", "3000"))
+SEED = int(os.environ.get("FUZZ_SEED", "0"))
+# The pools of Python and gRPC settle in the first part of a run; from then on nothing may grow with the calls.
+MOST_GROWTH = 24 << 20
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(max(300, CASES // 20))]
+
+
+def rpcs_of(kind: str) -> list[str]:
+    """Return the RPCs of a kind of server, by the descriptors: a new one is fuzzed as it comes."""
+    return [rpc for rpc in RPCS if rpc.startswith(f"{OWNERS[kind]}.")]
+
+
+def fuzz(
+    caller: Caller, rpcs: list[str], hints: Hints, cases: int, look: Callable[[str, Answer], str]
+) -> Counter[tuple[str, str]]:
+    """Send made-up messages; return how often each RPC ended in which code. `look` says what else is wrong after each.
+
+    Raises AssertionError with all that is wrong, and the first message that showed each.
+    """
+    came: Counter[tuple[str, str]] = Counter()
+    faults: dict[str, bytes] = {}
+    requests = {rpc: wire(method_of(rpc).input_type, hints) for rpc in rpcs}
+
+    @seed(SEED)
+    @settings(
+        max_examples=cases,
+        phases=[Phase.generate],
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+        print_blob=False,
+    )
+    @given(st.data())
+    def one_case(data):
+        rpc = data.draw(st.sampled_from(rpcs))
+        request = data.draw(requests[rpc])
+        answer = send(caller, rpc, request)
+        came[rpc, answer.code.name] += 1
+        for wrong in (fault(rpc, request, answer), look(rpc, answer)):
+            if wrong:
+                faults.setdefault(wrong, request)
+
+    one_case()
+    print(f"\n{came.total()} cases: {dict(Counter(code for _, code in came.elements()))}")
+    assert not faults, "\n".join(f"{wrong} [{data[:300].hex()}]" for wrong, data in faults.items())
+    assert came.total() >= cases * 0.99
+    called = Counter(rpc for rpc, _ in came.elements())
+    assert min(called[rpc] for rpc in rpcs) >= min(20, cases / 100), called
+    return came
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[FuzzedBroker]:
+    made = FuzzedBroker(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_broker_refuses_with_a_status_and_changes_nothing(broker):
+    memory: list[int] = []
+    seen = 0
+
+    def look(rpc: str, answer: Answer) -> str:
+        nonlocal seen
+        seen += 1
+        if seen % (CASES // 10) == 0:
+            memory.append(resident_bytes(broker.server))
+        if broker.unchanged() or not answer.refused:
+            return ""
+        return f"{rpc}: {answer.code.name}, and yet what Redis holds has changed: {answer.error.details()}"
+
+    came = fuzz(broker.caller, rpcs_of("broker"), broker.hints, CASES, look)
+    codes = {code for _, code in came}
+    assert {code.name for code in (Code.OK, Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.FAILED_PRECONDITION)} <= codes
+    assert max(memory) - memory[2] < MOST_GROWTH, memory
+    broker.group_life("after-the-fuzz")
+
+
+def test_a_reward_service_refuses_with_a_status_and_goes_on(tmp_path):
+    (port,) = free_ports(1)
+    sections = {"addresses": {"reward": f"127.0.0.1:{port}"}, "server": {"metrics": False}, "reward": {}}
+    server = Server("reward", tmp_path, sections)
+    exact = reward_pb2.VerifierSpec(name="exact", weight=1)
+    hints = Hints(
+        # Verifiers that run code are tried by the reward service's own tests.
+        verifiers=[exact, reward_pb2.VerifierSpec(name="no-such"), reward_pb2.VerifierSpec(name="format", weight=-1)],
+        parameters=[Struct()],
+        completion=["42", "\\boxed{42}"],
+        item_id=["a", "b", "c"],
+    )
+    try:
+        came = fuzz(server.caller(), rpcs_of("reward"), hints, CASES // 5, lambda rpc, answer: "")
+        assert {Code.OK.name, Code.INVALID_ARGUMENT.name} <= {code for _, code in came}
+        item = reward_pb2.ScoreItem(
+            item_id="a", completion="42", reference=reward_pb2.Reference(answer="42"), verifiers=[exact]
+        )
+        (result,) = server.caller().call("RewardService.Score", reward_pb2.ScoreRequest(items=[item])).results
+        assert result.score.outcome == reward_pb2.OUTCOME_CORRECT
+    finally:
+        server.close()
