@@ -134,6 +134,7 @@ class Store:
         if isinstance(reached, Exception) and not any(isinstance(answer, Exception) for answer in answers):
             raise reached
         if isinstance(reached, int) and reached < self._replicas:
+            self.servers.doubt()  # this may be a master that has lost its replicas to another
             description = (
                 f"{reached} of {self._replicas} replicas (broker.redis_replicas) have the change in time; retry"
             )

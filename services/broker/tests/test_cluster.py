@@ -12,6 +12,9 @@ from test_failures import code_of, health_becomes
 from world import World, group
 
 from quartet_broker import keys
+from quartet_broker.config import BrokerSection
+from quartet_broker.service import check_redis
+from quartet_common.config import ConfigError
 from quartet_common.errors import ContractError
 
 MASTERS = 3
@@ -75,6 +78,12 @@ async def test_runs_live_at_each_node_and_are_listed_as_one(cluster):
             assert not await faults(stub, name)
             assert (await stub.DeleteRun(pb.DeleteRunRequest(run_id=name))).deleted
             assert not here.keys(keys.prefix(name) + "*")
+
+
+def test_a_wrong_form_of_url_is_told_at_start(cluster):
+    with pytest.raises(ConfigError, match="a node of a Cluster: write redis\\+cluster://"):
+        check_redis(BrokerSection(redis_url=cluster.nodes[0].url))
+    assert check_redis(BrokerSection(redis_url=cluster.url))
 
 
 async def test_a_change_at_one_node_wakes_who_waits_at_another_broker(cluster):

@@ -31,6 +31,18 @@ def test_a_wrong_password_is_not_shown_either(redis_server, capsys):
     assert "quartet:***@" in captured.err and "hunter2" not in captured.out + captured.err
 
 
+def test_a_redis_that_may_evict_experience_is_warned_of(redis_server, capsys):
+    with redis_server.client() as client:
+        client.config_set("maxmemory", 1 << 30)
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            assert run("--set", f"broker.redis_url={redis_server.url}") == 0
+        finally:
+            client.config_set("maxmemory-policy", "noeviction")
+            client.config_set("maxmemory", 0)
+    assert "may evict experience: set maxmemory-policy noeviction, not allkeys-lru" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("rule", "missing"), [("-evalsha", "evalsha"), ("resetchannels", "channel"), ("resetkeys", "key")]
 )

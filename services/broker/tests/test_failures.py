@@ -100,6 +100,18 @@ async def test_a_read_only_replica_is_unavailable_and_unhealthy(own_redis):
         assert (await world.submit("a")).accepted == 1
 
 
+async def test_without_the_replicas_redis_was_told_to_want_nothing_is_changed(own_redis):
+    async with serving(own_redis.url) as (stub, servicer, _):
+        world = World(stub, servicer.store.redis, "alone")
+        await world.create()
+        await world.redis.config_set("min-replicas-to-write", 1)
+        with pytest.raises(grpc.RpcError) as caught:
+            await world.submit("a")
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE and "NOREPLICAS" in caught.value.details()
+        await world.redis.config_set("min-replicas-to-write", 0)
+        assert (await world.submit("a")).accepted == 1, "it was not submitted before"
+
+
 async def test_forgotten_scripts_are_loaded_again(world):
     await world.create()
     await world.submit("a", "b")
@@ -136,6 +148,34 @@ async def test_stopping_lets_everyone_who_waits_go(redis_server):
             await host.drain()
             assert not (await lease).leases
             assert await code_of(event) == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_log_cut_anywhere_leaves_an_earlier_state_whole(own_redis, tmp_path):
+    """What a power cut leaves of a log that was not on the disk yet."""
+    async with serving(own_redis.url, redis_timeout=2.0) as (stub, servicer, _):
+        world = World(stub, servicer.store.redis, "cut")
+        await world.create(max_staleness=3, max_deliveries=2)
+        await world.submit(*(f"p{n}" for n in range(20)))
+        await world.open()
+        for step in range(3):
+            await world.roll_out(3, step)
+            await world.batch(step)
+            await world.trained(step)
+            await world.expire_leases()
+        await world.commit(2)
+        await world.drop(3, "none")
+    own_redis.kill()
+    (log,) = [path for path in tmp_path.rglob("*.aof") if "base" not in path.name]
+    whole, chance, seen = log.read_bytes(), random.Random(7), set()
+    for _ in range(12):
+        log.write_bytes(whole[: chance.randrange(len(whole) // 4, len(whole))])
+        await asyncio.to_thread(own_redis.start)
+        async with serving(own_redis.url, sweeping=False) as (stub, _, _):
+            parts = [part async for part in stub.AuditRun(pb.AuditRunRequest(run_id="cut"))]
+            assert not parts[-1].summary.faults
+            seen.add(parts[-1].summary.run.stats.SerializeToString())
+        own_redis.kill()
+    assert len(seen) > 3, "cut at different places"
 
 
 async def again(call, *arguments, **named):
