@@ -79,7 +79,7 @@ class RedisCluster:
 
     @staticmethod
     def _known(client: redis.Redis) -> str:
-        return str(client.execute_command("CLUSTER NODES"))
+        return client.execute_command("CLUSTER", "NODES").decode()
 
     def _is_ready(self, n: int) -> bool:
         client = self.client(n)

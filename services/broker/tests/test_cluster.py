@@ -23,7 +23,7 @@ MASTERS = 3
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     """Three masters; the first has a replica."""
-    nodes = RedisCluster(tmp_path_factory.mktemp("cluster"), MASTERS, replicas_of=(0,))
+    nodes = RedisCluster(tmp_path_factory.mktemp("cluster"), MASTERS, (0,), "--cluster-require-full-coverage", "no")
     try:
         nodes.start()
         yield nodes
@@ -166,7 +166,7 @@ async def test_a_run_whose_slot_is_moved_stands_still_and_goes_on(cluster):
 
 
 async def test_a_replica_goes_on_for_a_killed_master(cluster):
-    """The last test of this Cluster: its first master is dead after it."""
+    """The last test of this Cluster: two of its masters are dead after it."""
     name, neighbour = run_at(0, "failover"), run_at(1, "failover")
     async with serving(cluster.url, redis_timeout=2.0) as (stub, servicer, host):
         world, other = await world_of(stub, servicer, name), await world_of(stub, servicer, neighbour)
@@ -193,3 +193,12 @@ async def test_a_replica_goes_on_for_a_killed_master(cluster):
         await world.trained(0)
         assert sorted(await world.roll_out(version=1)) == ["c", "d"]
         assert sorted(await world.batch(1)) == ["c", "d"]
+        # A master without a replica falls: the others' runs go on.
+        third = await world_of(stub, servicer, run_at(2, "failover"))
+        await third.create()
+        cluster.nodes[1].kill()
+        assert await code_of(other.submit("z")) == grpc.StatusCode.UNAVAILABLE
+        last = cluster.client(2)
+        await asyncio.to_thread(until, lambda: b" master,fail " in last.execute_command("CLUSTER", "NODES"), "missed")
+        assert (await third.submit("a", "b")).accepted == 2
+        assert await third.roll_out() == ["a", "b"]
