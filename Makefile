@@ -6,7 +6,7 @@ ENVIRONMENTS = $(PYTHON) deploy/local/environments.py
 DEV = .quartet/envs/dev/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench learn chaos hostile agreement clean
+.PHONY: help demo test lint bench learn chaos fuzz hostile agreement clean
 
 help:
 	@echo 'make demo [ENGINE=transformers]   four services train a small model on this machine'
@@ -15,6 +15,7 @@ help:
 	@echo 'make bench [BENCHMARKS=broker]    benchmarks, each against a named peer or limit'
 	@echo 'make learn                        learning curves of every algorithm (not built yet)'
 	@echo 'make chaos [CHAOS="--seed 7"]     kill everything, lose nothing; CHAOS=--help lists options'
+	@echo 'make fuzz [CASES=20000]           made-up messages to broker and reward; 50,000 steps of the broker model'
 	@echo 'make hostile                      hostile code against the sandbox (not built yet)'
 	@echo 'make agreement DATA=folder        verifiers against reference answers (not built yet)'
 	@echo 'make clean                        remove the environments and the runs'
@@ -38,6 +39,11 @@ bench:
 chaos:
 	@$(ENVIRONMENTS) broker reward dev
 	@$(DEV)/python tests/chaos/run.py $(CHAOS)
+
+fuzz:
+	@$(ENVIRONMENTS) --with-tests broker reward dev
+	@FUZZ_CASES=$(or $(CASES),20000) $(DEV)/python -m pytest -c pyproject.toml -s tests/contract/test_bad_input.py
+	@MODEL_STEPS=50000 .quartet/envs/broker/bin/python -m pytest -c pyproject.toml services/broker/tests/test_model.py
 
 learn hostile agreement:
 	@echo 'make $@ is not built yet.' >&2; exit 1
