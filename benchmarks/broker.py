@@ -19,23 +19,19 @@ what each process needs of CPU for a group: with fewer cores than processes, tha
 """
 
 import argparse
-import asyncio
 import contextlib
-import json
+import os
 import secrets
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 from broker_load import create_run, submit
+from broker_town import cpu_seconds, listener, redis_server
 from groups import SHAPES
-from measuring import ENVIRONMENTS, ROOT, Figure, process, report, service
-
-from quartet_local.redis import redis_process, wait_until_ready
+from measuring import ENVIRONMENTS, ROOT, Figure, Side, report, service
 
 GROUPS_PER_STEP = 32
 COMMIT_EVERY = 4
@@ -62,101 +58,67 @@ PEERS = {
 }
 
 
-class Cpu:
-    """CPU seconds of the processes that work for a variant, by name; of Redis also what rewrote its file."""
-
-    def __init__(self, processes: dict[str, psutil.Process]):
-        self._processes = processes
-
-    def read(self) -> dict[str, float]:
-        times = {name: each.cpu_times() for name, each in self._processes.items()}
-        return {name: sum(each[:4]) for name, each in times.items()}  # user, system, and both of children that ended
-
-
 class Sides:
     """A variant's producer and consumer, started once for all rounds."""
 
     def __init__(self, variant: str, settings: dict, folder: Path, stack: contextlib.ExitStack):
         self.variant = variant
-        self._log = folder / f"{variant}-{settings['shape']}.log"
         program = str(Path(__file__).with_name("broker_sides.py"))
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        log = folder / f"{variant}-{settings['shape']}.log"
         # The consumer first: it makes the consumer group.
-        self._processes = {
-            role: stack.enter_context(process([sys.executable, program, variant, role], self._log, **pipes))
-            for role in ("consumer", "producer")
-        }
-        for role in self._processes:
-            self._tell(role, settings)
-            self._hear(role)
+        self._consumer, self._producer = (
+            Side([sys.executable, program, variant, role], log, stack) for role in ("consumer", "producer")
+        )
+        for side in (self._consumer, self._producer):
+            side.tell(settings)
+            side.hear()
 
     def round(self, count: int, check: bool = False) -> tuple[float, dict[str, float], int | None]:
         """Send `count` groups. Return the seconds it took, CPU seconds by role, and the checksum if asked for."""
-        for role in self._processes:
-            self._tell(role, {"groups": count, "check": check})
-        consumed = self._hear("consumer")
-        self._tell("producer", {"end": True})
-        produced = self._hear("producer")
+        for side in (self._consumer, self._producer):
+            side.tell({"groups": count, "check": check})
+        consumed = self._consumer.hear()
+        self._producer.tell({"end": True})
+        produced = self._producer.hear()
         cpu = {"producer": produced["cpu"], "consumer": consumed["cpu"]}
         return consumed["at"] - produced["at"], cpu, consumed["checksum"]
 
-    def _tell(self, role: str, line: dict) -> None:
-        print(json.dumps(line), file=self._processes[role].stdin, flush=True)
 
-    def _hear(self, role: str) -> dict:
-        line = self._processes[role].stdout.readline()
-        if not line:
-            raise RuntimeError(f"the {role} of '{self.variant}' has ended: {self._log.read_text()[-2000:]}")
-        return json.loads(line)
-
-
-class Ray:
-    """The Ray peers: one process that drives them all, started once for all rounds."""
-
-    def __init__(self, folder: Path, stack: contextlib.ExitStack):
-        self._log = folder / "ray.log"
-        program = str(Path(__file__).with_name("broker_ray.py"))
-        (folder / "ray").mkdir()
-        command = [str(ENVIRONMENTS / "bench-ray" / "bin" / "python"), program, str(folder / "ray")]
-        # A token of this run's own; else Ray leaves one in the home folder.
-        environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        command = ["env", *(f"{name}={value}" for name, value in environment.items()), *command]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self._process = stack.enter_context(process(command, self._log, **pipes))
-
-    def round(self, way: str, shape: str, per_call: int, groups: int, check: bool) -> dict:
-        """Send `groups` groups; return what broker_ray.py answers."""
-        request = {"way": way, "shape": shape, "groups": groups, "per_call": per_call, "check": check}
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"Ray has ended: {self._log.read_text()[-2000:]}")
-        return json.loads(line)
+def ray_side(folder: Path, stack: contextlib.ExitStack) -> Side:
+    """Start the Ray peers: one process drives them all."""
+    program = str(Path(__file__).with_name("broker_ray.py"))
+    (folder / "ray").mkdir()
+    # A token of this run's own, and not on a command line; else Ray leaves one in the home folder.
+    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    python = str(ENVIRONMENTS / "bench-ray" / "bin" / "python")
+    return Side([python, program, str(folder / "ray")], folder / "ray.log", stack)
 
 
 class RaySide:
     """One of the Ray peers with one shape."""
 
-    def __init__(self, ray: Ray, variant: str, shape: str):
+    def __init__(self, ray: Side, variant: str, shape: str):
         self.variant = variant
         self._ray, self._shape = ray, shape
         self._way, self._per_call = RAY[variant]
 
     def round(self, count: int, check: bool = False) -> tuple[float, dict[str, float], int | None]:
         """As `Sides.round`."""
-        answer = self._ray.round(self._way, self._shape, self._per_call, count, check)
+        request = {"way": self._way, "shape": self._shape, "groups": count, "per_call": self._per_call, "check": check}
+        self._ray.tell(request)
+        answer = self._ray.hear()
         return answer["seconds"], {"ray": answer["cpu"]}, answer["checksum"]
 
 
-class Town:
+class Setting:
     """What all rounds share: Redis, the broker, perhaps Ray; and the options."""
 
     def __init__(self, options: argparse.Namespace, folder: Path, stack: contextlib.ExitStack):
         self.options, self.folder = options, folder
-        url, redis_process = stack.enter_context(redis_server(folder))
+        url, redis = stack.enter_context(redis_server(folder))
         address = stack.enter_context(service("broker", folder, [f"broker.redis_url={url}"]))
-        self.cpu = Cpu({"broker": listener(int(address.rpartition(":")[2])), "redis": redis_process})
-        self.ray = Ray(folder, stack) if set(options.variants) & set(RAY) else None
+        self._processes = {"broker": listener(address), "redis": redis}
+        self.ray = ray_side(folder, stack) if set(options.variants) & set(RAY) else None
         self.settings = {
             "address": address,
             "redis_url": url,
@@ -165,6 +127,10 @@ class Town:
             "groups_per_step": GROUPS_PER_STEP,
             "commit_every": COMMIT_EVERY,
         }
+
+    def cpu(self) -> dict[str, float]:
+        """Return the CPU seconds that broker and Redis have used."""
+        return {name: cpu_seconds(each) for name, each in self._processes.items()}
 
     def sides(self, shape: str, stack: contextlib.ExitStack) -> list:
         """Start the sides of all variants for a shape."""
@@ -182,23 +148,23 @@ class Town:
         return sides
 
 
-def measure(shape: str, town: Town) -> dict[str, float]:
+def measure(shape: str, setting: Setting) -> dict[str, float]:
     """Return groups per second of each variant, medians over rounds in turn."""
     rates: dict[str, list[float]] = {}
     used: dict[str, dict[str, float]] = {}
     sent: dict[str, int] = {}
     checksums = {}
     with contextlib.ExitStack() as stack:
-        sides = town.sides(shape, stack)
-        for index in range(-1, town.options.rounds):
+        sides = setting.sides(shape, stack)
+        for index in range(-1, setting.options.rounds):
             for each in sides if index % 2 == 0 else reversed(sides):
-                steps = CHECKED_STEPS if index < 0 or each.variant in RAY else town.options.steps or STEPS[shape]
+                steps = CHECKED_STEPS if index < 0 or each.variant in RAY else setting.options.steps or STEPS[shape]
                 count = steps * GROUPS_PER_STEP
                 if each.variant == "ours":
-                    submit(town.settings["address"], shape, f"round-{index}", count)
-                before = town.cpu.read()
+                    submit(setting.settings["address"], shape, f"round-{index}", count)
+                before = setting.cpu()
                 seconds, by_role, checksum = each.round(count, check=index < 0)
-                after = town.cpu.read()
+                after = setting.cpu()
                 if index < 0:
                     checksums[each.variant] = checksum
                     continue
@@ -225,32 +191,6 @@ def tell_cpu(shape: str, variant: str, rates: list[float], used: dict[str, float
         f"{shape} {variant:12} {rate:24} us CPU a group: {', '.join(parts)}, all {sum(micros.values()):.0f}",
         file=sys.stderr,
     )
-
-
-@contextlib.contextmanager
-def redis_server(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
-    """Run a Redis as the launcher does; yield its URL and its process."""
-    with asyncio.Runner() as runner:
-
-        async def start() -> tuple:
-            server, url = redis_process(folder / "redis", folder / "redis.log", 0)
-            server.start()
-            await wait_until_ready(server, url, 20)
-            return server, url
-
-        server, url = runner.run(start())
-        try:
-            yield url, listener(int(url.rpartition(":")[2].partition("/")[0]))
-        finally:
-            runner.run(server.stop(5, asyncio.Event()))
-
-
-def listener(port: int) -> psutil.Process:
-    """Return the process below this one that listens on a port of the loopback."""
-    for child in psutil.Process().children(recursive=True):
-        if any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in child.net_connections()):
-            return child
-    raise RuntimeError(f"no process of this benchmark listens on {port}")
 
 
 def compare(rates: dict[str, dict[str, float]]) -> list[Figure]:
@@ -284,8 +224,8 @@ def main() -> None:
         subprocess.run([sys.executable, environments, "bench-ray"], check=True, stdout=sys.stderr)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        town = Town(options, folder, stack)
-        rates = {shape: measure(shape, town) for shape in options.shapes}
+        setting = Setting(options, folder, stack)
+        rates = {shape: measure(shape, setting) for shape in options.shapes}
     report(*(compare(rates) if "ours" in options.variants else ()))
 
 

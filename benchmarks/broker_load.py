@@ -15,7 +15,7 @@ from groups import COMPLETIONS, PER_COMPLETION, PER_TOKEN, Arrays
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import broker_pb2_grpc, common_pb2, experience_pb2, tensor_pb2
 
-from quartet_common.channel import connect, connect_sync
+from quartet_common.channel import channel_options, connect_sync
 from quartet_common.durations import to_duration
 from quartet_common.tensors import decode, decode_ragged, encode
 
@@ -113,17 +113,31 @@ class Produced:
 
     first_put: float = 0.0  # time.monotonic(), the same clock for all processes of a machine
     groups: int = 0  # those that were too old included
-    lease_seconds: list[float] = field(default_factory=list)  # of each LeasePrompts that was granted something at once
+    lease_seconds: list[float] = field(default_factory=list)  # of each LeasePrompts that was granted something
 
 
 class Rollout:
-    """Leases prompts and answers them, `in_flight` pairs of calls at a time, `per_call` groups each."""
+    """Leases prompts and answers them, `in_flight` pairs of calls at a time, `per_call` groups each.
 
-    def __init__(self, address: str, run_id: str, name: str, per_call: int, in_flight: int):
-        self._channel = connect(address)
+    Args:
+        think: seconds from a lease to its put, the time that generation takes. None: none.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        run_id: str,
+        name: str,
+        per_call: int,
+        in_flight: int,
+        think: Callable[[], float] | None = None,
+    ):
+        # A connection of its own: channels of one process would share one.
+        options = [*channel_options(), ("grpc.use_local_subchannel_pool", 1)]
+        self._channel = grpc.aio.insecure_channel(address, options=options)
         self._stub = broker_pb2_grpc.BrokerServiceStub(self._channel)
         self._run_id, self._name = run_id, name
-        self._per_call, self._in_flight = per_call, in_flight
+        self._per_call, self._in_flight, self._think = per_call, in_flight, think
         self._member = pb.Member(
             instance_id=name,
             kind=common_pb2.SERVICE_KIND_ROLLOUT,
@@ -170,6 +184,8 @@ class Rollout:
             leases = await self._lease(self._per_call, produced)
             if not leases:
                 continue
+            if self._think is not None:
+                await asyncio.sleep(self._think())
             produced.first_put = produced.first_put or time.monotonic()
             request = pb.PutExperienceRequest(run_id=self._run_id)
             for lease in leases:
@@ -190,7 +206,8 @@ class Rollout:
         )
         started = time.monotonic()
         answer = await self._stub.LeasePrompts(request, timeout=WAIT_SECONDS + CALL_SECONDS)
-        produced.lease_seconds.append(time.monotonic() - started)
+        if answer.leases:
+            produced.lease_seconds.append(time.monotonic() - started)
         self._version = max(self._version, answer.policy_version)
         return list(answer.leases)
 

@@ -80,6 +80,29 @@ def process(command: list[str], log: Path, **options) -> Iterator[subprocess.Pop
             running.wait(GRACE_SECONDS)
 
 
+class Side:
+    """A process of a benchmark that is told and tells one JSON object a line. It ends with the stack."""
+
+    def __init__(self, command: list[str], log: Path, stack: contextlib.ExitStack):
+        self._log = log
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._process = stack.enter_context(process(command, log, **pipes))
+
+    def tell(self, line: dict) -> None:
+        """Write a line to its input."""
+        try:
+            print(json.dumps(line), file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            raise RuntimeError(f"a side has ended: {self._log.read_text()[-2000:]}") from None
+
+    def hear(self) -> dict:
+        """Return the next line of its output. Raises RuntimeError with the end of its log if it has ended."""
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a side has ended: {self._log.read_text()[-2000:]}")
+        return json.loads(line)
+
+
 @contextlib.contextmanager
 def service(kind: str, folder: Path, settings: list[str]) -> Iterator[str]:
     """Run a service of this checkout; yield its address once it serves. `settings`: KEY=VALUE of the run file.

@@ -1,0 +1,42 @@
+"""The broker's surroundings in its benchmarks: a Redis as the launcher starts it, and what processes use."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from quartet_local.redis import redis_process, wait_until_ready
+
+
+@contextlib.contextmanager
+def redis_server(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
+    """Run a Redis as the launcher does; yield its URL and its process."""
+    with asyncio.Runner() as runner:
+
+        async def start() -> tuple:
+            server, url = redis_process(folder / "redis", folder / "redis.log", 0)
+            server.start()
+            await wait_until_ready(server, url, 20)
+            return server, url
+
+        server, url = runner.run(start())
+        try:
+            yield url, listener(url.removeprefix("redis://").removesuffix("/0"))
+        finally:
+            runner.run(server.stop(5, asyncio.Event()))
+
+
+def listener(address: str) -> psutil.Process:
+    """Return the process below this one that listens at an address of the loopback."""
+    port = int(address.rpartition(":")[2])
+    for child in psutil.Process().children(recursive=True):
+        if any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in child.net_connections()):
+            return child
+    raise RuntimeError(f"no process of this benchmark listens on {port}")
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """Return what a process has used, with its children that ended: Redis rewrites its file in one."""
+    return sum(process.cpu_times()[:4])

@@ -1,0 +1,265 @@
+"""Many rollouts at one broker; memory over many groups; and what Redis needs to keep a group.
+
+- 100,000 groups of 1 KB, put and committed: memory of Redis (`used_memory` without buffers of connections and of its
+  log) and of the broker (RSS) at the end, beside that after 20,000. The run remembers 10,000 settled instances, so that
+  what it remembers is full by then.
+- 2,000 ragged groups of 44 KB put and not leased: what that memory grows by, prompts and all, beside the bytes of their
+  tensors.
+- 1, 8, 64, 256 rollouts, each with its own connection, membership and heartbeat, in two processes, against one broker
+  and one trainer; ragged groups, 4 a call. First as fast as they can, one call each under way (a single rollout has
+  two): groups per second from the first put to the last commit, beside those of one rollout. Then at half that rate,
+  each "generating" for a random time between lease and put: how long LeasePrompts takes. The gate is wide open and
+  prompts are queued beforehand, so that what is measured is the broker and not the wait for the trainer.
+
+The log has the latencies of all counts and the memory after each 20,000 groups.
+"""
+
+import asyncio
+import contextlib
+import json
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import psutil
+import redis
+from broker_load import Produced, Rollout, Trainer, create_run, encode_group, submit
+from broker_town import listener, redis_server
+from groups import make_groups
+from measuring import Figure, Side, report, service
+
+ROLLOUTS = (1, 8, 64, 256)
+PROCESSES = 2
+PER_CALL = 4
+GROUPS_PER_STEP = 64
+OPEN_GATE = 64  # max_staleness: 4160 groups may be under way
+STEPS = 40  # of a measurement at full speed
+PACED_CYCLES = 3  # of each rollout at its pace, and at least
+PACED_STEPS = 20
+PACED_SHARE = 0.5  # of the rate at full speed
+P99_LIMIT_MS = 250.0
+
+SMALL_BYTES = 1000
+FLAT_GROUPS, FLAT_PORTION = 100_000, 20_000
+REMEMBERED = 10_000
+
+KEPT_GROUPS = 2000
+KEPT_LIMIT = 1.5
+DISTINCT = 16
+
+
+# --- The sides, each a process ----------------------------------------------------------------------------------------
+
+
+async def be_rollouts(settings: dict) -> None:
+    """Be some rollouts, from the first line of input to the second."""
+    if settings["bytes"]:
+        payloads = [random.Random(0).randbytes(settings["bytes"])]
+    else:
+        payloads = [encode_group(group) for group in make_groups("ragged", DISTINCT)]
+    think, chance = None, random.Random(settings["names"][0])
+    if settings["think"]:
+
+        def think() -> float:
+            return chance.uniform(0.5, 1.5) * settings["think"]
+
+    rollouts = [
+        Rollout(settings["address"], settings["run_id"], name, settings["per_call"], settings["in_flight"], think)
+        for name in settings["names"]
+    ]
+    await asyncio.gather(*(rollout.join() for rollout in rollouts))
+    answer({"ready": True})
+    await asyncio.to_thread(sys.stdin.readline)
+    produced = [Produced() for _ in rollouts]
+
+    async def work_on(rollout: Rollout, each: Produced) -> None:
+        if think is not None:  # rollouts do not march in step
+            await asyncio.sleep(chance.random() * settings["think"])
+        await rollout.produce(lambda n: payloads[n % len(payloads)], each)
+
+    work = [asyncio.create_task(work_on(rollout, each)) for rollout, each in zip(rollouts, produced, strict=True)]
+    end = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))
+    await asyncio.wait({end, *work}, return_when=asyncio.FIRST_COMPLETED)
+    for task in work:
+        if task.done():
+            await task  # it ends by an exception only
+        task.cancel()
+    await asyncio.wait(work)
+    began = [each.first_put for each in produced if each.first_put]
+    answer({"at": min(began, default=0.0), "leases": [second for each in produced for second in each.lease_seconds]})
+    await asyncio.gather(*(rollout.leave() for rollout in rollouts))
+
+
+def be_trainer(settings: dict) -> None:
+    """Be the trainer; each line of input says how many steps to train."""
+    trainer = Trainer(settings["address"], settings["run_id"], commit_every=4, per_message=32)
+    trainer.open()
+    answer({"ready": True})
+    for line in sys.stdin:
+        answer({"at": trainer.consume(json.loads(line)["steps"], len)})
+    trainer.close()
+
+
+def answer(line: dict) -> None:
+    print(json.dumps(line), flush=True)
+
+
+# --- The measurements -------------------------------------------------------------------------------------------------
+
+
+class Load:
+    """Rollouts and a trainer at a run of their own, all members before the first put."""
+
+    def __init__(self, address: str, run_id: str, folder: Path, stack: contextlib.ExitStack, **settings):
+        self._address, self._run_id = address, run_id
+        create_run(address, run_id, GROUPS_PER_STEP, OPEN_GATE)
+        count = settings.pop("rollouts")
+        names = [f"rollout-{n}" for n in range(count)]
+        common = {"address": address, "run_id": run_id, "bytes": 0, "think": 0.0, **settings}
+        command, log = [sys.executable, __file__], folder / f"{run_id}.log"
+        self._trainer = Side([*command, "trainer"], log, stack)
+        self._trainer.tell(common)
+        self._rollouts = []
+        for share in filter(None, (names[n::PROCESSES] for n in range(PROCESSES))):
+            side = Side([*command, "rollouts"], log, stack)
+            side.tell(common | {"names": share})
+            self._rollouts.append(side)
+        for side in (self._trainer, *self._rollouts):
+            side.hear()
+        self._submitted = 0
+
+    def queue(self, groups: int) -> None:
+        """Submit prompts."""
+        submit(self._address, self._run_id, f"part-{self._submitted}", groups)
+        self._submitted += 1
+
+    def start(self) -> None:
+        """Let the rollouts begin."""
+        for side in self._rollouts:
+            side.tell({"go": True})
+
+    def train(self, steps: int) -> float:
+        """Train so many steps; return when the last was committed."""
+        self._trainer.tell({"steps": steps})
+        return self._trainer.hear()["at"]
+
+    def end(self) -> tuple[float, np.ndarray]:
+        """Stop the rollouts. Return when the first put began, and what each lease took, in milliseconds."""
+        for side in self._rollouts:
+            side.tell({"end": True})
+        answers = [side.hear() for side in self._rollouts]
+        began = min(each["at"] for each in answers if each["at"])
+        return began, np.array([second for each in answers for second in each["leases"]]) * 1000
+
+
+def measure(address: str, folder: Path, rollouts: int, pace: float) -> tuple[float, np.ndarray]:
+    """Return groups per second and the leases' milliseconds. `pace`: groups per second, 0 for as fast as they can."""
+    steps = max(PACED_STEPS, PACED_CYCLES * rollouts * PER_CALL // GROUPS_PER_STEP) if pace else STEPS
+    think = rollouts * PER_CALL / pace if pace else 0.0
+    in_flight = 2 if rollouts == 1 and not pace else 1
+    run_id = f"rollouts-{rollouts}{'-paced' if pace else ''}"
+    with contextlib.ExitStack() as stack:
+        settings = {"rollouts": rollouts, "per_call": PER_CALL, "in_flight": in_flight, "think": think}
+        load = Load(address, run_id, folder, stack, **settings)
+        load.queue(steps * GROUPS_PER_STEP)
+        load.start()
+        ended = load.train(steps)
+        began, leases = load.end()
+    rate = steps * GROUPS_PER_STEP / (ended - began)
+    p50, p99 = np.percentile(leases, [50, 99])
+    speed = f"paced at {pace:.0f}/s" if pace else "full speed"
+    log(f"{rollouts:4} rollouts, {speed:15} {rate:6.0f} groups/s, LeasePrompts p50 {p50:7.1f} ms, p99 {p99:7.1f} ms")
+    return rate, leases
+
+
+def rollouts_figures(address: str, folder: Path) -> list[Figure]:
+    rates, paced = {}, {}
+    for count in ROLLOUTS:
+        rates[count], _ = measure(address, folder, count, 0.0)
+    for count in ROLLOUTS:
+        _, leases = measure(address, folder, count, min(rates.values()) * PACED_SHARE)
+        paced[count] = float(np.percentile(leases, 99))
+    figures = [
+        Figure(f"scale: {count} rollouts", "groups/s", rates[count], rates[1], "1 rollout", "higher")
+        for count in ROLLOUTS[1:]
+    ]
+    for count in ROLLOUTS:
+        name = f"scale: p99 of LeasePrompts, {count} rollouts at half speed"
+        figures.append(Figure(name, "ms", paced[count], P99_LIMIT_MS, "limit", "lower"))
+    return figures
+
+
+def flat_figures(address: str, folder: Path, client: redis.Redis, broker: psutil.Process) -> list[Figure]:
+    kept: list[tuple[float, float]] = []
+    with contextlib.ExitStack() as stack:
+        load = Load(address, "flat", folder, stack, rollouts=4, per_call=64, in_flight=1, bytes=SMALL_BYTES)
+        load.start()
+        for done in range(FLAT_PORTION, FLAT_GROUPS + 1, FLAT_PORTION):
+            groups = FLAT_PORTION // GROUPS_PER_STEP * GROUPS_PER_STEP
+            load.queue(groups)
+            load.train(groups // GROUPS_PER_STEP)
+            kept.append((memory_of(client) / 1e6, broker.memory_info().rss / 1e6))
+            log(f"{done:7} groups: Redis {kept[-1][0]:.1f} MB, broker {kept[-1][1]:.1f} MB")
+        load.end()
+    name, peer = f"scale: memory of {{}} after {FLAT_GROUPS:,} groups", f"after {FLAT_PORTION:,}"
+    return [
+        Figure(name.format(who), "MB", kept[-1][index], kept[0][index], peer, "lower")
+        for index, who in enumerate(("Redis", "the broker"))
+    ]
+
+
+def kept_figure(address: str, folder: Path, client: redis.Redis) -> Figure:
+    """What Redis needs for ready groups beside the bytes of their tensors."""
+    with contextlib.ExitStack() as stack:
+        load = Load(address, "kept", folder, stack, rollouts=1, per_call=32, in_flight=1)
+        before = memory_of(client)
+        load.queue(KEPT_GROUPS)
+        load.start()
+        while client.xlen("q:{kept}:ready") < KEPT_GROUPS:
+            client.ping()  # the rollout is at work; its end is seen by the limit of the benchmark
+        load.end()
+        grown = memory_of(client) - before
+    sizes = [len(encode_group(group)) for group in make_groups("ragged", DISTINCT)]
+    payload = sum(sizes[n % DISTINCT] for n in range(KEPT_GROUPS))
+    log(
+        f"{KEPT_GROUPS} ready groups: {grown / KEPT_GROUPS:.0f} bytes each in Redis,"
+        f" {payload / KEPT_GROUPS:.0f} of them payload"
+    )
+    return Figure(
+        "scale: Redis memory of a ready group / its payload", "x", grown / payload, KEPT_LIMIT, "limit", "lower"
+    )
+
+
+def memory_of(client: redis.Redis) -> int:
+    """Return the bytes that Redis uses, but for the buffers of its connections and of its log."""
+    memory = client.info("memory")
+    return memory["used_memory"] - memory["mem_clients_normal"] - memory["mem_aof_buffer"]
+
+
+def log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        url, _ = stack.enter_context(redis_server(folder))
+        settings = [f"broker.redis_url={url}", f"broker.remembered_instances={REMEMBERED}"]
+        address = stack.enter_context(service("broker", folder, settings))
+        client = stack.enter_context(redis.Redis.from_url(url))
+        figures = flat_figures(address, folder, client, listener(address))
+        figures.append(kept_figure(address, folder, client))
+        figures += rollouts_figures(address, folder)
+    report(*figures)
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["rollouts"]:
+            asyncio.run(be_rollouts(json.loads(sys.stdin.readline())))
+        case ["trainer"]:
+            be_trainer(json.loads(sys.stdin.readline()))
+        case _:
+            main()
