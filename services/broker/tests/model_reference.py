@@ -1,224 +1,14 @@
-"""The broker's state machine once more, in plain Python: one run, no Redis, no time but `clock`, lists and dicts only.
+"""The broker's state machine once more, in plain Python: one run, no Redis, no time but `clock`.
 
 Each method is one call of the contract. It returns what the broker must answer, or raises Refused, and makes the same
 change. `picture` is all that must stand in Redis afterwards; `model_view.py` reads the same from there.
-
-It is written to be compared, not to be fast: counts are counted anew each time, so that no count can drift here.
 """
 
-import copy
-from dataclasses import dataclass, field
-
-LEASE_TTL, MEMBER_TTL, RESULT_TTL = 60_000, 150_000, 400_000  # milliseconds
-WAITING, HELD, OPEN = ("QUEUED",), ("LEASED",), ("READY", "LEASED_TO_TRAINER")
-SETTLED = ("COMMITTED", "DROPPED", "DELIVERED")
-COUNTED_SINCE_THE_BEGINNING = ("committed", "dropped", "stale", "redelivered", "duplicates", "submitted")
+from model_books import LEASE_TTL, MEMBER_TTL, OPEN, QUEUED_OR_LEASED, SETTLED, Books, Group, Refused
 
 
-class Refused(Exception):
-    """The broker must refuse with this status code."""
-
-
-@dataclass
-class Clock:
-    """Redis' clock, in milliseconds."""
-
-    now: int
-
-
-@dataclass(frozen=True)
-class Spec:
-    """What a run is; the fields are those of RunSpec."""
-
-    groups_per_step: int = 2
-    max_staleness: int = 1
-    max_deliveries: int = 3
-    max_queued_prompts: int = 24
-    max_experience_bytes: int = 4000
-    fresh_first: bool = False
-    train_partial: bool = False
-
-
-@dataclass
-class Group:
-    """One prompt instance."""
-
-    purpose: str
-    content: object  # None: known from a checkpoint only
-    state: str
-    attempt: int = 0
-    pinned: int | None = None
-    evaluation: str = ""
-    stream: str = ""  # where its ticket stands
-    lease: str = ""
-    holder: str = ""
-    expiry: int = 0
-    reasons: list[str] = field(default_factory=list)
-    size: int = 0  # of the stored group
-    version: int = 0
-    finished: int | None = None
-    step: int = -1
-
-
-class Reference:
-    """One run as it must be."""
-
-    def __init__(self, spec: Spec, clock: Clock):
-        self.spec, self.clock = spec, clock
-        self.groups: dict[str, Group] = {}
-        self.streams: dict[str, list[str]] = {}  # names that wait, in order
-        self.ready: list[str] = []
-        self.batches: dict[int, list[str]] = {}
-        self.batch_state: dict[int, str] = {}
-        self.sets: dict[str, list[str]] = {}
-        self.evaluations: dict[str, dict] = {}
-        self.members: dict[str, int] = {}  # until when each lives
-        self.addresses: dict[str, str] = {}
-        self.dead: dict[str, int] = {}
-        self.results: dict[str, dict[str, int]] = {}  # purpose -> instance -> when it was finished
-        self.since = dict.fromkeys(COUNTED_SINCE_THE_BEGINNING, 0)
-        self.put_count = self.put_bytes = 0
-        self.version = self.committed = self.session = self.group_epoch = 0
-        self.state, self.ended = "ACTIVE", False
-
-    def copy(self) -> "Reference":
-        """Return a run that goes on from here, by the same clock."""
-        return copy.deepcopy(self, {id(self.clock): self.clock})
-
-    # --- counts
-
-    def names(self, *states: str, purpose: str = "TRAIN") -> list[str]:
-        """Return the instances of a purpose in these states."""
-        return [name for name, group in self.groups.items() if group.state in states and group.purpose == purpose]
-
-    def count(self, *states: str) -> int:
-        """Return how many training groups are in these states."""
-        return len(self.names(*states))
-
-    def bytes_of(self, *states: str) -> int:
-        """Return the bytes of the stored training groups in these states."""
-        return sum(self.groups[name].size for name in self.names(*states))
-
-    def stats(self) -> dict[str, int]:
-        """Return RunStats."""
-        outside = [self.names("QUEUED", "LEASED", purpose=purpose) for purpose in ("EVALUATE", "SERVE")]
-        return self.since | {
-            "queued": self.count("QUEUED"),
-            "leased": self.count("LEASED"),
-            "ready": self.count("READY"),
-            "leased_to_trainer": self.count("LEASED_TO_TRAINER"),
-            "trained": self.count("TRAINED"),
-            "dead": len(self.dead),
-            "experience_bytes": self.bytes_of("READY", "LEASED_TO_TRAINER", "TRAINED"),
-            "untrained_in_flight": sum(map(len, outside)),
-        }
-
-    def picture(self) -> dict[str, object]:
-        """Return all that must stand in Redis."""
-        tickets: dict[str, list[str]] = {}
-        for name, group in self.groups.items():
-            if group.state in WAITING + HELD:
-                tickets.setdefault(group.stream, []).append(name)
-        return {
-            "states": {name: (group.state, group.attempt, group.step) for name, group in self.groups.items()},
-            "stats": self.stats(),
-            "run": (self.state, self.version, self.committed, self.ended, self.group_epoch, self.session),
-            "waiting": {stream: list(names) for stream, names in self.streams.items() if names},
-            "tickets": {stream: sorted(names) for stream, names in tickets.items()},
-            "leases": {group.lease: group.expiry for group in self.groups.values() if group.lease},
-            "ready": [(name, self.groups[name].version) for name in self.ready],
-            "batches": {step: (self.batch_state[step], list(names)) for step, names in self.batches.items()},
-            "open bytes": self.bytes_of(*OPEN),
-            "batch bytes": {
-                step: sum(self.groups[name].size for name in names) for step, names in self.batches.items()
-            },
-            "dead": dict(self.dead),
-            "results": {pool: dict(kept) for pool, kept in self.results.items() if kept},
-            "members": dict(self.members),
-            "evaluations": {
-                name: (found["prompts"], self._dead_of(name), list(found["finished"]))
-                for name, found in self.evaluations.items()
-            },
-        }
-
-    def _dead_of(self, evaluation: str) -> int:
-        return sum(self.groups[name].evaluation == evaluation for name in self.dead)
-
-    # --- steps that several calls share
-
-    def _enqueue(self, name: str, stream: str) -> None:
-        group = self.groups[name]
-        group.state, group.stream = "QUEUED", stream
-        self.streams.setdefault(stream, []).append(name)
-
-    def _home(self, group: Group, train: str) -> str:
-        if group.purpose == "TRAIN":
-            return train
-        return "prompts:serve" if group.pinned is None else f"prompts:pin:{group.pinned}"
-
-    def _forget_lease(self, group: Group) -> None:
-        group.lease = group.holder = ""
-        group.expiry = 0
-
-    def _requeue(self, name: str, attempt: int) -> None:
-        group = self.groups[name]
-        self._forget_lease(group)
-        group.attempt, group.size, group.version, group.finished, group.step = attempt, 0, 0, None, -1
-        self._enqueue(name, self._home(group, "prompts:again"))
-
-    def _fail(self, name: str, reason: str, permanent: bool = False) -> bool:
-        group = self.groups[name]
-        group.reasons.append(reason)
-        if not permanent and group.attempt < self.spec.max_deliveries:
-            self._requeue(name, group.attempt)
-            return False
-        self._forget_lease(group)
-        group.state = "DEAD"
-        self.dead[name] = self.clock.now
-        return True
-
-    def _settle(self, name: str, final: str) -> None:
-        group = self.groups[name]
-        if group.finished is not None:
-            self._keep_result(name, group.purpose, group.finished)
-        self._forget_lease(group)
-        group.state, group.size, group.finished = final, 0, None
-
-    def _keep_result(self, name: str, pool: str, finished: int) -> None:
-        if finished + RESULT_TTL > self.clock.now:
-            self.results.setdefault(pool, {})[name] = finished
-            self._trim_results(pool)
-
-    def _trim_results(self, pool: str) -> None:
-        kept = self.results.get(pool, {})
-        for name in [name for name, finished in kept.items() if finished + RESULT_TTL <= self.clock.now]:
-            del kept[name]
-
-    def holds(self, lease: str) -> str | None:
-        """Return the instance of a lease that is held and has not expired."""
-        for name, group in self.groups.items():
-            if group.lease == lease:
-                return name if group.expiry > self.clock.now else None
-        return None
-
-    def _expire_leases(self) -> None:
-        held = [(group.expiry, group.lease, name) for name, group in self.groups.items() if group.lease]
-        for expiry, _, name in sorted(held):
-            if expiry <= self.clock.now:
-                self._fail(name, f"the lease of {self.groups[name].holder} expired")
-
-    def _expire_members(self) -> None:
-        for name in [name for name, until in self.members.items() if until <= self.clock.now]:
-            self._drop_member(name)
-
-    def _drop_member(self, name: str) -> None:
-        if self.members.pop(name, None) is not None:
-            del self.addresses[name]
-            self.group_epoch += 1
-
-    def _must_be_active(self) -> None:
-        if self.state != "ACTIVE":
-            raise Refused("FAILED_PRECONDITION")
+class Reference(Books):
+    """The calls."""
 
     # --- clients
 
@@ -228,7 +18,7 @@ class Reference:
         for item in items:
             if unique.setdefault(item[0], item) != item:
                 raise Refused("INVALID_ARGUMENT")
-        self._must_be_active()
+        self.must_be_active()
         fresh = []
         for name, purpose, content, pinned in unique.values():
             known = self.groups.get(name)
@@ -240,7 +30,7 @@ class Reference:
             raise Refused("FAILED_PRECONDITION")
         queued = sum(purpose != "EVALUATE" for _, purpose, _, _ in fresh)
         serving = [group for group in self.groups.values() if group.stream == "prompts:serve"]
-        waiting = self.count("QUEUED") + sum(group.state in WAITING + HELD for group in serving)
+        waiting = self.count("QUEUED") + sum(group.state in QUEUED_OR_LEASED for group in serving)
         if queued > self.spec.max_queued_prompts:
             raise Refused("INVALID_ARGUMENT")
         if queued and waiting + queued > self.spec.max_queued_prompts:
@@ -250,7 +40,7 @@ class Reference:
             if purpose == "EVALUATE":
                 self.sets.setdefault(evaluation_set, []).append(name)
             else:
-                self._enqueue(name, self._home(self.groups[name], "prompts:train"))
+                self.enqueue(name, self.home(self.groups[name], "prompts:train"))
         self.since["submitted"] += len(fresh)
         return len(fresh), len(items) - len(fresh)
 
@@ -265,14 +55,14 @@ class Reference:
 
     def requeue_dead(self, names: list[str]) -> int:
         """RequeueDead; no names: all."""
-        self._must_be_active()
+        self.must_be_active()
         chosen = names or [name for _, name in sorted((at, name) for name, at in self.dead.items())]
         back = [name for name in dict.fromkeys(chosen) if name in self.dead]
         for name in back:
             del self.dead[name]
             group = self.groups[name]
             group.attempt, group.reasons = 0, []
-            self._enqueue(name, self._home(group, "prompts:again"))
+            self.enqueue(name, self.home(group, "prompts:again"))
         return len(back)
 
     def list_dead(self) -> list[tuple[str, int, list[str]]]:
@@ -287,19 +77,19 @@ class Reference:
         if not stored:
             raise Refused("NOT_FOUND")
         if evaluation not in self.evaluations:
-            self._must_be_active()
+            self.must_be_active()
             self.evaluations[evaluation] = {"prompts": len(stored), "finished": []}
             for name in stored:
                 pinned = f"{name}@{version}"
                 self.groups[pinned] = Group("EVALUATE", name, "", pinned=version, evaluation=evaluation)
-                self._enqueue(pinned, f"prompts:pin:{version}")
+                self.enqueue(pinned, f"prompts:pin:{version}")
         return self.evaluations[evaluation]["prompts"]
 
     # --- members
 
     def register(self, name: str, address: str) -> int:
         """RegisterMember of a rollout; return the group epoch."""
-        self._expire_members()
+        self.expire_members()
         if self.addresses.get(name) != address:
             self.group_epoch += 1
         self.addresses[name] = address
@@ -308,7 +98,7 @@ class Reference:
 
     def heartbeat(self, name: str) -> tuple[int, int]:
         """Heartbeat; return group epoch and policy version."""
-        self._expire_members()
+        self.expire_members()
         if name not in self.members:
             raise Refused("NOT_FOUND")
         self.members[name] = self.clock.now + MEMBER_TTL
@@ -316,24 +106,24 @@ class Reference:
 
     def leave(self, name: str) -> int:
         """LeaveMember; return the group epoch."""
-        self._drop_member(name)
+        self.drop_member(name)
         return self.group_epoch
 
     def sweep(self) -> None:
         """What time does."""
-        self._expire_members()
+        self.expire_members()
         for pool in self.results:
-            self._trim_results(pool)
-        self._expire_leases()
+            self.trim_results(pool)
+        self.expire_leases()
 
     # --- rollouts
 
     def lease_prompts(self, holder: str, most: int, version: int) -> tuple[list[tuple[str, int]], str]:
         """LeasePrompts; return (name, attempt) of each, and the gate. `granted` must be told the lease ids."""
-        self._must_be_active()
+        self.must_be_active()
         if self.members.get(holder, 0) <= self.clock.now:
             raise Refused("FAILED_PRECONDITION")
-        self._expire_leases()
+        self.expire_leases()
         names = self._pull(f"prompts:pin:{version}", most)
         names += self._pull("prompts:serve", most - len(names))
         gate = ""
@@ -392,9 +182,9 @@ class Reference:
             if name is None:
                 lost.append(lease)
             elif not failure and not permanent:
-                self._requeue(name, self.groups[name].attempt - 1)
+                self.requeue(name, self.groups[name].attempt - 1)
                 requeued += 1
-            elif self._fail(name, failure or "refused for good, without a reason", permanent):
+            elif self.fail(name, failure or "refused for good, without a reason", permanent):
                 dead += 1
             else:
                 requeued += 1
@@ -404,7 +194,7 @@ class Reference:
         """PutExperience of (name, lease, bytes, oldest version, newest version) of each; return the outcomes."""
         outcomes = [self._put_one(*put) for put in puts]
         if "LEASE_LOST" in outcomes:
-            self._expire_leases()
+            self.expire_leases()
         return outcomes
 
     def _put_one(self, name: str, lease: str, size: int, oldest: int, newest: int) -> str:
@@ -419,10 +209,10 @@ class Reference:
         if group.purpose == "TRAIN":
             return self._put_training(name, group, size, oldest)
         if group.pinned is not None and not oldest == newest == group.pinned:
-            self._requeue(name, 0)
+            self.requeue(name, 0)
             return "STALE"
         group.finished = self.clock.now
-        self._settle(name, "DELIVERED")
+        self.settle(name, "DELIVERED")
         if group.evaluation:
             self.evaluations[group.evaluation]["finished"].append(name)
         return "ACCEPTED"
@@ -431,11 +221,11 @@ class Reference:
         spec = self.spec
         if self.version - oldest > spec.max_staleness:
             self.since["stale"] += 1
-            self._requeue(name, 0)
+            self.requeue(name, 0)
             return "STALE"
         if self.bytes_of(*OPEN) + size > spec.max_experience_bytes and self.count(*OPEN) >= spec.groups_per_step:
             return "NO_ROOM"
-        self._forget_lease(group)
+        self.forget_lease(group)
         group.state, group.size, group.version, group.finished = "READY", size, oldest, self.clock.now
         self.ready.append(name)
         self.put_count += 1
@@ -487,7 +277,7 @@ class Reference:
                 self.batches[group.step].remove(name)
                 if self.batch_state[group.step] != "TRAINED":
                     self.batch_state[group.step] = "SHORT"
-            self._settle(name, "COMMITTED")
+            self.settle(name, "COMMITTED")
         self.since["committed"] += 1
 
     def lease_batch(self, session: int, step: int) -> dict[str, object]:
@@ -504,12 +294,12 @@ class Reference:
         for name in [name for name in self.ready if self.groups[name].version < step - self.spec.max_staleness]:
             self.since["stale"] += 1
             self.ready.remove(name)
-            self._requeue(name, 0)
+            self.requeue(name, 0)
         have = self.batches.get(step, [])
         needed, over = self.spec.groups_per_step - len(have), self.prompts_are_over()
         if len(self.ready) < needed and over and not self.spec.train_partial:
             for name in (*self.ready, *have):
-                self._settle(name, "DROPPED")
+                self.settle(name, "DROPPED")
             self.since["dropped"] += len(self.ready) + len(have)
             self.ready = []
             self.batches.pop(step, None)
@@ -540,7 +330,7 @@ class Reference:
         for name in chosen:
             self.batches[step].remove(name)
             self.batch_state[step] = "SHORT"
-            self._settle(name, "DROPPED")
+            self.settle(name, "DROPPED")
         self.since["dropped"] += len(chosen)
         return len(chosen)
 
@@ -568,7 +358,7 @@ class Reference:
         for step in [step for step in self.batches if step < target]:
             del self.batches[step], self.batch_state[step]
         for name in names:
-            self._settle(name, "COMMITTED")
+            self.settle(name, "COMMITTED")
         self.since["committed"] += len(names)
         self.committed = max(self.committed, target)
         return len(names)

@@ -5,7 +5,7 @@ The one place of the model test that knows the layout of the keys.
 
 import json
 
-from model_reference import SETTLED
+from model_books import SETTLED
 
 from quartet_broker import keys
 

@@ -1,8 +1,10 @@
 """The broker beside a plain-Python reference: whatever order things happen in, both agree on all that stands in Redis.
 
-`model_reference.py` is the reference, `model_machine.py` what happens, `model_view.py` how Redis is read. MODEL_STEPS
-sets how many rules are run (at least); with another MODEL_SEED other ones; with MODEL_SHRINK=1 a failure is made
-smaller before it is shown, which takes minutes.
+`model_reference.py` is the reference (its state: `model_books.py`), `model_run.py` makes each call to both,
+`model_machine.py` says what may happen, `model_view.py` reads Redis.
+
+MODEL_STEPS sets how many rules are run at least; another MODEL_SEED runs other ones; with MODEL_SHRINK=1 a failure is
+made smaller before it is shown, which takes minutes.
 """
 
 import asyncio
@@ -15,7 +17,8 @@ from conftest import serving
 from frozen_redis import FrozenRedis, find_library
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
-from model_machine import Bench, BrokerMachine
+from model_machine import BrokerMachine
+from model_run import Bench
 
 STEPS = int(os.environ.get("MODEL_STEPS", "10000"))
 SEED = int(os.environ.get("MODEL_SEED", "0"))

@@ -1,0 +1,219 @@
+"""What a run consists of, in plain Python: lists and dicts, and the steps that several calls share.
+
+It is written to be compared, not to be fast: counts are counted anew each time, so that no count can drift here.
+"""
+
+import copy
+from dataclasses import dataclass, field
+from typing import Self
+
+LEASE_TTL, MEMBER_TTL, RESULT_TTL = 60_000, 150_000, 400_000  # milliseconds
+QUEUED_OR_LEASED, OPEN = ("QUEUED", "LEASED"), ("READY", "LEASED_TO_TRAINER")
+SETTLED = ("COMMITTED", "DROPPED", "DELIVERED")
+COUNTED_SINCE_THE_BEGINNING = ("committed", "dropped", "stale", "redelivered", "duplicates", "submitted")
+
+
+class Refused(Exception):
+    """The broker must refuse with this status code."""
+
+
+@dataclass
+class Clock:
+    """Redis' clock, in milliseconds."""
+
+    now: int
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a run is; the fields are those of RunSpec."""
+
+    groups_per_step: int = 2
+    max_staleness: int = 1
+    max_deliveries: int = 3
+    max_queued_prompts: int = 24
+    max_experience_bytes: int = 4000
+    fresh_first: bool = False
+    train_partial: bool = False
+
+
+@dataclass
+class Group:
+    """One prompt instance."""
+
+    purpose: str
+    content: object  # None: known from a checkpoint only
+    state: str
+    attempt: int = 0
+    pinned: int | None = None
+    evaluation: str = ""
+    stream: str = ""  # where its ticket stands
+    lease: str = ""
+    holder: str = ""
+    expiry: int = 0
+    reasons: list[str] = field(default_factory=list)
+    size: int = 0  # of the stored group
+    version: int = 0
+    finished: int | None = None
+    step: int = -1
+
+
+class Books:
+    """One run as it must be."""
+
+    def __init__(self, spec: Spec, clock: Clock):
+        self.spec, self.clock = spec, clock
+        self.groups: dict[str, Group] = {}
+        self.streams: dict[str, list[str]] = {}  # names that wait, in order
+        self.ready: list[str] = []
+        self.batches: dict[int, list[str]] = {}
+        self.batch_state: dict[int, str] = {}
+        self.sets: dict[str, list[str]] = {}
+        self.evaluations: dict[str, dict] = {}
+        self.members: dict[str, int] = {}  # until when each lives
+        self.addresses: dict[str, str] = {}
+        self.dead: dict[str, int] = {}
+        self.results: dict[str, dict[str, int]] = {}  # purpose -> instance -> when it was finished
+        self.since = dict.fromkeys(COUNTED_SINCE_THE_BEGINNING, 0)
+        self.put_count = self.put_bytes = 0
+        self.version = self.committed = self.session = self.group_epoch = 0
+        self.state, self.ended = "ACTIVE", False
+
+    def copy(self) -> Self:
+        """Return a run that goes on from here, by the same clock."""
+        return copy.deepcopy(self, {id(self.clock): self.clock})
+
+    # --- counts
+
+    def names(self, *states: str, purpose: str = "TRAIN") -> list[str]:
+        """Return the instances of a purpose in these states."""
+        return [name for name, group in self.groups.items() if group.state in states and group.purpose == purpose]
+
+    def count(self, *states: str) -> int:
+        """Return how many training groups are in these states."""
+        return len(self.names(*states))
+
+    def bytes_of(self, *states: str) -> int:
+        """Return the bytes of the stored training groups in these states."""
+        return sum(self.groups[name].size for name in self.names(*states))
+
+    def stats(self) -> dict[str, int]:
+        """Return RunStats."""
+        outside = [self.names("QUEUED", "LEASED", purpose=purpose) for purpose in ("EVALUATE", "SERVE")]
+        return self.since | {
+            "queued": self.count("QUEUED"),
+            "leased": self.count("LEASED"),
+            "ready": self.count("READY"),
+            "leased_to_trainer": self.count("LEASED_TO_TRAINER"),
+            "trained": self.count("TRAINED"),
+            "dead": len(self.dead),
+            "experience_bytes": self.bytes_of("READY", "LEASED_TO_TRAINER", "TRAINED"),
+            "untrained_in_flight": sum(map(len, outside)),
+        }
+
+    def picture(self) -> dict[str, object]:
+        """Return all that must stand in Redis."""
+        tickets: dict[str, list[str]] = {}
+        for name, group in self.groups.items():
+            if group.state in QUEUED_OR_LEASED:
+                tickets.setdefault(group.stream, []).append(name)
+        return {
+            "states": {name: (group.state, group.attempt, group.step) for name, group in self.groups.items()},
+            "stats": self.stats(),
+            "run": (self.state, self.version, self.committed, self.ended, self.group_epoch, self.session),
+            "waiting": {stream: list(names) for stream, names in self.streams.items() if names},
+            "tickets": {stream: sorted(names) for stream, names in tickets.items()},
+            "leases": {group.lease: group.expiry for group in self.groups.values() if group.lease},
+            "ready": [(name, self.groups[name].version) for name in self.ready],
+            "batches": {step: (self.batch_state[step], list(names)) for step, names in self.batches.items()},
+            "open bytes": self.bytes_of(*OPEN),
+            "batch bytes": {
+                step: sum(self.groups[name].size for name in names) for step, names in self.batches.items()
+            },
+            "dead": dict(self.dead),
+            "results": {pool: dict(kept) for pool, kept in self.results.items() if kept},
+            "members": dict(self.members),
+            "evaluations": {
+                name: (found["prompts"], self._dead_of(name), list(found["finished"]))
+                for name, found in self.evaluations.items()
+            },
+        }
+
+    def _dead_of(self, evaluation: str) -> int:
+        return sum(self.groups[name].evaluation == evaluation for name in self.dead)
+
+    # --- steps that several calls share
+
+    def enqueue(self, name: str, stream: str) -> None:
+        group = self.groups[name]
+        group.state, group.stream = "QUEUED", stream
+        self.streams.setdefault(stream, []).append(name)
+
+    def home(self, group: Group, train: str) -> str:
+        if group.purpose == "TRAIN":
+            return train
+        return "prompts:serve" if group.pinned is None else f"prompts:pin:{group.pinned}"
+
+    def forget_lease(self, group: Group) -> None:
+        group.lease = group.holder = ""
+        group.expiry = 0
+
+    def requeue(self, name: str, attempt: int) -> None:
+        group = self.groups[name]
+        self.forget_lease(group)
+        group.attempt, group.size, group.version, group.finished, group.step = attempt, 0, 0, None, -1
+        self.enqueue(name, self.home(group, "prompts:again"))
+
+    def fail(self, name: str, reason: str, permanent: bool = False) -> bool:
+        group = self.groups[name]
+        group.reasons.append(reason)
+        if not permanent and group.attempt < self.spec.max_deliveries:
+            self.requeue(name, group.attempt)
+            return False
+        self.forget_lease(group)
+        group.state = "DEAD"
+        self.dead[name] = self.clock.now
+        return True
+
+    def settle(self, name: str, final: str) -> None:
+        group = self.groups[name]
+        if group.finished is not None:
+            self._keep_result(name, group.purpose, group.finished)
+        self.forget_lease(group)
+        group.state, group.size, group.finished = final, 0, None
+
+    def _keep_result(self, name: str, pool: str, finished: int) -> None:
+        if finished + RESULT_TTL > self.clock.now:
+            self.results.setdefault(pool, {})[name] = finished
+            self.trim_results(pool)
+
+    def trim_results(self, pool: str) -> None:
+        kept = self.results.get(pool, {})
+        for name in [name for name, finished in kept.items() if finished + RESULT_TTL <= self.clock.now]:
+            del kept[name]
+
+    def holds(self, lease: str) -> str | None:
+        """Return the instance of a lease that is held and has not expired."""
+        for name, group in self.groups.items():
+            if group.lease == lease:
+                return name if group.expiry > self.clock.now else None
+        return None
+
+    def expire_leases(self) -> None:
+        held = [(group.expiry, group.lease, name) for name, group in self.groups.items() if group.lease]
+        for expiry, _, name in sorted(held):
+            if expiry <= self.clock.now:
+                self.fail(name, f"the lease of {self.groups[name].holder} expired")
+
+    def expire_members(self) -> None:
+        for name in [name for name, until in self.members.items() if until <= self.clock.now]:
+            self.drop_member(name)
+
+    def drop_member(self, name: str) -> None:
+        if self.members.pop(name, None) is not None:
+            del self.addresses[name]
+            self.group_epoch += 1
+
+    def must_be_active(self) -> None:
+        if self.state != "ACTIVE":
+            raise Refused("FAILED_PRECONDITION")

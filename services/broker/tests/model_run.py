@@ -1,0 +1,348 @@
+"""One run at once in the broker and in `model_reference`: each call is made to both, and the answers are compared."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import redis
+from frozen_redis import BEGIN, FrozenRedis
+from model_books import LEASE_TTL, MEMBER_TTL, OPEN, RESULT_TTL, Clock, Refused
+from model_reference import Reference
+from model_view import look
+from quartet.v1 import broker_pb2 as pb
+from quartet.v1.experience_pb2 import ExperienceGroup
+from world import EVALUATE, SERVE, TRAIN, World, group, instance
+
+from quartet_broker import keys
+from quartet_common.durations import to_duration
+
+PURPOSES = {"TRAIN": TRAIN, "SERVE": SERVE, "EVALUATE": EVALUATE}
+ROLLOUTS = ("r1", "r2")
+
+
+@dataclass
+class Bench:
+    """What the machine works on, made once."""
+
+    loop: asyncio.AbstractEventLoop
+    stub: Any
+    server: FrozenRedis
+    redis: redis.Redis
+    sweep: Callable[[str], Awaitable]
+    clock: Clock = field(default_factory=lambda: Clock(BEGIN))
+    latest: int = BEGIN  # the latest time that was ever
+    steps: int = 0  # rules done so far, over all examples
+
+    def do(self, call: Awaitable) -> Any:
+        """Wait for a call."""
+        return self.loop.run_until_complete(call)
+
+    def reset_clock(self) -> None:
+        """Begin anew."""
+        self.latest = BEGIN
+        self.set_clock(BEGIN)
+
+    def set_clock(self, now: int) -> None:
+        """Have Redis' clock jump, and the reference's."""
+        self.clock.now = now
+        self.latest = max(self.latest, now)
+        self.server.set_clock(now)
+
+
+@dataclass
+class Lease:
+    """A lease that was granted once; all are kept, so that late holders come back."""
+
+    granted: pb.PromptLease
+    version: int
+
+
+def compare(runs: list["Run"]) -> None:
+    """Raise AssertionError unless all that stands in Redis about these runs is as the reference has it."""
+    pictures = look(runs[0].bench.redis, [run.world.run_id for run in runs])
+    for run, came in zip(runs, pictures, strict=True):
+        expected = run.model.picture()
+        came["stats"] = {name: came["stats"].get(name, 0) for name in expected["stats"]}
+        for part, value in expected.items():
+            assert came[part] == value, part
+
+
+@dataclass
+class Run:
+    """A run: in the broker, in the reference, and what its trainer has in its weights."""
+
+    bench: Bench
+    world: World
+    model: Reference
+    leases: list[Lease] = field(default_factory=list)
+    weights: list[list[str]] = field(default_factory=list)  # what each step trained, of the lineage that survives
+    old_sessions: list[int] = field(default_factory=list)
+    dropped: set[str] = field(default_factory=set)  # what its trainer ever took out of a batch
+    picture: tuple[dict[bytes, bytes], Reference] | None = None
+
+    def compare(self) -> None:
+        """Raise AssertionError unless all that stands in Redis about the run is as the reference has it."""
+        compare([self])
+
+    def check_training(self) -> None:
+        """Raise AssertionError unless each group that is in the weights is there once, and booked so."""
+        trained = [name for batch in self.weights for name in batch]
+        assert len(trained) == len(set(trained)), "trained twice"
+        booked = self.model.names("TRAINED", "COMMITTED")
+        assert not set(trained) - set(booked), "trained, and not in the books"
+        # A group that was dropped in the part of the log that Redis lost is in its batch again; that step is in the
+        # checkpoint, and so the books take it for trained. It is not trained again, nor lost: its trainer dropped it.
+        assert not set(booked) - set(trained) - self.dropped, "in the books, and not trained"
+
+    def create(self) -> None:
+        """Make the run and its rollouts."""
+        spec = self.model.spec
+        create = self.world.create(
+            members=(),
+            groups_per_step=spec.groups_per_step,
+            max_staleness=spec.max_staleness,
+            max_deliveries=spec.max_deliveries,
+            max_queued_prompts=spec.max_queued_prompts,
+            max_experience_bytes=spec.max_experience_bytes,
+            lease_order=pb.LEASE_ORDER_FRESH_FIRST if spec.fresh_first else pb.LEASE_ORDER_FIFO,
+            partial_batch=pb.PARTIAL_BATCH_POLICY_TRAIN if spec.train_partial else pb.PARTIAL_BATCH_POLICY_DROP,
+            prompt_lease_ttl=to_duration(LEASE_TTL / 1000),
+            member_ttl=to_duration(MEMBER_TTL / 1000),
+            result_ttl=to_duration(RESULT_TTL / 1000),
+        )
+        self.bench.do(create)
+        for name in ROLLOUTS:
+            self.bench.do(self.world.register(name, address="here:1"))
+            self.model.register(name, "here:1")
+
+    def both(self, expect: Callable[[], Any], call: Awaitable, answer: Callable[[Any], Any]) -> Any:
+        """Ask the reference and the broker; their answers, or refusals, must be the same. Return them."""
+        try:
+            expected = expect()
+        except Refused as refusal:
+            expected = refusal
+        try:
+            came = answer(self.bench.do(call))
+        except grpc.RpcError as error:
+            assert isinstance(expected, Refused), f"refused: {error.details()}; expected {expected}"
+            assert error.code().name == str(expected), error.details()
+            return None
+        assert came == expected
+        return came
+
+    def submit(self, items: list[tuple], evaluation_set: str, times: int) -> None:
+        """Submit (name, purpose, content, pinned version) of each, some times over."""
+        instances = [
+            instance(name, f"{content}=?", PURPOSES[purpose], **({} if pinned is None else {"pinned_version": pinned}))
+            for name, purpose, content, pinned in items
+        ]
+        told = [(name, purpose, (content, pinned), pinned) for name, purpose, content, pinned in items]
+        for _ in range(times):
+            request = pb.SubmitPromptsRequest(
+                run_id=self.world.run_id, instances=instances, evaluation_set=evaluation_set
+            )
+            self.both(
+                lambda: self.model.submit(told, evaluation_set),
+                self.bench.stub.SubmitPrompts(request),
+                lambda response: (response.accepted, response.duplicates),
+            )
+
+    def feed(self) -> None:
+        """The client submits when few prompts are left."""
+        if len(self.model.names("QUEUED")) < 4 and not self.model.ended and self.model.state == "ACTIVE":
+            known = len(self.model.groups)
+            self.submit([(f"f{known + n}", "TRAIN", 0, None) for n in range(6)], "", 1)
+
+    def requeue_dead(self, names: list[str]) -> None:
+        """Queue dead prompts again; no names: all."""
+        self.both(
+            lambda: self.model.requeue_dead(names),
+            self.bench.stub.RequeueDead(pb.RequeueDeadRequest(run_id=self.world.run_id, instance_ids=names)),
+            lambda response: response.requeued,
+        )
+
+    def list_dead(self) -> None:
+        """Show the dead."""
+        self.both(
+            self.model.list_dead,
+            self.bench.stub.ListDead(pb.ListDeadRequest(run_id=self.world.run_id)),
+            lambda response: [(d.instance.instance_id, d.attempts, list(d.reasons)) for d in response.dead],
+        )
+
+    def heartbeat(self, name: str) -> None:
+        """Keep a rollout alive."""
+        member = pb.Member(instance_id=name, state=pb.MEMBER_STATE_ACTIVE)
+        self.both(
+            lambda: self.model.heartbeat(name),
+            self.bench.stub.Heartbeat(pb.HeartbeatRequest(run_id=self.world.run_id, member=member)),
+            lambda response: (response.group_epoch, response.policy_version),
+        )
+
+    def register(self, name: str) -> None:
+        """Announce a rollout."""
+        self.both(
+            lambda: self.model.register(name, "here:1"),
+            self.world.register(name, address="here:1"),
+            lambda response: response.group_epoch,
+        )
+
+    def sweep(self) -> None:
+        """Do what the broker does from time to time."""
+        self.model.sweep()
+        self.bench.do(self.bench.sweep(self.world.run_id))
+
+    def granted(self, most: int, version: int, holder: str = "r1") -> list[Lease]:
+        """Ask for prompts; return what was granted."""
+        leases: list[Lease] = []
+
+        def answer(response: pb.LeasePromptsResponse) -> tuple:
+            leases.extend(Lease(each, version) for each in response.leases)
+            for each in response.leases:
+                self.model.granted(each.instance.instance_id, each.lease_id)
+            gate = pb.GateReason.Name(response.gate).removeprefix("GATE_REASON_")
+            given = [(each.instance.instance_id, each.attempt) for each in response.leases]
+            return given, "" if gate == "UNSPECIFIED" else gate
+
+        self.both(
+            lambda: self.model.lease_prompts(holder, most, version),
+            self.world.ask(most, version, holder=holder),
+            answer,
+        )
+        self.leases += leases
+        return leases
+
+    def size_to(self, lease: Lease, limit: int) -> int:
+        """Return the size of a group's tensors with which the groups stored come to `limit` bytes."""
+        version, size = max(0, lease.version), 0
+        for _ in range(2):  # a length takes more bytes the greater it is
+            total = self.model.bytes_of(*OPEN) + _bytes_of(group(lease.granted, version, size=size).group)
+            size = min(max(0, size + limit - total), 5000)
+        return size
+
+    def put(self, leases: list[Lease], size: int, mixed: int = 0, swapped: bool = False) -> None:
+        """Put a group for each lease: with tokens of two versions if `mixed`, with another's lease if `swapped`."""
+        puts = []
+        for n, lease in enumerate(leases):
+            version = max(0, lease.version)
+            put = group(lease.granted, version, version + mixed, size + n)
+            if swapped:
+                put.lease_id = leases[n - 1].granted.lease_id
+            puts.append(put)
+        told = [
+            (
+                put.group.header.instance_id,
+                put.lease_id,
+                _bytes_of(put.group),
+                put.group.header.min_policy_version,
+                put.group.header.max_policy_version,
+            )
+            for put in puts
+        ]
+        self.both(lambda: self.model.put(told), self.world.put(*puts), lambda outcomes: outcomes)
+
+    def renew(self, ids: list[str]) -> None:
+        """Lengthen leases."""
+        self.both(
+            lambda: self.model.renew(ids),
+            self.bench.stub.RenewLeases(pb.RenewLeasesRequest(run_id=self.world.run_id, lease_ids=ids)),
+            lambda response: list(response.lost),
+        )
+
+    def release(self, ids: list[str], failure: str) -> None:
+        """Give leases back; "for good" is a failure that no repetition cures."""
+        told = [(lease_id, failure, failure == "for good") for lease_id in ids]
+        releases = [pb.LeaseRelease(lease_id=lease, failure=why, permanent=last) for lease, why, last in told]
+        self.both(
+            lambda: self.model.release(told),
+            self.bench.stub.ReleaseLeases(pb.ReleaseLeasesRequest(run_id=self.world.run_id, releases=releases)),
+            lambda response: (response.requeued, response.dead, list(response.lost)),
+        )
+
+    def due(self) -> int:
+        """Return the step whose batch is to be asked for next."""
+        short = [step for step, state in self.model.batch_state.items() if state == "SHORT"]
+        return min(short, default=self.model.next_step())
+
+    def take(self, step: int, session: int | None = None) -> None:
+        """Ask for the batch of a step."""
+        model, session = self.model, self.world.session if session is None else session
+        self.both(
+            lambda: model.lease_batch(session, step),
+            self.world.take(step, session=session),
+            lambda answer: self.manifest(*answer),
+        )
+
+    def manifest(self, manifest: pb.BatchManifest, groups: list) -> dict[str, object]:
+        if manifest.run_finished:
+            return {"run_finished": True}
+        if not manifest.granted:
+            return {"ready": manifest.ready, "needed": manifest.needed, "end_of_data": manifest.end_of_data}
+        ids = list(manifest.instance_ids)
+        assert [each.header.instance_id for each in groups] == ids
+        return {"instance_ids": ids, "replayed": manifest.replayed, "end_of_data": manifest.end_of_data}
+
+    def mark(self, step: int) -> None:
+        """Say that a step is trained."""
+        before = self.model.version
+        batch = list(self.model.batches.get(step, ()))
+        self.both(
+            lambda: self.model.mark_trained(self.world.session, step), self.world.trained(step), lambda version: version
+        )
+        if self.model.version > before:
+            self.weights.append(batch)
+
+    def open(self, checkpoint: int, consumed: list[list[str]]) -> None:
+        """Start a trainer from a checkpoint."""
+        names = [name for batch in consumed for name in batch]
+        old = self.world.session
+
+        def expect() -> int:
+            return self.model.open(checkpoint, names, max(self.model.session + 1, self.bench.clock.now))
+
+        came = self.both(expect, self.world.open(checkpoint, names), lambda response: response.replayable_steps)
+        if came is not None:
+            assert self.world.session == self.model.session > old, (self.world.session, self.model.session, old)
+            self.old_sessions.append(old)
+            self.weights = self.weights[:checkpoint]
+
+    def get_ready(self) -> None:
+        """A batch, if the gate and the prompts allow."""
+        if self.model.members.get("r1", 0) <= self.bench.clock.now:
+            self.register("r1")
+        self.feed()
+        leases = self.granted(6, self.model.version)
+        if leases:
+            self.put(leases, 50)
+        self.take(self.due())
+
+    def photograph(self) -> None:
+        """Keep what Redis holds now."""
+        names = self.bench.redis.keys(keys.prefix(self.world.run_id) + "*")
+        with self.bench.redis.pipeline(transaction=False) as pipeline:
+            for name in names:
+                pipeline.dump(name)
+            self.picture = dict(zip(names, pipeline.execute(), strict=True)), self.model.copy()
+
+    def lose(self, back: int) -> None:
+        """Have Redis hold what it held at the photograph, and the trainer start again from a checkpoint it has."""
+        keys_then, model_then = self.picture
+        committed, version = self.model.committed, self.model.version
+        with self.bench.redis.pipeline() as pipeline:
+            pipeline.delete(*self.bench.redis.keys(keys.prefix(self.world.run_id) + "*"))
+            for name, value in keys_then.items():
+                pipeline.restore(name, 0, value)
+            pipeline.execute()
+        self.model = model_then.copy()
+        self.bench.set_clock(self.bench.latest + 1000)  # it takes time to come back
+        self.compare()
+        checkpoint = max(committed, version - back)
+        self.open(checkpoint, self.weights[:checkpoint])
+
+
+def _bytes_of(put: ExperienceGroup) -> int:
+    """Return what a group counts for: all that is kept of it."""
+    transcript = len(put.transcript)
+    content = ExperienceGroup(header=put.header, tensors=put.tensors)
+    return len(content.SerializeToString()) + transcript
