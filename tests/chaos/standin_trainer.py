@@ -178,7 +178,7 @@ class Trainer:
     def opened(self, answer: broker_pb2.OpenSessionResponse, state: State) -> None:
         """Begin to work under a session."""
         self.session = answer.session_epoch
-        tell("leading", step=state.step, replayable=answer.replayable_steps)
+        tell("leading", step=state.step, replayable=answer.replayable_steps, session=self.session)
 
     async def take(self, step: int) -> broker_pb2.BatchManifest:
         """Lease a step's batch and look at every group of it."""

@@ -7,7 +7,7 @@ import pytest
 from conftest import FAULTS, GROUPS, NETWORK_FAULTS, NETWORK_GROUPS, Runs
 from schedule import NETWORK_DECK, POINTS, PROCESS_DECK, draw, family
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(380)
 
 
 @pytest.mark.slow

@@ -63,6 +63,7 @@ class Town:
         self.pace = plan.folder / "pace"
         self.committed = 0  # groups, as far as heard
         self.leader = ""  # name of the trainer that opened the newest session, as far as heard
+        self._session = 0  # that newest session
         self.told: Counter[str] = Counter()
         self.finished = ""  # the trainer that finished the run
         self.failure = ""
@@ -222,7 +223,9 @@ class Town:
         self.told[f"put {event['outcome']}" if what == "put" else what] += 1
         match what:
             case "leading":
-                self.leader = victim.name
+                # What two processes tell at once is not heard in order.
+                if event["session"] > self._session:
+                    self._session, self.leader = event["session"], victim.name
                 self._reached(event["step"])
             case "committed":
                 self._reached(event["step"])
