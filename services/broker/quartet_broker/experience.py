@@ -22,8 +22,9 @@ _SCRIPT_BYTES = 4 << 20
 # What is stored for a group that is then not accepted, because the broker died in between, goes after this long.
 _EXPIRY_SECONDS = 60
 # About how much of a batch is read from Redis, and sent, at once.
-_MESSAGE_BYTES = 1 << 20
+_MESSAGE_BYTES = 2 << 20
 _FIRST_WINDOW = 8
+_MOST_RUNS = 256
 _MOST_GROUPS = 256
 
 
@@ -34,6 +35,8 @@ class Experience:
         self._store = store
         self._bell = bell
         self._samples = section.sample_events_per_step
+        # Groups of a run are alike: what those of its last batch came to tells how many make a message.
+        self._group_bytes: dict[str, int] = {}
 
     async def put(self, request: broker_pb2.PutExperienceRequest) -> broker_pb2.PutExperienceResponse:
         """Store finished groups and settle their leases, each group atomically."""
@@ -88,9 +91,8 @@ class Experience:
                 name,
                 len(payload) + len(transcript),
             )
-        await self._store.read(parts)
         try:
-            _, *outcomes = await self._store.run("put_experience", run_id, *arguments)
+            _, *outcomes = await self._store.run("put_experience", run_id, *arguments, before=parts)
         except ContractError as error:
             if error.code is grpc.StatusCode.NOT_FOUND:  # else it may have been done: what was not expires
                 await self._store.read([("UNLINK", *(part[1] for part in parts))])
@@ -126,14 +128,17 @@ class Experience:
         self, run_id: str, names: list[bytes], most: int
     ) -> AsyncIterator[broker_pb2.LeaseExperienceResponse]:
         """Yield a batch's groups, at most `most` and about a message's bytes at a time."""
-        window, start = min(most, _FIRST_WINDOW), 0
+        start = 0
         while start < len(names):
-            part = names[start : start + window]
+            group_bytes = self._group_bytes.get(run_id, _MESSAGE_BYTES // _FIRST_WINDOW)
+            part = names[start : start + max(1, min(most, _MESSAGE_BYTES // max(1, group_bytes)))]
             start += len(part)
             message = await self._read_groups(run_id, part)
+            self._group_bytes.pop(run_id, None)
+            self._group_bytes[run_id] = message.ByteSize() // len(part)
+            if len(self._group_bytes) > _MOST_RUNS:
+                del self._group_bytes[next(iter(self._group_bytes))]
             yield message
-            # Groups of a run are alike: what these came to tells how many fit.
-            window = max(1, min(most, _MESSAGE_BYTES * len(part) // max(1, message.ByteSize())))
 
     async def _read_groups(self, run_id: str, names: list[bytes]) -> broker_pb2.LeaseExperienceResponse:
         prefix = keys.prefix(run_id).encode()

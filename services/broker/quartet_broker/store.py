@@ -71,17 +71,28 @@ class Store:
             await self.servers.look()
             await asyncio.gather(*(server.ping() for server in await self.servers.all()))
 
-    async def run(self, name: str, run_id: str, *arguments: Value) -> list[Any]:
+    async def run(
+        self, name: str, run_id: str, *arguments: Value, before: Sequence[tuple[Value, ...]] = ()
+    ) -> list[Any]:
         """Run one script for a run and return its answer.
+
+        Args:
+            before: commands on keys of the run that are sent ahead of the script, in the same round trip. They are sent
+                again where the script is.
 
         Raises:
             ContractError: NOT_FOUND if the run does not exist, FAILED_PRECONDITION if it is finished, UNAVAILABLE.
         """
-        (reply,) = await self.run_many(name, run_id, [arguments])
+        (reply,) = await self.run_many(name, run_id, [arguments], before=before)
         return reply
 
     async def run_many(
-        self, name: str, run_id: str, calls: Sequence[Sequence[Value]], missing_ok: bool = False
+        self,
+        name: str,
+        run_id: str,
+        calls: Sequence[Sequence[Value]],
+        missing_ok: bool = False,
+        before: Sequence[tuple[Value, ...]] = (),
     ) -> list[list[Any]]:
         """Run one script several times, each atomically, in one round trip. Raises as `run`.
 
@@ -93,7 +104,7 @@ class Store:
         with self.failures():
             for _ in range(_ATTEMPTS):
                 server = await self.servers.of(key)
-                answers = await self._evaluate(server, chosen, key, [calls[n] for n in left])
+                answers = await self._evaluate(server, chosen, key, [calls[n] for n in left], before)
                 for n, answer in zip(left, answers, strict=True):
                     replies[n] = answer
                 left = [n for n in left if isinstance(replies[n], NoScriptError | MovedError)]
@@ -114,20 +125,33 @@ class Store:
         else:
             await server.script_load(chosen.text)
 
-    async def _evaluate(self, server: Redis, chosen: Script, key: str, calls: Sequence[Sequence[Value]]) -> list[Any]:
-        if len(calls) == 1 and not self._replicas:
+    async def _evaluate(
+        self,
+        server: Redis,
+        chosen: Script,
+        key: str,
+        calls: Sequence[Sequence[Value]],
+        before: Sequence[tuple[Value, ...]],
+    ) -> list[Any]:
+        if len(calls) == 1 and not self._replicas and not before:
             try:
                 return [await server.evalsha(chosen.sha, 1, key, *calls[0])]
             except (NoScriptError, MovedError) as error:
                 return [error]
         async with server.pipeline(transaction=False) as pipeline:
+            for command in before:
+                pipeline.execute_command(*command)
             for arguments in calls:
                 pipeline.evalsha(chosen.sha, 1, key, *arguments)
-            if not self._replicas:
-                return await pipeline.execute(raise_on_error=False)
-            pipeline.execute_command("WAIT", self._replicas, self._replicas_ms)
-            *answers, reached = await pipeline.execute(raise_on_error=False)
-        self._check_replicas(answers, reached)
+            if self._replicas:
+                pipeline.execute_command("WAIT", self._replicas, self._replicas_ms)
+            answers = await pipeline.execute(raise_on_error=False)
+        if self._replicas:
+            self._check_replicas(answers, answers.pop())
+        ahead, answers = answers[: len(before)], answers[len(before) :]
+        for answer in ahead:
+            if isinstance(answer, Exception) and not isinstance(answer, MovedError):
+                raise answer
         return answers
 
     def _check_replicas(self, answers: list[Any], reached: Any) -> None:

@@ -4,7 +4,7 @@ import grpc
 import pytest
 from conftest import serving
 from quartet.v1 import broker_pb2 as pb
-from world import World, group, instance
+from world import SERVE, TRAIN, World, group, instance
 
 from quartet_broker import keys
 
@@ -123,6 +123,18 @@ async def test_a_run_that_is_not_there_stores_nothing(world):
         await nowhere.put(group(lease, 0))
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
     assert await stored(nowhere) == []
+
+
+@pytest.mark.parametrize("purpose", [TRAIN, SERVE])
+async def test_a_group_whose_contents_are_not_there_is_not_accepted(world, purpose):
+    """They expired while the broker hung, or found no room: the lease stands, and the next put is accepted."""
+    await world.submit("a0", purpose=purpose)
+    [lease] = await world.lease(1, 99)
+    name = {TRAIN: "TRAIN", SERVE: "SERVE"}[purpose]
+    arguments = (2, "a0", lease.lease_id, name, 0, 0, b"", "a-name-long-gone", 100)
+    assert await world.store.run("put_experience", world.run_id, *arguments) == [b"OK", b"EXPIRED"]
+    assert await world.state_of("a0") == "LEASED"
+    assert await world.put(group(lease, 0)) == ["ACCEPTED"]
 
 
 async def stored(world: World) -> list[bytes]:

@@ -37,6 +37,11 @@ local function deliver(id, h, name, header)
   end
 end
 
+-- Whether what the broker stored is there, all of it: it may have expired, or not have found room.
+local function is_stored(name, bytes)
+  return call('STRLEN', payload(name)) + call('STRLEN', transcript(name)) == bytes
+end
+
 -- A bounded share of the groups is shown to people.
 local function show(name)
   local sampled = call('HMGET', STATS, 'sampled_version', 'sampled')
@@ -62,13 +67,14 @@ local function put(n)
     return 'LEASE_LOST'
   end
   if purpose ~= h[2] then return 'PURPOSE ' .. h[2] end
-  oldest, newest = tonumber(oldest), tonumber(newest)
+  oldest, newest, bytes = tonumber(oldest), tonumber(newest), tonumber(bytes)
 
   if purpose ~= 'TRAIN' then
     if h[5] and (oldest ~= tonumber(h[5]) or newest ~= oldest) then
       requeue(id, 0)
       return 'STALE'
     end
+    if not is_stored(name, bytes) then return 'EXPIRED' end
     deliver(id, h, name, header)
     take_off(h[3], h[4], lease)
     table.insert(finished, id)
@@ -80,9 +86,9 @@ local function put(n)
     requeue(id, 0) -- the prompt is not to blame: its deliveries start anew
     return 'STALE'
   end
-  bytes = tonumber(bytes)
   if open_bytes + bytes > room_bytes and stored >= step then return 'NO_ROOM' end
-  if call('PERSIST', payload(name)) == 0 then return 'EXPIRED' end
+  if not is_stored(name, bytes) then return 'EXPIRED' end
+  call('PERSIST', payload(name))
   call('PERSIST', transcript(name))
 
   local ticket = call('XADD', READY, '*', 'i', id, 'v', oldest)
