@@ -59,6 +59,8 @@ class BrokerMachine(RuleBasedStateMachine):
         """End of an example: nothing of it is left, and neither run was touched on the way."""
         if self.calm:
             compare(self.sides)
+            for side in self.sides:
+                side.audit()
         self.bench.redis.flushdb()
 
     @invariant()

@@ -96,6 +96,21 @@ class Run:
         # checkpoint, and so the books take it for trained. It is not trained again, nor lost: its trainer dropped it.
         assert not set(booked) - set(trained) - self.dropped, "in the books, and not trained"
 
+    def audit(self) -> None:
+        """Raise AssertionError unless the broker's own audit finds its books right, and each instance where it is."""
+        states, faults = self.bench.do(self._audit())
+        assert not faults, faults
+        groups = self.model.groups.items()
+        assert states == {name: group.state for name, group in groups if group.purpose == "TRAIN"}
+
+    async def _audit(self) -> tuple[dict[str, str], list[str]]:
+        states, faults = {}, []
+        async for part in self.bench.stub.AuditRun(pb.AuditRunRequest(run_id=self.world.run_id)):
+            faults += part.summary.faults
+            for record in part.page.instances:
+                states[record.instance_id] = pb.GroupState.Name(record.state).removeprefix("GROUP_STATE_")
+        return states, faults
+
     def create(self) -> None:
         """Make the run and its rollouts."""
         spec = self.model.spec
