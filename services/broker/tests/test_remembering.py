@@ -15,6 +15,7 @@ async def world(redis_server, admin):
     async with serving(redis_server.url, remembered_instances=4) as (stub, _, _):
         World.number = getattr(World, "number", 0) + 1
         world = World(stub, admin, f"remembering-{World.number}")
+        world.store = servicer.store
         await world.create(max_staleness=50)
         await world.open()
         yield world
