@@ -12,7 +12,7 @@ from quartet_broker import keys
 @pytest.fixture
 async def world(redis_server, admin):
     """A run that remembers four settled instances; batches of two."""
-    async with serving(redis_server.url, remembered_instances=4) as (stub, _, _):
+    async with serving(redis_server.url, remembered_instances=4) as (stub, servicer, _):
         World.number = getattr(World, "number", 0) + 1
         world = World(stub, admin, f"remembering-{World.number}")
         world.store = servicer.store
