@@ -83,9 +83,10 @@ async def broker(redis_server):
 
 @pytest.fixture
 async def admin(redis_server):
-    """A client that may do all, for looking and for what tests do to Redis."""
+    """A client that may do all, for looking and for what tests do to Redis; it leaves nothing to the next test."""
     async with Redis(port=redis_server.port) as client:
         yield client
+        await client.flushdb()
 
 
 @pytest.fixture

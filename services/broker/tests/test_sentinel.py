@@ -14,6 +14,8 @@ from test_cluster import live, settled
 from test_failures import code_of, health_becomes
 from world import World, group
 
+from quartet_common.errors import ContractError
+
 
 @pytest.fixture
 def sentinels():
@@ -122,17 +124,18 @@ async def test_a_master_that_hangs_is_left_and_who_listened_there_hears_again(gu
 
 async def test_an_answer_waits_for_the_replicas_that_were_asked_for(guarded):
     guarded.sentinels[0].kill()  # two of three are enough
-    async with serving(guarded.url, redis_timeout=0.5, redis_replicas=1, sweeping=False) as (stub, servicer, _):
+    async with serving(guarded.url, redis_timeout=2.0, redis_replicas=1, sweeping=False) as (stub, servicer, _):
         world = await world_of(stub, servicer, "waits")
         await live(world)
         again = await world_of(stub, servicer, "waits-not")
         await again.create()
         os.kill(guarded.replica.pid, signal.SIGSTOP)
         try:
-            with pytest.raises(grpc.RpcError) as caught:
-                await again.submit("a")
-            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-            assert "0 of 1 replicas (broker.redis_replicas) have the change" in caught.value.details()
+            with pytest.raises(ContractError) as caught:
+                await servicer.store.run("end_prompts", "waits-not")
+            assert caught.value.code == grpc.StatusCode.UNAVAILABLE
+            assert "0 of 1 replicas (broker.redis_replicas) have the change" in caught.value.message
         finally:
             os.kill(guarded.replica.pid, signal.SIGCONT)
-        assert (await settled(again.submit, "a")).duplicates == 1, "it was done; saying so again is harmless"
+        await settled(again.end_prompts)
+        assert (await again.run()).prompts_ended, "doing it again is harmless"
