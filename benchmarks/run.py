@@ -35,7 +35,7 @@ class Benchmark:
 
 BENCHMARKS = (
     Benchmark("broker", "dev", 600),
-    Benchmark("scale", "dev", 600),
+    Benchmark("scale", "dev", 900),
     Benchmark("reward", "reward", 60),
     Benchmark("learner", "trainer", 120),
     Benchmark("weights", "trainer", 120),

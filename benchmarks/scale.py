@@ -11,7 +11,8 @@
   each "generating" for a random time between lease and put: how long LeasePrompts takes. The gate is wide open and
   prompts are queued beforehand, so that what is measured is the broker and not the wait for the trainer.
 
-The log has the latencies of all counts and the memory after each 20,000 groups.
+The log has the latencies of all counts, the CPU that broker and Redis need for a group, and the memory after each
+20,000 groups.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ import numpy as np
 import psutil
 import redis
 from broker_load import Produced, Rollout, Trainer, create_run, encode_group, submit
-from broker_town import listener, redis_server
+from broker_town import cpu_seconds, listener, redis_server
 from groups import make_groups
 from measuring import Figure, Side, report, service
 
@@ -154,7 +155,9 @@ class Load:
         return began, np.array([second for each in answers for second in each["leases"]]) * 1000
 
 
-def measure(address: str, folder: Path, rollouts: int, pace: float) -> tuple[float, np.ndarray]:
+def measure(
+    address: str, folder: Path, processes: dict[str, psutil.Process], rollouts: int, pace: float
+) -> tuple[float, np.ndarray]:
     """Return groups per second and the leases' milliseconds. `pace`: groups per second, 0 for as fast as they can."""
     steps = max(PACED_STEPS, PACED_CYCLES * rollouts * PER_CALL // GROUPS_PER_STEP) if pace else STEPS
     think = rollouts * PER_CALL / pace if pace else 0.0
@@ -164,22 +167,28 @@ def measure(address: str, folder: Path, rollouts: int, pace: float) -> tuple[flo
         settings = {"rollouts": rollouts, "per_call": PER_CALL, "in_flight": in_flight, "think": think}
         load = Load(address, run_id, folder, stack, **settings)
         load.queue(steps * GROUPS_PER_STEP)
+        before = {name: cpu_seconds(each) for name, each in processes.items()}
         load.start()
         ended = load.train(steps)
+        used = {name: cpu_seconds(each) - before[name] for name, each in processes.items()}
         began, leases = load.end()
     rate = steps * GROUPS_PER_STEP / (ended - began)
     p50, p99 = np.percentile(leases, [50, 99])
     speed = f"paced at {pace:.0f}/s" if pace else "full speed"
-    log(f"{rollouts:4} rollouts, {speed:15} {rate:6.0f} groups/s, LeasePrompts p50 {p50:7.1f} ms, p99 {p99:7.1f} ms")
+    cpu = ", ".join(f"{name} {spent / (steps * GROUPS_PER_STEP) * 1e6:.0f}" for name, spent in used.items())
+    log(
+        f"{rollouts:4} rollouts, {speed:15} {rate:6.0f} groups/s, LeasePrompts p50 {p50:7.1f} ms, p99 {p99:7.1f} ms,"
+        f" us CPU a group: {cpu}"
+    )
     return rate, leases
 
 
-def rollouts_figures(address: str, folder: Path) -> list[Figure]:
+def rollouts_figures(address: str, folder: Path, processes: dict[str, psutil.Process]) -> list[Figure]:
     rates, paced = {}, {}
     for count in ROLLOUTS:
-        rates[count], _ = measure(address, folder, count, 0.0)
+        rates[count], _ = measure(address, folder, processes, count, 0.0)
     for count in ROLLOUTS:
-        _, leases = measure(address, folder, count, min(rates.values()) * PACED_SHARE)
+        _, leases = measure(address, folder, processes, count, min(rates.values()) * PACED_SHARE)
         paced[count] = float(np.percentile(leases, 99))
     figures = [
         Figure(f"scale: {count} rollouts", "groups/s", rates[count], rates[1], "1 rollout", "higher")
@@ -245,13 +254,14 @@ def log(text: str) -> None:
 def main() -> None:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        url, _ = stack.enter_context(redis_server(folder))
+        url, server = stack.enter_context(redis_server(folder))
         settings = [f"broker.redis_url={url}", f"broker.remembered_instances={REMEMBERED}"]
         address = stack.enter_context(service("broker", folder, settings))
         client = stack.enter_context(redis.Redis.from_url(url))
-        figures = flat_figures(address, folder, client, listener(address))
+        broker = listener(address)
+        figures = flat_figures(address, folder, client, broker)
         figures.append(kept_figure(address, folder, client))
-        figures += rollouts_figures(address, folder)
+        figures += rollouts_figures(address, folder, {"broker": broker, "redis": server})
     report(*figures)
 
 
