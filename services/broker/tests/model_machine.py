@@ -101,10 +101,11 @@ class BrokerMachine(RuleBasedStateMachine):
         else:
             self._side(side).submit([(f"e{n}", kind, 0, None) for n in numbers], "heldout", times)
 
-    @rule(side=sides, version=st.integers(0, 3), times=twice)
-    def start_evaluation(self, side: int, version: int, times: int) -> None:
-        """The stored set, at a version."""
+    @rule(side=sides, off=st.sampled_from([0, 0, 1, -1]), times=twice)
+    def start_evaluation(self, side: int, off: int, times: int) -> None:
+        """The stored set, at the version that is or one beside."""
         side = self._side(side)
+        version = max(0, side.model.version + off)
         for _ in range(times):
             request = pb.StartEvaluationRequest(
                 run_id=side.world.run_id, evaluation_set="heldout", policy_version=version
@@ -238,14 +239,20 @@ class BrokerMachine(RuleBasedStateMachine):
         for _ in range(times if leases else 0):
             side.put(leases, size, mixed, swapped)
 
-    @rule(side=sides, most=st.integers(2, 6), lag=st.integers(0, 2), size=sizes)
-    def roll_out(self, side: int, most: int, lag: int, size: int) -> None:
-        """Ask, generate, put: what rollouts do."""
+    @rule(
+        side=sides,
+        most=st.integers(2, 6),
+        lag=st.sampled_from([0, 0, 1, 2]),
+        size=sizes,
+        mixed=st.sampled_from([0, 0, 1]),
+    )
+    def roll_out(self, side: int, most: int, lag: int, size: int, mixed: int) -> None:
+        """Ask, generate, put: what rollouts do; with tokens of two versions if `mixed`."""
         side = self._side(side)
         side.feed()
         leases = side.granted(most, max(0, side.model.version - lag))
         if leases:
-            side.put(leases[::-1], size)
+            side.put(leases[::-1], size, mixed)
 
     @rule(side=sides, picked=picks, how=st.sampled_from(["renew", "renew", "", "broken", "for good"]), times=twice)
     def renew_or_release(self, side: int, picked: list[int], how: str, times: int) -> None:
@@ -274,12 +281,23 @@ class BrokerMachine(RuleBasedStateMachine):
         batch = side.model.batches.get(step) or ["p0"]
         names = [batch[n % len(batch)] for n in numbers[:2]] + [f"p{n}" for n in numbers[2:3]]
         for _ in range(times):
-            side.both(
-                lambda: side.model.drop(side.world.session, step, names),
-                side.world.drop(step, *names),
-                lambda dropped: dropped,
-            )
-        side.dropped |= {name for name in names if name in side.model.names("DROPPED")}
+            side.drop(step, names)
+
+    @rule(side=sides, really=st.sampled_from([False, False, True]), drop=st.booleans())
+    def the_data_ends(self, side: int, really: bool, drop: bool) -> None:
+        """No more prompts; what is left is worked off, and the last batch is short, or is made so."""
+        side = self._side(side)
+        if not really:
+            return
+        side.both(side.model.end_prompts, side.world.end_prompts(), lambda response: response)
+        for _ in range(3):
+            side.get_ready()
+            batch = side.model.batches.get(side.model.version)
+            if drop and batch:
+                side.drop(side.model.version, batch[:1])
+                side.take(side.due())
+            side.mark(side.model.version)
+            side.compare()
 
     @rule(side=sides, off=st.sampled_from([0, 0, 0, -1, 1]), times=twice)
     def mark_trained(self, side: int, off: int, times: int) -> None:

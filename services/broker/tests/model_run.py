@@ -322,6 +322,15 @@ class Run:
             self.old_sessions.append(old)
             self.weights = self.weights[:checkpoint]
 
+    def drop(self, step: int, names: list[str]) -> None:
+        """Take groups out of a step's batch."""
+        self.both(
+            lambda: self.model.drop(self.world.session, step, names),
+            self.world.drop(step, *names),
+            lambda dropped: dropped,
+        )
+        self.dropped |= {name for name in names if name in self.model.names("DROPPED")}
+
     def get_ready(self) -> None:
         """A batch, if the gate and the prompts allow."""
         if self.model.members.get("r1", 0) <= self.bench.clock.now:
