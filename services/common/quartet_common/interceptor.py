@@ -29,13 +29,21 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, token: str | None):
         self._header = f"Bearer {token}".encode() if token else None
+        # A server's methods do not change: each is wrapped once, and once more to be refused.
+        self._wrapped: dict[tuple[str, bool], grpc.RpcMethodHandler] = {}
 
     async def intercept_service(self, continuation, details):
         handler = await continuation(details)
         if handler is None:
             return None
-        method = details.method
-        refused = not method.startswith(_OPEN_PREFIX) and not self._authorised(details)
+        refused = not details.method.startswith(_OPEN_PREFIX) and not self._authorised(details)
+        found = self._wrapped.get((details.method, refused))
+        if found is None:
+            found = self._wrapped[details.method, refused] = self._wrap(handler, details.method, refused)
+        return found
+
+    @staticmethod
+    def _wrap(handler: grpc.RpcMethodHandler, method: str, refused: bool) -> grpc.RpcMethodHandler:
         make, inner = _parts(handler)
         check = _checked_stream if handler.request_streaming else _checked
 
