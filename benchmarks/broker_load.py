@@ -258,8 +258,7 @@ class Trainer:
         """
         end = self._step + steps
         while self._step < end:
-            for group in self._lease():
-                take(group.tensors)
+            self._lease(take)
             place = {"run_id": self._run_id, "session_epoch": self._epoch}
             self._stub.MarkTrained(pb.MarkTrainedRequest(**place, step=self._step), timeout=CALL_SECONDS)
             self._step += 1
@@ -267,7 +266,7 @@ class Trainer:
                 self._stub.Commit(pb.CommitRequest(**place, step=self._step), timeout=CALL_SECONDS)
         return time.monotonic()
 
-    def _lease(self) -> list[experience_pb2.ExperienceGroup]:
+    def _lease(self, take: Callable[[bytes], object]) -> None:
         request = pb.LeaseExperienceRequest(
             run_id=self._run_id,
             session_epoch=self._epoch,
@@ -276,23 +275,29 @@ class Trainer:
             max_groups_per_message=self._per_message,
         )
         while True:
-            manifest, groups = self._read(self._stub.LeaseExperience(request, timeout=WAIT_SECONDS + CALL_SECONDS))
+            call = self._stub.LeaseExperience(request, timeout=WAIT_SECONDS + CALL_SECONDS)
+            manifest, taken = self._read(call, take)
             if manifest.granted:
-                if len(groups) != len(manifest.instance_ids):
-                    raise RuntimeError(f"step {self._step} has {len(groups)} of {len(manifest.instance_ids)} groups")
-                return groups
+                if taken != len(manifest.instance_ids):
+                    raise RuntimeError(f"step {self._step} has {taken} of {len(manifest.instance_ids)} groups")
+                return
             if manifest.end_of_data or manifest.run_finished:
                 raise RuntimeError(f"step {self._step} will never come: {manifest}")
 
     @staticmethod
-    def _read(call: grpc.Call) -> tuple[pb.BatchManifest, list[experience_pb2.ExperienceGroup]]:
-        manifest, groups = pb.BatchManifest(), []
+    def _read(call: grpc.Call, take: Callable[[bytes], object]) -> tuple[pb.BatchManifest, int]:
+        """Take groups as they come: while one message is decoded the next is on its way."""
+        manifest, taken = pb.BatchManifest(), 0
         for part in call:
             match part.WhichOneof("part"):
                 case "manifest":
                     manifest = part.manifest
+                    continue
                 case "group":
-                    groups.append(part.group)
+                    groups = [part.group]
                 case "groups":
-                    groups += part.groups.groups
-        return manifest, groups
+                    groups = part.groups.groups
+            for group in groups:
+                take(group.tensors)
+            taken += len(groups)
+        return manifest, taken
