@@ -1,8 +1,9 @@
 """Finished groups on their way to the trainer: PutExperience, LeaseExperience, DropExperience."""
 
+import asyncio
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 from quartet.v1 import broker_pb2, experience_pb2
@@ -13,12 +14,11 @@ from quartet_broker.config import BrokerSection
 from quartet_broker.prompts import purpose_name
 from quartet_broker.sessions import refuse
 from quartet_broker.store import Store, Value
+from quartet_broker.wire import one_group, several_groups
 from quartet_common import metrics
 from quartet_common.errors import ContractError, aborted, invalid_argument, unavailable
 
 _PUT = metrics.counter("quartet_broker_groups_put_total", "Groups put by rollouts, by outcome.", ["run", "outcome"])
-# About how much of a call is handed to Redis at once.
-_SCRIPT_BYTES = 4 << 20
 # What is stored for a group that is then not accepted, because the broker died in between, goes after this long.
 _EXPIRY_SECONDS = 60
 # About how much of a batch is read from Redis, and sent, at once.
@@ -44,18 +44,11 @@ class Experience:
         validation.count("groups", request.groups, 256)
         for n, put in enumerate(request.groups):
             _check(f"groups[{n}].group.header", put.group.header)
-        answers: list[bytes] = []
-        for groups in _portions(request.groups):
-            answers += await self._put(run_id, groups)
+        answers = await self._put(run_id, request.groups)
         counted: Counter[str] = Counter()
         response = broker_pb2.PutExperienceResponse()
-        for n, answer in enumerate(answers):
-            outcome, _, purpose = answer.decode().partition(" ")
-            if outcome == "PURPOSE":
-                came = purpose_name(request.groups[n].group.header.purpose)
-                raise invalid_argument(
-                    f"groups[{n}].group.header.purpose", came=came, allowed=f"PURPOSE_{purpose}, the instance's"
-                )
+        for answer in answers:
+            outcome = answer.decode()
             if outcome == "EXPIRED":
                 raise unavailable("broker", "it was held up for too long; nothing was changed of this group; retry")
             outcome = "FINISHED" if outcome == "RUN_FINISHED" else outcome
@@ -66,7 +59,7 @@ class Experience:
         return response
 
     async def _put(self, run_id: str, groups: Sequence[broker_pb2.PutGroup]) -> list[bytes]:
-        """Put some groups; return the outcome of each."""
+        """Store what the groups are made of and have them accepted, in one round trip; return the outcome of each."""
         prefix, nonce = keys.prefix(run_id), secrets.token_hex(8)
         parts: list[tuple[Value, ...]] = []
         arguments: list[Value] = [self._samples]
@@ -91,17 +84,30 @@ class Experience:
                 name,
                 len(payload) + len(transcript),
             )
+        stored = [part[1] for part in parts]
         try:
-            _, *outcomes = await self._store.run("put_experience", run_id, *arguments, before=parts)
+            word, *answer = await self._store.run("put_experience", run_id, *arguments, before=parts)
         except ContractError as error:
             if error.code is grpc.StatusCode.NOT_FOUND:  # else it may have been done: what was not expires
-                await self._store.read([("UNLINK", *(part[1] for part in parts))])
+                await self._forget(stored)
             raise
-        return outcomes
+        if word == b"PURPOSE":
+            await self._forget(stored)
+            index, purpose = answer
+            raise invalid_argument(
+                f"groups[{index}].group.header.purpose",
+                came=experience_pb2.Purpose.Name(groups[index].group.header.purpose),
+                allowed=f"PURPOSE_{purpose.decode()}, the instance's",
+            )
+        return answer
+
+    async def _forget(self, stored: Sequence[Value]) -> None:
+        if stored:
+            await self._store.read([("UNLINK", *stored)])
 
     async def lease(
         self, request: broker_pb2.LeaseExperienceRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[broker_pb2.LeaseExperienceResponse]:
+    ) -> AsyncIterator[broker_pb2.LeaseExperienceResponse | bytes]:
         """Yield the manifest of a step's batch, waiting until it is whole, then its groups."""
         run_id = validation.name("run_id", request.run_id)
         validation.integer("step", request.step, 0)
@@ -116,45 +122,55 @@ class Experience:
                 if decided or not await waiter.wait(until):
                     break
         yield broker_pb2.LeaseExperienceResponse(manifest=manifest)
-        if most:
-            async for message in self._messages(run_id, names, most):
-                yield message
-            return
-        async for message in self._messages(run_id, names, _MOST_GROUPS):
-            for group in message.groups.groups:
-                yield broker_pb2.LeaseExperienceResponse(group=group)
+        async for groups in self._groups(run_id, names, most or _MOST_GROUPS):
+            if most:
+                yield several_groups(groups)
+            else:
+                for payload, transcript in groups:
+                    yield one_group(payload, transcript)
 
-    async def _messages(
+    async def _groups(
         self, run_id: str, names: list[bytes], most: int
-    ) -> AsyncIterator[broker_pb2.LeaseExperienceResponse]:
-        """Yield a batch's groups, at most `most` and about a message's bytes at a time."""
-        start = 0
-        while start < len(names):
-            group_bytes = self._group_bytes.get(run_id, _MESSAGE_BYTES // _FIRST_WINDOW)
-            part = names[start : start + max(1, min(most, _MESSAGE_BYTES // max(1, group_bytes)))]
-            start += len(part)
-            message = await self._read_groups(run_id, part)
-            self._group_bytes.pop(run_id, None)
-            self._group_bytes[run_id] = message.ByteSize() // len(part)
-            if len(self._group_bytes) > _MOST_RUNS:
-                del self._group_bytes[next(iter(self._group_bytes))]
-            yield message
+    ) -> AsyncIterator[list[tuple[bytes, bytes | None]]]:
+        """Yield payloads and transcripts of a batch, at most `most` and about a message's bytes at a time.
 
-    async def _read_groups(self, run_id: str, names: list[bytes]) -> broker_pb2.LeaseExperienceResponse:
+        While one part is on its way to the trainer, the next is read.
+        """
+        start, reading = 0, None
+        try:
+            while start < len(names) or reading is not None:
+                if reading is None:
+                    reading, start = self._read(run_id, names, start, most)
+                groups = await reading
+                reading = None
+                self._group_bytes.pop(run_id, None)
+                self._group_bytes[run_id] = sum(len(a) + len(b or b"") for a, b in groups) // len(groups)
+                if len(self._group_bytes) > _MOST_RUNS:
+                    del self._group_bytes[next(iter(self._group_bytes))]
+                if start < len(names):
+                    reading, start = self._read(run_id, names, start, most)
+                yield groups
+        finally:
+            if reading is not None:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+
+    def _read(
+        self, run_id: str, names: list[bytes], start: int, most: int
+    ) -> tuple[asyncio.Task[list[tuple[bytes, bytes | None]]], int]:
+        """Begin to read groups from `start` on; return that, and where the next begin."""
+        group_bytes = self._group_bytes.get(run_id, _MESSAGE_BYTES // _FIRST_WINDOW)
+        end = start + max(1, min(most, _MESSAGE_BYTES // max(1, group_bytes)))
+        return asyncio.create_task(self._read_groups(run_id, names[start:end])), end
+
+    async def _read_groups(self, run_id: str, names: list[bytes]) -> list[tuple[bytes, bytes | None]]:
         prefix = keys.prefix(run_id).encode()
         payloads, transcripts = await self._store.read(
             ("MGET", *(prefix + kind + name for name in names)) for kind in (b"payload:", b"transcript:")
         )
-        message = broker_pb2.LeaseExperienceResponse()
-        for payload, transcript in zip(payloads, transcripts, strict=True):
-            if payload is None:
-                raise aborted(f"batch of run '{run_id}'", "a group left it while it was sent; ask again")
-            # Made in its place: a message that is put into another one is copied, payload and all.
-            group = message.groups.groups.add()
-            group.ParseFromString(payload)
-            if transcript is not None:
-                group.transcript = transcript
-        return message
+        if None in payloads:
+            raise aborted(f"batch of run '{run_id}'", "a group left it while it was sent; ask again")
+        return list(zip(payloads, transcripts, strict=True))
 
     async def drop(self, request: broker_pb2.DropExperienceRequest) -> broker_pb2.DropExperienceResponse:
         """Take groups out of a step's batch for good; the batch is topped up when it is asked for again."""
@@ -173,18 +189,6 @@ def _check(field: str, header: experience_pb2.GroupHeader) -> None:
         raise invalid_argument(f"{field}.purpose", came=header.purpose, allowed="the instance's")
     validation.integer(f"{field}.min_policy_version", header.min_policy_version, 0)
     validation.integer(f"{field}.max_policy_version", header.max_policy_version, header.min_policy_version)
-
-
-def _portions(groups: Sequence[broker_pb2.PutGroup]) -> Iterator[Sequence[broker_pb2.PutGroup]]:
-    """Yield some of the groups at a time."""
-    first = size = 0
-    for n, put in enumerate(groups):
-        size += put.ByteSize()
-        if size >= _SCRIPT_BYTES:
-            yield groups[first : n + 1]
-            first, size = n + 1, 0
-    if first < len(groups):
-        yield groups[first:]
 
 
 def _manifest(run_id: str, step: int, reply: list) -> tuple[broker_pb2.BatchManifest, list[bytes]]:

@@ -20,6 +20,8 @@ def refuse(run_id: str, step: int, reply: list[Any]) -> None:
     match reply[0]:
         case b"FENCED":
             newest = int(reply[1])
+            if newest == 0:
+                raise failed_precondition(f"session of run '{run_id}'", "none was opened: call OpenSession first")
             raise failed_precondition(f"session of run '{run_id}'", f"it is fenced: the newest session is {newest}")
         case b"COMMITTED":
             description = f"it is committed, as are all steps below {int(reply[1])}; its batch is gone"

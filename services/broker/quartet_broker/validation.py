@@ -53,6 +53,8 @@ def count(field: str, values: Sized, most: int, least: int = 1) -> None:
 def deadline(field: str, wait: Duration, context: grpc.aio.ServicerContext) -> float:
     """Return until when a call may wait, by the loop's clock: `wait` from now, but within the caller's deadline."""
     seconds = to_seconds(wait)
+    if not 0 <= wait.nanos < 10**9:
+        raise invalid_argument(f"{field}.nanos", came=wait.nanos, allowed="0 to 999,999,999")
     if not 0 <= seconds <= _MAX_WAIT_SECONDS:
         raise invalid_argument(field, came=f"{seconds:g} s", allowed="0 to 30 s")
     remaining = context.time_remaining()

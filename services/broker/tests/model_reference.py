@@ -308,8 +308,8 @@ class Reference(Books):
         if len(self.ready) < needed and not (over and self.ready + have):
             return {"ready": len(self.ready), "needed": needed, "end_of_data": over}
         order = list(self.ready)
-        if self.spec.fresh_first:
-            order.sort(key=lambda name: -self.groups[name].version)
+        sign = -1 if self.spec.fresh_first else 1
+        order.sort(key=lambda name: sign * self.groups[name].version)
         self.batches[step] = have + order[:needed]
         self.batch_state[step] = "GRANTED"
         for name in order[:needed]:
@@ -354,11 +354,12 @@ class Reference(Books):
         return self._commit_below(step)
 
     def _commit_below(self, target: int) -> int:
-        names = [name for step in sorted(self.batches) if step < target for name in self.batches[step]]
-        for step in [step for step in self.batches if step < target]:
-            del self.batches[step], self.batch_state[step]
-        for name in names:
-            self.settle(name, "COMMITTED")
-        self.since["committed"] += len(names)
+        committed = 0
+        for step in sorted(step for step in self.batches if step < target):
+            names, trained = self.batches.pop(step), self.batch_state.pop(step) == "TRAINED"
+            for name in names:
+                self.settle(name, "COMMITTED" if trained else "DROPPED")
+            self.since["committed" if trained else "dropped"] += len(names)
+            committed += len(names) if trained else 0
         self.committed = max(self.committed, target)
-        return len(names)
+        return committed

@@ -79,7 +79,6 @@ class Run:
     leases: list[Lease] = field(default_factory=list)
     weights: list[list[str]] = field(default_factory=list)  # what each step trained, of the lineage that survives
     old_sessions: list[int] = field(default_factory=list)
-    dropped: set[str] = field(default_factory=set)  # what its trainer ever took out of a batch
     picture: tuple[dict[bytes, bytes], Reference] | None = None
 
     def compare(self) -> None:
@@ -92,9 +91,7 @@ class Run:
         assert len(trained) == len(set(trained)), "trained twice"
         booked = self.model.names("TRAINED", "COMMITTED")
         assert not set(trained) - set(booked), "trained, and not in the books"
-        # A group that was dropped in the part of the log that Redis lost is in its batch again; that step is in the
-        # checkpoint, and so the books take it for trained. It is not trained again, nor lost: its trainer dropped it.
-        assert not set(booked) - set(trained) - self.dropped, "in the books, and not trained"
+        assert not set(booked) - set(trained), "in the books, and not trained"
 
     def audit(self) -> None:
         """Raise AssertionError unless the broker's own audit finds its books right, and each instance where it is."""
@@ -329,7 +326,6 @@ class Run:
             self.world.drop(step, *names),
             lambda dropped: dropped,
         )
-        self.dropped |= {name for name in names if name in self.model.names("DROPPED")}
 
     def get_ready(self) -> None:
         """A batch, if the gate and the prompts allow."""

@@ -34,6 +34,7 @@ def bench(tmp_path):
     server = FrozenRedis(tmp_path, library)
     server.start()
     loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)  # gRPC wants one already where a call is made, before it is awaited
     # Swept by hand: the periodic sweep would come between a rule and its check.
     context = serving(server.url, sweeping=False)
     stub, servicer, _ = loop.run_until_complete(context.__aenter__())
@@ -42,6 +43,7 @@ def bench(tmp_path):
             yield Bench(loop, stub, server, client, lambda run_id: servicer.store.run("sweep", run_id))
         finally:
             loop.run_until_complete(context.__aexit__(None, None, None))
+            asyncio.set_event_loop(None)
             loop.close()
             server.kill()
 

@@ -126,6 +126,19 @@ async def test_a_run_that_is_not_there_stores_nothing(world):
     assert await stored(nowhere) == []
 
 
+async def test_a_call_with_a_wrong_purpose_is_refused_whole(world):
+    await submit(world, 0, "a0", "a1")
+    first, second = await world.lease(2, 99)
+    wrong = group(second, 0)
+    wrong.group.header.purpose = SERVE
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await world.put(group(first, 0), wrong)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "groups[1].group.header.purpose" in caught.value.details()
+    assert await world.state_of("a0") == "LEASED" and await stored(world) == []
+    assert await world.put(group(first, 0), group(second, 0)) == ["ACCEPTED", "ACCEPTED"]
+
+
 @pytest.mark.parametrize("purpose", [TRAIN, SERVE])
 async def test_a_group_whose_contents_are_not_there_is_not_accepted(world, purpose):
     """They expired while the broker hung, or found no room: the lease stands, and the next put is accepted."""

@@ -252,3 +252,11 @@ async def test_the_trainer_hears_of_the_runs_end(world):
     await world.finish(pb.RUN_STATE_CANCELLED, "by hand")
     manifest, _ = await waiting
     assert manifest.run_finished and not manifest.granted
+
+
+async def test_without_a_session_nothing_is_leased(world):
+    await world.create()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await world.take(0, session=0)
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert "call OpenSession first" in caught.value.details()

@@ -69,7 +69,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return make(
             wrapped,
             request_deserializer=_tolerant(handler.request_deserializer),
-            response_serializer=handler.response_serializer,
+            response_serializer=_sparing(handler.response_serializer),
         )
 
     def _authorised(self, details) -> bool:
@@ -110,6 +110,13 @@ def _tolerant(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | 
             return _Unreadable(str(error))
 
     return parse_or_tell
+
+
+def _sparing(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes] | None:
+    """Let servicers answer with bytes, too: a message that is serialized already."""
+    if serialize is None:
+        return None
+    return lambda message: message if isinstance(message, bytes) else serialize(message)
 
 
 def _checked(request: Any) -> Any:

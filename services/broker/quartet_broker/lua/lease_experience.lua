@@ -61,12 +61,13 @@ elseif #fresh < needed and not (over and #fresh + have > 0) then
   return { 'SHORT', #fresh, needed, over and 1 or 0 }
 end
 
-if call('HGET', RUN, 'lease_order') == 'FRESH_FIRST' then
-  table.sort(fresh, function(a, b)
-    if a.version ~= b.version then return a.version > b.version end
-    return a.place < b.place
-  end)
-end
+-- Of equal weights the one that was ready first. FIFO goes by weights too: a group that others overtook on its way here
+-- would be too old for the step after.
+local sign = call('HGET', RUN, 'lease_order') == 'FRESH_FIRST' and -1 or 1
+table.sort(fresh, function(a, b)
+  if a.version ~= b.version then return sign * a.version < sign * b.version end
+  return a.place < b.place
+end)
 local tickets, ids, bytes = {}, {}, 0
 for n = 1, math.min(needed, #fresh) do
   local group = fresh[n]

@@ -4,7 +4,8 @@
 -- keep it, of others it goes. A broker that dies in between leaves nothing behind for long.
 --
 -- ARGV: samples a version, then instance id, lease id, purpose, oldest version, newest version, header ("" for TRAIN),
--- name, bytes of each group. Returns OK, then of each: outcome, and for PURPOSE the instance's.
+-- name, bytes of each group. Returns OK, then the outcome of each; or PURPOSE, which group's is wrong, the instance's,
+-- and then nothing was changed.
 local state = run_state()
 if not state then return { 'NOT_FOUND' } end
 local at = now()
@@ -53,9 +54,12 @@ local function show(name)
   emit('sample', call('GET', transcript(name)))
 end
 
+local KEPT = { 'state', 'purpose', 'stream', 'ticket', 'pinned', 'evaluation', 'lease' }
+local known = {}
+
 local function put(n)
   local id, lease, purpose, oldest, newest, header, name, bytes = unpack(ARGV, n, n + FIELDS - 1)
-  local h = call('HMGET', instance(id), 'state', 'purpose', 'stream', 'ticket', 'pinned', 'evaluation', 'lease')
+  local h = known[n] or call('HMGET', instance(id), unpack(KEPT))
   if OPEN[h[1]] or (not h[1] and call('HEXISTS', SETTLED, id) == 1) then
     count('duplicates', 1)
     return 'DUPLICATE'
@@ -66,7 +70,6 @@ local function put(n)
     lost = true
     return 'LEASE_LOST'
   end
-  if purpose ~= h[2] then return 'PURPOSE ' .. h[2] end
   oldest, newest, bytes = tonumber(oldest), tonumber(newest), tonumber(bytes)
 
   if purpose ~= 'TRAIN' then
@@ -105,6 +108,15 @@ local function put(n)
   count('put_bytes', bytes)
   show(name)
   return 'ACCEPTED'
+end
+
+-- A call that cannot be right is refused whole, before anything of it is done.
+local seen = {}
+for n = 2, #ARGV, FIELDS do
+  local id = ARGV[n]
+  if not seen[id] then known[n] = call('HMGET', instance(id), unpack(KEPT)) end -- else it may change on the way
+  seen[id] = seen[id] or known[n]
+  if seen[id][2] and ARGV[n + 2] ~= seen[id][2] then return { 'PURPOSE', (n - 2) / FIELDS, seen[id][2] } end
 end
 
 local reply = { 'OK' }

@@ -5,7 +5,7 @@ local function refuse(session)
   even_when_full()
   if not run_state() then return { 'NOT_FOUND' } end
   local newest = call('HGET', RUN, 'session')
-  if newest ~= session then return { 'FENCED', newest } end
+  if newest ~= session or newest == '0' then return { 'FENCED', newest } end -- 0: none was opened yet
 end
 
 -- The first step that has no batch yet.
