@@ -75,7 +75,7 @@ SUITES = (
     ),
     Suite("protos", "dev", 60, commands=(("buf", "lint", "protos"), *buf_breaking())),
     Suite("common", "dev", 300, "services/common/tests"),
-    Suite("broker", "broker", 400, "services/broker/tests"),
+    Suite("broker", "broker", 700, "services/broker/tests"),
     Suite("reward", "reward", 400, "services/reward/tests"),
     Suite("rollout", "rollout", 900, "services/rollout/tests"),
     Suite("trainer", "trainer", 900, "services/trainer/tests"),

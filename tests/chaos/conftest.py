@@ -69,12 +69,14 @@ async def _all(root: Path) -> Runs:
     }
     name, schedule, plan = "faults of all kinds", tuple(draw(SEED, GROUPS, FAULTS)), Plan(root / "faults", GROUPS)
 
-    async def one_by_one() -> tuple[dict[str, Done], tuple[int, str] | None]:
-        done = {name: await _one(name, *what) for name, what in others.items()}
-        return done, None if why_not else await _network(root / "network")
+    async def one_by_one() -> dict[str, Done]:
+        return {name: await _one(name, *what) for name, what in others.items()}
+
+    async def network_form() -> tuple[int, str] | None:
+        return None if why_not else await _network(root / "network")
 
     why_not = network.why_not()
-    first, (done, of_network) = await asyncio.gather(_one(name, schedule, plan), one_by_one())
+    first, done, of_network = await asyncio.gather(_one(name, schedule, plan), one_by_one(), network_form())
     return Runs({name: first, **done}, of_network, why_not)
 
 
