@@ -23,6 +23,8 @@ import redis
 from broker_load import Produced, Rollout, Trainer, decode_group, encode_group, flatten
 from groups import checksum, make_groups
 
+from quartet_common.allocator import keep_freed_memory
+
 DISTINCT = 64  # groups made beforehand; the n-th group sent is the (n mod DISTINCT)-th of them
 BLOCK_MS = 30_000
 GROUP = "trainer"
@@ -128,6 +130,7 @@ def answer(line: dict) -> None:
 
 def main() -> None:
     variant, role = sys.argv[1:]
+    keep_freed_memory()  # as the services do; for the peer as well
     settings = json.loads(sys.stdin.readline())
     match variant, role:
         case "ours", "producer":

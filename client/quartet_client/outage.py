@@ -2,12 +2,10 @@
 
 import asyncio
 
-import grpc
-
 from quartet_client.errors import QuartetError
+from quartet_common.errors import AWAY
 
 _PAUSE = 0.5  # seconds between tries, where the service suggests none
-_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class Outage:
@@ -31,7 +29,7 @@ class Outage:
         """Return when the call should be made again; raise the error if that is of no use."""
         now = asyncio.get_running_loop().time()
         self._since = now if self._since is None else self._since
-        if error.code not in _AWAY or now - self._since >= self._patience:
+        if error.code not in AWAY or now - self._since >= self._patience:
             raise error
         await wait_for(self._stop, error.retry_after or _PAUSE)
 

@@ -3,6 +3,8 @@
 import sys
 from typing import Any
 
+import uvloop
+
 from quartet_broker.config import BrokerSection
 from quartet_broker.redis_url import without_password
 from quartet_common.cli import service_main
@@ -25,7 +27,7 @@ async def serve(config: LoadedConfig[BrokerSection], host) -> None:
 
 def main() -> int:
     """Return the exit status: 0 ended as asked, 1 failed, 2 unusable configuration, 130 Ctrl-C."""
-    return service_main(kind="broker", section=BrokerSection, preflight=preflight, serve=serve)
+    return service_main("broker", BrokerSection, preflight, serve, loop_factory=uvloop.new_event_loop)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,8 @@ def _service_config() -> str:
         "initialBackoff": "0.1s",
         "maxBackoff": "2s",
         "backoffMultiplier": 2.0,
-        "retryableStatusCodes": ["UNAVAILABLE"],
+        # CANCELLED: by a server that stops; a call that its own caller cancels is not made again.
+        "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
     }
     return json.dumps({"methodConfig": [{"name": names, "retryPolicy": policy}]})
 

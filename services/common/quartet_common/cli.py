@@ -23,7 +23,12 @@ Serve = Callable[[LoadedConfig, "ServiceHost"], Awaitable[None]]
 
 
 def service_main(
-    kind: str, section: type[Section], preflight: Preflight, serve: Serve, argv: list[str] | None = None
+    kind: str,
+    section: type[Section],
+    preflight: Preflight,
+    serve: Serve,
+    argv: list[str] | None = None,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> int:
     """Run a service from its command line and return its exit status.
 
@@ -34,6 +39,7 @@ def service_main(
         section: the model of its section of the run file.
         preflight: quick checks of what the configuration names; raises ConfigError; returns what --dry-run prints.
         serve: adds servicers to the host and awaits `host.run()`.
+        loop_factory: makes the event loop; None: asyncio's own.
     """
     arguments = _parser(kind).parse_args(argv)
     keep_freed_memory()
@@ -46,7 +52,8 @@ def service_main(
         if arguments.dry_run:
             print(json.dumps({**plan, "section": config.section.model_dump(mode="json")}, indent=2, default=str))
             return 0
-        return asyncio.run(_serve(kind, config, serve))
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            return runner.run(_serve(kind, config, serve))
     except ConfigError as error:
         print(f"quartet-{kind}: {error}", file=sys.stderr)
         return 2

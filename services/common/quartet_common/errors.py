@@ -15,6 +15,11 @@ from quartet_common.durations import to_duration, to_seconds
 _DETAILS_KEY = "grpc-status-details-bin"
 
 
+# What says that a service is away for now; it may have done what was asked. A server that stops answers CANCELLED to
+# calls that it has not taken up any more.
+AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
+
+
 class ContractError(Exception):
     """A refusal that a caller can understand: status code, sentence, details."""
 

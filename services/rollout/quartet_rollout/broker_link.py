@@ -6,21 +6,14 @@ from typing import Any
 import grpc
 from quartet.v1 import broker_pb2_grpc, common_pb2
 
-from quartet_common.errors import describe, retry_delay
+from quartet_common.errors import AWAY, describe, retry_delay
 from quartet_common.handshake import WaitingFor, handshake
 from quartet_common.log import get_logger
 
 log = get_logger(__name__)
 
 # The call may have reached nobody; nothing is known to be wrong with it.
-TRANSIENT = frozenset(
-    {
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        grpc.StatusCode.ABORTED,
-    }
-)
+TRANSIENT = AWAY | {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED}
 
 
 class Backoff:

@@ -14,7 +14,7 @@ import grpc
 from quartet.v1 import broker_pb2, broker_pb2_grpc, common_pb2, experience_pb2
 
 from quartet_common.durations import to_duration
-from quartet_common.errors import describe, retry_delay
+from quartet_common.errors import AWAY, describe, retry_delay
 from quartet_common.handshake import handshake_sync
 from quartet_common.log import get_logger
 from quartet_trainer.control import Control, Stopped
@@ -29,7 +29,8 @@ LONGEST_BACKOFF_SECONDS = 5.0
 RUN_POLL_SECONDS = 0.5
 MAX_GROUPS_PER_MESSAGE = 256
 
-_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+# ABORTED: the broker asks to be asked again.
+_AGAIN = AWAY | {grpc.StatusCode.ABORTED}
 
 Answer = TypeVar("Answer")
 
@@ -88,7 +89,7 @@ class BrokerSession:
                 self._status.wait_for("")
                 return run
             except grpc.RpcError as error:
-                if error.code() in _AWAY:
+                if error.code() in _AGAIN:
                     self._status.wait_for(f"broker at {self._address}")
                 elif error.code() == grpc.StatusCode.NOT_FOUND:
                     self._status.wait_for(f"run '{self._run_id}' to be created")
@@ -225,7 +226,7 @@ class BrokerSession:
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                     raise SessionLost(f"the broker refuses {what}: {describe(error)}") from error
-                if error.code() not in _AWAY:
+                if error.code() not in _AGAIN:
                     raise TrainingError(f"broker at {self._address}: {what}: {describe(error)}") from error
                 away = time.monotonic() - began
                 if away > self._patience:
