@@ -33,12 +33,12 @@ from broker_town import cpu_seconds, listener, redis_server
 from groups import SHAPES
 from measuring import ENVIRONMENTS, ROOT, Figure, Side, report, service
 
-GROUPS_PER_STEP = 32
+BATCHES = (32, 128)  # groups a step and a call; the Ray peers, which know no batches, run beside the first
 COMMIT_EVERY = 4
 MAX_STALENESS = 4
-STEPS = {"padded": 20, "ragged": 40}  # a round
+GROUPS = {"padded": 640, "ragged": 1280}  # a round
 ROUNDS = 5
-CHECKED_STEPS = 10  # of the round whose checksums are compared, and of the Ray peers' rounds
+CHECKED_GROUPS = 384  # of the round whose checksums are compared, and of the Ray peers' rounds
 
 # Name: way of broker_ray.py, groups a call.
 RAY = {
@@ -122,9 +122,7 @@ class Setting:
         self.settings = {
             "address": address,
             "redis_url": url,
-            "per_call": options.per_call,
             "in_flight": options.in_flight,
-            "groups_per_step": GROUPS_PER_STEP,
             "commit_every": COMMIT_EVERY,
         }
 
@@ -132,36 +130,38 @@ class Setting:
         """Return the CPU seconds that broker and Redis have used."""
         return {name: cpu_seconds(each) for name, each in self._processes.items()}
 
-    def sides(self, shape: str, stack: contextlib.ExitStack) -> list:
-        """Start the sides of all variants for a shape."""
-        address = self.settings["address"]
-        create_run(address, shape, GROUPS_PER_STEP, MAX_STALENESS)
+    def sides(self, shape: str, batch: int, stack: contextlib.ExitStack) -> list:
+        """Start the sides of all variants for a shape, with batches of so many groups."""
+        run = f"{shape}-{batch}"
+        create_run(self.settings["address"], run, batch, MAX_STALENESS)
+        variants = [each for each in self.options.variants if each not in RAY or batch == self.options.batches[0]]
         sides: list[Sides | RaySide] = []
-        for variant in self.options.variants:
+        for variant in variants:
             if self.ray is not None and variant in RAY:
                 if shape == "padded" or RAY[variant][0] != "queue":  # ColossalChat's way knows padded groups alone
                     sides.append(RaySide(self.ray, variant, shape))
             else:
-                run_id = shape if variant == "ours" else f"peer:{shape}"
-                settings = self.settings | {"shape": shape, "run_id": run_id}
+                run_id = run if variant == "ours" else f"peer:{run}"
+                settings = {"shape": shape, "run_id": run_id, "groups_per_step": batch, "per_call": batch}
+                settings |= self.settings
                 sides.append(Sides(variant, settings, self.folder, stack))
         return sides
 
 
-def measure(shape: str, setting: Setting) -> dict[str, float]:
+def measure(shape: str, batch: int, setting: Setting) -> dict[str, float]:
     """Return groups per second of each variant, medians over rounds in turn."""
     rates: dict[str, list[float]] = {}
     used: dict[str, dict[str, float]] = {}
     sent: dict[str, int] = {}
     checksums = {}
     with contextlib.ExitStack() as stack:
-        sides = setting.sides(shape, stack)
+        sides = setting.sides(shape, batch, stack)
         for index in range(-1, setting.options.rounds):
             for each in sides if index % 2 == 0 else reversed(sides):
-                steps = CHECKED_STEPS if index < 0 or each.variant in RAY else setting.options.steps or STEPS[shape]
-                count = steps * GROUPS_PER_STEP
+                brief = index < 0 or each.variant in RAY
+                count = CHECKED_GROUPS if brief else setting.options.groups or GROUPS[shape]
                 if each.variant == "ours":
-                    submit(setting.settings["address"], shape, f"round-{index}", count)
+                    submit(setting.settings["address"], f"{shape}-{batch}", f"round-{index}", count)
                 before = setting.cpu()
                 seconds, by_role, checksum = each.round(count, check=index < 0)
                 after = setting.cpu()
@@ -178,35 +178,35 @@ def measure(shape: str, setting: Setting) -> dict[str, float]:
     if len(set(checksums.values())) != 1:
         raise RuntimeError(f"the variants yield different arrays: {checksums}")
     for variant in rates:
-        tell_cpu(shape, variant, rates[variant], used[variant], sent[variant])
+        tell_cpu(f"{shape} x {batch}", variant, rates[variant], used[variant], sent[variant])
     return {variant: statistics.median(each) for variant, each in rates.items()}
 
 
-def tell_cpu(shape: str, variant: str, rates: list[float], used: dict[str, float], groups: int) -> None:
+def tell_cpu(what: str, variant: str, rates: list[float], used: dict[str, float], groups: int) -> None:
     """A line for the log: rate, and microseconds of CPU for a group by process."""
     micros = {name: spent / groups * 1e6 for name, spent in used.items()}
     parts = [f"{name} {value:5.0f}" for name, value in micros.items()]
     rate = f"{statistics.median(rates):6.0f}/s ({min(rates):.0f} to {max(rates):.0f})"
     print(
-        f"{shape} {variant:12} {rate:24} us CPU a group: {', '.join(parts)}, all {sum(micros.values()):.0f}",
+        f"{what} {variant:12} {rate:24} us CPU a group: {', '.join(parts)}, all {sum(micros.values()):.0f}",
         file=sys.stderr,
     )
 
 
-def compare(rates: dict[str, dict[str, float]]) -> list[Figure]:
+def compare(rates: dict[tuple[str, int], dict[str, float]]) -> list[Figure]:
     """Return our rates beside each peer's."""
     figures = []
-    for shape, measured in rates.items():
+    for (shape, batch), measured in rates.items():
+        name = f"broker: {shape} groups, {batch} a call, arrays to arrays"
         for variant in measured:
             if variant != "ours":
-                name = f"broker: {shape} groups, arrays to arrays"
                 figures.append(Figure(name, "groups/s", measured["ours"], measured[variant], PEERS[variant], "higher"))
-    if "ragged" in rates:
-        # What is ragged with us is padded there.
-        for variant in (variant for variant in rates.get("padded", {}) if RAY.get(variant, ("",))[0] == "queue"):
-            ours, peer = rates["ragged"]["ours"], rates["padded"][variant]
-            name = "broker: ragged groups, arrays to arrays"
-            figures.append(Figure(name, "groups/s", ours, peer, f"{PEERS[variant]}, padded as it must", "higher"))
+        if shape == "ragged":
+            # What is ragged with us is padded there.
+            padded = rates.get(("padded", batch), {})
+            for variant in (variant for variant in padded if RAY.get(variant, ("",))[0] == "queue"):
+                peer_name = f"{PEERS[variant]}, padded as it must"
+                figures.append(Figure(name, "groups/s", measured["ours"], padded[variant], peer_name, "higher"))
     return figures
 
 
@@ -215,8 +215,8 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--variants", nargs="+", choices=("ours", *PEERS), default=["ours", *PEERS])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--steps", type=int, help="steps a round, of ours and redis-py")
-    parser.add_argument("--per-call", type=int, default=32, help="groups in one call, of ours and redis-py")
+    parser.add_argument("--groups", type=int, help="groups a round, of ours and redis-py; a multiple of the batches")
+    parser.add_argument("--batches", nargs="+", type=int, default=BATCHES, help="groups a step and a call, of both")
     parser.add_argument("--in-flight", type=int, default=2, help="pairs of calls that our producer has under way")
     options = parser.parse_args()
     if set(options.variants) & set(RAY):
@@ -225,7 +225,8 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         setting = Setting(options, folder, stack)
-        rates = {shape: measure(shape, setting) for shape in options.shapes}
+        pairs = [(shape, batch) for batch in options.batches for shape in options.shapes]
+        rates = {(shape, batch): measure(shape, batch, setting) for shape, batch in pairs}
     report(*(compare(rates) if "ours" in options.variants else ()))
 
 
