@@ -3,8 +3,9 @@
     .quartet/envs/dev/bin/python benchmarks/run.py [--list] [--write] [NAME ...]
 
 Each measures ours and a named peer or limit in the same run. The table is printed and written to
-`.quartet/results/bench.json`; `--write`, when all have run well, also to `benchmarks/RESULTS.md`. A benchmark that
-fails or takes longer than its limit does not keep the others from running, and makes the exit status 1.
+`.quartet/results/bench.json`; `--write`, when all have run well, also to `benchmarks/RESULTS.md`, where the rows of
+benchmarks that were not run stay. A benchmark that fails or takes longer than its limit does not keep the others from
+running, and makes the exit status 1.
 """
 
 import argparse
@@ -65,8 +66,6 @@ def main() -> int:
     for name in arguments.names:
         if name not in known:
             parser.error(f"no benchmark is called '{name}'; there are {', '.join(known)}")
-    if arguments.write and arguments.names:
-        parser.error("--write is for a run of all benchmarks: RESULTS.md holds them all")
     RESULTS.mkdir(parents=True, exist_ok=True)
     began = os.getloadavg()[0]
     outcomes = []
@@ -82,15 +81,15 @@ def main() -> int:
         "load_before": round(began, 1),
         "load_after": round(os.getloadavg()[0], 1),
     }
-    lines = table(outcomes)
-    print("\n" + "\n".join(lines))
+    rows = rows_of(outcomes, conditions["date"])
+    print("\n" + "\n".join(table(rows)))
     record = {**conditions, "benchmarks": [asdict(outcome) for outcome in outcomes]}
     (RESULTS / "bench.json").write_text(json.dumps(record, indent=2) + "\n")
     failed = [outcome for outcome in outcomes if outcome.failure]
     for outcome in failed:
         print(f"\n{outcome.name} FAILED: {outcome.failure}")
     if arguments.write and not failed:
-        PAGE.write_text(page(conditions, lines))
+        PAGE.write_text(page(conditions, table(merged(rows, [outcome.name for outcome in outcomes]))))
     print(f"\nbench.json and logs are in {RESULTS.relative_to(ROOT)}")
     return 1 if failed else 0
 
@@ -135,18 +134,44 @@ def end(process: subprocess.Popen) -> None:
                 continue
 
 
-def table(outcomes: list[Outcome]) -> list[str]:
-    """Markdown that is readable as it stands."""
-    rows = [("benchmark", "measured", "peer or limit", "", "ratio")]
+Row = tuple[str, ...]
+HEADING: Row = ("benchmark", "measured", "peer or limit", "", "ratio", "on")
+
+
+def rows_of(outcomes: list[Outcome], date: str) -> list[Row]:
+    """A row a figure."""
+    rows = []
     for figure in [figure for outcome in outcomes for figure in outcome.figures]:
         ratio = f"{figure.ours / figure.peer:.2f} ({figure.better} is better)"
         ours = f"{number(figure.ours)} {figure.unit}"
-        rows.append((figure.name, ours, figure.peer_name, f"{number(figure.peer)} {figure.unit}", ratio))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        rows.append((figure.name, ours, figure.peer_name, f"{number(figure.peer)} {figure.unit}", ratio, date))
+    return rows
+
+
+def rows_of_page(text: str) -> list[Row]:
+    """The rows of a page that was written before."""
+    cells = [tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in text.splitlines() if line[:1] == "|"]
+    return [row for row in cells[2:] if len(row) == len(HEADING)]
+
+
+def table(rows: list[Row]) -> list[str]:
+    """Markdown that is readable as it stands."""
+    rows = [HEADING, *rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADING))]
     rows.insert(1, tuple("-" * width for width in widths))
     return [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
     ]
+
+
+def merged(fresh: list[Row], names: list[str]) -> list[Row]:
+    """What the page is to hold: the fresh rows of the benchmarks that ran, the page's own of the others."""
+    before = rows_of_page(PAGE.read_text()) if PAGE.exists() else []
+    rows = []
+    for benchmark in BENCHMARKS:
+        source = fresh if benchmark.name in names else before
+        rows += [row for row in source if row[0].startswith(f"{benchmark.name}:")]
+    return rows
 
 
 def number(value: float) -> str:
@@ -170,9 +195,9 @@ def cpu_model() -> str:
 def page(conditions: dict, lines: list[str]) -> str:
     return f"""# Benchmarks
 
-Written by `{conditions["command"]}` on {conditions["date"]}.
-Machine: {conditions["machine"]}. Load average {conditions["load_before"]} before and {conditions["load_after"]} after:
-ours and the peer were measured in turn under the same load, so trust the ratios more than the figures.
+Last written by `{conditions["command"]}` on {conditions["date"]}; `--write NAME` writes the rows of one benchmark anew.
+Machine: {conditions["machine"]}. Load average then {conditions["load_before"]} before and {conditions["load_after"]}
+after: ours and the peer were measured in turn under the same load, so trust the ratios more than the figures.
 
 {chr(10).join(lines)}
 
