@@ -57,6 +57,7 @@ def test_the_broker_agrees_with_a_plain_reference(bench):
         stateful_step_count=100,
         phases=PHASES,
         deadline=None,
+        derandomize=False,  # the seed decides; on CI hypothesis would otherwise draw the same examples each time
         suppress_health_check=list(HealthCheck),
         database=None,
         print_blob=False,
