@@ -9,6 +9,7 @@ from quartet.v1 import broker_pb2, experience_pb2
 from quartet_broker import validation
 from quartet_broker.bell import Bell
 from quartet_broker.events import timestamp
+from quartet_broker.lanes import Lanes
 from quartet_broker.store import Store, Value
 from quartet_common import metrics
 from quartet_common.errors import already_exists, failed_precondition, invalid_argument, resource_exhausted
@@ -34,6 +35,7 @@ class Prompts:
     def __init__(self, store: Store, bell: Bell):
         self._store = store
         self._bell = bell
+        self._lanes = Lanes()
 
     async def submit(self, request: broker_pb2.SubmitPromptsRequest) -> broker_pb2.SubmitPromptsResponse:
         """Queue prompt instances, all or nothing."""
@@ -94,21 +96,31 @@ class Prompts:
         validation.integer("max_prompts", request.max_prompts, 1, 1024)
         validation.integer("policy_version", request.policy_version, -1)
         until = validation.deadline("wait", request.wait, context)
-        waited = False
-        with self._bell.waiter(run_id, "prompts") as waiter:
-            while True:
+        lane = self._lanes.lane(run_id, request.policy_version)
+        with self._bell.waiter(run_id, "prompts") as waiter, lane:
+            response = await self._ask(run_id, request, waited=False)
+            while not (response.leases or response.gate == broker_pb2.GATE_REASON_FINISHED):
+                if not await waiter.wait(until):
+                    break
                 waiter.clear()
-                nonce = secrets.token_hex(8)
-                reply = await self._store.run(
-                    "lease_prompts", run_id, request.holder, request.max_prompts, request.policy_version, nonce
-                )
-                if reply[0] == b"ENDED" and not waited:
-                    raise failed_precondition(f"run '{run_id}'", f"it is finished ({reply[1].decode()})")
-                response = self._granted(run_id, request.holder, reply)
-                finished = response.gate == broker_pb2.GATE_REASON_FINISHED
-                if response.leases or finished or not await waiter.wait(until):
-                    return response
-                waited = True
+                async with lane.turn(until) as mine:
+                    rung = self._bell.rung(run_id, "prompts")
+                    if mine and lane.in_vain < rung:
+                        response = await self._ask(run_id, request, waited=True)
+                        if not response.leases:
+                            lane.in_vain = rung
+            return response
+
+    async def _ask(
+        self, run_id: str, request: broker_pb2.LeasePromptsRequest, waited: bool
+    ) -> broker_pb2.LeasePromptsResponse:
+        nonce = secrets.token_hex(8)
+        reply = await self._store.run(
+            "lease_prompts", run_id, request.holder, request.max_prompts, request.policy_version, nonce
+        )
+        if reply[0] == b"ENDED" and not waited:
+            raise failed_precondition(f"run '{run_id}'", f"it is finished ({reply[1].decode()})")
+        return self._granted(run_id, request.holder, reply)
 
     def _granted(self, run_id: str, holder: str, reply: list) -> broker_pb2.LeasePromptsResponse:
         if reply[0] == b"NOT_MEMBER":

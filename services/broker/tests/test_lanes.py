@@ -1,0 +1,53 @@
+"""Many who wait at the gate: all that is let in is taken, and few of them ask."""
+
+import asyncio
+
+from world import World
+
+ROLLOUTS = 40
+
+
+async def asked(world: World) -> int:
+    """How often a script was called so far."""
+    return (await world.redis.info("commandstats"))["cmdstat_evalsha"]["calls"]
+
+
+async def waiting(world: World, version: int, names: list[str]) -> list[asyncio.Task]:
+    tasks = [asyncio.create_task(world.lease(1, version, wait=20, holder=name)) for name in names]
+    await asyncio.sleep(1)  # until all have asked once, which nothing tells
+    return tasks
+
+
+async def test_one_prompt_for_many_is_asked_for_by_few(world):
+    names = [f"r{n}" for n in range(ROLLOUTS)]
+    await world.create(members=names, groups_per_step=64, max_staleness=4)
+    tasks = await waiting(world, 0, names)
+    before = await asked(world)
+    await world.submit("a")
+    done, left = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    assert [lease.instance.instance_id for task in done for lease in task.result()] == ["a"]
+    await asyncio.sleep(0.3)  # for those who would ask in vain
+    assert await asked(world) - before < ROLLOUTS / 3
+    # All that comes is taken, however many come at a time, and by as many.
+    await world.submit(*(f"b{n}" for n in range(len(left))))
+    granted = [lease.instance.instance_id for leases in await asyncio.gather(*left) for lease in leases]
+    assert sorted(granted) == sorted(f"b{n}" for n in range(len(left)))
+
+
+async def test_one_with_older_weights_does_not_keep_others_out(world):
+    """The gate is shut for the older weights and open for the newer: each is asked for."""
+    names = ["old-1", "old-2", "new-1", "new-2", "r1"]
+    await world.create(members=names, groups_per_step=2, max_staleness=0)
+    await world.open()
+    await world.submit("a", "b", "c", "d")
+    assert len(await world.roll_out(2)) == 2
+    old = await waiting(world, 0, names[:2])
+    await world.batch(0)
+    new = await waiting(world, 1, names[2:4])
+    await world.trained(0)
+    granted = [lease.instance.instance_id for leases in await asyncio.gather(*new) for lease in leases]
+    assert sorted(granted) == ["c", "d"]
+    assert not any(task.done() for task in old)
+    for task in old:
+        task.cancel()
+    await asyncio.gather(*old, return_exceptions=True)
