@@ -12,6 +12,7 @@ from quartet_common.errors import ContractError, invalid_argument
 from quartet_common.log import get_logger
 from quartet_reward import telemetry
 from quartet_reward.failures import VerifierFailure
+from quartet_reward.fair_queue import CURRENT_RUN
 from quartet_reward.specs import BoundVerifier, SpecReader
 from quartet_reward.verifiers.base import Later, Tools, Verdict
 
@@ -65,6 +66,7 @@ class Scorer:
         self, item: reward_pb2.ScoreItem, bound: list[BoundVerifier], findings: list[_Finding | Later]
     ) -> Result:
         began = time.perf_counter()
+        CURRENT_RUN.set(item.run_id)  # of this task alone: every piece of work has its own
         # One after the other: an item's parts seldom are more than one, and whole items run side by side.
         done: list[_Finding] = []
         for one, finding in zip(bound, findings, strict=True):

@@ -12,9 +12,16 @@ _VERIFICATIONS = metrics.histogram(
     ["verifier", "outcome"],
     buckets=(0.0001, *metrics.LATENCY_BUCKETS),
 )
-QUEUE_DEPTH = metrics.gauge("quartet_reward_queue_depth", "Tasks that wait for a worker process.")
+QUEUE_DEPTH = metrics.gauge(
+    "quartet_reward_queue_depth",
+    "Tasks by queue (math, ...) and state: waiting for a worker or slot, running on one.",
+    ["queue", "state"],
+)
+WORKERS_ALIVE = metrics.gauge("quartet_reward_workers", "Worker processes alive, those that start included.", ["pool"])
 WORKERS_ENDED = metrics.counter(
-    "quartet_reward_workers_ended_total", "Worker processes ended: deadline, cancelled, died, recycled.", ["reason"]
+    "quartet_reward_workers_ended_total",
+    "Worker processes ended: deadline, cancelled, died, recycled.",
+    ["pool", "reason"],
 )
 EQUALITY_DECISIONS = metrics.counter(
     "quartet_reward_equality_total", "Math equalities decided, by way: exact, words, cache, worker.", ["way"]

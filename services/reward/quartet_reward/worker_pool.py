@@ -1,27 +1,26 @@
 """A pool of worker processes that can be killed: at a deadline, on cancellation, after a number of tasks.
 
-Each worker serves one task at a time. A caller holds a worker while it waits for it, so a cancelled caller kills the
-work it asked for; a fresh process takes the place of every one that is killed, dies or is retired.
+Each worker serves one task at a time, and runs have it in turns (`fair_queue`). A caller holds a worker while it waits
+for it, so a cancelled caller kills the work it asked for; a fresh process takes the place of every one that is killed,
+dies or is retired.
 """
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 from quartet_common.log import get_logger
 from quartet_reward import telemetry
+from quartet_reward.fair_queue import FairQueue, Grant, QueueClosed
 from quartet_reward.worker_process import TaskTimedOut, WorkerDied, WorkerProcess
 
 log = get_logger(__name__)
 
 _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.5, 15.0
 
-
-class PoolClosed(Exception):
-    """The service is shutting down."""
+PoolClosed = QueueClosed
 
 
 @dataclass(frozen=True)
@@ -43,17 +42,34 @@ class Reply:
 
 
 class WorkerPool:
-    """`workers` processes and the queue before them, first come, first served."""
+    """`workers` processes and the fair queue before them."""
 
-    def __init__(self, workers: int, limits: Limits):
+    def __init__(
+        self,
+        workers: int,
+        limits: Limits,
+        start: Callable[[int], WorkerProcess] = WorkerProcess.for_mathematics,
+        name: str = "math",
+    ):
+        """`start` starts a process that may use so many bytes of memory; `name` is the pool's in the metrics."""
         self._workers = workers
         self._limits = limits
-        self._idle: asyncio.Queue[WorkerProcess] = asyncio.Queue()
+        self._start_process = start
+        self._name = name
+        self._idle: FairQueue[WorkerProcess] = FairQueue(name)
         self._all: set[WorkerProcess] = set()
         self._tasks: set[asyncio.Task] = set()
         self._closed = asyncio.Event()
-        self.waiting = 0
-        self.busy = 0
+
+    @property
+    def waiting(self) -> int:
+        """Tasks that wait for a worker."""
+        return self._idle.waiting
+
+    @property
+    def busy(self) -> int:
+        """Workers that have a task."""
+        return self._idle.running
 
     @property
     def pids(self) -> frozenset[int]:
@@ -68,6 +84,7 @@ class WorkerPool:
     async def close(self) -> None:
         """Kill all workers; tasks that wait or run raise PoolClosed."""
         self._closed.set()
+        self._idle.close()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -84,10 +101,8 @@ class WorkerPool:
             WorkerDied: the worker ended by itself, was starved of CPU, or none could be had within `queue_seconds`.
             PoolClosed: the service is shutting down.
         """
-        arrived = time.perf_counter()
-        worker = await self._take()
-        began = time.perf_counter()
-        self.busy += 1
+        grant = await self._take()
+        worker = grant.thing
         fate = "died"
         try:
             message = await worker.ask(request, self._limits.deadline_seconds)
@@ -103,39 +118,21 @@ class WorkerPool:
                 raise PoolClosed("the reward service is shutting down") from None
             raise
         finally:
-            self.busy -= 1
+            self._idle.settle(grant)
             if fate:
                 self._replace(worker, fate)
             else:
-                self._idle.put_nowait(worker)
-        return Reply(message, began - arrived)
+                self._idle.offer(worker)
+        return Reply(message, grant.queued_seconds)
 
-    async def _take(self) -> WorkerProcess:
-        self.waiting += 1
-        telemetry.QUEUE_DEPTH.set(self.waiting)
-        taking = asyncio.create_task(self._idle.get())
-        closing = asyncio.create_task(self._closed.wait())
+    async def _take(self) -> Grant[WorkerProcess]:
         try:
-            await asyncio.wait(
-                (taking, closing), timeout=self._limits.queue_seconds, return_when=asyncio.FIRST_COMPLETED
-            )
-            if self._closed.is_set():
-                raise PoolClosed("the reward service is shutting down")
-            if not taking.done():
-                raise WorkerDied(f"no worker became free within {self._limits.queue_seconds:g} s")
-            return taking.result()
-        except BaseException:
-            if taking.done() and not taking.cancelled():
-                self._idle.put_nowait(taking.result())
-            raise
-        finally:
-            taking.cancel()
-            closing.cancel()
-            self.waiting -= 1
-            telemetry.QUEUE_DEPTH.set(self.waiting)
+            return await self._idle.take(timeout=self._limits.queue_seconds)
+        except TimeoutError:
+            raise WorkerDied(f"no worker became free within {self._limits.queue_seconds:g} s") from None
 
     def _replace(self, worker: WorkerProcess, reason: str) -> None:
-        telemetry.WORKERS_ENDED.labels(reason).inc()
+        telemetry.WORKERS_ENDED.labels(self._name, reason).inc()
         worker.kill()
         self._spawn(self._bury(worker))
         if not self._closed.is_set():
@@ -144,13 +141,14 @@ class WorkerPool:
     async def _bury(self, worker: WorkerProcess) -> None:
         await worker.reap()
         self._all.discard(worker)
+        self._count_alive()
 
     async def _add_worker(self) -> None:
         """Add a worker; a start that fails is said and tried again, for ever but ever more slowly."""
         pause = _FIRST_RETRY_SECONDS
         while not self._closed.is_set():
             try:
-                self._idle.put_nowait(await self._started())
+                self._idle.offer(await self._started())
                 return
             except (OSError, WorkerDied) as error:
                 log.error("a worker process does not start: %s; next try in %.1f s", error, pause)
@@ -159,8 +157,9 @@ class WorkerPool:
             pause = min(2 * pause, _LAST_RETRY_SECONDS)
 
     async def _started(self) -> WorkerProcess:
-        worker = WorkerProcess(self._limits.memory_bytes)
+        worker = self._start_process(self._limits.memory_bytes)
         self._all.add(worker)
+        self._count_alive()
         try:
             await worker.await_ready()
         except WorkerDied:
@@ -168,6 +167,9 @@ class WorkerPool:
             await self._bury(worker)
             raise
         return worker
+
+    def _count_alive(self) -> None:
+        telemetry.WORKERS_ALIVE.labels(self._name).set(len(self._all))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

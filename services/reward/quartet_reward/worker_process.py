@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quartet_reward import frames
@@ -31,39 +32,49 @@ class WorkerDied(Exception):
 
 
 class WorkerProcess:
-    """A process of `quartet_reward.worker` and the socket to it. Serves one task at a time."""
+    """A process that speaks frames, and the socket to it. Serves one task at a time."""
 
-    def __init__(self, memory_bytes: int):
-        """Start the process; `await_ready` tells when it serves. Raises OSError if there can be no process."""
+    def __init__(self, module: str, arguments: Sequence[str], variables: Mapping[str, str], start_seconds: float):
+        """Start the process; `await_ready` tells when it serves.
+
+        Args:
+            module: run by `python -m`, with `arguments` and `--parent`, the service's process id.
+            variables: environment variables beyond the few that every worker has.
+            start_seconds: longest time until it says that it is ready.
+
+        Raises:
+            OSError: there can be no process.
+        """
         self._socket, theirs = socket.socketpair()
+        self._start_seconds = start_seconds
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         with theirs:
             # Not asyncio's own subprocesses: in Python 3.11 a cancelled start of one waits for ever.
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "quartet_reward.worker",
-                    f"--memory-bytes={memory_bytes}",
-                    f"--parent={os.getpid()}",
-                ],
+                [sys.executable, "-m", module, *arguments, f"--parent={os.getpid()}"],
                 stdin=theirs,
                 stdout=theirs,
-                # With gmpy2 under it, sympy evaluates what plain Python would be too slow to begin with.
-                env={**environment, "SYMPY_GROUND_TYPES": "python"},
+                env={**environment, **variables},
             )
         self._writer: asyncio.StreamWriter | None = None
         self.pid = self._process.pid
         self.tasks_done = 0
 
+    @classmethod
+    def for_mathematics(cls, memory_bytes: int) -> "WorkerProcess":
+        """Start a process of `quartet_reward.worker`. Raises OSError as the constructor."""
+        # With gmpy2 under it, sympy evaluates what plain Python would be too slow to begin with.
+        variables = {"SYMPY_GROUND_TYPES": "python"}
+        return cls("quartet_reward.worker", [f"--memory-bytes={memory_bytes}"], variables, _START_SECONDS)
+
     async def await_ready(self) -> None:
         """Wait until the process serves. Raises WorkerDied."""
         self._reader, self._writer = await asyncio.open_connection(sock=self._socket)
         try:
-            async with asyncio.timeout(_START_SECONDS):
+            async with asyncio.timeout(self._start_seconds):
                 await self._receive()
         except TimeoutError:
-            raise WorkerDied(f"it was not ready within {_START_SECONDS:g} s") from None
+            raise WorkerDied(f"it was not ready within {self._start_seconds:g} s") from None
 
     async def ask(self, request: dict[str, Any], deadline_seconds: float) -> dict[str, Any]:
         """Have a task done. Raises TaskTimedOut or WorkerDied; the process is then of no more use."""

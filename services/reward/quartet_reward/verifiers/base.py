@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol
 from pydantic import BaseModel, ConfigDict
 from quartet.v1 import reward_pb2
 
+from quartet_reward.fair_queue import CURRENT_RUN
 from quartet_reward.math_equality import MathEquality
 
 
@@ -49,6 +50,11 @@ class Tools:
     """What the service lends to its verifiers."""
 
     math: MathEquality
+
+    @property
+    def run_id(self) -> str:
+        """The run of the item that the current task scores: what `fair_queue` queues by."""
+        return CURRENT_RUN.get()
 
 
 class Verifier(Protocol):

@@ -1,0 +1,156 @@
+"""Runs share by what they use: no flood starves another run, and nobody's slot is lost."""
+
+import asyncio
+
+import pytest
+
+from quartet_reward.fair_queue import CURRENT_RUN, FairQueue, QueueClosed
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Bench:
+    """A queue, and tasks that take their run's usual time by a made-up clock."""
+
+    def __init__(self, slots: int = 1):
+        self.clock = Clock()
+        self.queue: FairQueue[int] = FairQueue("test", self.clock)
+        self.served: list[str] = []
+        self.held = []
+        self.tasks: list[asyncio.Task] = []
+        for slot in range(slots):
+            self.queue.offer(slot)
+
+    async def wait_for_turn(self, run: str) -> None:
+        self.held.append(await self.queue.take(run))
+        self.served.append(run)
+
+    def arrive(self, run: str, count: int = 1) -> None:
+        self.tasks = [
+            *getattr(self, "tasks", []),
+            *(asyncio.create_task(self.wait_for_turn(run)) for _ in range(count)),
+        ]
+
+    async def work(self, seconds: dict[str, float], turns: int) -> list[str]:
+        """Let `turns` tasks come to their end; return whose turns they were."""
+        ended = []
+        for _ in range(turns):
+            await asyncio.sleep(0)
+            grant = self.held.pop(0)
+            self.clock.now += seconds[grant.run]
+            ended.append(grant.run)
+            self.queue.settle(grant)
+            self.queue.offer(grant.thing)
+            await asyncio.sleep(0)
+        return ended
+
+
+async def settle_tasks(bench: Bench) -> None:
+    for task in bench.tasks:
+        task.cancel()
+    await asyncio.gather(*bench.tasks, return_exceptions=True)
+
+
+async def test_a_flood_of_one_run_does_not_delay_another():
+    bench = Bench()
+    bench.arrive("flood", 500)
+    await bench.work({"flood": 1.0}, 5)
+    bench.arrive("small", 3)
+    ended = await bench.work({"flood": 1.0, "small": 1.0}, 7)
+    assert ended.count("small") == 3
+    assert ended[0] == "flood" and ended[1] == "small"  # the one that runs is not taken away
+    await settle_tasks(bench)
+
+
+async def test_runs_share_time_and_not_turns():
+    bench = Bench()
+    bench.arrive("slow", 100)
+    bench.arrive("quick", 400)
+    ended = await bench.work({"slow": 10.0, "quick": 1.0}, 220)
+    assert 15 <= ended.count("slow") <= 25  # 20 turns of 10 s are as much as 200 of 1 s
+    await settle_tasks(bench)
+
+
+async def test_three_runs_have_a_third_each_whatever_they_ask_for():
+    bench = Bench(slots=2)
+    for run, count in (("a", 300), ("b", 50), ("c", 100)):
+        bench.arrive(run, count)
+    ended = await bench.work(dict.fromkeys("abc", 1.0), 120)
+    assert all(38 <= ended.count(run) <= 42 for run in "abc")
+    await settle_tasks(bench)
+
+
+async def test_who_comes_back_has_no_credit_for_the_time_it_was_away():
+    bench = Bench()
+    bench.arrive("steady", 300)
+    await bench.work({"steady": 1.0}, 100)
+    bench.arrive("new", 100)
+    ended = await bench.work({"steady": 1.0, "new": 1.0}, 40)
+    assert 19 <= ended.count("new") <= 21
+    await settle_tasks(bench)
+
+
+async def test_within_a_run_first_come_first_served():
+    queue: FairQueue[int] = FairQueue("test")
+    order = []
+
+    async def one(number: int) -> None:
+        async with queue.using("run"):
+            order.append(number)
+
+    tasks = [asyncio.create_task(one(number)) for number in range(20)]
+    await asyncio.sleep(0)
+    queue.offer(1)
+    await asyncio.gather(*tasks)
+    assert order == list(range(20))
+
+
+async def test_who_gives_up_takes_nothing_along():
+    queue: FairQueue[str] = FairQueue("test")
+    gone, stays = (asyncio.create_task(queue.take("run")) for _ in range(2))
+    await asyncio.sleep(0)
+    assert queue.waiting == 2
+    gone.cancel()
+    queue.offer("slot")  # before the cancelled task could say so
+    grant = await stays
+    assert grant.thing == "slot" and grant.queued_seconds >= 0
+    assert (queue.waiting, queue.running) == (0, 1)
+    late = asyncio.create_task(queue.take("other"))
+    await asyncio.sleep(0)
+    queue.settle(grant)
+    queue.offer("slot")
+    late.cancel()  # after it was granted, before it could know
+    with pytest.raises(asyncio.CancelledError):
+        await late
+    assert (await queue.take("third", timeout=5)).thing == "slot"
+    with pytest.raises(TimeoutError):
+        await queue.take("fourth", timeout=0.01)
+    assert (queue.waiting, queue.running) == (0, 1)
+
+
+async def test_the_run_is_that_of_the_task_and_closing_ends_all_waits():
+    queue: FairQueue[str] = FairQueue("test")
+
+    async def score(run: str) -> str:
+        CURRENT_RUN.set(run)
+        async with queue.using(timeout=5) as grant:
+            return grant.run
+
+    queue.offer("slot")
+    assert await asyncio.gather(asyncio.create_task(score("a")), asyncio.create_task(score("b"))) == ["a", "b"]
+    await queue.take()
+    waiting = asyncio.create_task(queue.take())
+    await asyncio.sleep(0)
+    queue.close()
+    with pytest.raises(QueueClosed):
+        await waiting
+    with pytest.raises(QueueClosed):
+        await queue.take()
