@@ -1,7 +1,14 @@
-"""A bounded number of places for items under way."""
+"""A bounded number of places for items under way, shared by runs so that there always is room for one more.
+
+A run may hold as many places as are free: one alone gets half of the room, two a third each, n runs 1/(n + 1) each.
+What is left over is what a run that comes anew finds, however long the others have been flooding. (Dynamic thresholds,
+as in the shared buffers of network switches.)
+"""
 
 import asyncio
 import time
+from collections import Counter, deque
+from collections.abc import Mapping
 
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 30.0
 
@@ -12,7 +19,10 @@ class Room:
     def __init__(self, size: int):
         self._size = size
         self._taken = 0
-        self._changed = asyncio.Event()
+        self._held: Counter[str] = Counter()
+        self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
+        self._empty = asyncio.Event()
+        self._empty.set()
         self._given = 0
         self._busy_since = 0.0
 
@@ -21,35 +31,81 @@ class Room:
         """How many places are free."""
         return self._size - self._taken
 
-    def try_take(self, count: int) -> bool:
-        """Take `count` places if there are so many."""
-        if count > self.free:
+    def free_for(self, run: str) -> int:
+        """How many places `run` may take now."""
+        return max(self.free - self._held[run], 0)
+
+    def try_take(self, run: str, count: int) -> bool:
+        """Take `count` places for `run` if it may have so many."""
+        if count > self.free_for(run):
             return False
+        if not count:
+            return True
         if self._taken == 0:
             self._given, self._busy_since = 0, time.monotonic()
+            self._empty.clear()
         self._taken += count
+        self._held[run] += count
         return True
 
-    async def take(self) -> None:
-        """Wait for a place and take it."""
-        while not self.try_take(1):
-            self._changed.clear()
-            await self._changed.wait()
+    def try_take_all(self, wanted: Mapping[str, int]) -> bool:
+        """Take for each run the places that it wants, or none at all."""
+        taken: list[str] = []
+        for run, count in wanted.items():
+            if not self.try_take(run, count):
+                for other in taken:
+                    self.give(other, wanted[other])
+                return False
+            taken.append(run)
+        return True
 
-    def give(self, count: int = 1) -> None:
-        """Give places back."""
+    async def take(self, run: str) -> None:
+        """Wait for a place for `run` and take it. Those of one run are served in the order in which they came."""
+        if not any(waiting == run for waiting, _ in self._waiting) and self.try_take(run, 1):
+            return
+        entry = (run, asyncio.get_running_loop().create_future())
+        self._waiting.append(entry)
+        try:
+            await entry[1]
+        except BaseException:
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+            elif not entry[1].cancelled():
+                self.give(run)
+            raise
+
+    def give(self, run: str, count: int = 1) -> None:
+        """Give places of `run` back."""
+        if not count:
+            return
         self._taken -= count
         self._given += count
-        self._changed.set()
+        self._held[run] -= count
+        if not self._held[run]:
+            del self._held[run]
+        if not self._taken:
+            self._empty.set()
+        self._serve()
 
     async def wait_empty(self) -> None:
         """Wait until no place is taken."""
-        while self._taken:
-            self._changed.clear()
-            await self._changed.wait()
+        await self._empty.wait()
 
-    def seconds_until(self, count: int) -> float:
-        """Return about how long it takes until `count` places are free, by the pace since the room last was empty."""
+    def seconds_until(self, run: str, count: int) -> float:
+        """Return about how long it takes until `run` may take `count` places, by the pace since the room was empty."""
         busy = time.monotonic() - self._busy_since
-        wait = max(count - self.free, 0) * busy / self._given if self._given else 1.0
+        wait = max(count - self.free_for(run), 0) * busy / self._given if self._given else 1.0
         return min(max(wait, _SHORTEST_WAIT), _LONGEST_WAIT)
+
+    def _serve(self) -> None:
+        """Let in who waits longest among those who may; whoever may not keeps its place in the line."""
+        stay: deque[tuple[str, asyncio.Future[None]]] = deque()
+        for entry in self._waiting:
+            run, admitted = entry
+            if admitted.done():  # given up; its task has not yet had the time to say so
+                continue
+            if self.try_take(run, 1):
+                admitted.set_result(None)
+            else:
+                stay.append(entry)
+        self._waiting = stay

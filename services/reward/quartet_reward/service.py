@@ -2,12 +2,13 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import grpc
 from quartet.v1 import reward_pb2, reward_pb2_grpc
 
-from quartet_common.errors import invalid_argument, resource_exhausted, unavailable
+from quartet_common.errors import ContractError, invalid_argument, resource_exhausted, unavailable
 from quartet_reward.room import Room
 from quartet_reward.scoring import Result, Scorer, Work
 from quartet_reward.stream import ScoreStream
@@ -42,23 +43,29 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
             results.append(self._scorer.score(item, bound[i]))
             if i % _STRIDE == _STRIDE - 1:
                 await asyncio.sleep(0)
-        return reward_pb2.ScoreResponse(results=await self._finish(results))
+        return reward_pb2.ScoreResponse(results=await self._finish(request.items, results))
 
-    async def _finish(self, results: list[Result | Work]) -> list[Result]:
-        """Do the work among `results`, all side by side; it is cancelled with the call."""
+    async def _finish(self, items: Sequence[reward_pb2.ScoreItem], results: list[Result | Work]) -> list[Result]:
+        """Do the work among `results`, all side by side; it is cancelled with the call, which has the deadline."""
         work = {i: one for i, one in enumerate(results) if not isinstance(one, Result)}
-        if not self._room.try_take(len(work)):
-            raise resource_exhausted(
-                "reward.max_queue",
-                f"the queue has room for {self._room.free} items and this call needs {len(work)}",
-                self._room.seconds_until(len(work)),
-            )
+        wanted = Counter(items[i].run_id for i in work)
+        if not self._room.try_take_all(wanted):
+            raise self._full(wanted)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = {i: group.create_task(one()) for i, one in work.items()}
         finally:
-            self._room.give(len(work))
+            for run, count in wanted.items():
+                self._room.give(run, count)
         return [tasks[i].result() if i in tasks else one for i, one in enumerate(results)]
+
+    def _full(self, wanted: Counter[str]) -> ContractError:
+        run, count = max(wanted.items(), key=lambda entry: entry[1] - self._room.free_for(entry[0]))
+        return resource_exhausted(
+            "reward.max_queue",
+            f"the queue has room for {self._room.free_for(run)} items of run '{run}' and this call needs {count}",
+            self._room.seconds_until(run, count),
+        )
 
     async def ScoreStream(self, request_iterator, context: grpc.aio.ServicerContext) -> None:  # noqa: N802
         """Verify items as they come."""

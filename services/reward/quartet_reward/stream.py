@@ -42,8 +42,9 @@ class ScoreStream:
                 if isinstance(result, Result):
                     await self._send(result)
                 else:
-                    await self._room.take()
-                    group.create_task(self._work(result))
+                    run = request.item.run_id
+                    await self._room.take(run)
+                    group.create_task(self._work(run, result))
 
     def _score(self, item: reward_pb2.ScoreItem) -> Result | Work:
         if self._draining():
@@ -64,11 +65,11 @@ class ScoreStream:
         if len(self._ids) > _REMEMBERED_IDS:
             del self._ids[next(iter(self._ids))]
 
-    async def _work(self, work: Work) -> None:
+    async def _work(self, run: str, work: Work) -> None:
         try:
             result = await work()
         finally:
-            self._room.give()
+            self._room.give(run)
         await self._send(result)
 
     async def _send(self, result: Result) -> None:

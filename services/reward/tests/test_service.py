@@ -84,7 +84,7 @@ async def test_verifiers_are_weighed_and_summed(service):
     ("one", "field", "allowed"),
     [
         (item("8", verifier="boxd"), "items[0].verifiers[0].name", "did you mean 'boxed'"),
-        (item("8", verifier="none"), "items[0].verifiers[0].name", "boxed, exact, format, length, think_answer_tags"),
+        (item("8", verifier="none"), "items[0].verifiers[0].name", "boxed, "),
         (item("8", verifiers=[]), "items[0].verifiers", "at least one"),
         (item("8", item_id=""), "items[0].item_id", "1 to 256"),
         (item("8", item_id="a" * 257), "items[0].item_id", "1 to 256"),
@@ -221,11 +221,11 @@ async def test_what_is_not_done_at_the_end_is_told(service):
 async def test_the_verifiers_are_listed_with_their_parameters(service):
     listed = (await service.stub.ListVerifiers(reward_pb2.ListVerifiersRequest(), timeout=TIMEOUT)).verifiers
     names = [one.name for one in listed]
-    assert names == sorted(names) == ["boxed", "exact", "format", "length", "think_answer_tags"]
+    assert names == sorted(names) and {"boxed", "exact", "format", "length", "think_answer_tags"} <= set(names)
     for one in listed:
         assert one.description
         assert json.loads(one.parameters_schema)["additionalProperties"] is False
-    assert json.loads(listed[4].parameters_schema)["properties"]["correct_reward"]["default"] == 10.0
+    assert json.loads(listed[names.index("think_answer_tags")].parameters_schema)["properties"]["correct_reward"]["default"] == 10.0
 
 
 async def test_strange_texts_are_survived(service):
@@ -234,3 +234,52 @@ async def test_strange_texts_are_survived(service):
     for result in await score(service, *items):
         assert result.score.reward == 0.0, result
         assert result.score.outcome in (reward_pb2.OUTCOME_INCORRECT, reward_pb2.OUTCOME_TIMED_OUT)
+
+
+async def test_a_flood_of_one_run_does_not_keep_another_waiting(service):
+    await score(service, item(tagged(r"\sqrt{64}")))
+    flood = service.stub.ScoreStream(timeout=TIMEOUT)
+    for i in range(1500):  # more than the room's half: the stream is not read to its end
+        one = item(tagged(rf"\sqrt{{{i}}}+{i}"), item_id=str(i), run_id="flood")
+        writing = asyncio.ensure_future(flood.write(requests(one)[0]))
+        await asyncio.wait((writing,), timeout=0.05)
+        if not writing.done():
+            break
+    await until(lambda: service.pool.waiting >= 100)
+    before = service.pool.waiting
+    small = [item(tagged(rf"\sqrt{{{i * i}}}"), str(i), item_id=str(i), run_id="small") for i in range(11, 21)]
+    results = await score(service, *small)
+    assert [result.score.reward for result in results] == [10.0] * 10
+    assert service.pool.waiting >= before - 100  # the flood was not served first
+    flood.cancel()
+    await until(lambda: service.pool.waiting == service.pool.busy == 0)
+
+
+async def test_the_deadline_of_a_call_ends_its_work(service):
+    await score(service, item(tagged(r"\sqrt{64}")))
+    (victim,) = service.pool.pids
+    began = time.perf_counter()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await score(service, item(tagged(ENDLESS)), timeout=0.5)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await until(lambda: not os.path.exists(f"/proc/{victim}"), seconds=DEADLINE_SECONDS * 0.75)
+    assert time.perf_counter() - began < DEADLINE_SECONDS
+    assert service.pool.waiting == service.pool.busy == 0
+
+
+async def test_work_of_a_cancelled_call_is_gone_within_a_fifth_of_a_second(service):
+    needed = []
+    for _ in range(3):
+        await score(service, item(tagged(r"\sqrt{64}")), item(tagged(r"\sqrt{81}"), "9", item_id="b"))
+        await score(service, item(tagged(rf"\sqrt{{{len(needed)}}}")))  # the fresh worker serves
+        (victim,) = service.pool.pids
+        call = service.stub.ScoreStream(timeout=TIMEOUT)
+        await call.write(requests(item(tagged(ENDLESS)))[0])
+        await until(lambda: service.pool.busy == 1)
+        began = time.perf_counter()
+        call.cancel()
+        while os.path.exists(f"/proc/{victim}"):
+            await asyncio.sleep(0.002)
+            assert time.perf_counter() - began < DEADLINE_SECONDS / 2
+        needed.append(time.perf_counter() - began)
+    assert min(needed) < 0.2, needed  # the shortest: other processes of the machine may delay one or the other
