@@ -4,15 +4,17 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from quartet.v1 import reward_pb2
 
 from quartet_common.log import get_logger
 from quartet_reward import telemetry
+from quartet_reward.equality_policy import STRICT, EqualityPolicy
 from quartet_reward.failures import VerifierFailure
 from quartet_reward.rationals import equal_rationals, parse_rational
 from quartet_reward.reading import last_boxed
-from quartet_reward.words import read_words
+from quartet_reward.words import read_words, same_hour
 from quartet_reward.worker_pool import PoolClosed, WorkerPool
 from quartet_reward.worker_process import TaskTimedOut, WorkerDied
 
@@ -20,6 +22,8 @@ log = get_logger(__name__)
 
 # Nobody writes a longer answer to be compared; symbolic parsing is worse than linear.
 LONGEST_ANSWER = 2_000
+# Under math-verify's own reading, a worker is given the whole completion.
+LONGEST_COMPLETION = 50_000
 _CACHED_PAIRS = 16_384
 
 
@@ -38,6 +42,12 @@ class Relation(StrEnum):
     """The answer took more memory than a worker has."""
 
 
+class _Question(NamedTuple):
+    answer: str
+    reference: str
+    policy: EqualityPolicy
+
+
 @dataclass(frozen=True, slots=True)
 class Equality:
     """The relation, why, and how long the question waited for a worker."""
@@ -52,36 +62,42 @@ class MathEquality:
 
     def __init__(self, pool: WorkerPool):
         self._pool = pool
-        self._decided: OrderedDict[tuple[str, str], Equality] = OrderedDict()
+        self._decided: OrderedDict[_Question, Equality] = OrderedDict()
 
-    def compare(self, answer: str, reference: str) -> Equality | Callable[[], Awaitable[Equality]]:
+    def compare(
+        self, answer: str, reference: str, policy: EqualityPolicy = STRICT
+    ) -> Equality | Callable[[], Awaitable[Equality]]:
         """Return how `answer` stands to `reference`, or the work that finds out, to be called when there is room.
 
         Raises:
             VerifierFailure: the reference is empty. The work raises it too: the reference cannot be used, or a worker
                 died twice.
         """
-        answer, reference = _last_box_or_all(answer), _unboxed(reference)
-        if not reference:
+        if policy.guards:
+            answer, reference = _last_box_or_all(answer), _unboxed(reference)
+        if not reference.strip():
             raise VerifierFailure(
                 reward_pb2.FAILURE_KIND_BAD_REFERENCE, "reference.answer is empty; it must hold an answer"
             )
-        if len(answer) > max(LONGEST_ANSWER, 2 * len(reference)):
-            return Equality(
-                Relation.DIFFERENT, f"the answer has {len(answer)} characters; {LONGEST_ANSWER} are compared"
-            )
-        decided = _decide_here(answer, reference)
-        if decided is not None:
+        longest = LONGEST_ANSWER if policy.guards else LONGEST_COMPLETION
+        if len(answer) > max(longest, 2 * len(reference)):
+            return Equality(Relation.DIFFERENT, f"the answer has {len(answer)} characters; {longest} are compared")
+        if policy.guards and (decided := _decide_here(answer, reference, policy)) is not None:
             return decided
-        if (known := self._decided.get((answer, reference))) is not None:
-            self._decided.move_to_end((answer, reference))
+        question = _Question(answer, reference, policy)
+        if (known := self._decided.get(question)) is not None:
+            self._decided.move_to_end(question)
             telemetry.EQUALITY_DECISIONS.labels("cache").inc()
             return known
-        return lambda: self._ask_worker(answer, reference)
+        return lambda: self._ask_worker(question)
 
-    async def _ask_worker(self, answer: str, reference: str) -> Equality:
+    async def _ask_worker(self, question: _Question) -> Equality:
         telemetry.EQUALITY_DECISIONS.labels("worker").inc()
-        request = {"reference": reference, "answer": answer}
+        request = {
+            "reference": question.reference,
+            "answer": question.answer,
+            "policy": question.policy.as_request(),
+        }
         try:
             try:
                 reply = await self._pool.run(request)
@@ -96,26 +112,27 @@ class MathEquality:
             raise VerifierFailure(reward_pb2.FAILURE_KIND_SHUT_DOWN, str(error)) from error
         except TaskTimedOut as error:
             if not error.reference_read:
-                raise VerifierFailure(
-                    reward_pb2.FAILURE_KIND_BAD_REFERENCE, f"reading the reference '{reference[:80]}' was {error}"
-                ) from error
+                message = f"reading the reference '{question.reference[:80]}' was {error}"
+                raise VerifierFailure(reward_pb2.FAILURE_KIND_BAD_REFERENCE, message) from error
             return Equality(Relation.TIMED_OUT, f"comparing the answer was {error}")
         equality = _understand(reply.message, reply.queued_seconds)
-        self._remember((answer, reference), equality)
+        self._remember(question, equality)
         return equality
 
-    def _remember(self, pair: tuple[str, str], equality: Equality) -> None:
-        self._decided[pair] = Equality(equality.relation, equality.reason)
+    def _remember(self, question: _Question, equality: Equality) -> None:
+        self._decided[question] = Equality(equality.relation, equality.reason)
         if len(self._decided) > _CACHED_PAIRS:
             self._decided.popitem(last=False)
 
 
-def _decide_here(answer: str, reference: str) -> Equality | None:
+def _decide_here(answer: str, reference: str, policy: EqualityPolicy) -> Equality | None:
     expected = parse_rational(reference)
     if expected is not None:
         found = parse_rational(answer)
-        equal = None if found is None else equal_rationals(found, expected)
+        equal = None if found is None else equal_rationals(found, expected, policy.decimal_places)
         way = "exact"
+    elif (equal := same_hour(answer, reference)) is not None:
+        way = "words"
     else:
         expected_words = read_words(reference)
         found_words = None if expected_words is None else read_words(answer)

@@ -13,6 +13,12 @@ _RELATIONS = frozenset(
 _SIZES = re.compile(r"\\(?:left|right|bigl|bigr|Bigl|Bigr|big|Big)(?![a-zA-Z])")
 _NAME = re.compile(r"\\?[a-zA-Z]+(?:_(?:\{\w+\}|\w))?'*(?:\s*\(\s*\w(?:\s*,\s*\w)*\s*\))?")
 
+_AND_OR = re.compile(r",?\s*(?:\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-z]))\s*,?")
+_ARGUMENTS = re.compile(r"(?<=\w)\([\w,]*\)$")
+_PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])|\\mp(?![a-zA-Z])")
+# Constants set upright, which math-verify takes for units and drops.
+_UPRIGHT = re.compile(r"\\(?:mathrm|operatorname)\s*\{\s*([ei])\s*\}")
+
 _FORMULA = re.compile(r"(?<![\\$])\$\$?[^$]+\$\$?")
 _PROSE = re.compile(r"[A-Za-z\s.,:;'’!-]+")
 _DECIMAL_COMMA = re.compile(r"([+-]?\d+),(\d+)", re.ASCII)
@@ -34,16 +40,24 @@ _UNIT_NAMES = {
 }  # fmt: skip
 _CANONICAL_UNIT = {name: unit for unit, names in _UNIT_NAMES.items() for name in names.split()}
 
+# The names of units that a number in prose may carry; "in" is a word far more often than an inch.
+UNIT_WORDS = frozenset(_CANONICAL_UNIT) - {"in"}
+
 
 def without_decoration(text: str) -> str:
     """Return `text` without math delimiters, bracket sizes and a full stop at the end."""
-    text = _SIZES.sub("", text.strip())
+    text = _UPRIGHT.sub(_upright, _SIZES.sub("", text.strip())).strip()
     for opening, closing in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
         inner = text[len(opening) : -len(closing)]
         if len(text) > len(opening + closing) and text.startswith(opening) and text.endswith(closing):
             # "$5 and $6" starts and ends alike but is no single formula.
             return inner.strip() if opening not in inner and closing not in inner else text
     return text.removesuffix(".").rstrip() if not text.endswith("..") else text
+
+
+def _upright(match: re.Match[str]) -> str:
+    before = " " if match.string[: match.start()][-1:].isalpha() else ""
+    return before + match[1] + (" " if match.string[match.end() :][:1].isalpha() else "")
 
 
 def formula_in_prose(text: str) -> str:
@@ -106,6 +120,78 @@ def sides_of_equation(text: str) -> list[str]:
     return split_outside_brackets(text, _EQUALS)
 
 
+def value_of_chain(text: str) -> str:
+    """Return `x = 2` for `x = 1 + 1 = 2`, a reference with its working; any other text as it is."""
+    sides = sides_of_equation(text)
+    if len(sides) < 3:
+        return text
+    return f"{sides[0]} = {sides[-1]}" if is_name(sides[0]) else sides[-1]
+
+
+def value_of(reference: str, left: str) -> str | None:
+    """Return what an equation whose left side is `left` must say to give `reference`; None if that is no value.
+
+    That is the reference itself, and 7 for the reference `x = 7` if `left` is `x` too.
+    """
+    sides = sides_of_equation(reference)
+    if len(sides) == 1:
+        return None if "=" in reference else reference
+    if len(sides) == 2 and is_name(sides[0]) and "".join(sides[0].split()) == "".join(left.split()):
+        return sides[1]
+    return None
+
+
+def without_approximation(text: str) -> str:
+    """Return `1/3` for `1/3 \\approx 0.333`, and `x = 11` for `x \\approx 11`."""
+    parts = split_outside_brackets(text.replace("≈", r"\approx "), frozenset([r"\approx"]))
+    if len(parts) == 1 or not all(parts):
+        return text
+    return f"{parts[0]} = {parts[1]}" if len(parts) == 2 and is_name(parts[0]) else parts[0]
+
+
+def without_group(text: str) -> str:
+    """Return `1, 2` for `{1, 2}`: TeX does not print these braces."""
+    text = text.strip()
+    depth = 0
+    for token in _TOKENS.finditer(text):
+        depth += (token[0] == "{") - (token[0] == "}")
+        if depth == 0 and token.end() < len(text):
+            return text
+    return text[1:-1].strip() if len(text) > 1 and text[0] == "{" and text[-1] == "}" else text
+
+
+def with_braces(text: str, as_set: bool) -> str:
+    """Return `\\{1, 2\\}` (a set) or `1, 2` (what TeX prints) for `{1, 2}`; any other text as it is."""
+    inner = without_group(text)
+    if inner == text:
+        return text
+    listed = len(split_outside_brackets(inner, frozenset([","]))) > 1
+    return rf"\{{{inner}\}}" if as_set and listed else inner
+
+
+def solutions(text: str) -> tuple[str, str] | None:
+    """Return the name and the values of `x = 1 or x = 2 \\pm \\sqrt{3}`: two equations or more of one name; else None.
+
+    The values come as one list, with both signs written out: `1, 2 + \\sqrt{3}, 2 - \\sqrt{3}`.
+    """
+    parts = split_outside_brackets(_AND_OR.sub(",", text), frozenset([",", ";", r"\quad"]))
+    equations = [sides_of_equation(part) for part in parts if part]
+    if len(equations) < 2 or any(len(sides) != 2 for sides in equations) or not is_name(equations[0][0]):
+        return None
+    # W(n) and W(x) are the same function.
+    names = {_ARGUMENTS.sub("", "".join(sides[0].split())) for sides in equations}
+    if len(names) > 1:
+        return None
+    return names.pop(), ", ".join(value for sides in equations for value in _with_both_signs(sides[1]))
+
+
+def _with_both_signs(text: str) -> list[str]:
+    if not _PLUS_MINUS.search(text):
+        return [text]
+    upper, lower = {r"\pm": " + ", r"\mp": " - "}, {r"\pm": " - ", r"\mp": " + "}
+    return [_PLUS_MINUS.sub(lambda match: upper[match[0]], text), _PLUS_MINUS.sub(lambda match: lower[match[0]], text)]
+
+
 def is_name(text: str) -> bool:
     """Return True for what an equation may define: `x`, `x_1`, `f(x)`, `\\alpha`, `(x, y)`."""
     listed = bracketed_list(text.strip())
@@ -115,6 +201,12 @@ def is_name(text: str) -> bool:
 
 def known_unit(text: str) -> str | None:
     """Return the canonical unit of `5 km` or `5\\text{ meters}^2`, or None if it has none that is known."""
+    quantity = quantity_of(text)
+    return None if quantity is None else quantity[1]
+
+
+def quantity_of(text: str) -> tuple[str, str] | None:
+    """Return the number and the canonical unit of `5 km` or `5\\text{ meters}^2`, or None if it is no quantity."""
     match = _QUANTITY.fullmatch(text.strip())
     if match is None:
         return None
@@ -122,4 +214,4 @@ def known_unit(text: str) -> str | None:
     unit = (named[1] if named else match["unit"]).strip()
     canonical = _CANONICAL_UNIT.get(unit) or _CANONICAL_UNIT.get(unit.lower())
     power = re.sub(r"\D", "", match["power"] or "")
-    return None if canonical is None else canonical + power
+    return None if canonical is None else (match["number"].strip(), canonical + power)

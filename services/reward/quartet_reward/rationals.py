@@ -14,12 +14,11 @@ from fractions import Fraction
 _MOST_CHARACTERS = 200
 _LARGEST_EXPONENT = 400
 
-# math-verify holds decimals equal that agree in six decimal places. Farther apart than this is different in any case.
-_SURELY_DIFFERENT = Fraction(1, 10**5)
-
 _VULGAR = "".join(c for c in map(chr, range(0xBC, 0x2190)) if unicodedata.decomposition(c).startswith("<fraction>"))
 
 _SPACES = re.compile(r"\\[,;:! ]|~|\{,\}|[\s\u00a0\u2009\u202f]+")
+# "32,\\! 349" prints as 32,349: the negative space takes back what is set after a comma.
+_THIN_COMMA = re.compile(r",\\!\s*(?=\d{3}(?!\d))", re.ASCII)
 _SIGN = r"(?P<sign>[+-]?)\s?"
 _INTEGER = r"(?:\d+|[1-9]\d{0,2}(?P<separator>[ ,])\d{3}(?:(?P=separator)\d{3})*)"
 _DECIMAL = re.compile(
@@ -67,15 +66,19 @@ def parse_rational(text: str) -> Rational | None:
     return None
 
 
-def equal_rationals(answer: Rational, reference: Rational) -> bool | None:
-    """Return whether the numbers are equal, or None where one may be a rounded form of the other."""
+def equal_rationals(answer: Rational, reference: Rational, decimal_places: int = 6) -> bool | None:
+    """Return whether the numbers are equal, or None where one may be a rounded form of the other.
+
+    Decimals that may agree in `decimal_places` are left to math-verify; ten times that far apart is different.
+    """
     if answer.value == reference.value:
         return True
     if not answer.decimal and not reference.decimal:
         return False
     distance = abs(answer.value - reference.value)
     scale = max(abs(answer.value), abs(reference.value))
-    if distance > _SURELY_DIFFERENT or distance > _SURELY_DIFFERENT * scale:
+    surely_different = Fraction(10, 10**decimal_places)
+    if distance > surely_different or distance > surely_different * scale:
         return False
     return None
 
@@ -87,6 +90,7 @@ def _plain(text: str) -> str:
             text = text[len(opening) : -len(closing)]
             break
     text = text.replace("\u2212", "-").replace(r"\dfrac", r"\frac").replace(r"\tfrac", r"\frac")
+    text = _THIN_COMMA.sub(",", text)
     text = _SPACES.sub(lambda match: "," if match[0] == "{,}" else "" if match[0] == r"\!" else " ", text).strip()
     for currency in (r"\$", "$"):
         sign = "-" if text.startswith("-" + currency) else ""

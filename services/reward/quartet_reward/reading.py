@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 # What tokenizers write for the end of a turn or of a text, and for padding.
 SPECIAL_TOKENS = (
@@ -19,6 +20,13 @@ SPECIAL_TOKENS = (
 )
 
 THINK_ANSWER_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+
+# "and", a name and an equals sign fit between two boxes of one list; a sentence does not.
+_LONGEST_BETWEEN_BOXES = 48
+_SENTENCE_END = re.compile(r"[.!?]\s|\n\s*\n")
+_LATEX_COMMAND = re.compile(r"\\[a-zA-Z]+")
+_LETTER = re.compile(r"[^\W\d_]")
+_AND = re.compile(r",|;|\b(?:and|or)\b", re.IGNORECASE)
 
 _BRACES = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|(?P<escaped>\\.)|(?P<open>\{)|(?P<close>\})", re.DOTALL)
 
@@ -65,17 +73,59 @@ def after_thinking(text: str) -> str:
     return rest if opened < 0 else rest[:opened]
 
 
-def last_boxed(text: str) -> str | None:
-    """Return what the last complete `\\boxed{…}` (or `\\fbox`) holds, braces matched, or None if there is none."""
-    open_braces: list[int] = []  # where the content of each open box starts; -1 for any other brace
-    found: str | None = None
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A complete `\\boxed{…}` (or `\\fbox`): where it stands and what it holds."""
+
+    start: int
+    end: int
+    content: str
+
+
+def boxes(text: str) -> list[Box]:
+    """Return the complete boxes of `text`, braces matched, in their order; of boxes in boxes, the outer one."""
+    open_braces: list[tuple[int, int]] = []  # of each open box: where it and its content start; (-1, -1): another brace
+    found: list[Box] = []
     for token in _BRACES.finditer(text):
         if token.lastgroup == "box":
-            open_braces.append(token.end())
+            open_braces.append(token.span())
         elif token.lastgroup == "open":
-            open_braces.append(-1)
+            open_braces.append((-1, -1))
         elif token.lastgroup == "close" and open_braces:
-            start = open_braces.pop()
+            start, inside = open_braces.pop()
             if start >= 0:
-                found = text[start : token.start()].strip()  # a box around boxes closes last, so the outer one wins
+                while found and found[-1].start > start:
+                    found.pop()
+                found.append(Box(start, token.end(), text[inside : token.start()].strip()))
     return found
+
+
+def last_box(text: str) -> Box | None:
+    """Return the last complete box, or None if there is none."""
+    found = boxes(text)
+    return found[-1] if found else None
+
+
+def last_boxed(text: str) -> str | None:
+    """Return what the last complete `\\boxed{…}` (or `\\fbox`) holds, or None if there is none."""
+    found = last_box(text)
+    return None if found is None else found.content
+
+
+def joined_boxes(text: str) -> list[str]:
+    """Return what the last box holds and those that form one list with it: `\\boxed{1}, \\boxed{2} and \\boxed{3}`.
+
+    Boxes are one list if little stands between them: signs, or words of which one is "and" or "or".
+    """
+    found = boxes(text)
+    first = len(found) - 1
+    while first > 0 and _joins(text[found[first - 1].end : found[first].start]):
+        first -= 1
+    return [box.content for box in found[first:]]
+
+
+def _joins(between: str) -> bool:
+    if len(between) > _LONGEST_BETWEEN_BOXES or _SENTENCE_END.search(between):
+        return False
+    words = _LATEX_COMMAND.sub(" ", between)
+    return not _LETTER.search(words) or bool(_AND.search(words))

@@ -6,6 +6,9 @@ Decided apart from mathematics because a symbolic library reads a word as a prod
 import re
 
 _TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s*\{([^{}\\]*)\}")
+# A time on the hour; with other minutes it might be a ratio.
+_HOUR = re.compile(r"(\d{1,2}):00(?:\s*([ap])\.?m\.?)?", re.IGNORECASE | re.ASCII)
+_CLOCK = re.compile(r"(\d{1,2}):([0-5]\d)(?:\s*([ap])\.?m\.?)?", re.IGNORECASE | re.ASCII)
 _WORDS = re.compile(r"[^\W\d_]+(?:[ '’-]+[^\W\d_]+)*\.?")
 
 # Words that stand for mathematics: left to math-verify.
@@ -35,6 +38,15 @@ def read_words(text: str) -> str | None:
     if _MATHEMATICAL.intersection(words) or _may_be_product("".join(words)):
         return None
     return " ".join(words)
+
+
+def same_hour(answer: str, reference: str) -> bool | None:
+    """Return whether two times of day are the same, None if the reference is no time on the hour, such as 12:00."""
+    expected = _HOUR.fullmatch(reference.strip().strip("$").strip())
+    found = _CLOCK.fullmatch(answer.strip().strip("$").strip())
+    if expected is None:
+        return None
+    return found is not None and _CLOCK.fullmatch(expected[0]).groups() == found.groups()
 
 
 def _may_be_product(letters: str) -> bool:

@@ -2,7 +2,7 @@
 
 It may be killed at any moment; it holds nothing that matters. Its standard input and output are frames:
 
-    -> {"reference": "…", "answer": "…", "cpu_seconds": 10}
+    -> {"reference": "…", "answer": "…", "policy": {…}, "cpu_seconds": 10}
     <- {"event": "reference_read"}              from here on, only the answer can be what takes long
     <- {"event": "done", "equal": true, "by_text": false, "reason": "…"}
      | {"event": "bad_reference", "reason": "…"} | {"event": "out_of_memory"}
@@ -20,6 +20,7 @@ import sys
 from typing import BinaryIO
 
 from quartet_reward import frames
+from quartet_reward.equality_policy import EqualityPolicy
 
 _PR_SET_PDEATHSIG = 1
 
@@ -48,8 +49,11 @@ def main() -> int:
 def _answer(request: dict, output: BinaryIO) -> dict:
     from quartet_reward.math_compare import BadReference, compare
 
+    policy = EqualityPolicy(**request.get("policy", {}))
     try:
-        found = compare(request["reference"], request["answer"], lambda: _send(output, {"event": "reference_read"}))
+        found = compare(
+            request["reference"], request["answer"], lambda: _send(output, {"event": "reference_read"}), policy
+        )
     except BadReference as bad:
         return {"event": "bad_reference", "reason": str(bad)}
     except MemoryError:

@@ -3,6 +3,7 @@
 from pydantic import Field
 from quartet.v1 import reward_pb2
 
+from quartet_reward.equality_policy import STRICT, EqualityPolicy
 from quartet_reward.math_equality import Equality, Relation
 from quartet_reward.reading import SPECIAL_TOKENS
 from quartet_reward.verifiers.base import Later, Parameters, Tools, Verdict
@@ -34,9 +35,11 @@ def malformed(reason: str, answer: str | None = None) -> Verdict:
     return Verdict(0.0, reward_pb2.OUTCOME_MALFORMED, reason, parsed_answer=answer or "", format_acc=0.0, ans_acc=0.0)
 
 
-def judge_math(answer: str, item: reward_pb2.ScoreItem, parameters: AnswerParameters, tools: Tools) -> Verdict | Later:
-    """Compare an answer that was given in the right form with the item's reference."""
-    equality = tools.math.compare(answer, item.reference.answer)
+def judge_math(
+    answer: str, reference: str, parameters: AnswerParameters, tools: Tools, policy: EqualityPolicy = STRICT
+) -> Verdict | Later:
+    """Compare an answer that was given in the right form with the reference."""
+    equality = tools.math.compare(answer, reference, policy)
     if isinstance(equality, Equality):
         return _verdict(answer, equality, parameters)
 

@@ -25,4 +25,4 @@ class Boxed:
             return malformed("there is no complete \\boxed{} after the thought")
         if not answer:
             return malformed("the box is empty")
-        return judge_math(answer, item, parameters, tools)
+        return judge_math(answer, item.reference.answer, parameters, tools)

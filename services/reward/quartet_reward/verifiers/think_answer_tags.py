@@ -26,4 +26,4 @@ class ThinkAnswerTags:
             return malformed(fault, answer)
         if not answer:
             return malformed("the answer is empty")
-        return judge_math(answer, item, parameters, tools)
+        return judge_math(answer, item.reference.answer, parameters, tools)

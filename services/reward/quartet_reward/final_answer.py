@@ -1,0 +1,99 @@
+"""The answer that a completion gives, and that a reference gives, by policy: in tags, in boxes, in prose."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from quartet_reward.choices import chosen
+from quartet_reward.prose import answer_in_prose, as_one_list, final_statement, joined
+from quartet_reward.reading import joined_boxes, last_box, last_boxed, last_tagged_answer
+
+# Beyond this, a reference is a worked solution rather than an answer.
+_LONGEST_PLAIN_REFERENCE = 200
+
+# Backslashes doubled on the way through JSON, before a command that never follows a line break.
+_DOUBLED_BOX = re.compile(r"\\\\(?=(?:boxed|fbox)\s*\{)")
+_DOUBLED = re.compile(r"\\\\(?=(?:d?frac|left|right|sqrt|text|le|ge|leq|geq|pi|cdot|times|cup|infty|quad)(?![a-zA-Z]))")
+_OPEN_BOX = re.compile(r"\\boxed\s*\{(?P<rest>[^$]*)$", re.DOTALL)
+# An equation and nothing else.
+_EQUATION = re.compile(r"[^\s$]{1,200}=[^\s$]{1,200}")
+_DELIMITED = re.compile(r"(?<!\\)\$|\\\(|\\\[")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingPolicy:
+    """Which of a completion's statements is its answer."""
+
+    answer_in: Literal["anywhere", "answer_tags", "box", "prose"] = "anywhere"
+    boxes: Literal["joined", "last"] = "joined"
+    prose: Literal["numbers", "formulas"] = "numbers"
+    choices: tuple[str, ...] = ()
+
+    def described(self) -> str:
+        """Return where the answer is looked for, in words."""
+        places = {"anywhere": "<answer> tags, boxes, prose", "answer_tags": "<answer> tags", "box": "boxes"}
+        return places.get(self.answer_in, "prose") + (f"; one of {', '.join(self.choices)}" if self.choices else "")
+
+
+def final_answer(text: str, policy: ReadingPolicy) -> str | None:
+    """Return the answer that `text`, what follows the thought, gives, or None if it gives none."""
+    text = undoubled(text)
+    tagged = last_tagged_answer(text) if policy.answer_in in ("anywhere", "answer_tags") else None
+    if policy.answer_in == "answer_tags" and tagged is None:
+        return None
+    if tagged is not None:
+        return _boxed(tagged, policy) or _choice(tagged, policy) or _short_form(tagged, policy)
+    if policy.answer_in == "anywhere":
+        box = last_box(text)
+        # "Final answer: 8" after a box takes the box back.
+        if box and not policy.choices and (stated := final_statement(text[box.end :])):
+            return stated
+    boxed = _boxed(text, policy) if policy.answer_in in ("anywhere", "box") else None
+    if boxed or policy.answer_in == "box":
+        return boxed
+    if _EQUATION.fullmatch(text.strip()):
+        return text.strip()
+    return _choice(text, policy) if policy.choices else answer_in_prose(text, policy.prose == "numbers")
+
+
+def reference_answer(reference: str, policy: ReadingPolicy) -> str:
+    """Return the answer of a reference, which may be a worked solution with its answer in a box or in prose."""
+    reference = undoubled(reference.strip())
+    if policy.choices:
+        return _choice(reference, policy) or reference
+    if boxed := _boxed(reference, policy):
+        return boxed
+    if "\\boxed" in reference and (unclosed := _OPEN_BOX.search(reference)):
+        return unclosed["rest"].strip()
+    if not _DELIMITED.search(reference) and len(reference) <= _LONGEST_PLAIN_REFERENCE:
+        return reference
+    return as_one_list(reference) or answer_in_prose(reference) or reference
+
+
+def undoubled(text: str) -> str:
+    """Return `text` with single backslashes where a way through JSON doubled them (`\\\\\\\\frac` is no LaTeX)."""
+    if "\\\\" not in text:
+        return text
+    text = _DOUBLED_BOX.sub(lambda _: "\\", text)
+    return text if "\\begin" in text else _DOUBLED.sub(lambda _: "\\", text)
+
+
+def _boxed(text: str, policy: ReadingPolicy) -> str | None:
+    contents = joined_boxes(text) if policy.boxes == "joined" else [last_boxed(text) or ""]
+    answer = joined([content for content in contents if content])
+    return (_choice(answer, policy) if policy.choices else answer) or None
+
+
+def _choice(text: str, policy: ReadingPolicy) -> str | None:
+    return chosen(text, policy.choices) if policy.choices else None
+
+
+def _short_form(text: str, policy: ReadingPolicy) -> str | None:
+    """An answer in tags is an answer as it stands, unless it is prose around one."""
+    if policy.choices:
+        return None
+    return as_one_list(text) or (answer_in_prose(text) if _is_prose(text) else None) or text.strip() or None
+
+
+def _is_prose(text: str) -> bool:
+    return bool(re.search(r"\banswer\b|[^\W\d_]{2,}\s+(?:is|are|equals)\s", text, re.IGNORECASE))
