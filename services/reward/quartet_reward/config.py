@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from quartet_common.config import Section
-from quartet_reward.service import MOST_ITEMS
+from quartet_reward.stream import MOST_ITEMS
 
 
 class RewardSection(Section):

@@ -11,12 +11,8 @@ from quartet.v1 import reward_pb2, reward_pb2_grpc
 from quartet_common.errors import ContractError, invalid_argument, resource_exhausted, unavailable
 from quartet_reward.room import Room
 from quartet_reward.scoring import Result, Scorer, Work
-from quartet_reward.stream import ScoreStream
+from quartet_reward.stream import MOST_ITEMS, STRIDE, ScoreStream
 from quartet_reward.verifiers.base import Verifier
-
-MOST_ITEMS = 1024
-# Items scored in one go before other calls have their turn.
-_STRIDE = 64
 
 
 class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
@@ -41,7 +37,7 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
         results: list[Result | Work] = []
         for i, item in enumerate(request.items):
             results.append(self._scorer.score(item, bound[i]))
-            if i % _STRIDE == _STRIDE - 1:
+            if i % STRIDE == STRIDE - 1:
                 await asyncio.sleep(0)
         return reward_pb2.ScoreResponse(results=await self._finish(request.items, results))
 

@@ -58,6 +58,7 @@ def assemble(config: LoadedConfig[RewardSection], host: ServiceHost) -> WorkerPo
     verifiers = load_verifiers()
     servicer = RewardServicer(Scorer(SpecReader(verifiers), Tools(MathEquality(pool))), verifiers, room)
     reward_pb2_grpc.add_RewardServiceServicer_to_server(servicer, host.server)
+    host.capabilities.append("score_stream.batches")
     host.capabilities.extend(f"verifier.{name}" for name in verifiers)
 
     async def finish_or_fail() -> None:

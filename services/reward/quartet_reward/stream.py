@@ -1,6 +1,7 @@
 """One ScoreStream call: answers each item as it completes; a cancelled call kills what is under way for it."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from quartet.v1 import reward_pb2
@@ -10,8 +11,15 @@ from quartet_reward.failures import VerifierFailure
 from quartet_reward.room import Room
 from quartet_reward.scoring import Result, Scorer, Work, failure, invalid_item
 
+MOST_ITEMS = 1024
+# Items scored in one go before other calls have their turn.
+STRIDE = 64
 # A stream may live as long as its rollout: of its items' names, this many are remembered to refuse duplicates.
 _REMEMBERED_IDS = 65_536
+# Results of one message; the rest follows in the next.
+_MOST_RESULTS = 256
+
+Send = Callable[[Result], Awaitable[None]]
 
 
 class ScoreStream:
@@ -29,22 +37,51 @@ class ScoreStream:
         self._write = write
         self._draining = draining
         self._writing = asyncio.Lock()
+        self._unwritten: deque[Result] = deque()
         self._ids: dict[str, None] = {}
 
     async def run(self, requests: AsyncIterator[reward_pb2.ScoreStreamRequest]) -> None:
         """Answer all items.
 
         Reading stops while the service's queue is full: HTTP/2's flow control then slows the caller.
+
+        Raises:
+            ContractError: INVALID_ARGUMENT, a request that cannot be understood.
         """
         async with asyncio.TaskGroup() as group:
             async for request in requests:
-                result = self._score(request.item)
-                if isinstance(result, Result):
-                    await self._send(result)
+                if request.items:
+                    await self._take_on_all(request, group)
                 else:
-                    run = request.item.run_id
-                    await self._room.take(run)
-                    group.create_task(self._work(run, result))
+                    await self._take_on(request.item, self._send, group)
+
+    async def _take_on(self, item: reward_pb2.ScoreItem, send: Send, group: asyncio.TaskGroup) -> None:
+        result = self._score(item)
+        if isinstance(result, Result):
+            await send(result)
+        else:
+            await self._room.take(item.run_id)
+            group.create_task(self._work(item.run_id, result, send))
+
+    async def _take_on_all(self, request: reward_pb2.ScoreStreamRequest, group: asyncio.TaskGroup) -> None:
+        """Score several items; what can be said at once is said in one message."""
+        if len(request.items) > MOST_ITEMS:
+            raise invalid_argument("items", f"{len(request.items)} items", f"at most {MOST_ITEMS}")
+        if request.HasField("item"):
+            raise invalid_argument("item", "an item beside `items`", "one of both")
+        later: list[tuple[str, Work]] = []
+        for i, item in enumerate(request.items):
+            result = self._score(item)
+            if isinstance(result, Result):
+                self._unwritten.append(result)
+            else:
+                later.append((item.run_id, result))
+            if i % STRIDE == STRIDE - 1:
+                await asyncio.sleep(0)
+        await self._flush()
+        for run, work in later:
+            await self._room.take(run)
+            group.create_task(self._work(run, work, self._send_with_others))
 
     def _score(self, item: reward_pb2.ScoreItem) -> Result | Work:
         if self._draining():
@@ -65,13 +102,25 @@ class ScoreStream:
         if len(self._ids) > _REMEMBERED_IDS:
             del self._ids[next(iter(self._ids))]
 
-    async def _work(self, run: str, work: Work) -> None:
+    async def _work(self, run: str, work: Work, send: Send) -> None:
         try:
             result = await work()
         finally:
             self._room.give(run)
-        await self._send(result)
+        await send(result)
 
     async def _send(self, result: Result) -> None:
         async with self._writing:  # one write at a time; a caller that does not read stops its own reading too
             await self._write(reward_pb2.ScoreStreamResponse(result=result))
+
+    async def _send_with_others(self, result: Result) -> None:
+        """Send a result together with those that come while the message before is being written."""
+        self._unwritten.append(result)
+        await self._flush()
+
+    async def _flush(self) -> None:
+        async with self._writing:
+            while self._unwritten:
+                count = min(len(self._unwritten), _MOST_RESULTS)
+                results = [self._unwritten.popleft() for _ in range(count)]
+                await self._write(reward_pb2.ScoreStreamResponse(results=results))

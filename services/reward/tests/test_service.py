@@ -225,7 +225,12 @@ async def test_the_verifiers_are_listed_with_their_parameters(service):
     for one in listed:
         assert one.description
         assert json.loads(one.parameters_schema)["additionalProperties"] is False
-    assert json.loads(listed[names.index("think_answer_tags")].parameters_schema)["properties"]["correct_reward"]["default"] == 10.0
+    assert (
+        json.loads(listed[names.index("think_answer_tags")].parameters_schema)["properties"]["correct_reward"][
+            "default"
+        ]
+        == 10.0
+    )
 
 
 async def test_strange_texts_are_survived(service):
@@ -283,3 +288,36 @@ async def test_work_of_a_cancelled_call_is_gone_within_a_fifth_of_a_second(servi
             assert time.perf_counter() - began < DEADLINE_SECONDS / 2
         needed.append(time.perf_counter() - began)
     assert min(needed) < 0.2, needed  # the shortest: other processes of the machine may delay one or the other
+
+
+async def test_a_message_of_several_items_is_answered_as_they_complete(service):
+    await score(service, item(tagged(r"\sqrt{64}")))
+    call = service.stub.ScoreStream(timeout=TIMEOUT)
+    quick = [item(tagged("8"), item_id=f"quick-{i}") for i in range(300)]
+    bad = item("8", verifier="boxd", item_id="bad")
+    slow = item(tagged(ENDLESS), item_id="slow")
+    hard = item(tagged(r"\sqrt{49}"), "7", item_id="hard")
+    await call.write(reward_pb2.ScoreStreamRequest(items=[slow, *quick, bad, hard]))
+    await call.write(requests(item(tagged("9"), item_id="alone"))[0])
+    await call.done_writing()
+    messages = [message async for message in call]
+    batched = [result for message in messages for result in message.results]
+    assert {result.item_id for result in batched} == {"slow", "bad", "hard", *(one.item_id for one in quick)}
+    assert len(batched) == 303 and len(messages) <= 6  # the quick ones came together
+    assert batched[-1].item_id == "hard" and batched[-2].item_id == "slow"  # one worker, first come, first served
+    kinds = {result.item_id: result.WhichOneof("result") for result in batched}
+    assert kinds.pop("bad") == "failure" and set(kinds.values()) == {"score"}
+    assert [message.result.item_id for message in messages if message.HasField("result")] == ["alone"]
+
+
+async def test_a_stream_refuses_what_is_no_request(service):
+    one = item("8")
+    for request, field in (
+        (reward_pb2.ScoreStreamRequest(item=one, items=[one]), "item:"),
+        (reward_pb2.ScoreStreamRequest(items=[one] * 1025), "items:"),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in service.stub.ScoreStream(iter([request]), timeout=TIMEOUT):
+                pass
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert describe(caught.value).startswith(field)

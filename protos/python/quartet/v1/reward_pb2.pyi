@@ -76,7 +76,7 @@ class VerifierSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., weight: _Optional[float] = ..., parameters: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class ScoreItem(_message.Message):
-    __slots__ = ("item_id", "completion", "reference", "verifiers", "completion_tokens", "max_new_tokens", "truncated", "run_id")
+    __slots__ = ("item_id", "completion", "reference", "verifiers", "completion_tokens", "max_new_tokens", "truncated", "run_id", "prompt")
     ITEM_ID_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_FIELD_NUMBER: _ClassVar[int]
     REFERENCE_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,7 @@ class ScoreItem(_message.Message):
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
     item_id: str
     completion: str
     reference: Reference
@@ -93,7 +94,8 @@ class ScoreItem(_message.Message):
     max_new_tokens: int
     truncated: bool
     run_id: str
-    def __init__(self, item_id: _Optional[str] = ..., completion: _Optional[str] = ..., reference: _Optional[_Union[Reference, _Mapping]] = ..., verifiers: _Optional[_Iterable[_Union[VerifierSpec, _Mapping]]] = ..., completion_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., truncated: _Optional[bool] = ..., run_id: _Optional[str] = ...) -> None: ...
+    prompt: str
+    def __init__(self, item_id: _Optional[str] = ..., completion: _Optional[str] = ..., reference: _Optional[_Union[Reference, _Mapping]] = ..., verifiers: _Optional[_Iterable[_Union[VerifierSpec, _Mapping]]] = ..., completion_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., truncated: _Optional[bool] = ..., run_id: _Optional[str] = ..., prompt: _Optional[str] = ...) -> None: ...
 
 class Score(_message.Message):
     __slots__ = ("reward", "format_acc", "ans_acc", "outcome", "parsed_answer", "reason", "verifiers", "elapsed")
@@ -160,16 +162,20 @@ class ScoreResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[ScoreResult, _Mapping]]] = ...) -> None: ...
 
 class ScoreStreamRequest(_message.Message):
-    __slots__ = ("item",)
+    __slots__ = ("item", "items")
     ITEM_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
     item: ScoreItem
-    def __init__(self, item: _Optional[_Union[ScoreItem, _Mapping]] = ...) -> None: ...
+    items: _containers.RepeatedCompositeFieldContainer[ScoreItem]
+    def __init__(self, item: _Optional[_Union[ScoreItem, _Mapping]] = ..., items: _Optional[_Iterable[_Union[ScoreItem, _Mapping]]] = ...) -> None: ...
 
 class ScoreStreamResponse(_message.Message):
-    __slots__ = ("result",)
+    __slots__ = ("result", "results")
     RESULT_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
     result: ScoreResult
-    def __init__(self, result: _Optional[_Union[ScoreResult, _Mapping]] = ...) -> None: ...
+    results: _containers.RepeatedCompositeFieldContainer[ScoreResult]
+    def __init__(self, result: _Optional[_Union[ScoreResult, _Mapping]] = ..., results: _Optional[_Iterable[_Union[ScoreResult, _Mapping]]] = ...) -> None: ...
 
 class ListVerifiersRequest(_message.Message):
     __slots__ = ()

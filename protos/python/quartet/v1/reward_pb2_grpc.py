@@ -73,6 +73,7 @@ class RewardServiceServicer:
 
         Called by: rollouts. Closing the request side drains; cancelling the call kills the verification in progress.
         An invalid item answers with a Failure of kind FAILURE_KIND_INVALID_ITEM and does not end the stream.
+        Errors: INVALID_ARGUMENT for a request with both `item` and `items`, or with more than 1024.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
