@@ -16,11 +16,9 @@ from quartet_broker.sessions import refuse
 from quartet_broker.store import Store, Value
 from quartet_broker.wire import one_group, several_groups
 from quartet_common import metrics
-from quartet_common.errors import ContractError, aborted, invalid_argument, unavailable
+from quartet_common.errors import aborted, invalid_argument
 
 _PUT = metrics.counter("quartet_broker_groups_put_total", "Groups put by rollouts, by outcome.", ["run", "outcome"])
-# What is stored for a group that is then not accepted, because the broker died in between, goes after this long.
-_EXPIRY_SECONDS = 60
 # About how much of a batch is read from Redis, and sent, at once.
 _MESSAGE_BYTES = 2 << 20
 _FIRST_WINDOW = 8
@@ -49,8 +47,6 @@ class Experience:
         response = broker_pb2.PutExperienceResponse()
         for answer in answers:
             outcome = answer.decode()
-            if outcome == "EXPIRED":
-                raise unavailable("broker", "it was held up for too long; nothing was changed of this group; retry")
             outcome = "FINISHED" if outcome == "RUN_FINISHED" else outcome
             response.outcomes.append(broker_pb2.PutOutcome.Value(f"PUT_OUTCOME_{outcome}"))
             counted[outcome.lower()] += 1
@@ -61,7 +57,7 @@ class Experience:
     async def _put(self, run_id: str, groups: Sequence[broker_pb2.PutGroup]) -> list[bytes]:
         """Store what the groups are made of and have them accepted, in one round trip; return the outcome of each."""
         prefix, nonce = keys.prefix(run_id), secrets.token_hex(8)
-        parts: list[tuple[Value, ...]] = []
+        values: dict[str, bytes] = {}
         arguments: list[Value] = [self._samples]
         for n, put in enumerate(groups):
             header, name, transcript = put.group.header, f"{nonce}-{n}", put.group.transcript
@@ -70,10 +66,9 @@ class Experience:
             if trains:
                 # What is in it is between rollout and trainer: kept as it will be sent, but for the transcript.
                 put.group.ClearField("transcript")
-                payload = put.group.SerializeToString()
-                parts.append(("SET", f"{prefix}payload:{name}", payload, "EX", _EXPIRY_SECONDS))
+                payload = values[f"{prefix}payload:{name}"] = put.group.SerializeToString()
             if transcript:
-                parts.append(("SET", f"{prefix}transcript:{name}", transcript, "EX", _EXPIRY_SECONDS))
+                values[f"{prefix}transcript:{name}"] = transcript
             arguments += (
                 header.instance_id,
                 put.lease_id,
@@ -82,17 +77,11 @@ class Experience:
                 header.max_policy_version,
                 b"" if trains else header.SerializeToString(),
                 name,
-                len(payload) + len(transcript),
+                len(payload),
+                len(transcript),
             )
-        stored = [part[1] for part in parts]
-        try:
-            word, *answer = await self._store.run("put_experience", run_id, *arguments, before=parts)
-        except ContractError as error:
-            if error.code is grpc.StatusCode.NOT_FOUND:  # else it may have been done: what was not expires
-                await self._forget(stored)
-            raise
+        word, *answer = await self._store.run("put_experience", run_id, *arguments, values=values)
         if word == b"PURPOSE":
-            await self._forget(stored)
             index, purpose = answer
             raise invalid_argument(
                 f"groups[{index}].group.header.purpose",
@@ -100,10 +89,6 @@ class Experience:
                 allowed=f"PURPOSE_{purpose.decode()}, the instance's",
             )
         return answer
-
-    async def _forget(self, stored: Sequence[Value]) -> None:
-        if stored:
-            await self._store.read([("UNLINK", *stored)])
 
     async def lease(
         self, request: broker_pb2.LeaseExperienceRequest, context: grpc.aio.ServicerContext
@@ -166,7 +151,7 @@ class Experience:
     async def _read_groups(self, run_id: str, names: list[bytes]) -> list[tuple[bytes, bytes | None]]:
         prefix = keys.prefix(run_id).encode()
         payloads, transcripts = await self._store.read(
-            ("MGET", *(prefix + kind + name for name in names)) for kind in (b"payload:", b"transcript:")
+            [("MGET", *(prefix + kind + name for name in names)) for kind in (b"payload:", b"transcript:")], plain=True
         )
         if None in payloads:
             raise aborted(f"batch of run '{run_id}'", "a group left it while it was sent; ask again")

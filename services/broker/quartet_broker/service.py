@@ -13,6 +13,7 @@ from quartet_broker.servers import Servers, connect
 from quartet_broker.servicer import BrokerServicer
 from quartet_broker.store import Store
 from quartet_broker.sweeper import Sweeper
+from quartet_broker.trips import Command, trip
 from quartet_common.config import ConfigError, LoadedConfig
 from quartet_common.errors import ContractError
 from quartet_common.host import ServiceHost
@@ -64,7 +65,13 @@ async def _check(server: Redis, section: BrokerSection, where: str) -> str:
 async def _check_rights(servers: Servers, section: BrokerSection, where: str) -> None:
     try:
         await Store(servers, section).run_many("list_members", "no-such-run", [()], missing_ok=True)
-        async with (await servers.any()).pubsub() as subscription:
+        server = await servers.any()
+        # As for a put, but without doing it.
+        put: list[Command] = [("MULTI",), ("MSET", keys.run("no-such-run"), b""), ("EVAL", "return 1", 0), ("DISCARD",)]
+        for answer in await trip(server, put, section.redis_timeout):
+            if isinstance(answer, NoPermissionError):
+                raise answer
+        async with server.pubsub() as subscription:
             await subscription.psubscribe(keys.BELLS)
             await subscription.parse_response()
     except NoPermissionError as error:

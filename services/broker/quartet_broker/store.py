@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -16,9 +16,8 @@ from quartet_broker.config import BrokerSection
 from quartet_broker.redis_url import without_password
 from quartet_broker.scripts import Script, script
 from quartet_broker.servers import Servers, Single, connect
+from quartet_broker.trips import Command, Value, trip
 from quartet_common.errors import ContractError, failed_precondition, not_found, unavailable
-
-Value = str | bytes | int | float
 
 # Redis answers but cannot write just now. Inside a script the code stands somewhere in the sentence.
 _REFUSAL = re.compile(
@@ -37,6 +36,7 @@ class Store:
     def __init__(self, servers: Servers, section: BrokerSection):
         self.servers = servers
         self._where = f"Redis at {without_password(section.redis_url)}"
+        self._timeout = section.redis_timeout
         self._replicas = section.redis_replicas
         self._replicas_ms = int(section.redis_timeout * 800)  # so that Redis answers before we give up
 
@@ -72,27 +72,27 @@ class Store:
             await asyncio.gather(*(server.ping() for server in await self.servers.all()))
 
     async def run(
-        self, name: str, run_id: str, *arguments: Value, before: Sequence[tuple[Value, ...]] = ()
+        self, name: str, run_id: str, *arguments: Value, values: Mapping[str, bytes] | None = None
     ) -> list[Any]:
         """Run one script for a run and return its answer.
 
         Args:
-            before: commands on keys of the run that are sent ahead of the script, in the same round trip. They are sent
-                again where the script is.
+            values: what is stored just before, by key of the run, in one transaction with the script: both are done, or
+                neither is. It does not pass through Lua.
 
         Raises:
             ContractError: NOT_FOUND if the run does not exist, FAILED_PRECONDITION if it is finished, UNAVAILABLE.
         """
-        (reply,) = await self.run_many(name, run_id, [arguments], before=before)
+        if not values:
+            (reply,) = await self.run_many(name, run_id, [arguments])
+            return reply
+        with self.failures():
+            reply = await self._run_with(values, script(name), keys.run(run_id), arguments)
+        _refuse_common(run_id, reply)
         return reply
 
     async def run_many(
-        self,
-        name: str,
-        run_id: str,
-        calls: Sequence[Sequence[Value]],
-        missing_ok: bool = False,
-        before: Sequence[tuple[Value, ...]] = (),
+        self, name: str, run_id: str, calls: Sequence[Sequence[Value]], missing_ok: bool = False
     ) -> list[list[Any]]:
         """Run one script several times, each atomically, in one round trip. Raises as `run`.
 
@@ -104,8 +104,8 @@ class Store:
         with self.failures():
             for _ in range(_ATTEMPTS):
                 server = await self.servers.of(key)
-                answers = await self._evaluate(server, chosen, key, [calls[n] for n in left], before)
-                for n, answer in zip(left, answers, strict=True):
+                commands = [("EVALSHA", chosen.sha, 1, key, *calls[n]) for n in left]
+                for n, answer in zip(left, await self._trip(server, commands), strict=True):
                     replies[n] = answer
                 left = [n for n in left if isinstance(replies[n], NoScriptError | MovedError)]
                 if not left:
@@ -119,39 +119,41 @@ class Store:
                 _refuse_common(run_id, reply)
         return replies
 
+    async def _run_with(
+        self, values: Mapping[str, bytes], chosen: Script, key: str, arguments: Sequence[Value]
+    ) -> list[Any]:
+        commands: list[Command] = [
+            ("MULTI",),
+            ("MSET", *(part for pair in values.items() for part in pair)),
+            # The text, not its SHA: a server that has forgotten the script would store the values all the same.
+            ("EVAL", chosen.text, 1, key, *arguments),
+            ("EXEC",),
+        ]
+        for attempt in range(1, _ATTEMPTS + 1):
+            answers = await self._trip(await self.servers.of(key), commands)
+            refusal = next((answer for answer in answers if isinstance(answer, Exception)), None)
+            if refusal is None:
+                reply: list[Any] | Exception = answers[-1][-1]
+                if isinstance(reply, Exception):
+                    raise reply
+                return reply
+            if not isinstance(refusal, MovedError) or attempt == _ATTEMPTS:
+                raise refusal
+            self.servers.moved(refusal)
+        raise AssertionError("the last attempt returns or raises")
+
     async def _follow(self, server: Redis, chosen: Script, error: NoScriptError | MovedError) -> None:
         if isinstance(error, MovedError):
             self.servers.moved(error)
         else:
             await server.script_load(chosen.text)
 
-    async def _evaluate(
-        self,
-        server: Redis,
-        chosen: Script,
-        key: str,
-        calls: Sequence[Sequence[Value]],
-        before: Sequence[tuple[Value, ...]],
-    ) -> list[Any]:
-        if len(calls) == 1 and not self._replicas and not before:
-            try:
-                return [await server.evalsha(chosen.sha, 1, key, *calls[0])]
-            except (NoScriptError, MovedError) as error:
-                return [error]
-        async with server.pipeline(transaction=False) as pipeline:
-            for command in before:
-                pipeline.execute_command(*command)
-            for arguments in calls:
-                pipeline.evalsha(chosen.sha, 1, key, *arguments)
-            if self._replicas:
-                pipeline.execute_command("WAIT", self._replicas, self._replicas_ms)
-            answers = await pipeline.execute(raise_on_error=False)
-        if self._replicas:
-            self._check_replicas(answers, answers.pop())
-        ahead, answers = answers[: len(before)], answers[len(before) :]
-        for answer in ahead:
-            if isinstance(answer, Exception) and not isinstance(answer, MovedError):
-                raise answer
+    async def _trip(self, server: Redis, commands: Sequence[Command]) -> list[Any]:
+        """Make changes; the answers to the commands, when enough replicas have what was changed."""
+        if not self._replicas:
+            return await trip(server, commands, self._timeout)
+        *answers, reached = await trip(server, [*commands, ("WAIT", self._replicas, self._replicas_ms)], self._timeout)
+        self._check_replicas(answers, reached)
         return answers
 
     def _check_replicas(self, answers: list[Any], reached: Any) -> None:
@@ -164,10 +166,13 @@ class Store:
             )
             raise unavailable(self._where, description)
 
-    async def read(self, commands: Iterable[tuple[Value, ...]]) -> list[Any]:
-        """Run commands in one round trip, to each server those for its keys; their raw answers, in order.
+    async def read(self, commands: Iterable[Command], plain: bool = False) -> list[Any]:
+        """Run commands in one round trip, to each server those for its keys; their answers, in order.
 
         The first argument of each command is a key; if it has more, they are of the same run.
+
+        Args:
+            plain: give the answers as the server does, not as redis-py reads them, at half the cost.
         """
         wanted = list(commands)
         answers: list[Any] = [None] * len(wanted)
@@ -179,7 +184,7 @@ class Store:
                     server = await self.servers.of(wanted[n][1])
                     places.setdefault(id(server), (server, []))[1].append(n)
                 await asyncio.gather(
-                    *(self._execute(server, wanted, which, answers) for server, which in places.values())
+                    *(self._execute(server, wanted, which, answers, plain) for server, which in places.values())
                 )
                 left = [n for n in left if isinstance(answers[n], MovedError)]
                 if not left:
@@ -191,12 +196,19 @@ class Store:
                     raise answer
         return answers
 
-    async def _execute(self, server: Redis, wanted: Sequence, which: Sequence[int], answers: list[Any]) -> None:
-        async with server.pipeline(transaction=False) as pipeline:
-            for n in which:
-                pipeline.execute_command(*wanted[n])
-            for n, answer in zip(which, await pipeline.execute(raise_on_error=False), strict=True):
-                answers[n] = answer
+    async def _execute(
+        self, server: Redis, wanted: Sequence[Command], which: Sequence[int], answers: list[Any], plain: bool
+    ) -> None:
+        commands = [wanted[n] for n in which]
+        if plain:
+            found = await trip(server, commands, self._timeout)
+        else:
+            async with server.pipeline(transaction=False) as pipeline:
+                for command in commands:
+                    pipeline.execute_command(*command)
+                found = await pipeline.execute(raise_on_error=False)
+        for n, answer in zip(which, found, strict=True):
+            answers[n] = answer
 
     async def scan(self, run_id: str) -> AsyncIterator[list[bytes]]:
         """Yield the keys of a run, some at a time, a key perhaps twice; those that come meanwhile may be missing.

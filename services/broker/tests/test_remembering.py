@@ -4,7 +4,7 @@ import grpc
 import pytest
 from conftest import serving
 from quartet.v1 import broker_pb2 as pb
-from world import SERVE, TRAIN, World, group, instance
+from world import SERVE, World, group, instance
 
 from quartet_broker import keys
 
@@ -137,18 +137,6 @@ async def test_a_call_with_a_wrong_purpose_is_refused_whole(world):
     assert "groups[1].group.header.purpose" in caught.value.details()
     assert await world.state_of("a0") == "LEASED" and await stored(world) == []
     assert await world.put(group(first, 0), group(second, 0)) == ["ACCEPTED", "ACCEPTED"]
-
-
-@pytest.mark.parametrize("purpose", [TRAIN, SERVE])
-async def test_a_group_whose_contents_are_not_there_is_not_accepted(world, purpose):
-    """They expired while the broker hung, or found no room: the lease stands, and the next put is accepted."""
-    await world.submit("a0", purpose=purpose)
-    [lease] = await world.lease(1, 99)
-    name = {TRAIN: "TRAIN", SERVE: "SERVE"}[purpose]
-    arguments = (2, "a0", lease.lease_id, name, 0, 0, b"", "a-name-long-gone", 100)
-    assert await world.store.run("put_experience", world.run_id, *arguments) == [b"OK", b"EXPIRED"]
-    assert await world.state_of("a0") == "LEASED"
-    assert await world.put(group(lease, 0)) == ["ACCEPTED"]
 
 
 async def stored(world: World) -> list[bytes]:

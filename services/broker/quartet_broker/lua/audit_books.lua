@@ -195,7 +195,6 @@ for _, id in ipairs(ids) do
     if bytes then
       local stored = call('STRLEN', payload(name)) + call('STRLEN', transcript(name))
       if stored ~= tonumber(bytes) then fault('%s has %d bytes, but says %s', id, stored, bytes) end
-      if call('TTL', payload(name)) >= 0 then fault('%s is stored to expire', id) end
       owned[name] = true
       recount('experience_bytes', stored)
       if OPEN[stands] then recount('open_bytes', stored) end
@@ -209,10 +208,9 @@ for step in pairs(all_steps) do
   if kept ~= found then fault('the batch of step %s has %d bytes, but says %d', step, found, kept) end
 end
 
--- What a broker stored for a put that did not come about expires by itself.
 for _, name in ipairs(stored_names) do
-  if not owned[name] and (call('TTL', payload(name)) == -1 or call('TTL', transcript(name)) == -1) then
-    fault('a group is stored for good as %s, but is no instance\'s', name)
+  if not owned[name] and call('EXISTS', payload(name), transcript(name)) > 0 then
+    fault('a group is stored as %s, but is no instance\'s', name)
   end
 end
 

@@ -9,18 +9,19 @@ local step, at = tonumber(ARGV[2]), now()
 local name = string.format('%d', step)
 if step < number('committed_step') then return { 'COMMITTED', call('HGET', RUN, 'committed_step') } end
 
-local function granted(before)
+-- `names`: those under which its groups are stored, where they are known.
+local function granted(before, names)
   local last = prompts_are_over() and call('XLEN', READY) == 0 and next_step() == step + 1
   local reply = { 'GRANTED', before and 1 or 0, last and 1 or 0 }
   for _, id in ipairs(call('LRANGE', batch(name), 0, -1)) do
     table.insert(reply, id)
-    table.insert(reply, call('HGET', instance(id), 'stored'))
+    table.insert(reply, names[id] or call('HGET', instance(id), 'stored'))
   end
   return reply
 end
 
 local state = call('HGET', BATCHES, name)
-if state == 'GRANTED' or state == 'TRAINED' then return granted(true) end
+if state == 'GRANTED' or state == 'TRAINED' then return granted(true, {}) end
 local due = next_step()
 if not state and step ~= due then return { 'OUT_OF_ORDER', due } end
 
@@ -32,7 +33,8 @@ for _, entry in ipairs(call('XRANGE', READY, '-', '+')) do
     count('stale', 1)
     requeue(id, 0)
   else
-    table.insert(fresh, { id = id, version = version, ticket = entry[1], place = #fresh })
+    local stored, bytes = entry[2][6], tonumber(entry[2][8])
+    table.insert(fresh, { id = id, version = version, ticket = entry[1], place = #fresh, name = stored, bytes = bytes })
   end
 end
 
@@ -68,12 +70,13 @@ table.sort(fresh, function(a, b)
   if a.version ~= b.version then return sign * a.version < sign * b.version end
   return a.place < b.place
 end)
-local tickets, ids, bytes = {}, {}, 0
+local tickets, ids, bytes, names = {}, {}, 0, {}
 for n = 1, math.min(needed, #fresh) do
   local group = fresh[n]
   table.insert(tickets, group.ticket)
   table.insert(ids, group.id)
-  bytes = bytes + tonumber(call('HGET', instance(group.id), 'bytes'))
+  names[group.id] = group.name
+  bytes = bytes + group.bytes
   call('HSET', instance(group.id), 'state', 'LEASED_TO_TRAINER', 'step', name)
 end
 tear('ready', tickets)
@@ -81,4 +84,4 @@ if #ids > 0 then call_many('RPUSH', batch(name), ids) end
 call('HSET', BATCHES, name, 'GRANTED')
 call('HINCRBY', BATCH_BYTES, name, bytes)
 shift('TRAIN', 'READY', 'LEASED_TO_TRAINER', nil, #ids)
-return granted(false)
+return granted(false, names)

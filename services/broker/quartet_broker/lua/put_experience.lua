@@ -1,20 +1,29 @@
 -- PutExperience, some groups: each LEASED -> READY, DELIVERED, or QUEUED when it is stale.
 --
--- The broker has stored what each group is made of just before, under a fresh name and to expire soon: accepted groups
--- keep it, of others it goes. A broker that dies in between leaves nothing behind for long.
+-- In the same transaction, just before, the broker has stored what each group is made of under a fresh name: accepted
+-- groups keep it, of others it goes.
 --
 -- ARGV: samples a version, then instance id, lease id, purpose, oldest version, newest version, header ("" for TRAIN),
--- name, bytes of each group. Returns OK, then the outcome of each; or PURPOSE, which group's is wrong, the instance's,
--- and then nothing was changed.
+-- name, bytes of the payload, bytes of the transcript of each group. Returns OK, then the outcome of each; or PURPOSE,
+-- which group's is wrong, the instance's, and then nothing was changed.
+even_when_full() -- Redis refuses the transaction, not a part of it
+local FIELDS = 9
+local function discard(n) call('UNLINK', payload(ARGV[n + 6]), transcript(ARGV[n + 6])) end
+local function discard_all()
+  for n = 2, #ARGV, FIELDS do discard(n) end
+end
+
 local state = run_state()
-if not state then return { 'NOT_FOUND' } end
+if not state then
+  discard_all()
+  return { 'NOT_FOUND' }
+end
 local at = now()
 local version, staleness, room_bytes, step, wanted, over = unpack(call('HMGET', RUN, 'policy_version', 'max_staleness',
   'max_experience_bytes', 'groups_per_step', 'wanted', 'prompts_ended'))
 version, staleness, room_bytes, step = tonumber(version), tonumber(staleness), tonumber(room_bytes), tonumber(step)
 local stored, open_bytes = gauge('ready') + gauge('leased_to_trainer'), gauge('open_bytes')
 
-local FIELDS = 8
 local leases = {}
 for n = 2, #ARGV, FIELDS do table.insert(leases, ARGV[n + 1]) end
 local expiries = call('ZMSCORE', LEASES, unpack(leases))
@@ -28,8 +37,8 @@ local function take_off(stream, ticket, lease)
 end
 
 -- LEASED -> DELIVERED: an evaluation's or a client's.
-local function deliver(id, h, name, header)
-  keep_result(id, h[2], name, at, at)
+local function deliver(id, h, name, bytes, header)
+  keep_result(id, h[2], name, bytes, at, at)
   settle({ id }, 'DELIVERED', at)
   if h[6] then
     call('HSET', P .. 'evaluation:' .. h[6] .. ':headers', id, header)
@@ -38,18 +47,12 @@ local function deliver(id, h, name, header)
   end
 end
 
--- Whether what the broker stored is there, all of it: it may have expired, or not have found room.
-local function is_stored(name, bytes)
-  return call('STRLEN', payload(name)) + call('STRLEN', transcript(name)) == bytes
-end
-
 -- A bounded share of the groups is shown to people.
-local function show(name)
+local function show(name, bytes)
+  if bytes == 0 or bytes > 65536 then return end
   local sampled = call('HMGET', STATS, 'sampled_version', 'sampled')
   local shown = tonumber(sampled[1]) == version and tonumber(sampled[2]) or 0
   if shown >= tonumber(ARGV[1]) then return end
-  local bytes = call('STRLEN', transcript(name))
-  if bytes == 0 or bytes > 65536 then return end
   call('HSET', STATS, 'sampled_version', version, 'sampled', shown + 1)
   emit('sample', call('GET', transcript(name)))
 end
@@ -58,7 +61,7 @@ local KEPT = { 'state', 'purpose', 'stream', 'ticket', 'pinned', 'evaluation', '
 local known = {}
 
 local function put(n)
-  local id, lease, purpose, oldest, newest, header, name, bytes = unpack(ARGV, n, n + FIELDS - 1)
+  local id, lease, purpose, oldest, newest, header, name, payload_bytes, shown_bytes = unpack(ARGV, n, n + FIELDS - 1)
   local h = known[n] or call('HMGET', instance(id), unpack(KEPT))
   if OPEN[h[1]] or (not h[1] and call('HEXISTS', SETTLED, id) == 1) then
     count('duplicates', 1)
@@ -70,15 +73,15 @@ local function put(n)
     lost = true
     return 'LEASE_LOST'
   end
-  oldest, newest, bytes = tonumber(oldest), tonumber(newest), tonumber(bytes)
+  oldest, newest, shown_bytes = tonumber(oldest), tonumber(newest), tonumber(shown_bytes)
+  local bytes = payload_bytes + shown_bytes
 
   if purpose ~= 'TRAIN' then
     if h[5] and (oldest ~= tonumber(h[5]) or newest ~= oldest) then
       requeue(id, 0)
       return 'STALE'
     end
-    if not is_stored(name, bytes) then return 'EXPIRED' end
-    deliver(id, h, name, header)
+    deliver(id, h, name, shown_bytes, header)
     take_off(h[3], h[4], lease)
     table.insert(finished, id)
     return 'ACCEPTED'
@@ -90,14 +93,12 @@ local function put(n)
     return 'STALE'
   end
   if open_bytes + bytes > room_bytes and stored >= step then return 'NO_ROOM' end
-  if not is_stored(name, bytes) then return 'EXPIRED' end
-  call('PERSIST', payload(name))
-  call('PERSIST', transcript(name))
 
-  local ticket = call('XADD', READY, '*', 'i', id, 'v', oldest)
+  -- What a batch needs to know of its groups stands in their tickets.
+  local ticket = call('XADD', READY, '*', 'i', id, 'v', oldest, 's', name, 'b', bytes)
   -- `lease` and `holder` stay in the hash: without its place among the leases a lease is worth nothing.
-  call('HSET', instance(id), 'stored', name, 'bytes', bytes, 'finished', at, 'version', oldest, 'state', 'READY',
-    'stream', 'ready', 'ticket', ticket)
+  call('HSET', instance(id), 'stored', name, 'bytes', bytes, 'shown', shown_bytes, 'finished', at, 'version', oldest,
+    'state', 'READY', 'stream', 'ready', 'ticket', ticket)
   take_off(h[3], h[4], lease)
   table.insert(finished, id)
   stored, open_bytes = stored + 1, open_bytes + bytes
@@ -106,7 +107,7 @@ local function put(n)
   count('experience_bytes', bytes)
   count('put', 1)
   count('put_bytes', bytes)
-  show(name)
+  show(name, shown_bytes)
   return 'ACCEPTED'
 end
 
@@ -116,13 +117,16 @@ for n = 2, #ARGV, FIELDS do
   local id = ARGV[n]
   if not seen[id] then known[n] = call('HMGET', instance(id), unpack(KEPT)) end -- else it may change on the way
   seen[id] = seen[id] or known[n]
-  if seen[id][2] and ARGV[n + 2] ~= seen[id][2] then return { 'PURPOSE', (n - 2) / FIELDS, seen[id][2] } end
+  if seen[id][2] and ARGV[n + 2] ~= seen[id][2] then
+    discard_all()
+    return { 'PURPOSE', (n - 2) / FIELDS, seen[id][2] }
+  end
 end
 
 local reply = { 'OK' }
 for n = 2, #ARGV, FIELDS do
   local outcome = put(n)
-  if outcome ~= 'ACCEPTED' then call('UNLINK', payload(ARGV[n + 6]), transcript(ARGV[n + 6])) end
+  if outcome ~= 'ACCEPTED' then discard(n) end
   table.insert(reply, outcome)
 end
 for stream, tickets in pairs(torn) do tear(stream, tickets) end

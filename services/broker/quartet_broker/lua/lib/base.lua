@@ -49,6 +49,12 @@ local function call_many(command, key, arguments)
   end
 end
 
+local function unlink_all(keys)
+  for first = 1, #keys, MOST_ARGUMENTS do
+    call('UNLINK', unpack(keys, first, math.min(first + MOST_ARGUMENTS - 1, #keys)))
+  end
+end
+
 -- Wakes those who wait for `topic` in any broker process.
 local function ring(topic) call('PUBLISH', P .. 'bell', topic) end
 local function ring_results(ids) ring('result ' .. cjson.encode(ids)) end

@@ -54,7 +54,7 @@ local function requeue(id, attempt)
   tear(stream, { ticket })
   if lease then call('ZREM', LEASES, lease) end
   if h[8] then call('UNLINK', payload(h[8]), transcript(h[8])) end
-  call('HDEL', instance(id), 'lease', 'holder', 'stored', 'bytes', 'finished', 'version', 'step')
+  call('HDEL', instance(id), 'lease', 'holder', 'stored', 'bytes', 'shown', 'finished', 'version', 'step')
   call('HSET', instance(id), 'attempt', attempt)
   shift(purpose, state, 'QUEUED', bytes)
   count('experience_bytes', -bytes)

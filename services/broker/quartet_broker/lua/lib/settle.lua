@@ -16,14 +16,12 @@ local function trim_results(pool, at)
   end
 end
 
--- Keeps the transcript stored under `name`, if there is one.
-local function keep_result(id, pool, name, finished, at)
-  local bytes = call('STRLEN', transcript(name))
+-- Keeps the transcript of `bytes` bytes stored under `name`, if there is one.
+local function keep_result(id, pool, name, bytes, finished, at)
   if bytes == 0 then return end
   if finished + number('result_ttl_ms') <= at then return call('UNLINK', transcript(name)) end
   local key = P .. 'result:' .. id
   call('RENAME', transcript(name), key)
-  call('PERSIST', key)
   call('ZADD', P .. 'results:' .. pool, finished, id)
   count('result_bytes:' .. pool, bytes)
   trim_results(pool, at)
@@ -64,22 +62,23 @@ end
 -- are in, when it is not the one in their hash.
 local function settle(ids, final, at, from)
   if #ids == 0 then return end
-  local lines = {}
+  local lines, gone = {}, {}
   for _, id in ipairs(ids) do
     local h = call('HMGET', instance(id), 'purpose', 'state', 'digest', 'attempt', 'step', 'bytes', 'stored',
-      'finished', 'pass')
+      'shown', 'finished', 'pass')
     local purpose, bytes, stored = h[1], tonumber(h[6] or 0), h[7]
     count('experience_bytes', -bytes)
     shift(purpose, from or h[2], nil, bytes)
-    if h[2] ~= 'DEAD' then live(h[9], -1) end
+    if h[2] ~= 'DEAD' then live(h[10], -1) end
     if stored then
-      call('UNLINK', payload(stored))
-      keep_result(id, purpose, stored, tonumber(h[8]), at)
+      table.insert(gone, payload(stored))
+      keep_result(id, purpose, stored, tonumber(h[8]), tonumber(h[9]), at)
     end
+    table.insert(gone, instance(id))
     table.insert(lines, id)
-    table.insert(lines, table.concat({ final, h[3], h[4] or 0, h[5] or -1, h[9] or '' }, '|'))
+    table.insert(lines, table.concat({ final, h[3], h[4] or 0, h[5] or -1, h[10] or '' }, '|'))
   end
-  for _, id in ipairs(ids) do call('UNLINK', instance(id)) end
+  unlink_all(gone)
   call_many('HSET', SETTLED, lines)
   call_many('RPUSH', SETTLED_ORDER, ids)
   forget()

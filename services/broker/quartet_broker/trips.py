@@ -1,0 +1,59 @@
+"""A round trip to a server: commands sent together, their answers in order.
+
+It goes over the connections of redis-py's pool without the layers of its clients above them (pipelines, retries,
+telemetry), which cost a small call as much again as the connection.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+Value = str | bytes | int | float
+Command = Sequence[Value]
+
+
+async def trip(server: Redis, commands: Sequence[Command], seconds: float) -> list[Any]:
+    """Return the answers to `commands`; one by which the server refuses a command is a ResponseError among them.
+
+    Raises:
+        RedisError or OSError: the server could not be reached, or did not answer in `seconds`; whether it carried out
+            any of the commands is not known.
+    """
+    pool = server.connection_pool
+    connection = await pool.get_connection()
+    try:
+        try:
+            async with asyncio.timeout(seconds):
+                return await _exchange(connection, commands)
+        except TimeoutError as error:
+            raise RedisTimeoutError(f"no answer in {seconds:g} s") from error
+    finally:
+        await pool.release(connection)
+
+
+async def _exchange(connection: AbstractConnection, commands: Sequence[Command]) -> list[Any]:
+    # One limit for the whole trip, the caller's: the connection's own would start a timer for each answer.
+    limit, connection.socket_timeout = connection.socket_timeout, None
+    try:
+        await connection.send_packed_command(_pack(connection, commands), check_health=False)
+        return [await _answer(connection) for _ in commands]
+    finally:
+        connection.socket_timeout = limit
+
+
+def _pack(connection: AbstractConnection, commands: Iterable[Command]) -> list[bytes]:
+    # Large values stay pieces of their own: they are not copied.
+    return [piece for command in commands for piece in connection.pack_command(*command)]
+
+
+async def _answer(connection: AbstractConnection) -> Any:
+    # Whatever else is raised, a cancellation too, closes the connection: later answers would be taken for others'.
+    try:
+        return await connection.read_response()
+    except ResponseError as error:
+        return error
