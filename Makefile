@@ -17,7 +17,7 @@ help:
 	@echo 'make chaos [CHAOS="--seed 7"]     kill everything, lose nothing; CHAOS=--help lists options'
 	@echo 'make fuzz [CASES=20000]           made-up messages to broker and reward; 50,000 steps of the broker model'
 	@echo 'make hostile                      hostile code against the sandbox (not built yet)'
-	@echo 'make agreement DATA=folder        verifiers against reference answers (not built yet)'
+	@echo 'make agreement DATA=folder        verifiers against reference answers (docs/math.md)'
 	@echo 'make clean                        remove the environments and the runs'
 
 demo:
@@ -45,7 +45,12 @@ fuzz:
 	@FUZZ_CASES=$(or $(CASES),20000) $(DEV)/python -m pytest -c pyproject.toml -s tests/contract/test_bad_input.py
 	@MODEL_STEPS=50000 .quartet/envs/broker/bin/python -m pytest -c pyproject.toml services/broker/tests/test_model.py
 
-learn hostile agreement:
+agreement:
+	@test -n '$(DATA)' || { echo 'DATA=folder is missing: the folder of the evaluation data (docs/math.md)' >&2; exit 2; }
+	@$(ENVIRONMENTS) reward
+	@.quartet/envs/reward/bin/python -m tests.agreement.run '$(DATA)'
+
+learn hostile:
 	@echo 'make $@ is not built yet.' >&2; exit 1
 
 clean:

@@ -1,0 +1,187 @@
+"""Agreement of the mathematical verifiers. Data, each file optional:
+
+gsm8k/test.jsonl           {"answer": "… #### 42"}
+math/math500.jsonl         {"answer": "\\\\frac{1}{2}"}
+mathverify/triples.jsonl   cases of Math-Verify's own tests: {"test": …, "params": {"gold": …, "pred": …, "expected": 0 or 1}}
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.struct_pb2 import Struct
+from quartet.v1 import reward_pb2
+
+from tests.agreement.rows import Asker, Row, reward_service
+
+# Of every gold, the golds of so many other problems are tried as answers.
+SHIFTS = (1, 7, 61, 211)
+
+# Math-Verify's tests that read formulas only, by its own configuration of them.
+_FORMULAS_ONLY = {
+    "test_latex_notation",
+    "test_latex_notation_math",
+    "test_relations_math",
+    "test_matrix_extraction",
+    "test_set_rel_assymetry",
+}
+# Where a case of Math-Verify's contradicts a guard: the policy under which it comes out as expected.
+_CHOSEN: dict[tuple[str, str], dict[str, Any]] = {
+    ("$10/9$", "Answer $ \\frac{1}{2} \\$ = \\frac{10}{9} $"): {"chains": "last"},
+    ("$x = 11$", "$x = 5+5+1 = 7 =11$"): {"chains": "last"},
+    ("$x = 1/3$", "$x = 5+5+1 = 1/3 \\approx 11$"): {"chains": "last"},
+    ("$z = 1 + 1 = 2$", "$z = 3+3 = 2$"): {"chains": "last"},
+    ("$(1,3)$", "${1,3}$"): {"bare_braces": "group"},
+}
+# Expected to be equal by Math-Verify's test, and not equal: it drops \mathrm{e} as if it were a unit.
+_UNTRUE = {("$1 - \\frac{1}{\\mathrm{e}}$", "$1 + \\frac{1}{\\mathrm{e}}$")}
+# What may differ between two golds of one value: separators, spaces, degrees, the name of the unknown.
+_NOT_COUNTED = re.compile(r"\\!|\{,\}|,|\s|\^\\circ|^[a-z]\s*=")
+
+
+def measure(data: Path) -> Iterator[Row]:
+    """Measure what `data` holds."""
+    gsm8k, math500, triples = data / "gsm8k/test.jsonl", data / "math/math500.jsonl", data / "mathverify/triples.jsonl"
+    if not any(path.exists() for path in (gsm8k, math500, triples)):
+        return
+    with reward_service("reward.workers=2", "reward.deadline_seconds=20") as asker:
+        for name, path, read in (("GSM8K", gsm8k, _gsm8k_gold), ("MATH-500", math500, _math_gold)):
+            if path.exists():
+                golds = [read(row) for row in _rows(path)]
+                yield from _golds(name, golds, asker)
+        if triples.exists():
+            yield from _triples(_rows(triples), asker)
+
+
+def _golds(name: str, golds: list[str], asker: Asker) -> Iterator[Row]:
+    for verifier, form in (
+        ("boxed", "so it is \\boxed{{{}}}."),
+        ("think_answer_tags", "<think>so</think><answer>{}</answer>"),
+        ("math", "Therefore the answer is ${}$."),
+    ):
+        results = asker.ask([_item(form.format(gold), gold, verifier) for gold in golds])
+        missed = [
+            f"{gold!r}: {_words(result)}" for gold, result in zip(golds, results, strict=True) if not _right(result)
+        ]
+        agreed = len(golds) - len(missed)
+        yield Row(
+            f"{name}, golds against themselves, {verifier}",
+            agreed,
+            len(golds),
+            "at least 99.9% accepted",
+            agreed >= 0.999 * len(golds),
+            missed,
+        )
+    pairs = [(golds[i], golds[(i + shift) % len(golds)]) for shift in SHIFTS for i in range(len(golds))]
+    pairs = sorted({(gold, other) for gold, other in pairs if gold != other})
+    results = asker.ask([_item(f"\\boxed{{{other}}}", gold, "math") for gold, other in pairs])
+    accepted = [pair for pair, result in zip(pairs, results, strict=True) if _right(result)]
+    unread = [pair for pair, result in zip(pairs, results, strict=True) if result.HasField("failure")]
+    notes = [f"accepted: gold {gold!r}, answer {other!r}" for gold, other in accepted]
+    notes += [f"failed: gold {gold!r}, answer {other!r}" for gold, other in unread]
+    false = [pair for pair in accepted if not _same_value(*pair)]
+    yield Row(
+        f"{name}, another problem's different gold refused",
+        len(pairs) - len(accepted) - len(unread),
+        len(pairs),
+        "0 accepted but for equal values, listed below",
+        not false and not unread,
+        notes,
+    )
+
+
+def _same_value(gold: str, other: str) -> bool:
+    """Return True for golds written differently whose values are equal, judged without the verifiers: by their text."""
+    plain = [_NOT_COUNTED.sub("", text).replace("\\dfrac", "\\frac") for text in (gold, other)]
+    if plain[0] == plain[1]:
+        return True
+    try:
+        return float(plain[0]) == float(plain[1])
+    except ValueError:
+        return False
+
+
+def _triples(rows: list[dict], asker: Asker) -> Iterator[Row]:
+    cases = [row for row in rows if row["params"]]
+    without_pair = [row["test"] for row in rows if not row["params"]]
+
+    def differing(**policy: Any) -> dict[tuple[str, str], str]:
+        """Return the cases that do not come out as expected, with the reason given."""
+        items = [_item(_pair(row)[1], _case(row)[0], "math", **_policy(row) | policy) for row in cases]
+        verdicts = zip(cases, asker.ask(items), strict=True)
+        return {_pair(row): _words(result) for row, result in verdicts if _right(result) != _case(row)[1]}
+
+    guarded, unguarded = differing(), differing(guards=False)
+    untrue = {_pair(row) for row in cases} & _UNTRUE
+    notes = [f"{gold!r}, {pred!r}: not as expected: {words}" for (gold, pred), words in guarded.items()]
+    if without_pair:
+        notes.append(f"{len(without_pair)} rows hold no pair, being tests of functions: {', '.join(without_pair)}")
+    agreed = sum(_pair(row) not in guarded for row in cases)
+    bar = "all as expected but what is untrue, listed below"
+    yield Row("Math-Verify's cases, guarded", agreed, len(cases), bar, set(guarded) == untrue, notes)
+    notes = [f"{gold!r}, {pred!r}: not as expected: {words}" for (gold, pred), words in unguarded.items()]
+    agreed = sum(_pair(row) not in unguarded for row in cases)
+    yield Row("Math-Verify's cases, guards off", agreed, len(cases), "all as expected", not unguarded, notes)
+
+
+def _case(row: dict) -> tuple[str, bool]:
+    """Return the gold and whether the prediction must be accepted."""
+    parameters = row["params"]
+    expected = parameters["expected"] if "expected" in parameters else parameters["result"]
+    if isinstance(expected, list):  # multiple choice: what must be read, or nothing
+        return (expected[-1], True) if expected else ("A", False)
+    return parameters["gold"], bool(expected)
+
+
+def _policy(row: dict) -> dict[str, Any]:
+    """Return the parameters of `math` that say what the case's own test configures."""
+    parameters, policy = row["params"], {}
+    if row["test"] in _FORMULAS_ONLY:
+        policy["prose"] = "formulas"
+    if "precision" in parameters:
+        policy["decimal_places"] = parameters["precision"]
+    if "strict" in parameters:
+        policy["any_names"] = not parameters["strict"]
+    if "allow_set_relation_comp" in parameters:
+        policy["relations_as_sets"] = parameters["allow_set_relation_comp"]
+    if "config" in parameters:
+        strings = parameters["config"].partition("strings=(")[2].partition(")")[0]
+        policy["choices"] = [choice.strip(" '") for choice in strings.split(",") if choice.strip()]
+    return policy | _CHOSEN.get(_pair(row), {})
+
+
+def _pair(row: dict) -> tuple[str, str]:
+    return row["params"].get("gold", ""), row["params"]["pred"]
+
+
+def _item(completion: str, gold: str, verifier: str, **parameters: Any) -> reward_pb2.ScoreItem:
+    struct = Struct()
+    struct.update(parameters)
+    return reward_pb2.ScoreItem(
+        completion=completion,
+        reference=reward_pb2.Reference(answer=gold),
+        verifiers=[reward_pb2.VerifierSpec(name=verifier, parameters=struct)],
+    )
+
+
+def _right(result: reward_pb2.ScoreResult) -> bool:
+    return result.score.outcome == reward_pb2.OUTCOME_CORRECT
+
+
+def _words(result: reward_pb2.ScoreResult) -> str:
+    return result.failure.message or result.score.reason
+
+
+def _gsm8k_gold(row: dict) -> str:
+    return row["answer"].rpartition("####")[2].strip()
+
+
+def _math_gold(row: dict) -> str:
+    return row["answer"]
+
+
+def _rows(path: Path) -> list[dict]:
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
