@@ -107,7 +107,7 @@ class Group:
     ) -> list[tuple[EngineCompletion, str]]:
         """Return the completions with their texts; each is handed to the scorer as soon as it is done."""
         instance = self.lease.instance
-        template = self._score_item(draw.settings.max_new_tokens)
+        template = self._score_item(draw.settings.max_new_tokens, reader.text(token_ids))
         tokens = TOKENS.labels(_PURPOSES.get(instance.purpose, "other"))
         finished: list[tuple[EngineCompletion, str]] = []
         async with aclosing(draw_completions(engine, self.lease.lease_id, token_ids, draw)) as stream:
@@ -129,7 +129,7 @@ class Group:
                         score.result()
         return finished
 
-    def _score_item(self, max_new_tokens: int) -> reward_pb2.ScoreItem | None:
+    def _score_item(self, max_new_tokens: int, prompt_text: str) -> reward_pb2.ScoreItem | None:
         """Return what all score items of the group share, or None for a serving prompt that asks for no score."""
         prompt = self.lease.instance.prompt
         serving = self.lease.instance.purpose == experience_pb2.PURPOSE_SERVE
@@ -143,6 +143,7 @@ class Group:
             verifiers=verifiers,
             max_new_tokens=max_new_tokens,
             run_id=self._spec.run_id,
+            prompt=prompt_text,
         )
 
     def _check_versions(self, completions: list[EngineCompletion]) -> None:

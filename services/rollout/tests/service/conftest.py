@@ -21,6 +21,7 @@ from quartet_common.config import (
 from quartet_common.host import ServiceHost
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.engines import EngineError
+from quartet_rollout.scoring import BATCHES
 from quartet_rollout.service import RolloutService
 
 
@@ -104,6 +105,7 @@ async def world(tmp_path) -> AsyncIterator[World]:
     broker_host, reward_host = quiet_host("broker"), quiet_host("reward")
     broker_pb2_grpc.add_BrokerServiceServicer_to_server(broker, broker_host.server)
     reward_pb2_grpc.add_RewardServiceServicer_to_server(reward, reward_host.server)
+    reward_host.capabilities.append(BATCHES)
     await broker_host.start()
     await reward_host.start()
     engine = ScriptedEngine()

@@ -331,27 +331,31 @@ class InTestReward(reward_pb2_grpc.RewardServiceServicer):
     def __init__(self) -> None:
         self.failures: list[reward_pb2.Failure] = []
         self.items: list[reward_pb2.ScoreItem] = []
+        self.messages: list[int] = []
+        """Items of each request."""
         self.silent = False
         self.break_streams = asyncio.Event()
 
     async def ScoreStream(self, request_iterator, context):  # noqa: N802
         async for request in request_iterator:
-            self.items.append(request.item)
+            items = list(request.items) or [request.item]
+            self.messages.append(len(items))
+            self.items.extend(items)
             if self.break_streams.is_set():
                 self.break_streams.clear()
                 return
             if self.silent:
                 continue
-            result = reward_pb2.ScoreResult(item_id=request.item.item_id)
-            if self.failures:
-                result.failure.CopyFrom(self.failures.pop(0))
+            results = [self._result(item) for item in items]
+            if request.items:
+                yield reward_pb2.ScoreStreamResponse(results=results)
             else:
-                result.score.CopyFrom(
-                    reward_pb2.Score(
-                        reward=request.item.completion_tokens,
-                        format_acc=1.0,
-                        ans_acc=0.5,
-                        outcome=reward_pb2.OUTCOME_CORRECT,
-                    )
-                )
-            yield reward_pb2.ScoreStreamResponse(result=result)
+                yield reward_pb2.ScoreStreamResponse(result=results[0])
+
+    def _result(self, item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
+        if self.failures:
+            return reward_pb2.ScoreResult(item_id=item.item_id, failure=self.failures.pop(0))
+        score = reward_pb2.Score(
+            reward=item.completion_tokens, format_acc=1.0, ans_acc=0.5, outcome=reward_pb2.OUTCOME_CORRECT
+        )
+        return reward_pb2.ScoreResult(item_id=item.item_id, score=score)

@@ -8,7 +8,9 @@ from conftest import begin_request, finish_request, instance, join_request
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, rollout_pb2
 
 from quartet_common.tensors import decode, decode_ragged
+from quartet_rollout import scoring
 from quartet_rollout.engines import EngineError
+from quartet_rollout.scoring import BATCHES
 
 
 def failure(kind=reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, retryable=True) -> reward_pb2.Failure:
@@ -102,11 +104,41 @@ async def test_a_passing_verifier_failure_is_tried_again(world):
     assert len({item.item_id for item in world.reward.items}) == len(world.reward.items) == 4
 
 
-async def test_a_broken_score_stream_loses_nothing(world):
+@pytest.mark.parametrize("batches", [True, False])
+async def test_a_broken_score_stream_loses_nothing(world, batches):
+    if not batches:
+        world.reward_host.capabilities.remove(BATCHES)
     world.reward.break_streams.set()
     await world.start()
     await world.broker.submit(instance("a"), instance("b"))
     await world.broker.until(lambda: len(world.broker.puts) == 2)
+
+
+async def test_completions_that_finish_together_are_scored_by_one_message(world):
+    await world.start(max_running_completions=100)
+    names = [f"i{number}" for number in range(20)]
+    await world.broker.submit(*(instance(name) for name in names))
+    await world.broker.until(lambda: len(world.broker.puts) == 20)
+    assert {put.group.header.instance_id for put in world.broker.puts} == set(names)
+    assert {put.group.header.reward_mean for put in world.broker.puts} == {3.5}
+    assert sum(world.reward.messages) == 40 and len(world.reward.messages) <= 10
+
+
+async def test_a_reward_service_of_the_last_release_is_sent_single_items(world):
+    world.reward_host.capabilities.remove(BATCHES)
+    await world.start(max_running_completions=100)
+    await world.broker.submit(*(instance(f"i{number}") for number in range(5)))
+    await world.broker.until(lambda: len(world.broker.puts) == 5)
+    assert world.reward.messages == [1] * 10 and not any(item.item_id == "" for item in world.reward.items)
+
+
+async def test_items_that_wait_to_be_sent_survive_the_stream(world, monkeypatch):
+    monkeypatch.setattr(scoring, "_GATHER_SECONDS", 0.5)
+    await world.start()
+    await world.broker.submit(instance("a"))
+    await world.until(lambda: world.service._scorer._sent)
+    await world.reward_host.server.stop(0)  # the stream breaks while they are gathered
+    await world.until(lambda: not world.service._scorer._sent and world.service._scorer._unsent.qsize() == 2)
 
 
 async def test_an_unanswered_item_is_given_up_in_time(world):
@@ -128,6 +160,7 @@ async def test_score_items_carry_what_verifiers_need(world):
     assert (second.completion, second.completion_tokens, second.truncated) == ("bbb", 3, True)
     assert first.max_new_tokens == 3 and first.run_id == "demo" and first.reference.answer == "2"
     assert [spec.name for spec in first.verifiers] == ["exact"]
+    assert first.prompt == second.prompt == "x" * 10
     assert decode(world.broker.tensors().truncated).tolist() == [0, 1]
 
 
