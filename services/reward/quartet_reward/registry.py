@@ -6,6 +6,7 @@ from importlib.metadata import EntryPoint, entry_points
 from quartet_common.config import ConfigError
 from quartet_reward.verifiers.base import Parameters, Verifier
 from quartet_reward.verifiers.boxed import Boxed
+from quartet_reward.verifiers.code import Code
 from quartet_reward.verifiers.exact import Exact
 from quartet_reward.verifiers.format import Format
 from quartet_reward.verifiers.length import Length
@@ -14,7 +15,7 @@ from quartet_reward.verifiers.think_answer_tags import ThinkAnswerTags
 
 ENTRY_POINT_GROUP = "quartet.verifiers"
 
-_BUILT_IN: tuple[type[Verifier], ...] = (Boxed, Exact, Format, Length, Math, ThinkAnswerTags)
+_BUILT_IN: tuple[type[Verifier], ...] = (Boxed, Code, Exact, Format, Length, Math, ThinkAnswerTags)
 
 
 def load_verifiers(points: Iterable[EntryPoint] | None = None) -> dict[str, Verifier]:

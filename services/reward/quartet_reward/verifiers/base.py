@@ -14,6 +14,7 @@ from quartet.v1 import reward_pb2
 
 from quartet_reward.fair_queue import CURRENT_RUN
 from quartet_reward.math_equality import MathEquality
+from quartet_reward.sandbox.api import Sandbox
 
 
 class Parameters(BaseModel):
@@ -50,6 +51,8 @@ class Tools:
     """What the service lends to its verifiers."""
 
     math: MathEquality
+    sandbox: Sandbox | None = None
+    """Where programs run. None: this service runs none."""
 
     @property
     def run_id(self) -> str:

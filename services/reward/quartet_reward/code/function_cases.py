@@ -1,0 +1,148 @@
+"""Function-style cases: JSON arguments, JSON results, as in LeetCode-style data and ColossalChat's `fn_name`."""
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from quartet_reward.code.report import Finding, Verdict
+from quartet_reward.code.special_judge import accepts, load, require_usable
+from quartet_reward.code.values import plain, same, same_in_any_order
+
+if TYPE_CHECKING:
+    from quartet_reward.code.judge_side import Program
+
+_SHOWN = 120
+
+
+def judge(
+    start: Callable[[], "Program"],
+    entry_point: str,
+    cases: list[tuple[str, str]],
+    arguments: str,
+    tolerance: float,
+    any_order: bool,
+    checker: str,
+) -> None:
+    """Call the function with each case's arguments. Returns if all results are right.
+
+    Args:
+        cases: the JSON of arguments and result of each.
+        arguments: `list`, `lines` or `auto`, see docs/code.md.
+
+    Raises:
+        Verdict: the first case whose result is not.
+    """
+    check = load(checker) if checker else None
+    readings = _readings([given for given, _ in cases], arguments)
+    expected_results = [_loads(text) for _, text in cases]
+    program = start()
+    reading = _fitting(readings, program, entry_point, cases[0][0])
+    # Some data wraps every result into a list of one.
+    wrapped = reading is _list_of_all and all(type(each) is list and len(each) == 1 for each in expected_results)
+    for index, ((given, _), expected) in enumerate(zip(cases, expected_results, strict=True)):
+        where = f"case {index + 1} of {len(cases)}"
+        if index:
+            program.begin_case()
+        if check is not None:
+            require_usable(check, reading(given), expected)
+        found = _call(program, entry_point, reading(given), where)
+        if check is not None:
+            right = accepts(check, reading(given), found, expected)
+        else:
+            right = _same(found, [expected, *expected] if wrapped else [expected], tolerance, any_order)
+        if not right:
+            raise Verdict(Finding.WRONG, f"{where}: the result {_shown(found)} is wrong")
+
+
+def _same(found: Any, allowed: list[Any], tolerance: float, any_order: bool) -> bool:
+    compare = same_in_any_order if any_order else same
+    try:
+        result = plain(found)
+        return any(compare(result, plain(each), tolerance) for each in allowed)
+    except (RecursionError, ValueError):  # nested deeper, or a longer number, than any expected result
+        return False
+
+
+def _function(program: "Program", entry_point: str) -> Any:
+    function = program.find(entry_point, in_solution=True)
+    if not callable(function):
+        raise Verdict(Finding.RAISED, f"the program's '{entry_point}' is no function")
+    return function
+
+
+def _call(program: "Program", entry_point: str, arguments: list, where: str) -> Any:
+    function = _function(program, entry_point)
+    try:
+        found = function(*arguments)
+        return list(found) if hasattr(type(found), "__next__") else found
+    except MemoryError:
+        raise Verdict(Finding.OUT_OF_MEMORY, f"{where}: the program ran out of memory") from None
+    except Exception as error:
+        shown = f"{type(error).__name__}: {error}"[:_SHOWN]
+        raise Verdict(Finding.RAISED, f"{where}: the program raised {shown}") from None
+
+
+Reading = Callable[[str], list]
+
+
+def _readings(inputs: list[str], arguments: str) -> list[Reading]:
+    """The ways in which the inputs may be meant, the likelier one first."""
+    for each in inputs:
+        for line in each.splitlines():
+            _loads(line)
+    if arguments == "lines" or (arguments == "auto" and any("\n" in each.strip() for each in inputs)):
+        return [_one_a_line]
+    lists = [_loads(each) for each in inputs]
+    if arguments == "list":
+        if not all(type(each) is list for each in lists):
+            raise Verdict(Finding.BAD_TEST, "an input is no JSON list of arguments")
+        return [_list_of_all]
+    lengths = {len(each) if type(each) is list else None for each in lists}
+    if None in lengths or len(lengths) > 1:
+        return [_one_a_line]
+    return [_list_of_all, _one_a_line]
+
+
+def _fitting(readings: list[Reading], program: "Program", entry_point: str, given: str) -> Reading:
+    """A list of two may be two arguments or one that is a list: the function's signature tells."""
+    if len(readings) == 1:
+        return readings[0]
+    count = len(readings[0](given))
+    if count != 1:
+        function = _function(program, entry_point)
+        if not program.accepts(function, count) and program.accepts(function, 1):
+            return readings[1]
+    return readings[0]
+
+
+def _one_a_line(given: str) -> list:
+    arguments = [_loads(line) for line in given.splitlines() if line.strip()]
+    return [_whole_keys(each) for each in arguments]
+
+
+def _list_of_all(given: str) -> list:
+    return [_whole_keys(each) for each in _loads(given)]
+
+
+def _whole_keys(argument: Any) -> Any:
+    """JSON has no keys but text; where all of an argument's are whole numbers, that is what they were."""
+    if type(argument) is not dict or not argument:
+        return argument
+    try:
+        return {int(key): value for key, value in argument.items()}
+    except ValueError:
+        return argument
+
+
+def _loads(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Verdict(Finding.BAD_TEST, f"{text[:_SHOWN]!r} is no JSON: {error}") from None
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)[:_SHOWN]
+    except Exception:  # the program's own __repr__, or a number too long to be written
+        return f"of type {type(value).__name__}"

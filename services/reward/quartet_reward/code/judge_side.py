@@ -1,0 +1,148 @@
+"""The tests' side of judged execution. It alone has the report pipe, and it reads nothing from the program but data."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from quartet_reward.code import assert_programs, function_cases, report, special_judge
+from quartet_reward.code.channel import Channel, Gone, Late, Malformed, TooLarge
+from quartet_reward.code.handles import Remote
+from quartet_reward.code.peer import Peer
+from quartet_reward.code.proxies import JUDGE_PROXIES
+from quartet_reward.code.report import Finding, Report, Verdict
+
+PEER_DESCRIPTOR = 3
+
+
+class Program:
+    """The program under test, as the tests see it."""
+
+    def __init__(self, seconds: float, total_seconds: float):
+        """`seconds`: how long the program may take for a case; the first one includes its start."""
+        self._channel = Channel(PEER_DESCRIPTOR)
+        self._peer = _UnforgivingPeer(self._channel, _serve, JUDGE_PROXIES)
+        self._seconds = seconds
+        self._last = time.monotonic() + total_seconds
+        self.asked = False
+
+    def start(self) -> None:
+        """Wait until the program is compiled, and run it. Raises Verdict."""
+        self.begin_case()
+        message = _or_end(self._channel.receive)
+        if message.get("compile_error") is not None:
+            raise Verdict(Finding.NOT_COMPILED, str(message["compile_error"]))
+        try:
+            self._ask("execute")
+        except MemoryError:
+            raise Verdict(Finding.OUT_OF_MEMORY, "the program ran out of memory") from None
+        except Exception as error:
+            raise Verdict(Finding.RAISED, f"the program raised {_shown(error)}") from None
+
+    def begin_case(self) -> None:
+        """Give the program its time for one more case."""
+        self._channel.deadline = min(time.monotonic() + self._seconds, self._last)
+
+    def defined(self, names: list[str]) -> list[str]:
+        """Return which of the names the program defines."""
+        found = self._ask("defined", names)
+        return [name for name in names if type(found) is list and name in found]
+
+    def find(self, path: str, in_solution: bool = False) -> Any:
+        """Return a function of the program, or a constant. Raises Verdict if it has none of this name."""
+        try:
+            found = self._ask("find", path, in_solution)
+        except Exception as error:
+            raise Verdict(Finding.RAISED, f"the program has no '{path}': {_shown(error)}") from None
+        self.asked = self.asked or not isinstance(found, Remote)
+        return found
+
+    def accepts(self, function: Any, count: int) -> bool:
+        """True if the function says that it can be called with so many arguments."""
+        return self._ask("accepts", function, count) is True
+
+    def was_called(self) -> bool:
+        """True if a test asked anything of what `find` returned."""
+        return self.asked or self._peer.called
+
+    def _ask(self, operation: str, *arguments: Any) -> Any:
+        return self._peer.ask(None, operation, *arguments)
+
+
+class _UnforgivingPeer(Peer):
+    """What ends the judgment does so at once: a test that expects an exception might take it for the program's."""
+
+    called = False
+
+    def ask(self, number: int | None, operation: str, *arguments: Any, **named: Any) -> Any:
+        if number is not None and not self.called:
+            self.called = True
+            report.tell_begun()
+        return _or_end(lambda: Peer.ask(self, number, operation, *arguments, **named))
+
+
+def main(payload: bytes) -> None:
+    """Judge. `payload`: JSON with `kind` and what that kind takes."""
+    task = json.loads(payload)
+    try:
+        _KINDS[task.pop("kind")](**task)
+        last = Report(Finding.PASSED, "every test passed")
+    except Verdict as verdict:
+        last = verdict.report
+    _end(last)
+
+
+def _judge_test_program(seconds: float, total_seconds: float, **task: Any) -> None:
+    assert_programs.judge(lambda: _started(seconds, total_seconds), **task)
+
+
+def _judge_function_cases(seconds: float, total_seconds: float, **task: Any) -> None:
+    function_cases.judge(lambda: _started(seconds, total_seconds), **task)
+
+
+_KINDS: dict[str, Callable[..., None]] = {
+    "test_program": _judge_test_program,
+    "function_cases": _judge_function_cases,
+    "output": special_judge.judge_output,
+}
+
+
+def _started(seconds: float, total_seconds: float) -> Program:
+    program = Program(seconds, total_seconds)
+    program.start()
+    return program
+
+
+def _serve(target: Any, operation: str, arguments: tuple, named: dict[str, Any]) -> Any:
+    """The program may call the functions and take from the iterators that the test passed to it, and nothing else."""
+    if operation == "call" and callable(target):
+        try:
+            return target(*arguments, **named)
+        except AssertionError:  # the program could take it and go on
+            _end(Report(Finding.WRONG, "an assertion fails in a function that the test passed to the program"))
+    if operation == "next" and hasattr(type(target), "__next__"):
+        return next(target)
+    raise Malformed(f"the program asked for '{operation[:80]}' of an object of the test")
+
+
+def _or_end(work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except Malformed as error:
+        _end(Report(Finding.WRONG, f"the program's process sent what is no answer: {error}"))
+    except Gone:
+        _end(Report(Finding.GONE, "the program's process ended before it had answered"))
+    except Late:
+        _end(Report(Finding.LATE, "the program did not answer in time"))
+    except TooLarge as error:
+        _end(Report(Finding.BAD_TEST, f"the test's arguments are too large: {error}"))
+
+
+def _end(last: Report) -> NoReturn:
+    report.tell(last)
+    os._exit(0)
+
+
+def _shown(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:300]

@@ -1,0 +1,46 @@
+"""Judged execution: the program in one sandbox, its tests in another, and data between them."""
+
+import json
+
+from quartet_reward.code.judgment import last_word, outcome_of
+from quartet_reward.code.outcomes import Outcome, of_end
+from quartet_reward.code.report import Finding
+from quartet_reward.code.rules import Rules
+from quartet_reward.code.tests import FunctionCases, TestProgram
+from quartet_reward.sandbox.api import Job, Sandbox
+
+# The judge ends the program at its time; the sandbox stands behind that, and behind the judge.
+_SPARE_SECONDS = 1.0
+
+
+async def judge(sandbox: Sandbox, program: str, tests: FunctionCases | TestProgram, rules: Rules) -> Outcome:
+    """Return what becomes of a program that is called by its tests.
+
+    Raises:
+        SandboxUnavailable: it could not be run.
+        VerifierFailure: the tests cannot be used, or the judge failed.
+    """
+    if isinstance(tests, TestProgram):
+        task = {"kind": "test_program", "source": tests.source}
+        seconds = rules.timeout_seconds
+    else:
+        task = {
+            "kind": "function_cases",
+            "cases": tests.cases,
+            "arguments": rules.arguments,
+            "tolerance": rules.tolerance,
+            "any_order": rules.any_order,
+            "checker": rules.checker,
+        }
+        seconds = min(rules.timeout_seconds * len(tests.cases), rules.total_seconds)
+    task |= {"entry_point": tests.entry_point, "seconds": rules.timeout_seconds, "total_seconds": seconds}
+    limits = rules.limits(seconds + _SPARE_SECONDS)
+    usual = rules.usual_imports and isinstance(tests, FunctionCases)
+    judging, execution = await sandbox.run_judged(
+        Job("judge", json.dumps(task).encode(), limits=limits),
+        Job("candidate", json.dumps({"source": program, "usual_imports": usual}).encode(), limits=limits),
+    )
+    last = last_word(judging)
+    if isinstance(last, Outcome):
+        return last
+    return of_end(execution) if last.finding is Finding.GONE else outcome_of(last)

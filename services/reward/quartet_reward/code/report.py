@@ -1,0 +1,76 @@
+"""What the judge tells the service, over a pipe that nothing else writes to."""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+REPORT_DESCRIPTOR = 4
+_LONGEST_REASON = 600
+
+
+class Finding(StrEnum):
+    """What the judge found."""
+
+    PASSED = "passed"
+    """Every test passed."""
+    WRONG = "wrong"
+    """A test failed, or the program answered with what is no answer."""
+    RAISED = "raised"
+    """The program raised where the test did not expect it."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """The program raised MemoryError."""
+    NOT_COMPILED = "not_compiled"
+    """The program does not compile."""
+    LATE = "late"
+    """The program did not answer in time."""
+    GONE = "gone"
+    """The program's process ended; how is in its Execution."""
+    BAD_TEST = "bad_test"
+    """The test itself is broken: it does not compile, fails before it asks the program anything, or never asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The judge's last word."""
+
+    finding: Finding
+    reason: str
+
+
+class Verdict(Exception):
+    """Raised in the judge to end the judgment."""
+
+    def __init__(self, finding: Finding, reason: str):
+        super().__init__(reason)
+        self.report = Report(finding, reason[:_LONGEST_REASON])
+
+
+def tell_begun() -> None:
+    """Tell that the program was asked something: what takes long from now on may be its doing."""
+    _write({"begun": True})
+
+
+def tell(report: Report) -> None:
+    """Tell the last word."""
+    _write(asdict(report))
+
+
+def _write(message: dict) -> None:
+    os.write(REPORT_DESCRIPTOR, json.dumps(message).encode() + b"\n")
+
+
+def read(written: bytes) -> tuple[bool, Report | None]:
+    """Return whether the program was asked anything, and the last word, if the judge came to one.
+
+    Raises:
+        ValueError: no judge writes so.
+    """
+    begun, last = False, None
+    for line in written.splitlines():
+        message = json.loads(line)
+        if "finding" in message:
+            last = Report(Finding(message["finding"]), message["reason"])
+        else:
+            begun = True
+    return begun, last

@@ -1,0 +1,70 @@
+"""What a reference gives to test a program with: one of three styles."""
+
+import json
+from dataclasses import dataclass
+
+from quartet.v1 import reward_pb2
+
+from quartet_reward.failures import VerifierFailure
+
+
+@dataclass(frozen=True, slots=True)
+class OutputCases:
+    """Standard input, and what is to be printed."""
+
+    cases: list[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCases:
+    """Arguments and result of a function, as JSON."""
+
+    entry_point: str
+    cases: list[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class TestProgram:
+    """A program of assertions."""
+
+    __test__ = False
+
+    source: str
+    entry_point: str
+    """The function under test; empty: found from the names that the test uses."""
+
+
+Tests = OutputCases | FunctionCases | TestProgram
+
+
+def read_tests(reference: reward_pb2.Reference) -> Tests:
+    """Return what the reference gives.
+
+    Raises:
+        VerifierFailure: nothing, two styles at once, or what cannot be used.
+    """
+    cases = [(case.input, case.output) for case in reference.test_cases]
+    if cases and reference.test_program:
+        raise _bad("reference has test_cases and test_program; one of them is allowed")
+    if reference.test_program.strip():
+        return TestProgram(reference.test_program, reference.entry_point)
+    if not cases:
+        raise _bad("reference has neither test_cases nor test_program; this verifier needs one of them")
+    if not reference.entry_point:
+        return OutputCases(cases)
+    for index, (given, expected) in enumerate(cases):
+        _require_json(f"reference.test_cases[{index}].output", expected)
+        for line in given.splitlines():
+            _require_json(f"reference.test_cases[{index}].input", line)
+    return FunctionCases(reference.entry_point, cases)
+
+
+def _require_json(field: str, text: str) -> None:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _bad(f"{field}: {text[:80]!r} is no JSON ({error}), which cases of a function are") from None
+
+
+def _bad(message: str) -> VerifierFailure:
+    return VerifierFailure(reward_pb2.FAILURE_KIND_BAD_REFERENCE, message)

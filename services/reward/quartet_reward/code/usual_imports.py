@@ -1,0 +1,33 @@
+"""Names that function-style problems take for granted, as LeetCode does. None of them hides a builtin."""
+
+import bisect
+import builtins
+import collections
+import functools
+import heapq
+import itertools
+import math
+import operator
+import random
+import re
+import string
+import typing
+from typing import Any
+
+_MODULES = (bisect, collections, functools, heapq, itertools, math, operator, random, re, string, typing)
+_WHOLE = (typing, operator, math, itertools, functools, heapq, bisect, collections)
+
+
+def _names() -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    for module in _WHOLE:  # later ones win
+        names.update({name: vars(module)[name] for name in module_names(module) if not hasattr(builtins, name)})
+    return names | {module.__name__: module for module in _MODULES}
+
+
+def module_names(module: Any) -> list[str]:
+    """Return the public names of a module: those of its `from … import *`."""
+    return list(getattr(module, "__all__", [name for name in vars(module) if not name.startswith("_")]))
+
+
+NAMES = _names()

@@ -1,0 +1,134 @@
+"""Programs, by running them against their tests in the sandbox."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+from quartet.v1 import reward_pb2
+
+from quartet_reward.code import judged, standard_io
+from quartet_reward.code.extraction import ProgramIn, find_program
+from quartet_reward.code.outcomes import Outcome
+from quartet_reward.code.rules import Rules
+from quartet_reward.code.tests import OutputCases, Tests, read_tests
+from quartet_reward.failures import VerifierFailure
+from quartet_reward.sandbox.api import Sandbox, SandboxUnavailable
+from quartet_reward.verifiers.base import Later, Parameters, Tools, Verdict
+
+_LARGEST_PROGRAM = 1 << 20
+
+
+class CodeParameters(Parameters):
+    """Parameters of `code`."""
+
+    correct_reward: float = Field(1.0, description="Reward of a program that passes every test.")
+    wrong_reward: float = Field(0.0, description="Reward of a program that fails a test.")
+    error_reward: float = Field(
+        0.0, description="Reward of a program that raises, runs into the time limit or exceeds another."
+    )
+    compile_error_reward: float = Field(0.0, description="Reward of a program that does not compile.")
+    program_in: ProgramIn = Field(
+        ProgramIn.LAST_PYTHON_FENCE, description="Where in the completion the program stands, see docs/code.md."
+    )
+    prefix: str = Field("", description="Source put before the program, e.g. a prompt that completions continue.")
+    timeout_seconds: float = Field(
+        10.0, ge=0.1, le=600, description="Seconds for each case, or for a whole test program."
+    )
+    total_seconds: float = Field(120.0, ge=0.1, le=3600, description="Seconds for all cases together.")
+    memory_bytes: int = Field(512 << 20, ge=32 << 20, le=64 << 30, description="Memory that the program may use.")
+    output_bytes: int = Field(1 << 20, ge=1 << 10, le=64 << 20, description="Most that the program may print.")
+    compare: Literal["lines", "tokens"] = Field(
+        "lines", description="Printed output: lines without trailing white space, or what white space separates."
+    )
+    any_order: bool = Field(False, description="Lines, tokens, or elements of a resulting list may come in any order.")
+    tolerance: float = Field(
+        0.0, ge=0, le=1, description="Numbers may differ by so much, absolutely or by that share of the expected one."
+    )
+    checker: str = Field(
+        "", description="Source of a checker program, which defines check(input, output, expected) -> bool."
+    )
+    arguments: Literal["auto", "list", "lines"] = Field(
+        "auto", description="Input of a function's case: a JSON list of arguments, or one JSON argument a line."
+    )
+    usual_imports: bool = Field(
+        True, description="Cases of a function: the program finds the usual modules and names (List, deque, inf, …)."
+    )
+
+    @model_validator(mode="after")
+    def _one_comparison(self) -> "CodeParameters":
+        others = [name for name in ("any_order", "tolerance") if getattr(self, name)]
+        if self.checker and others:
+            raise ValueError(f"a checker decides alone; got {' and '.join(others)} with it")
+        return self
+
+    def rules(self) -> Rules:
+        """Return how to judge."""
+        return Rules(
+            self.timeout_seconds,
+            self.total_seconds,
+            self.memory_bytes,
+            self.output_bytes,
+            self.compare == "tokens",
+            self.any_order,
+            self.tolerance,
+            self.checker,
+            self.arguments,
+            self.usual_imports,
+        )
+
+
+class Code:
+    """The program passes its tests."""
+
+    name = "code"
+    description = "The completion's Python program passes the reference's tests, run in the sandbox."
+    parameters = CodeParameters
+
+    def verify(self, item: reward_pb2.ScoreItem, parameters: CodeParameters, tools: Tools) -> Verdict | Later:
+        tests = read_tests(item.reference)
+        program = find_program(item.completion, parameters.program_in)
+        if program is None:
+            return _verdict(
+                Outcome(reward_pb2.OUTCOME_MALFORMED, f"no program in the {parameters.program_in}"), "", parameters
+            )
+        source = parameters.prefix + program
+        if len(source) > _LARGEST_PROGRAM:
+            reason = f"the program has {len(source)} characters; {_LARGEST_PROGRAM} are allowed"
+            return _verdict(Outcome(reward_pb2.OUTCOME_RESOURCE_EXCEEDED, reason), program, parameters)
+        if "\0" in source:
+            return _verdict(
+                Outcome(reward_pb2.OUTCOME_COMPILE_ERROR, "the program has null characters"), program, parameters
+            )
+        sandbox = tools.sandbox
+        if sandbox is None:
+            raise VerifierFailure(reward_pb2.FAILURE_KIND_SANDBOX_UNAVAILABLE, "this service has no sandbox")
+
+        async def later() -> Verdict:
+            return _verdict(await _judge(sandbox, source, tests, parameters.rules()), program, parameters)
+
+        return later
+
+
+async def _judge(sandbox: Sandbox, source: str, tests: Tests, rules: Rules) -> Outcome:
+    try:
+        if isinstance(tests, OutputCases):
+            return await standard_io.judge(sandbox, source, tests, rules)
+        return await judged.judge(sandbox, source, tests, rules)
+    except SandboxUnavailable as error:
+        raise VerifierFailure(reward_pb2.FAILURE_KIND_SANDBOX_UNAVAILABLE, str(error)) from error
+
+
+def _verdict(outcome: Outcome, program: str, parameters: CodeParameters) -> Verdict:
+    rewards = {
+        reward_pb2.OUTCOME_CORRECT: parameters.correct_reward,
+        reward_pb2.OUTCOME_INCORRECT: parameters.wrong_reward,
+        reward_pb2.OUTCOME_MALFORMED: 0.0,
+        reward_pb2.OUTCOME_COMPILE_ERROR: parameters.compile_error_reward,
+    }
+    return Verdict(
+        rewards.get(outcome.outcome, parameters.error_reward),
+        outcome.outcome,
+        outcome.reason,
+        program.strip(),
+        format_acc=0.0 if outcome.outcome == reward_pb2.OUTCOME_MALFORMED else 1.0,
+        ans_acc=1.0 if outcome.outcome == reward_pb2.OUTCOME_CORRECT else 0.0,
+    )
