@@ -1,0 +1,121 @@
+"""What a new process does to itself between the fork and its program: everything that cannot be undone."""
+
+import ctypes
+import os
+import resource
+from dataclasses import dataclass
+
+from quartet_reward.sandbox.landlock import Landlock
+from quartet_reward.sandbox.seccomp import Filter
+from quartet_reward.sandbox.syscalls import (
+    LIBC,
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
+    NUMBERS,
+    PR_SET_DUMPABLE,
+    PR_SET_NO_NEW_PRIVS,
+    check,
+    mount,
+    prctl,
+)
+
+USER = 1000
+"""The user and group that a program sees itself as."""
+SCRATCH = "/tmp"
+PAIR, REPORT, STATUS, PAYLOAD = 3, 4, 5, 6
+"""Descriptors of a program; the last two are closed before it begins, or close themselves."""
+_CAPABILITY_VERSION = 0x20080522
+_BYTES_PER_INODE = 4096
+_STACK_BYTES = 64 << 20
+_MOST_DESCRIPTORS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """Limits as the kernel takes them."""
+
+    cpu_seconds: int
+    memory_bytes: int
+    processes: int
+    scratch_bytes: int
+    file_bytes: int
+    open_files: int
+
+
+class Confinement:
+    """Made once in the fork server, used by each of its children."""
+
+    def __init__(self, proc: int, landlock: Landlock | None, base_bytes: int):
+        """`proc`: a descriptor of /proc. `base_bytes`: address space that every child has from the beginning."""
+        self._proc = proc
+        self._landlock = landlock
+        self._base_bytes = base_bytes
+        self._filter = Filter()
+        header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+        none = (ctypes.c_uint32 * 6)()
+        self._drop_capabilities = (ctypes.c_long(NUMBERS["capset"]), header, none)
+
+    def enter(self, allowance: Allowance, descriptors: dict[int, int], outer_uid: int) -> None:
+        """Confine this process, the first of its namespaces. `descriptors`: wanted number → number now.
+
+        Raises:
+            OSError: a fence could not be put up; nothing of the program may run.
+        """
+        prctl(PR_SET_DUMPABLE, 1)  # or the files in /proc/self would not be ours
+        self._write("self/setgroups", "deny")
+        self._write("self/uid_map", f"{USER} {outer_uid} 1")
+        self._write("self/gid_map", f"{USER} 0 1")
+        self._write("self/oom_score_adj", "1000")
+        inodes = max(64, allowance.scratch_bytes // _BYTES_PER_INODE)
+        options = f"size={allowance.scratch_bytes},nr_inodes={inodes},mode=0700,uid={USER},gid={USER}"
+        os.setresgid(USER, USER, USER)
+        os.setresuid(USER, USER, USER)
+        mount("tmpfs", SCRATCH, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options)
+        self.close(allowance, descriptors)
+
+    def close(self, allowance: Allowance, descriptors: dict[int, int]) -> None:
+        """The part that needs no namespaces. Raises OSError."""
+        os.chdir(SCRATCH)
+        os.umask(0o077)
+        _set_descriptors(descriptors)
+        self._limit(allowance)
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
+        if self._landlock:
+            self._landlock.put_on(SCRATCH)
+        os.closerange(PAYLOAD + 1, _MOST_DESCRIPTORS)
+        check(LIBC.syscall(*self._drop_capabilities), "capset")
+        prctl(PR_SET_DUMPABLE, 0)
+        self._filter.put_on()
+
+    def _write(self, name: str, text: str) -> None:
+        descriptor = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self._proc)
+        try:
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
+
+    def _limit(self, allowance: Allowance) -> None:
+        cpu = allowance.cpu_seconds
+        for kind, soft, hard in (
+            (resource.RLIMIT_CORE, 0, 0),
+            (resource.RLIMIT_CPU, cpu, cpu + 1),
+            (resource.RLIMIT_AS, *2 * (self._base_bytes + allowance.memory_bytes,)),
+            (resource.RLIMIT_STACK, _STACK_BYTES, _STACK_BYTES),
+            (resource.RLIMIT_NPROC, allowance.processes, allowance.processes),
+            (resource.RLIMIT_FSIZE, allowance.file_bytes, allowance.file_bytes),
+            (resource.RLIMIT_NOFILE, allowance.open_files, allowance.open_files),
+            (resource.RLIMIT_MEMLOCK, 0, 0),
+            (resource.RLIMIT_MSGQUEUE, 0, 0),
+            (resource.RLIMIT_SIGPENDING, 256, 256),
+        ):
+            resource.setrlimit(kind, (soft, hard))
+
+
+def _set_descriptors(wanted: dict[int, int]) -> None:
+    """Give each descriptor its number. The fork server holds all these numbers, so none of `wanted` has one now."""
+    for number, now in wanted.items():
+        os.dup2(now, number, inheritable=number < STATUS)
+    for number in range(PAYLOAD + 1):
+        if number not in wanted:
+            os.close(number)

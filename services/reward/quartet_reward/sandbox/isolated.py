@@ -1,0 +1,170 @@
+"""The sandbox of one mode: fork servers, slots, and jobs that go from one to the other."""
+
+import asyncio
+import itertools
+import os
+import socket
+
+from quartet_common.log import get_logger
+from quartet_reward.sandbox.api import Execution, Job, SandboxUnavailable
+from quartet_reward.sandbox.job_run import JobRun
+from quartet_reward.sandbox.server_handle import ServerHandle, Users
+from quartet_reward.sandbox.settings import SandboxSection
+from quartet_reward.sandbox.slots import Slots
+
+log = get_logger(__name__)
+
+_FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.2, 10.0
+
+
+class IsolatedSandbox:
+    """A Sandbox of fork servers. Each slot belongs to one of them and, as root, to one user."""
+
+    def __init__(self, settings: SandboxSection):
+        self._settings = settings
+        self._names = itertools.count()
+        self._servers: list[ServerHandle | None] = [None] * settings.fork_servers
+        self._up = [asyncio.Event() for _ in self._servers]
+        self._slots = Slots(range(settings.slots))
+        self._keepers: list[asyncio.Task] = []
+        self._runs: set[JobRun] = set()
+        self._endings: set[asyncio.Task] = set()
+        self._closed = False
+        self._rootful = os.geteuid() == 0
+
+    @property
+    def mode(self) -> str:
+        """Which mechanisms hold."""
+        return "namespaces+uid" if self._rootful else "namespaces"
+
+    async def start(self) -> None:
+        """Start the fork servers. Raises SandboxUnavailable if they cannot."""
+        self._keepers = [asyncio.create_task(self._keep(i)) for i in range(len(self._servers))]
+        all_up = asyncio.gather(*(up.wait() for up in self._up))
+        try:
+            # A keeper ends only if its first fork server cannot start.
+            await asyncio.wait([*self._keepers, all_up], return_when=asyncio.FIRST_COMPLETED)
+            for keeper in self._keepers:
+                if keeper.done():
+                    keeper.result()
+        except BaseException:
+            await self.close()
+            raise
+        finally:
+            all_up.cancel()
+
+    async def run(self, job: Job) -> Execution:
+        """Run one job alone; see the Protocol."""
+        slots = await self._slots.take(1)
+        try:
+            run = await self._begin(slots[0], job)
+        except BaseException:
+            self._slots.give(slots)
+            raise
+        self._give_back(slots, run)
+        try:
+            await run.ended.wait()
+        finally:
+            run.kill(None)
+        return run.execution()
+
+    async def run_judged(self, judge: Job, candidate: Job) -> tuple[Execution, Execution]:
+        """Run two jobs joined by a socket pair; see the Protocol."""
+        slots = await self._slots.take(2)
+        ours, theirs = socket.socketpair()
+        runs: list[JobRun] = []
+        try:
+            with ours, theirs:
+                runs.append(await self._begin(slots[1], candidate, theirs.fileno()))
+                runs.append(await self._begin(slots[0], judge, ours.fileno(), report=True))
+        except BaseException:
+            for run in runs:
+                run.kill(None)
+            raise
+        finally:
+            self._give_back(slots, *runs)
+        try:
+            await runs[1].ended.wait()
+            runs[0].kill(None)
+            await runs[0].ended.wait()
+        finally:
+            for run in runs:
+                run.kill(None)
+        return runs[1].execution(), runs[0].execution()
+
+    async def close(self) -> None:
+        """Kill everything that runs and free what is held."""
+        self._closed = True
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await asyncio.gather(*(server.close() for server in self._servers if server))
+        await asyncio.gather(*self._endings)
+
+    async def _begin(self, slot: int, job: Job, pair: int | None = None, report: bool = False) -> JobRun:
+        index = slot % len(self._servers)
+        if self._closed:
+            raise SandboxUnavailable("the sandbox is closed")
+        try:
+            async with asyncio.timeout(_LAST_RETRY_SECONDS):
+                await self._up[index].wait()
+        except TimeoutError:
+            raise SandboxUnavailable("the fork server does not start") from None
+        server = self._servers[index]
+        if server is None:
+            raise SandboxUnavailable("the fork server has died")
+        if job.entry not in server.entries:
+            raise ValueError(f"there is no entry {job.entry!r}; there are {', '.join(sorted(server.entries))}")
+        uid = 1 + slot // len(self._servers) if self._rootful else 0
+        return JobRun(next(self._names), server, uid, job, self.mode, pair, report)
+
+    def _give_back(self, slots: list[int], *runs: JobRun) -> None:
+        """The slots are free again when the runs' process trees are gone, whoever still waits for them."""
+
+        async def when_ended() -> None:
+            for run in runs:
+                await run.ended.wait()
+            self._slots.give(slots)
+
+        task = asyncio.create_task(when_ended())
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+
+    async def _keep(self, index: int) -> None:
+        """Keep a fork server alive. Raises SandboxUnavailable if the first one cannot start."""
+        started, delay = False, _FIRST_RETRY_SECONDS
+        while True:
+            server = ServerHandle(self._users(index), self._settings.readable)
+            self._servers[index] = server
+            failed = False
+            try:
+                await server.await_ready()
+                self._up[index].set()
+                started, delay = True, _FIRST_RETRY_SECONDS
+                await server.gone.wait()
+                log.error("a fork server died and is started again", extra={"fork_server": index})
+            except SandboxUnavailable as error:
+                if not started:
+                    raise
+                log.error("a fork server does not start", extra={"fork_server": index, "reason": str(error)})
+                failed = True
+            finally:
+                self._up[index].clear()
+                server.kill()
+            await server.close()
+            if failed:
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, _LAST_RETRY_SECONDS)
+
+    def _users(self, index: int) -> Users:
+        if not self._rootful:
+            return Users()
+        count = 1 + -(-self._settings.slots // self._settings.fork_servers)
+        return Users(self._settings.first_uid + index * count, count)
+
+
+async def open_sandbox(settings: SandboxSection) -> IsolatedSandbox:
+    """Start the strongest sandbox that this machine allows. Raises SandboxUnavailable."""
+    sandbox = IsolatedSandbox(settings)
+    await sandbox.start()
+    return sandbox

@@ -1,0 +1,218 @@
+"""One job under way, seen from the service: its pipes, its clock, and what became of it."""
+
+import asyncio
+import contextlib
+import fcntl
+import math
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from quartet_reward.sandbox import child
+from quartet_reward.sandbox.api import Ending, Execution, Job, Limits, SandboxUnavailable
+from quartet_reward.sandbox.server_handle import ServerHandle
+
+_CHUNK = 65536
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+# A killed tree is gone in milliseconds; this is for a machine that swaps.
+_DEATH_SECONDS = 10.0
+_START_SECONDS = 10.0
+
+
+class _Stream:
+    """The service's end of a pipe that a program writes to."""
+
+    def __init__(self, most: int, overflow: Callable[[], None]):
+        self._most = most
+        self._overflow = overflow
+        self.data = bytearray()
+        self._own, self.theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(self.theirs, True)
+        asyncio.get_running_loop().add_reader(self._own, self.read)
+        self._open = True
+
+    def read(self) -> None:
+        while self._open:
+            try:
+                chunk = os.read(self._own, _CHUNK)
+            except BlockingIOError:
+                return
+            self.data += chunk
+            if not chunk:
+                self.close()
+            elif len(self.data) > self._most:
+                del self.data[self._most :]
+                self.close()
+                self._overflow()
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            asyncio.get_running_loop().remove_reader(self._own)
+            os.close(self._own)
+
+
+class JobRun:
+    """Starts at once; `ended` is set when its process tree is gone."""
+
+    def __init__(
+        self,
+        name: int,
+        server: ServerHandle,
+        uid: int,
+        job: Job,
+        mode: str,
+        pair: int | None = None,
+        report: bool = False,
+    ):
+        """`pair`: the descriptor of a socket for the program, which stays the caller's. Raises SandboxUnavailable."""
+        self._name, self._server, self._job, self._mode = name, server, job, mode
+        self._killed_for: Ending | None = None
+        self._problem = ""
+        self._result: dict[str, Any] = {}
+        self._handle = -1
+        self._began = self._finished = time.perf_counter()
+        self._timer: asyncio.TimerHandle | None = None
+        self.ended = asyncio.Event()
+        limits = job.limits
+        self._out = _Stream(limits.output_bytes, lambda: self.kill(Ending.OUTPUT_EXCEEDED))
+        self._err = _Stream(limits.output_bytes, lambda: self.kill(Ending.OUTPUT_EXCEEDED))
+        self._status = _Stream(4096, lambda: None)
+        self._report = _Stream(limits.output_bytes, lambda: self.kill(Ending.OUTPUT_EXCEEDED)) if report else None
+        own = {
+            "payload": _sealed(job.payload),
+            "stdin": _sealed(job.stdin),
+            "stdout": self._out.theirs,
+            "stderr": self._err.theirs,
+            "status": self._status.theirs,
+        }
+        if self._report:
+            own["report"] = self._report.theirs
+        streams = own if pair is None else {**own, "pair": pair}
+        message = {
+            "job": name,
+            "entry": job.entry,
+            "uid": uid,
+            "streams": list(streams),
+            "allowance": _allowance(limits),
+        }
+        try:
+            server.send(name, message, list(streams.values()), self._hear)
+        except SandboxUnavailable:
+            self._close_streams()
+            raise
+        finally:
+            for descriptor in own.values():
+                os.close(descriptor)
+        self._timer = asyncio.get_running_loop().call_later(_START_SECONDS, self._give_up, "it did not begin")
+
+    def kill(self, reason: Ending | None) -> None:
+        """Kill the process tree. `reason`: the ending to report; the first one given counts."""
+        self._killed_for = self._killed_for or reason
+        if self._handle < 0 or self.ended.is_set():
+            return
+        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        self._set_timer(_DEATH_SECONDS, self._give_up, "its process tree did not die")
+
+    def execution(self) -> Execution:
+        """Return how it ended, after `ended`. Raises SandboxUnavailable."""
+        status = bytes(self._status.data)
+        if not self._problem and not status.startswith(child.READY):
+            self._problem = f"no confinement: {status.decode(errors='replace') or 'the process died'}"
+        if self._problem:
+            raise SandboxUnavailable(self._problem)
+        ending = self._ending(status)
+        result = self._result
+        return Execution(
+            ending=ending,
+            exit_code=result["exit_code"] if ending is Ending.EXITED else None,
+            signal=result["signal"] if ending is Ending.SIGNALLED else None,
+            stdout=bytes(self._out.data),
+            stderr=bytes(self._err.data),
+            report=bytes(self._report.data) if self._report else b"",
+            cpu_seconds=result["cpu_seconds"],
+            wall_seconds=self._finished - self._began,
+            peak_memory_bytes=result["peak_memory_bytes"],
+            mode=self._mode,
+        )
+
+    def _ending(self, status: bytes) -> Ending:
+        limits, result = self._job.limits, self._result
+        if self._killed_for is Ending.OUTPUT_EXCEEDED:
+            return Ending.OUTPUT_EXCEEDED
+        if child.OUT_OF_MEMORY in status:
+            return Ending.MEMORY_EXCEEDED
+        if result["exit_code"] is not None:
+            return Ending.EXITED  # by itself, even if just before it was to be killed
+        if self._killed_for:
+            return self._killed_for
+        if result["signal"] in (signal.SIGXCPU, signal.SIGKILL) and result["cpu_seconds"] >= limits.cpu_seconds:
+            return Ending.TIMED_OUT
+        return Ending.SIGNALLED
+
+    def _hear(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        event = message["event"]
+        if event == "started":
+            self._handle = descriptors[0]
+            self._began = time.perf_counter()
+            if self._killed_for or self._problem:
+                self.kill(None)
+            else:
+                self._set_timer(self._job.limits.wall_seconds, self.kill, Ending.TIMED_OUT)
+            return
+        if event == "ended" and "cpu_seconds" in message:
+            self._result = message
+        else:
+            self._problem = self._problem or message.get("reason") or "the fork server has died"
+        self._end()
+
+    def _give_up(self, reason: str) -> None:
+        """The fork server does not do as it should: end it, and with it all that it started."""
+        self._problem = reason
+        self._server.kill()
+
+    def _end(self) -> None:
+        self._finished = time.perf_counter()
+        self._server.forget(self._name)
+        self._close_streams()
+        if self._handle >= 0:
+            os.close(self._handle)
+        self.ended.set()
+
+    def _close_streams(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+        for stream in (self._out, self._err, self._status, self._report):
+            if stream:
+                stream.read()  # what the dead have left behind
+                stream.close()
+
+    def _set_timer(self, seconds: float, action: Callable, *arguments: object) -> None:
+        if self._timer:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, action, *arguments)
+
+
+def _allowance(limits: Limits) -> dict[str, int]:
+    return {
+        "cpu_seconds": math.ceil(limits.cpu_seconds),
+        "memory_bytes": limits.memory_bytes,
+        "processes": limits.processes,
+        "scratch_bytes": limits.scratch_bytes,
+        "file_bytes": limits.file_bytes,
+        "open_files": limits.open_files,
+    }
+
+
+def _sealed(data: bytes) -> int:
+    """Return a descriptor to read `data` from: memory that no program can change."""
+    descriptor = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    return descriptor

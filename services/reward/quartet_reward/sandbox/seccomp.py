@@ -1,0 +1,94 @@
+"""The filter of system calls, as a program for the kernel's BPF machine.
+
+What is not listed is refused with EPERM, so that a new kernel's new calls are refused too. clone3 is "not implemented",
+because its flags cannot be seen by a filter: libc then uses clone, whose flags can.
+"""
+
+import ctypes
+import errno
+import struct
+
+from quartet_reward.sandbox import syscalls
+from quartet_reward.sandbox.syscalls import ALL_NEW, AUDIT_ARCH, HARMLESS, LIBC, NUMBERS, check
+
+_F_SETPIPE_SZ = 1031
+_AF_UNIX = 1
+_PR_SET_NAME, _PR_GET_NAME, _PR_SET_VMA = 15, 16, 0x53564D41
+_ARCH_SET_FS = 0x1002
+# FIONREAD, FIONBIO, FIOCLEX, FIONCLEX, TCGETS, TIOCGWINSZ: what libc and Python ask of files and pipes.
+_IOCTLS = (0x541B, 0x5421, 0x5451, 0x5450, 0x5401, 0x5413)
+
+_LOAD, _EQUAL, _ANY_BIT, _AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
+_ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
+_NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
+_X32 = 0x40000000
+
+
+def _line(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("HBBI", code, if_true, if_false, value)
+
+
+def _argument(index: int, high: bool = False) -> bytes:
+    return _line(_LOAD, _ARGUMENTS + 8 * index + 4 * high)
+
+
+def _refuse(number: int) -> bytes:
+    return _line(_RETURN, _REFUSE | number)
+
+
+def _only(index: int, values: tuple[int, ...], otherwise: int) -> bytes:
+    """Allow if the low half of an argument is one of `values`. All of them are 32-bit integers to the kernel."""
+    lines = [_argument(index)]
+    lines += [_line(_EQUAL, value, len(values) - place, 0) for place, value in enumerate(values)]
+    return b"".join([*lines, _refuse(otherwise), _line(_RETURN, _ALLOW)])
+
+
+def _null(index: int) -> bytes:
+    """Allow if a pointer is null."""
+    tests = [_argument(index), _line(_EQUAL, 0, 0, 2), _argument(index, high=True), _line(_EQUAL, 0, 1, 0)]
+    return b"".join([*tests, _refuse(errno.EPERM), _line(_RETURN, _ALLOW)])
+
+
+def _case(name: str, body: bytes) -> bytes:
+    """What to do with one call; `body` always returns."""
+    return _line(_EQUAL, NUMBERS[name], 0, len(body) // 8) + body
+
+
+def assemble() -> bytes:
+    """Return the program."""
+    no_clone = [_argument(0), _line(_ANY_BIT, ALL_NEW, 0, 1), _refuse(errno.EPERM), _line(_RETURN, _ALLOW)]
+    # Pipes hold 64 KiB each unless they are made larger: memory that no other limit counts.
+    no_larger_pipe = [_argument(1), _line(_EQUAL, _F_SETPIPE_SZ, 0, 1), _refuse(errno.EPERM), _line(_RETURN, _ALLOW)]
+    cases = [
+        _case("clone", b"".join(no_clone)),
+        _case("clone3", _refuse(errno.ENOSYS)),
+        _case("fcntl", b"".join(no_larger_pipe)),
+        _case("ioctl", _only(1, _IOCTLS, errno.ENOTTY)),
+        _case("prctl", _only(0, (_PR_SET_NAME, _PR_GET_NAME, _PR_SET_VMA), errno.EPERM)),
+        _case("prlimit64", _null(2)),  # limits can be read, not set
+        _case("sendto", _null(4)),  # on a connected socket only
+        _case("socketpair", _only(0, (_AF_UNIX,), errno.EPERM)),
+    ]
+    if "arch_prctl" in NUMBERS:
+        cases.append(_case("arch_prctl", _only(0, (_ARCH_SET_FS,), errno.EPERM)))
+    head = [_line(_LOAD, _ARCH), _line(_EQUAL, AUDIT_ARCH, 1, 0), _line(_RETURN, _KILL), _line(_LOAD, _NUMBER)]
+    if syscalls.MACHINE == "x86_64":
+        head += [_line(_AT_LEAST, _X32, 0, 1), _line(_RETURN, _KILL)]
+    plain = [_line(_EQUAL, number, 0, 1) + _line(_RETURN, _ALLOW) for number in HARMLESS.values()]
+    return b"".join([*head, *plain, *cases, _refuse(errno.EPERM)])
+
+
+class Filter:
+    """The program, made once and put on by each child."""
+
+    def __init__(self) -> None:
+        program = assemble()
+        self._code = ctypes.create_string_buffer(program, len(program))
+        # struct sock_fprog: the number of instructions, padding, where they are.
+        header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(self._code))
+        self._program = ctypes.create_string_buffer(header, len(header))
+        self._arguments = (ctypes.c_long(NUMBERS["seccomp"]), ctypes.c_long(1), ctypes.c_long(0), self._program)
+
+    def put_on(self) -> None:
+        """Filter this process and all it starts, for good. Needs no_new_privs. Raises OSError."""
+        check(LIBC.syscall(*self._arguments), "seccomp")

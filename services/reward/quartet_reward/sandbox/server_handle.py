@@ -1,0 +1,174 @@
+"""One fork server, seen from the service: start it, give it jobs, hear of their ends, know when it is gone."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quartet_reward.sandbox import messages
+from quartet_reward.sandbox.api import SandboxUnavailable
+
+_START_SECONDS = 60.0
+_FOLDER = Path(__file__).resolve().parents[2]
+_LAUNCHER = Path(__file__).with_name("launcher.py")
+PRELOAD = [
+    "array",
+    "base64",
+    "bisect",
+    "cmath",
+    "collections",
+    "collections.abc",
+    "contextlib",
+    "copy",
+    "dataclasses",
+    "datetime",
+    "decimal",
+    "enum",
+    "fractions",
+    "functools",
+    "hashlib",
+    "heapq",
+    "inspect",
+    "io",
+    "itertools",
+    "json",
+    "math",
+    "operator",
+    "queue",
+    "random",
+    "re",
+    "statistics",
+    "string",
+    "struct",
+    "sys",
+    "textwrap",
+    "threading",
+    "time",
+    "traceback",
+    "typing",
+    "unittest",
+    "warnings",
+]
+"""What programs often import: in memory once, shared by all."""
+
+
+@dataclass(frozen=True)
+class Users:
+    """The users of a fork server and its slots: `first` and `count` of them, or none but the service's own (0, 0)."""
+
+    first: int = 0
+    count: int = 0
+
+
+Hear = Callable[[dict[str, Any], list[int]], None]
+
+
+class ServerHandle:
+    """A fork server's process and the channel to it."""
+
+    def __init__(self, users: Users, readable: tuple[str, ...]):
+        """Start the process. Raises OSError if there can be none."""
+        self._jobs: dict[int, Hear] = {}
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        settings = {
+            "first_uid": users.first,
+            "uids": users.count,
+            "readable": list(readable),
+            "preload": PRELOAD,
+            "parent": os.getpid(),
+        }
+        python = getattr(sys, "_base_executable", sys.executable)
+        command = [python, "-I", "-S", str(_LAUNCHER), str(_FOLDER), str(theirs.fileno()), json.dumps(settings)]
+        with theirs:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env={},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._channel.setblocking(False)
+        self.gone = asyncio.Event()
+        self.entries: frozenset[str] = frozenset()
+        self.features: dict[str, Any] = {}
+        self._ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().add_reader(self._channel, self._hear)
+
+    @property
+    def pid(self) -> int:
+        """The launcher's process id."""
+        return self._process.pid
+
+    async def await_ready(self) -> None:
+        """Wait until it serves. Raises SandboxUnavailable with the reason why it cannot."""
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                message = await asyncio.shield(self._ready)
+        except TimeoutError:
+            raise SandboxUnavailable(f"the fork server was not ready within {_START_SECONDS:g} s") from None
+        if message["event"] != "ready":
+            raise SandboxUnavailable(f"the fork server could not start: {message['reason']}")
+        self.entries = frozenset(message["entries"])
+        self.features = message
+
+    def send(self, name: int, message: dict[str, Any], descriptors: list[int], hear: Hear) -> None:
+        """Ask for a job; `hear` is called with each message about it. Raises SandboxUnavailable."""
+        if self.gone.is_set():
+            raise SandboxUnavailable("the fork server has died")
+        self._jobs[name] = hear
+        try:
+            messages.send(self._channel, message, descriptors)
+        except OSError as error:
+            del self._jobs[name]
+            raise SandboxUnavailable(f"the fork server takes no jobs: {error}") from error
+
+    def forget(self, name: int) -> None:
+        """Nothing more will be heard of a job."""
+        self._jobs.pop(name, None)
+
+    def kill(self) -> None:
+        """End the fork server and all that it started."""
+        self._process.kill()
+
+    async def close(self) -> None:
+        """Kill it, tell every job's `hear`, and wait until it is gone."""
+        self.kill()
+        await asyncio.to_thread(self._process.wait)
+        self._lose()
+
+    def _hear(self) -> None:
+        while True:
+            try:
+                message, descriptors = messages.receive(self._channel)
+            except BlockingIOError:
+                return
+            except (messages.Closed, ValueError):
+                self._lose()
+                return
+            if "job" not in message:
+                if not self._ready.done():
+                    self._ready.set_result(message)
+            elif hear := self._jobs.get(message["job"]):
+                hear(message, descriptors)
+            else:
+                messages.close_all(descriptors)
+
+    def _lose(self) -> None:
+        if self.gone.is_set():
+            return
+        self.gone.set()
+        asyncio.get_running_loop().remove_reader(self._channel)
+        self._channel.close()
+        self._process.kill()
+        if not self._ready.done():
+            self._ready.set_result({"event": "failed", "reason": "it ended at once"})
+        for hear in list(self._jobs.values()):
+            hear({"event": "lost"}, [])
+        self._jobs.clear()

@@ -1,0 +1,36 @@
+"""[reward.sandbox]: how many programs run at a time, and how strongly they must be isolated."""
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Minimum(StrEnum):
+    """Modes from the strongest to the weakest, see docs/sandbox.md."""
+
+    NAMESPACES_UID = "namespaces+uid"
+    """Namespaces, and a user of its own for each slot: the service runs as root."""
+    NAMESPACES = "namespaces"
+    """Namespaces of an ordinary user."""
+    UID = "uid+landlock+seccomp"
+    """No namespaces: a user of its own for each slot, Landlock and a filter of system calls."""
+    UNSAFE = "unsafe"
+    """Limits and a killed process group; nothing keeps a program from files or the network."""
+
+
+class SandboxSection(BaseModel):
+    """How programs are isolated."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    minimum: Minimum = Field(
+        Minimum.UID, description="The weakest mode that will do; the service refuses to start where there is none."
+    )
+    slots: int = Field(4, ge=2, le=512, description="Programs that run at one time; a judged execution takes two.")
+    fork_servers: int = Field(1, ge=1, le=64, description="Processes that fork; each about 15 MB and one core at most.")
+    first_uid: int = Field(
+        60600, ge=1000, le=2**31, description="As root: the first of slots + fork_servers users that nobody else has."
+    )
+    readable: tuple[str, ...] = Field(
+        (), description="More absolute paths that programs may read, e.g. of packages; nothing secret may lie there."
+    )
