@@ -2,7 +2,7 @@
 
 gsm8k/test.jsonl           {"answer": "… #### 42"}
 math/math500.jsonl         {"answer": "\\\\frac{1}{2}"}
-mathverify/triples.jsonl   cases of Math-Verify's own tests: {"test": …, "params": {"gold": …, "pred": …, "expected": 0 or 1}}
+mathverify/triples.jsonl   cases of Math-Verify's tests: {"test": …, "params": {"gold": …, "pred": …, "expected": 1}}
 """
 
 import json

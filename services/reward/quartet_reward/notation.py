@@ -150,14 +150,20 @@ def without_approximation(text: str) -> str:
 
 
 def without_group(text: str) -> str:
-    """Return `1, 2` for `{1, 2}`: TeX does not print these braces."""
+    """Return `1, 2` for `{1, 2}` and for `{{1, 2}}`: TeX does not print these braces."""
     text = text.strip()
-    depth = 0
-    for token in _TOKENS.finditer(text):
-        depth += (token[0] == "{") - (token[0] == "}")
-        if depth == 0 and token.end() < len(text):
-            return text
-    return text[1:-1].strip() if len(text) > 1 and text[0] == "{" and text[-1] == "}" else text
+    if not (text.startswith("{") and text.endswith("}")):
+        return text
+    tokens = [token[0] for token in _TOKENS.finditer(text) if not token[0].isspace()]
+    leading = next((i for i, token in enumerate(tokens) if token != "{"), len(tokens))
+    trailing = next((i for i, token in enumerate(reversed(tokens)) if token != "}"), len(tokens))
+    depth, lowest = leading, leading
+    for token in tokens[leading : len(tokens) - trailing]:
+        depth += (token == "{") - (token == "}")
+        lowest = min(lowest, depth)
+    for _ in range(min(lowest, trailing)):
+        text = text[1:-1].strip()
+    return text
 
 
 def with_braces(text: str, as_set: bool) -> str:

@@ -28,9 +28,12 @@ _FORMULA = (
     r"|\\\((?P<parenthesis>(?:[^\\\n]|\\(?!\))[^\n])+?)\\\)"
 )
 _DIGITS = r"(?:[1-9]\d{0,2}(?:[, ]\d{3})+(?!\d)(?:\.\d+)?|\d+(?:[.,]\d+)?|\.\d+)(?:[eE][+-]?\d{1,3}(?!\w))?"
+_TERM = rf"\\frac\{{\d+\}}\{{\d+\}}|{_DIGITS}"
 _NUMBER = (
     r"(?:(?<=[\s=:(*\"'“≈])|^)[$€£¥₹₽₩₿]?"
-    rf"(?P<number>[-−+]?(?:\\frac\{{\d+\}}\{{\d+\}}|{_DIGITS}(?:\s?/\s?\d+|\^\d+)?))"
+    rf"(?P<number>[-−+]?(?:{_TERM})(?:\s?[-−+*/^×·]\s?(?:{_TERM}))*)"
+    # A part of a longer expression, such as the 8 of 8*(3+x), is no number of its own.
+    r"(?!\d|[.,]\d|\s?[*/^×·]\s?[\w(\\]|\()"
 )
 _PERCENT = r"(?P<percent>\s*(?:\\?%|percent(?:age)?\b|pct\b))?"
 _CANDIDATE = re.compile(rf"(?:{_FORMULA}|{_NUMBER}){_PERCENT}", re.DOTALL | re.MULTILINE)

@@ -16,6 +16,11 @@ _LARGEST_EXPONENT = 400
 
 _VULGAR = "".join(c for c in map(chr, range(0xBC, 0x2190)) if unicodedata.decomposition(c).startswith("<fraction>"))
 
+# Signs that look like plain ones, and marks that are not seen. Not the overrides that turn what is seen around.
+_AS_PRINTED = str.maketrans(
+    "−﹣－０１２３４５６７８９．／％", "---0123456789./%", "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"
+)
+
 _SPACES = re.compile(r"\\[,;:! ]|~|\{,\}|[\s\u00a0\u2009\u202f]+")
 # "32,\\! 349" prints as 32,349: the negative space takes back what is set after a comma.
 _THIN_COMMA = re.compile(r",\\!\s*(?=\d{3}(?!\d))", re.ASCII)
@@ -89,7 +94,7 @@ def _plain(text: str) -> str:
         if len(text) > len(opening + closing) and text.startswith(opening) and text.endswith(closing):
             text = text[len(opening) : -len(closing)]
             break
-    text = text.replace("\u2212", "-").replace(r"\dfrac", r"\frac").replace(r"\tfrac", r"\frac")
+    text = text.translate(_AS_PRINTED).replace(r"\dfrac", r"\frac").replace(r"\tfrac", r"\frac")
     text = _THIN_COMMA.sub(",", text)
     text = _SPACES.sub(lambda match: "," if match[0] == "{,}" else "" if match[0] == r"\!" else " ", text).strip()
     for currency in (r"\$", "$"):

@@ -11,11 +11,12 @@ from quartet_reward.verifiers.exact import Exact
 from quartet_reward.verifiers.format import Format
 from quartet_reward.verifiers.length import Length
 from quartet_reward.verifiers.math import Math
+from quartet_reward.verifiers.reward_model import RewardModel
 from quartet_reward.verifiers.think_answer_tags import ThinkAnswerTags
 
 ENTRY_POINT_GROUP = "quartet.verifiers"
 
-_BUILT_IN: tuple[type[Verifier], ...] = (Boxed, Code, Exact, Format, Length, Math, ThinkAnswerTags)
+_BUILT_IN: tuple[type[Verifier], ...] = (Boxed, Code, Exact, Format, Length, Math, RewardModel, ThinkAnswerTags)
 
 
 def load_verifiers(points: Iterable[EntryPoint] | None = None) -> dict[str, Verifier]:
