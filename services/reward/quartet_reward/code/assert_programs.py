@@ -38,7 +38,9 @@ def judge(start: Callable[[], "Program"], source: str, entry_point: str) -> None
     namespace |= {name: usual_imports.NAMES[name] for name in names.usual}
     namespace |= {name: _module(name) for name in names.modules}
     program = start()
-    found = {name: program.find(name) for name in program.defined(sorted(names.unknown))}
+    found = {name: program.find(name) for name in program.defined(sorted(names.unknown | names.hidden))}
+    if names.hidden and len(found) > 1:
+        raise Verdict(Finding.WRONG, f"the program defines {' and '.join(found)}; the test calls the builtins")
     namespace |= found
     lacking = sorted(names.unknown - set(found))
     under_test = program.find(entry_point) if entry_point else _only(found, lacking)
@@ -132,6 +134,9 @@ class _Names:
         ever the program's: it may have changed them."""
         self.unknown = unknown - self.usual - {"__name__", "__file__"}
         """What remains: names that only the program can define."""
+        named = self.unknown or entry_point or "check" in self.functions
+        self.hidden = set() if named else {name for name in self.called & outside if hasattr(builtins, name)}
+        """Builtins that it calls, if nothing else names a function under test: a program may define one of them."""
 
 
 def _outside(table: symtable.SymbolTable) -> set[str]:

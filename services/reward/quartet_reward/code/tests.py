@@ -44,19 +44,20 @@ def read_tests(reference: reward_pb2.Reference) -> Tests:
         VerifierFailure: nothing, two styles at once, or what cannot be used.
     """
     cases = [(case.input, case.output) for case in reference.test_cases]
+    entry_point = reference.entry_point.strip()
     if cases and reference.test_program:
         raise _bad("reference has test_cases and test_program; one of them is allowed")
     if reference.test_program.strip():
-        return TestProgram(reference.test_program, reference.entry_point)
+        return TestProgram(reference.test_program, entry_point)
     if not cases:
         raise _bad("reference has neither test_cases nor test_program; this verifier needs one of them")
-    if not reference.entry_point:
+    if not entry_point:
         return OutputCases(cases)
     for index, (given, expected) in enumerate(cases):
         _require_json(f"reference.test_cases[{index}].output", expected)
         for line in given.splitlines():
             _require_json(f"reference.test_cases[{index}].input", line)
-    return FunctionCases(reference.entry_point, cases)
+    return FunctionCases(entry_point, cases)
 
 
 def _require_json(field: str, text: str) -> None:

@@ -1,0 +1,120 @@
+"""Programs that are slightly wrong, and what plain Python says of them."""
+
+import ast
+import os
+import random
+import resource
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+_MEMORY_BYTES = 512 << 20
+_OPERATORS: dict[type, type] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Add,
+    ast.Div: ast.FloorDiv,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A changed program."""
+
+    index: int
+    """Of the program that it was made from."""
+    source: str
+    change: str
+
+
+def sample_mutants(sources: Sequence[str], count: int, seed: int = 0) -> list[Mutant]:
+    """Return `count` different mutants, as evenly over the programs as they allow."""
+    rng = random.Random(seed)
+    queues = []
+    for index, source in enumerate(sources):
+        made = [Mutant(index, text, change) for text, change in _mutants_of(source)]
+        rng.shuffle(made)
+        queues.append(made)
+    chosen: list[Mutant] = []
+    while any(queues) and len(chosen) < count:
+        chosen += [queue.pop() for queue in queues if queue]
+    return chosen[:count]
+
+
+def _mutants_of(source: str) -> list[tuple[str, str]]:
+    try:
+        places = len(list(ast.walk(ast.parse(source))))
+    except SyntaxError:
+        return []
+    original = ast.unparse(ast.parse(source))
+    found: dict[str, str] = {}
+    for place in range(places):
+        tree = ast.parse(source)
+        node = list(ast.walk(tree))[place]
+        change = _change(node)
+        if change and (text := ast.unparse(tree)) != original:
+            found.setdefault(text, f"line {getattr(node, 'lineno', 0)}: {change}")
+    return list(found.items())
+
+
+def _change(node: ast.AST) -> str:
+    """Change a node in place; say what was changed, nothing if it cannot be."""
+    match node:
+        case ast.BinOp() | ast.AugAssign() | ast.BoolOp() if type(node.op) in _OPERATORS:
+            was, node.op = type(node.op).__name__, _OPERATORS[type(node.op)]()
+            return f"{was} to {type(node.op).__name__}"
+        case ast.Compare(ops=[first, *_]) if type(first) in _OPERATORS:
+            node.ops[0] = _OPERATORS[type(first)]()
+            return f"{type(first).__name__} to {type(node.ops[0]).__name__}"
+        case ast.Constant(value=bool(value)):
+            node.value = not value
+            return f"{value} to {not value}"
+        case ast.Constant(value=int(value)):
+            node.value = value + 1
+            return f"{value} to {value + 1}"
+        case ast.Return(value=ast.expr() as value) if not isinstance(value, ast.Constant):
+            node.value = ast.Constant(None)
+            return "nothing returned"
+    return ""
+
+
+def plain_verdicts(programs: Sequence[tuple[str, str, str]], seconds: float) -> list[bool]:
+    """Return whether each (program, test, entry point) runs to its end in a Python process of its own."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(lambda program: _plain_verdict(*program, seconds), programs))
+
+
+def _plain_verdict(source: str, test: str, entry_point: str, seconds: float) -> bool:
+    call = f"\ncheck({entry_point})\n" if entry_point else "\n"
+    command = [sys.executable, "-I", "-c", "import sys; exec(compile(sys.stdin.read(), 'program', 'exec'), {})"]
+    try:
+        done = subprocess.run(
+            command,
+            input=f"{source}\n\n{test}{call}".encode(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=seconds,
+            preexec_fn=_limit,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def _limit() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
