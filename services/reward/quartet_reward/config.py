@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from quartet_common.config import Section
+from quartet_reward.reward_model.config import RewardModelSection
 from quartet_reward.stream import MOST_ITEMS
 
 
@@ -19,3 +20,4 @@ class RewardSection(Section):
         4096, ge=MOST_ITEMS, description="Most items under way that need a worker; beyond, calls are told to come back."
     )
     queue_seconds: float = Field(300.0, gt=0, description="Longest wait for a worker before an item fails (retryable).")
+    reward_model: RewardModelSection = Field(RewardModelSection(), description="The learned reward model.")

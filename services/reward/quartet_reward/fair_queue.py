@@ -39,18 +39,24 @@ class QueueClosed(Exception):
 
 @dataclass(eq=False, slots=True)
 class Grant(Generic[T]):
-    """A thing that is held, by whom, and how long they waited for it."""
+    """Things that are held, by whom, and how long they waited for them."""
 
-    thing: T
+    things: list[T]
     run: str
     queued_seconds: float
     began: float
     expected_seconds: float
 
+    @property
+    def thing(self) -> T:
+        """The one thing of a grant of one."""
+        return self.things[0]
+
 
 @dataclass(eq=False, slots=True)
 class _Waiter(Generic[T]):
     granted: "asyncio.Future[Grant[T]]"
+    count: int
     arrived: float
 
 
@@ -84,26 +90,27 @@ class FairQueue(Generic[T]):
         self.waiting = 0
         self.running = 0
 
-    def offer(self, thing: T) -> None:
-        """Hand over a thing: it goes to whoever's turn it is, or is kept until somebody comes."""
-        self._things.append(thing)
+    def offer(self, *things: T) -> None:
+        """Hand things over: they go to whoever's turn it is, or are kept until somebody comes."""
+        self._things.extend(things)
         self._serve()
 
-    async def take(self, run: str | None = None, timeout: float | None = None) -> Grant[T]:
-        """Wait for a thing; hand it back by `settle` and, if it is still of use, `offer`.
+    async def take(self, run: str | None = None, timeout: float | None = None, count: int = 1) -> Grant[T]:
+        """Wait for things; hand them back by `settle` and, if they are still of use, `offer`.
 
         Args:
-            run: who wants it; by default the run of the current task's item.
+            run: who wants them; by default the run of the current task's item.
             timeout: longest wait in seconds.
+            count: how many, together or not at all; no more than there are. Nobody passes by whose turn it is.
 
         Raises:
-            TimeoutError: none was to be had in time.
+            TimeoutError: they were not to be had in time.
             QueueClosed: the service is shutting down.
         """
         if self._closed:
             raise QueueClosed("the reward service is shutting down")
         name = CURRENT_RUN.get() if run is None else run
-        waiter: _Waiter[T] = _Waiter(asyncio.get_running_loop().create_future(), self._clock())
+        waiter: _Waiter[T] = _Waiter(asyncio.get_running_loop().create_future(), count, self._clock())
         self._run(name).waiting.append(waiter)
         self._count(waiting=1)
         self._serve()
@@ -115,8 +122,8 @@ class FairQueue(Generic[T]):
             raise
 
     def settle(self, grant: Grant[T]) -> None:
-        """Say that the use of a granted thing has ended: its seconds count for its run."""
-        seconds = self._clock() - grant.began
+        """Say that the use of what was granted has ended: its seconds, for each thing, count for its run."""
+        seconds = (self._clock() - grant.began) * len(grant.things)
         run = self._runs[grant.run]
         run.used += seconds - grant.expected_seconds
         run.typical += _RECENT * (seconds - run.typical)
@@ -126,14 +133,16 @@ class FairQueue(Generic[T]):
         self._tidy(grant.run)
 
     @asynccontextmanager
-    async def using(self, run: str | None = None, timeout: float | None = None) -> AsyncIterator[Grant[T]]:
-        """Hold a thing that outlives its use. Raises as `take`."""
-        grant = await self.take(run, timeout)
+    async def using(
+        self, run: str | None = None, timeout: float | None = None, count: int = 1
+    ) -> AsyncIterator[Grant[T]]:
+        """Hold things that outlive their use. Raises as `take`."""
+        grant = await self.take(run, timeout, count)
         try:
             yield grant
         finally:
             self.settle(grant)
-            self.offer(grant.thing)
+            self.offer(*grant.things)
 
     def close(self) -> None:
         """Let all who wait, and all who come, have QueueClosed."""
@@ -158,7 +167,10 @@ class FairQueue(Generic[T]):
             name, run = min(
                 ((name, run) for name, run in self._runs.items() if run.waiting), key=lambda entry: entry[1].used
             )
-            waiter = run.waiting.popleft()
+            waiter = run.waiting[0]
+            if not waiter.granted.done() and waiter.count > len(self._things):
+                return
+            run.waiting.popleft()
             if waiter.granted.done():  # given up; its task has not yet had the time to say so
                 self._count(waiting=-1)
                 continue
@@ -169,20 +181,22 @@ class FairQueue(Generic[T]):
             # Behind its equals, so that runs that have used as much take turns.
             self._runs[name] = self._runs.pop(name)
             self._count(waiting=-1, running=1)
-            waiter.granted.set_result(Grant(self._things.popleft(), name, now - waiter.arrived, now, run.typical))
+            things = [self._things.popleft() for _ in range(waiter.count)]
+            waiter.granted.set_result(Grant(things, name, now - waiter.arrived, now, run.typical))
 
     def _forget(self, name: str, waiter: _Waiter[T]) -> None:
         """Undo a wait that was given up, even if its grant has just come."""
         granted = waiter.granted
         if granted.done() and not granted.cancelled() and granted.exception() is None:
             self.settle(granted.result())
-            self.offer(granted.result().thing)
+            self.offer(*granted.result().things)
             return
         run = self._runs.get(name)
         if run is not None and waiter in run.waiting:
             run.waiting.remove(waiter)
             self._count(waiting=-1)
         self._tidy(name)
+        self._serve()  # who wanted more than was there may have stood before others
 
     def _tidy(self, name: str) -> None:
         """Forget what nobody needs: all use when all is quiet, a run's when it has used no more than the others."""

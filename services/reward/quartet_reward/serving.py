@@ -10,14 +10,13 @@ from quartet_common.config import ConfigError, LoadedConfig
 from quartet_common.errors import ContractError
 from quartet_common.host import ServiceHost
 from quartet_reward.config import RewardSection
-from quartet_reward.math_equality import MathEquality
 from quartet_reward.registry import load_verifiers
+from quartet_reward.resources import Resources
+from quartet_reward.reward_model.config import check as check_reward_model
 from quartet_reward.room import Room
 from quartet_reward.scoring import Scorer
 from quartet_reward.service import RewardServicer
 from quartet_reward.specs import SpecReader
-from quartet_reward.verifiers.base import Tools
-from quartet_reward.worker_pool import Limits, WorkerPool
 
 # Of the time to drain: the rest is for telling callers what was not done.
 _SHARE_TO_FINISH = 0.7
@@ -34,32 +33,37 @@ def preflight(config: LoadedConfig[RewardSection]) -> dict[str, Any]:
             specs.bind(section.name, section.weight, section.parameters, f"run.verifiers[{i}]")
         except ContractError as error:
             raise ConfigError(error.message) from error
+        if section.name == "reward_model" and config.section.reward_model.path is None:
+            raise ConfigError(
+                f"reward.reward_model.path is missing: run.verifiers[{i}] is 'reward_model', whose Hugging Face folder "
+                "it must name"
+            )
+    check_reward_model(config.section.reward_model)
     return {"verifiers": list(verifiers), "workers": config.section.workers}
 
 
 async def serve(config: LoadedConfig[RewardSection], host: ServiceHost) -> None:
     """Serve RewardService until stopped."""
-    pool = assemble(config, host)
-    pool.start()
+    resources = assemble(config, host)
+    await resources.start()
     try:
         await host.run()
     finally:
-        await pool.close()
+        await resources.close()
 
 
-def assemble(config: LoadedConfig[RewardSection], host: ServiceHost) -> WorkerPool:
-    """Add RewardService to the host; return its worker pool, to be started before the host and closed after it."""
+def assemble(config: LoadedConfig[RewardSection], host: ServiceHost) -> Resources:
+    """Add RewardService to the host; return what it works with, to be started before the host and closed after it."""
     section = config.section
-    pool = WorkerPool(
-        section.workers,
-        Limits(section.deadline_seconds, section.worker_memory_bytes, section.recycle_after, section.queue_seconds),
-    )
+    resources = Resources.of(section)
     room = Room(section.max_queue)
     verifiers = load_verifiers()
-    servicer = RewardServicer(Scorer(SpecReader(verifiers), Tools(MathEquality(pool))), verifiers, room)
+    scorer = Scorer(SpecReader(verifiers), resources.tools)
+    offered = {name: verifier for name, verifier in verifiers.items() if resources.serve(name)}
+    servicer = RewardServicer(scorer, offered, room)
     reward_pb2_grpc.add_RewardServiceServicer_to_server(servicer, host.server)
     host.capabilities.append("score_stream.batches")
-    host.capabilities.extend(f"verifier.{name}" for name in verifiers)
+    host.capabilities.extend(f"verifier.{name}" for name in offered)
 
     async def finish_or_fail() -> None:
         servicer.draining = True
@@ -67,8 +71,8 @@ def assemble(config: LoadedConfig[RewardSection], host: ServiceHost) -> WorkerPo
             async with asyncio.timeout(_SHARE_TO_FINISH * config.server.drain_seconds):
                 await room.wait_empty()
         except TimeoutError:
-            await pool.close()  # what is left is answered with FAILURE_KIND_SHUT_DOWN
+            await resources.close()  # what is left is answered with FAILURE_KIND_SHUT_DOWN
             await room.wait_empty()
 
     host.on_drain(finish_or_fail)
-    return pool
+    return resources

@@ -23,6 +23,11 @@ WORKERS_ENDED = metrics.counter(
     "Worker processes ended: deadline, cancelled, died, recycled.",
     ["pool", "reason"],
 )
+REWARD_MODEL_BATCH = metrics.histogram(
+    "quartet_reward_model_batch_texts",
+    "Texts of a batch of the reward model.",
+    buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
+)
 EQUALITY_DECISIONS = metrics.counter(
     "quartet_reward_equality_total", "Math equalities decided, by way: exact, words, cache, worker.", ["way"]
 )

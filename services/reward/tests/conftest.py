@@ -38,13 +38,13 @@ async def service() -> AsyncIterator[Running]:
         ],
     )
     host = ServiceHost("reward", config.addresses.reward, config.security, config.server)
-    pool = assemble(config, host)
-    pool.start()
+    resources = assemble(config, host)
+    await resources.start()
     await host.start()
     async with grpc.aio.insecure_channel(host.address) as channel:
-        yield Running(reward_pb2_grpc.RewardServiceStub(channel), pool, host)
+        yield Running(reward_pb2_grpc.RewardServiceStub(channel), resources.mathematics, host)
     await host.drain()
-    await pool.close()
+    await resources.close()
 
 
 @pytest_asyncio.fixture

@@ -154,3 +154,25 @@ async def test_the_run_is_that_of_the_task_and_closing_ends_all_waits():
         await waiting
     with pytest.raises(QueueClosed):
         await queue.take()
+
+
+async def test_two_at_once_or_none_and_nobody_slips_by():
+    queue: FairQueue[int] = FairQueue("test")
+    queue.offer(1, 2)
+    one = await queue.take("a")
+    pair = asyncio.create_task(queue.take("b", count=2))
+    await asyncio.sleep(0)
+    single = asyncio.create_task(queue.take("b"))
+    await asyncio.sleep(0)
+    assert not pair.done() and not single.done()  # else many singles would keep a pair waiting for ever
+    queue.settle(one)
+    queue.offer(one.thing)
+    assert sorted((await pair).things) == [1, 2] and not single.done()
+    other = asyncio.create_task(queue.take("c", count=2))
+    await asyncio.sleep(0)
+    queue.settle(pair.result())
+    queue.offer(*pair.result().things)
+    assert len((await other).things) == 2  # b has had its turn
+    queue.settle(other.result())
+    queue.offer(*other.result().things)
+    assert len((await single).things) == 1

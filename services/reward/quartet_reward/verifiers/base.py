@@ -14,6 +14,7 @@ from quartet.v1 import reward_pb2
 
 from quartet_reward.fair_queue import CURRENT_RUN
 from quartet_reward.math_equality import MathEquality
+from quartet_reward.reward_model.batching import RewardModel
 from quartet_reward.sandbox.api import Sandbox
 
 
@@ -53,6 +54,8 @@ class Tools:
     math: MathEquality
     sandbox: Sandbox | None = None
     """Where programs run. None: this service runs none."""
+    reward_model: RewardModel | None = None
+    """The learned reward model. None: this service has none."""
 
     @property
     def run_id(self) -> str:

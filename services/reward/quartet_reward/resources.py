@@ -1,0 +1,48 @@
+"""The processes that the service works with: made from the configuration, started and closed together."""
+
+import asyncio
+from dataclasses import dataclass
+
+from quartet_reward.config import RewardSection
+from quartet_reward.math_equality import MathEquality
+from quartet_reward.reward_model.batching import RewardModel
+from quartet_reward.reward_model.process import model_pool
+from quartet_reward.verifiers.base import Tools
+from quartet_reward.worker_pool import Limits, WorkerPool
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Worker processes for mathematics, and the reward model if there is one."""
+
+    mathematics: WorkerPool
+    tools: Tools
+
+    @classmethod
+    def of(cls, section: RewardSection) -> "Resources":
+        """Return what the configuration names; nothing runs yet."""
+        limits = Limits(
+            section.deadline_seconds, section.worker_memory_bytes, section.recycle_after, section.queue_seconds
+        )
+        mathematics = WorkerPool(section.workers, limits)
+        model = None
+        if section.reward_model.path is not None:
+            model = RewardModel(model_pool(section.reward_model, section.queue_seconds), section.reward_model)
+        return cls(mathematics, Tools(MathEquality(mathematics), reward_model=model))
+
+    def serve(self, verifier: str) -> bool:
+        """Tell whether a verifier can work with what there is."""
+        return verifier != "reward_model" or self.tools.reward_model is not None
+
+    async def start(self) -> None:
+        """Begin to start the processes; work may come at once and waits for them."""
+        self.mathematics.start()
+        if self.tools.reward_model is not None:
+            self.tools.reward_model.start()
+
+    async def close(self) -> None:
+        """Kill them; work that waits or runs fails with SHUT_DOWN. May be called again."""
+        closing = [self.mathematics.close()]
+        if self.tools.reward_model is not None:
+            closing.append(self.tools.reward_model.close())
+        await asyncio.gather(*closing)

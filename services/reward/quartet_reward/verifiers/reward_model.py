@@ -1,0 +1,78 @@
+"""A learned reward model's judgement of a completion, scaled: clip(scale · logit + shift)."""
+
+import math
+
+from pydantic import Field, model_validator
+from quartet.v1 import reward_pb2
+
+from quartet_reward.failures import VerifierFailure
+from quartet_reward.reading import SPECIAL_TOKENS, without_trailing_special_tokens
+from quartet_reward.verifiers.base import Later, Parameters, Tools, Verdict
+
+
+class RewardModelParameters(Parameters):
+    """Parameters of `reward_model`."""
+
+    scale: float = Field(1.0, description="Factor of the logit.")
+    shift: float = Field(0.0, description="Added after the scaling.")
+    clip_low: float | None = Field(None, description="Least reward; none: no bound.")
+    clip_high: float | None = Field(None, description="Most reward; none: no bound.")
+    label: int = Field(0, ge=0, description="Which of the model's logits is the reward, counted from 0.")
+    keep_special_tokens: bool = Field(
+        True, description="Leave the special tokens at the completion's end, as models trained on whole chats expect."
+    )
+    special_tokens: list[str] = Field(
+        list(SPECIAL_TOKENS), description="What is dropped from the completion's end if keep_special_tokens is false."
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "RewardModelParameters":
+        low, high = self.clip_low, self.clip_high
+        if low is not None and high is not None and low > high:
+            raise ValueError(f"clip_low {low:g} is above clip_high {high:g}")
+        return self
+
+
+class RewardModel:
+    """The logit of the service's reward model. Judges neither form nor answers, and needs no reference."""
+
+    name = "reward_model"
+    description = "A learned reward model's logit, scaled and clipped. The service must have one configured."
+    parameters = RewardModelParameters
+
+    def verify(self, item: reward_pb2.ScoreItem, parameters: RewardModelParameters, tools: Tools) -> Later:
+        model = tools.reward_model
+        if model is None:
+            raise VerifierFailure(
+                reward_pb2.FAILURE_KIND_INVALID_ITEM,
+                "this reward service has no reward model: set reward.reward_model.path",
+            )
+        if "{prompt}" in model.template and not item.prompt:
+            raise VerifierFailure(
+                reward_pb2.FAILURE_KIND_INVALID_ITEM, "item.prompt: got nothing; 'reward_model' needs the prompt's text"
+            )
+        completion = item.completion
+        if not parameters.keep_special_tokens:
+            completion = without_trailing_special_tokens(completion, parameters.special_tokens)
+        # One pass, so that a prompt in which "{completion}" stands is left as it is.
+        before, _, after = model.template.partition("{completion}")
+        text = before.replace("{prompt}", item.prompt) + completion + after.replace("{prompt}", item.prompt)
+
+        async def later() -> Verdict:
+            reading = await model.read(text)
+            if parameters.label >= len(reading.logits):
+                raise VerifierFailure(
+                    reward_pb2.FAILURE_KIND_INVALID_ITEM,
+                    f"parameters.label: got {parameters.label}; the model has {len(reading.logits)} logits",
+                )
+            logit = reading.logits[parameters.label]
+            if not math.isfinite(logit):
+                raise VerifierFailure(reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, f"the reward model said {logit}")
+            reward = parameters.scale * logit + parameters.shift
+            reward = reward if parameters.clip_low is None else max(reward, parameters.clip_low)
+            reward = reward if parameters.clip_high is None else min(reward, parameters.clip_high)
+            cut = f", the last of {reading.tokens + reading.cut}" if reading.cut else ""
+            reason = f"logit {logit:.6g} of {reading.tokens} tokens{cut}"
+            return Verdict(reward, reward_pb2.OUTCOME_CORRECT, reason, queued_seconds=reading.queued_seconds)
+
+        return later
