@@ -3,7 +3,7 @@
 import ctypes
 import os
 import resource
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quartet_reward.sandbox.landlock import Landlock
 from quartet_reward.sandbox.seccomp import Filter
@@ -46,8 +46,13 @@ class Allowance:
 class Confinement:
     """Made once in the fork server, used by each of its children."""
 
-    def __init__(self, proc: int, landlock: Landlock | None, base_bytes: int):
-        """`proc`: a descriptor of /proc. `base_bytes`: address space that every child has from the beginning."""
+    def __init__(self, proc: int, landlock: Landlock | None, base_bytes: int, first_uid: int = 0):
+        """Prepare.
+
+        `proc`: a descriptor of /proc. `base_bytes`: address space that every child has from the beginning. `first_uid`:
+        user of slot 0, for `enter_as`.
+        """
+        self._first_uid = first_uid
         self._proc = proc
         self._landlock = landlock
         self._base_bytes = base_bytes
@@ -72,17 +77,33 @@ class Confinement:
         os.setresgid(USER, USER, USER)
         os.setresuid(USER, USER, USER)
         mount("tmpfs", SCRATCH, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options)
-        self.close(allowance, descriptors)
-
-    def close(self, allowance: Allowance, descriptors: dict[int, int]) -> None:
-        """The part that needs no namespaces. Raises OSError."""
         os.chdir(SCRATCH)
+        self._close(allowance, descriptors, SCRATCH)
+
+    def enter_as(self, allowance: Allowance, descriptors: dict[int, int], slot_uid: int) -> None:
+        """Confine this process without namespaces, as a slot's user, or as nobody else if 0. Raises OSError."""
+        os.setpgid(0, 0)
+        if slot_uid:
+            user = self.user(slot_uid)
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
+        else:
+            allowance = replace(allowance, processes=resource.RLIM_INFINITY)  # it would count all of the user's
+        self._close(allowance, descriptors, None)
+
+    def user(self, slot_uid: int) -> int:
+        """Return the user of a slot, where there are no namespaces."""
+        return self._first_uid + slot_uid
+
+    def _close(self, allowance: Allowance, descriptors: dict[int, int], writable: str | None) -> None:
+        if not writable:
+            os.chdir("/")
         os.umask(0o077)
         _set_descriptors(descriptors)
         self._limit(allowance)
         prctl(PR_SET_NO_NEW_PRIVS, 1)
         if self._landlock:
-            self._landlock.put_on(SCRATCH)
+            self._landlock.put_on(writable)
         os.closerange(PAYLOAD + 1, _MOST_DESCRIPTORS)
         check(LIBC.syscall(*self._drop_capabilities), "capset")
         prctl(PR_SET_DUMPABLE, 0)
@@ -100,7 +121,7 @@ class Confinement:
         for kind, soft, hard in (
             (resource.RLIMIT_CORE, 0, 0),
             (resource.RLIMIT_CPU, cpu, cpu + 1),
-            (resource.RLIMIT_AS, *2 * (self._base_bytes + allowance.memory_bytes,)),
+            (resource.RLIMIT_AS, *2 * (self._base_bytes + allowance.memory_bytes - allowance.scratch_bytes,)),
             (resource.RLIMIT_STACK, _STACK_BYTES, _STACK_BYTES),
             (resource.RLIMIT_NPROC, allowance.processes, allowance.processes),
             (resource.RLIMIT_FSIZE, allowance.file_bytes, allowance.file_bytes),

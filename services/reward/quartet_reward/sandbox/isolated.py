@@ -8,8 +8,8 @@ import socket
 from quartet_common.log import get_logger
 from quartet_reward.sandbox.api import Execution, Job, SandboxUnavailable
 from quartet_reward.sandbox.job_run import JobRun
-from quartet_reward.sandbox.server_handle import ServerHandle, Users
-from quartet_reward.sandbox.settings import SandboxSection
+from quartet_reward.sandbox.server_handle import ServerHandle, Way
+from quartet_reward.sandbox.settings import Mode, SandboxSection
 from quartet_reward.sandbox.slots import Slots
 
 log = get_logger(__name__)
@@ -20,7 +20,8 @@ _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.2, 10.0
 class IsolatedSandbox:
     """A Sandbox of fork servers. Each slot belongs to one of them and, as root, to one user."""
 
-    def __init__(self, settings: SandboxSection):
+    def __init__(self, settings: SandboxSection, mode: Mode):
+        """Prepare; `start` starts."""
         self._settings = settings
         self._names = itertools.count()
         self._servers: list[ServerHandle | None] = [None] * settings.fork_servers
@@ -30,12 +31,15 @@ class IsolatedSandbox:
         self._runs: set[JobRun] = set()
         self._endings: set[asyncio.Task] = set()
         self._closed = False
-        self._rootful = os.geteuid() == 0
+        self.survivors = 0
+        """Executions after whose end somebody still held their pipes."""
+        self._mode = mode
+        self._root = os.geteuid() == 0
 
     @property
     def mode(self) -> str:
         """Which mechanisms hold."""
-        return "namespaces+uid" if self._rootful else "namespaces"
+        return self._mode.value
 
     async def start(self) -> None:
         """Start the fork servers. Raises SandboxUnavailable if they cannot."""
@@ -52,6 +56,7 @@ class IsolatedSandbox:
             raise
         finally:
             all_up.cancel()
+            await asyncio.gather(all_up, return_exceptions=True)
 
     async def run(self, job: Job) -> Execution:
         """Run one job alone; see the Protocol."""
@@ -115,7 +120,8 @@ class IsolatedSandbox:
             raise SandboxUnavailable("the fork server has died")
         if job.entry not in server.entries:
             raise ValueError(f"there is no entry {job.entry!r}; there are {', '.join(sorted(server.entries))}")
-        uid = 1 + slot // len(self._servers) if self._rootful else 0
+        # Without users of its own, a fork server takes no notice of this.
+        uid = 1 + slot // len(self._servers) if self._root and self._mode is not Mode.NAMESPACES else 0
         return JobRun(next(self._names), server, uid, job, self.mode, pair, report)
 
     def _give_back(self, slots: list[int], *runs: JobRun) -> None:
@@ -124,6 +130,7 @@ class IsolatedSandbox:
         async def when_ended() -> None:
             for run in runs:
                 await run.ended.wait()
+                self.survivors += run.survived
             self._slots.give(slots)
 
         task = asyncio.create_task(when_ended())
@@ -134,7 +141,7 @@ class IsolatedSandbox:
         """Keep a fork server alive. Raises SandboxUnavailable if the first one cannot start."""
         started, delay = False, _FIRST_RETRY_SECONDS
         while True:
-            server = ServerHandle(self._users(index), self._settings.readable)
+            server = ServerHandle(self._way(index), self._settings.readable)
             self._servers[index] = server
             failed = False
             try:
@@ -156,15 +163,13 @@ class IsolatedSandbox:
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _LAST_RETRY_SECONDS)
 
-    def _users(self, index: int) -> Users:
-        if not self._rootful:
-            return Users()
+    def _way(self, index: int) -> Way:
         count = 1 + -(-self._settings.slots // self._settings.fork_servers)
-        return Users(self._settings.first_uid + index * count, count)
-
-
-async def open_sandbox(settings: SandboxSection) -> IsolatedSandbox:
-    """Start the strongest sandbox that this machine allows. Raises SandboxUnavailable."""
-    sandbox = IsolatedSandbox(settings)
-    await sandbox.start()
-    return sandbox
+        first = self._settings.first_uid + index * count
+        strict = self._mode is not Mode.UNSAFE
+        match self._mode:
+            case Mode.NAMESPACES_UID:
+                return Way("namespaces+uid", first, count)
+            case Mode.NAMESPACES:
+                return Way("namespaces", first if self._root else 0, 1)
+        return Way("users", first if self._root else 0, count, strict)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from quartet_reward.sandbox import child
+from quartet_reward.sandbox import child, watch
 from quartet_reward.sandbox.api import Ending, Execution, Job, Limits, SandboxUnavailable
 from quartet_reward.sandbox.server_handle import ServerHandle
 
@@ -31,10 +31,10 @@ class _Stream:
         self._own, self.theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(self.theirs, True)
         asyncio.get_running_loop().add_reader(self._own, self.read)
-        self._open = True
+        self.open = True
 
     def read(self) -> None:
-        while self._open:
+        while self.open:
             try:
                 chunk = os.read(self._own, _CHUNK)
             except BlockingIOError:
@@ -48,8 +48,8 @@ class _Stream:
                 self._overflow()
 
     def close(self) -> None:
-        if self._open:
-            self._open = False
+        if self.open:
+            self.open = False
             asyncio.get_running_loop().remove_reader(self._own)
             os.close(self._own)
 
@@ -72,10 +72,13 @@ class JobRun:
         self._killed_for: Ending | None = None
         self._problem = ""
         self._result: dict[str, Any] = {}
-        self._handle = -1
+        self._handle = self._main_handle = -1
         self._began = self._finished = time.perf_counter()
         self._timer: asyncio.TimerHandle | None = None
+        self._watching: asyncio.TimerHandle | None = None
         self.ended = asyncio.Event()
+        self.survived = False
+        """Whether somebody held a pipe of the program after its process tree was gone."""
         limits = job.limits
         self._out = _Stream(limits.output_bytes, lambda: self.kill(Ending.OUTPUT_EXCEEDED))
         self._err = _Stream(limits.output_bytes, lambda: self.kill(Ending.OUTPUT_EXCEEDED))
@@ -156,18 +159,31 @@ class JobRun:
     def _hear(self, message: dict[str, Any], descriptors: list[int]) -> None:
         event = message["event"]
         if event == "started":
-            self._handle = descriptors[0]
+            self._handle, self._main_handle = descriptors
             self._began = time.perf_counter()
             if self._killed_for or self._problem:
                 self.kill(None)
             else:
                 self._set_timer(self._job.limits.wall_seconds, self.kill, Ending.TIMED_OUT)
+                self._watching = asyncio.get_running_loop().call_later(watch.INTERVAL_SECONDS, self._watch)
             return
         if event == "ended" and "cpu_seconds" in message:
             self._result = message
         else:
             self._problem = self._problem or message.get("reason") or "the fork server has died"
         self._end()
+
+    def _watch(self) -> None:
+        """Kill the tree if its processes together use too much."""
+        main, first = watch.pid_of(self._main_handle), watch.pid_of(self._handle)
+        used = watch.usage([main], first if first != main else 0, self._server.base_bytes)
+        limits = self._job.limits
+        if used.processes > 1 and used.memory_bytes > limits.memory_bytes - limits.scratch_bytes:
+            self.kill(Ending.MEMORY_EXCEEDED)
+        elif used.cpu_seconds > limits.cpu_seconds:
+            self.kill(Ending.TIMED_OUT)
+        else:
+            self._watching = asyncio.get_running_loop().call_later(watch.INTERVAL_SECONDS, self._watch)
 
     def _give_up(self, reason: str) -> None:
         """The fork server does not do as it should: end it, and with it all that it started."""
@@ -178,16 +194,19 @@ class JobRun:
         self._finished = time.perf_counter()
         self._server.forget(self._name)
         self._close_streams()
-        if self._handle >= 0:
-            os.close(self._handle)
+        for handle in (self._handle, self._main_handle):
+            if handle >= 0:
+                os.close(handle)
         self.ended.set()
 
     def _close_streams(self) -> None:
-        if self._timer:
-            self._timer.cancel()
+        for timer in (self._timer, self._watching):
+            if timer:
+                timer.cancel()
         for stream in (self._out, self._err, self._status, self._report):
             if stream:
                 stream.read()  # what the dead have left behind
+                self.survived |= stream.open
                 stream.close()
 
     def _set_timer(self, seconds: float, action: Callable, *arguments: object) -> None:

@@ -41,14 +41,15 @@ class Landlock:
         self._rules = [(_handle(path), READ if os.path.isdir(path) else READ & ~_READ_DIR) for path in readable]
         self._rules += [(_handle(path), _READ_FILE | _WRITE_FILE) for path in devices if os.path.exists(path)]
 
-    def put_on(self, writable: str) -> None:
+    def put_on(self, writable: str | None) -> None:
         """Confine this process. Needs no_new_privs. Raises OSError."""
         ruleset = call("landlock_create_ruleset", self._attributes, self._size, 0)
         for descriptor, rights in self._rules:
             self._allow(ruleset, descriptor, rights)
-        folder = _handle(writable)
-        self._allow(ruleset, folder, self._everything)
-        os.close(folder)
+        if writable:
+            folder = _handle(writable)
+            self._allow(ruleset, folder, self._everything)
+            os.close(folder)
         call("landlock_restrict_self", ruleset, 0)
         os.close(ruleset)
 

@@ -15,8 +15,6 @@ import pkgutil
 import signal
 import socket
 import sys
-import traceback
-import types
 
 _RESERVED = 10
 
@@ -36,14 +34,14 @@ def main() -> int:
         reserve_descriptors()
         os.environ.clear()
         os.environ.update(isolation.ENVIRONMENT)
-        preloaded = preload(settings["preload"])
+        for name in settings["preload"]:
+            importlib.import_module(name)
         entries = load_entries()
         sys.path.remove(folder)
         gc.collect()
         gc.freeze()
-        return isolation.start(channel, entries, settings, preloaded)
+        return isolation.start(channel, entries, settings)
     except Exception as error:
-        traceback.print_exc()
         messages.send(channel, {"event": "failed", "reason": f"{type(error).__name__}: {error}"})
         return 1
 
@@ -61,11 +59,6 @@ def load_entries() -> dict:
     package = importlib.import_module("quartet_reward.sandbox.entries")
     names = [module.name for module in pkgutil.iter_modules(package.__path__)]
     return {name: importlib.import_module(f"{package.__name__}.{name}").main for name in names}
-
-
-def preload(names: list[str]) -> list[types.ModuleType]:
-    """Import what programs often import."""
-    return [importlib.import_module(name) for name in names]
 
 
 if __name__ == "__main__":

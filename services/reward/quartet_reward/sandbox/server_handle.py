@@ -7,9 +7,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from quartet_reward.sandbox import messages
 from quartet_reward.sandbox.api import SandboxUnavailable
@@ -17,53 +17,27 @@ from quartet_reward.sandbox.api import SandboxUnavailable
 _START_SECONDS = 60.0
 _FOLDER = Path(__file__).resolve().parents[2]
 _LAUNCHER = Path(__file__).with_name("launcher.py")
-PRELOAD = [
-    "array",
-    "base64",
-    "bisect",
-    "cmath",
-    "collections",
-    "collections.abc",
-    "contextlib",
-    "copy",
-    "dataclasses",
-    "datetime",
-    "decimal",
-    "enum",
-    "fractions",
-    "functools",
-    "hashlib",
-    "heapq",
-    "inspect",
-    "io",
-    "itertools",
-    "json",
-    "math",
-    "operator",
-    "queue",
-    "random",
-    "re",
-    "statistics",
-    "string",
-    "struct",
-    "sys",
-    "textwrap",
-    "threading",
-    "time",
-    "traceback",
-    "typing",
-    "unittest",
-    "warnings",
-]
+# fmt: off
+PRELOAD = (
+    "array", "base64", "bisect", "cmath", "collections", "contextlib", "copy", "dataclasses", "datetime", "decimal",
+    "enum", "fractions", "functools", "hashlib", "heapq", "inspect", "io", "itertools", "json", "math", "operator",
+    "queue", "random", "re", "statistics", "string", "struct", "textwrap", "threading", "typing", "unittest",
+)
 """What programs often import: in memory once, shared by all."""
+# fmt: on
 
 
 @dataclass(frozen=True)
-class Users:
-    """The users of a fork server and its slots: `first` and `count` of them, or none but the service's own (0, 0)."""
+class Way:
+    """How a fork server isolates."""
 
-    first: int = 0
-    count: int = 0
+    way: Literal["namespaces", "namespaces+uid", "users"]
+    first_uid: int = 0
+    """First of the users of its own: its own and one a slot; 0: the service's user."""
+    uids: int = 0
+    """How many there are."""
+    strict: bool = True
+    """Without namespaces: refuse to start if Landlock is missing."""
 
 
 Hear = Callable[[dict[str, Any], list[int]], None]
@@ -72,13 +46,12 @@ Hear = Callable[[dict[str, Any], list[int]], None]
 class ServerHandle:
     """A fork server's process and the channel to it."""
 
-    def __init__(self, users: Users, readable: tuple[str, ...]):
+    def __init__(self, way: Way, readable: tuple[str, ...]):
         """Start the process. Raises OSError if there can be none."""
         self._jobs: dict[int, Hear] = {}
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         settings = {
-            "first_uid": users.first,
-            "uids": users.count,
+            **asdict(way),
             "readable": list(readable),
             "preload": PRELOAD,
             "parent": os.getpid(),
@@ -97,7 +70,8 @@ class ServerHandle:
         self._channel.setblocking(False)
         self.gone = asyncio.Event()
         self.entries: frozenset[str] = frozenset()
-        self.features: dict[str, Any] = {}
+        self.base_bytes = 0
+        """Resident memory that every program has from the beginning."""
         self._ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(self._channel, self._hear)
 
@@ -116,7 +90,7 @@ class ServerHandle:
         if message["event"] != "ready":
             raise SandboxUnavailable(f"the fork server could not start: {message['reason']}")
         self.entries = frozenset(message["entries"])
-        self.features = message
+        self.base_bytes = message["resident_bytes"]
 
     def send(self, name: int, message: dict[str, Any], descriptors: list[int], hear: Hear) -> None:
         """Ask for a job; `hear` is called with each message about it. Raises SandboxUnavailable."""

@@ -5,7 +5,7 @@ from enum import StrEnum
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class Minimum(StrEnum):
+class Mode(StrEnum):
     """Modes from the strongest to the weakest, see docs/sandbox.md."""
 
     NAMESPACES_UID = "namespaces+uid"
@@ -23,8 +23,8 @@ class SandboxSection(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    minimum: Minimum = Field(
-        Minimum.UID, description="The weakest mode that will do; the service refuses to start where there is none."
+    minimum: Mode = Field(
+        Mode.UID, description="The weakest mode that will do; the service refuses to start where there is none."
     )
     slots: int = Field(4, ge=2, le=512, description="Programs that run at one time; a judged execution takes two.")
     fork_servers: int = Field(1, ge=1, le=64, description="Processes that fork; each about 15 MB and one core at most.")

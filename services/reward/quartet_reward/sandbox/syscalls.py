@@ -21,7 +21,7 @@ nanosleep 35 101, clock_nanosleep 230 115, clock_gettime 228 113, clock_getres 2
 gettid 186 178, getuid 102 174, geteuid 107 175, getgid 104 176, getegid 108 177, getresuid 118 148, getresgid 120
 150, getgroups 115 158, getpgrp 111 -, getpgid 121 155, setpgid 109 154, getsid 124 156, setsid 112 157, fork 57 -,
 vfork 58 -, execve 59 221, exit 60 93, exit_group 231 94, wait4 61 260, waitid 247 95, kill 62 129, tgkill 234 131,
-tkill 200 130, uname 63 160, flock 73 32, fsync 74 82, fdatasync 75 83, truncate 76 45, ftruncate 77 46, getdents 78
+tkill 200 130, uname 63 160, fsync 74 82, fdatasync 75 83, truncate 76 45, ftruncate 77 46, getdents 78
 -, getdents64 217 61, getcwd 79 17, chdir 80 49, fchdir 81 50, rename 82 -, renameat 264 38, renameat2 316 276,
 mkdir 83 -, mkdirat 258 34, rmdir 84 -, creat 85 -, link 86 -, linkat 265 37, unlink 87 -, unlinkat 263 35, symlink
 88 -, symlinkat 266 36, readlink 89 -, readlinkat 267 78, chmod 90 -, fchmod 91 52, fchmodat 268 53, umask 95 166,
@@ -73,7 +73,7 @@ WAIT_ALL = 0x40000000
 """__WALL: wait for children that end without SIGCHLD too."""
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
 MNT_DETACH = 2
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
 
 
 def check(result: int, what: str) -> int:

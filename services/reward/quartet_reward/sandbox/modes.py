@@ -1,0 +1,107 @@
+"""Chooses the strongest mode that holds on this machine, by trying each: started, and attacked."""
+
+import json
+import os
+
+from quartet_common.log import get_logger
+from quartet_reward.sandbox.api import Ending, Job, Limits, SandboxUnavailable
+from quartet_reward.sandbox.isolated import IsolatedSandbox
+from quartet_reward.sandbox.settings import Mode, SandboxSection
+
+log = get_logger(__name__)
+
+# Tries what must fail and leaves a process behind that must be killed. Prints the names of what did not fail.
+_PROBE = b"""
+import errno, json, os, socket, sys
+SECRETS, PARENT = json.loads(sys.stdin.read())
+leaks = []
+for family in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX, 16):
+    try:
+        socket.socket(family, socket.SOCK_STREAM if family != 16 else socket.SOCK_RAW)
+        leaks.append("network")
+    except OSError:
+        pass
+for path in SECRETS:
+    try:
+        os.close(os.open(path, os.O_RDONLY))
+        leaks.append("file system: " + path)
+    except OSError:
+        pass
+for folder in ("/", "/usr/lib", "/var/tmp", "/dev/shm", "/dev"):
+    try:
+        os.close(os.open(folder + "/quartet-probe", os.O_CREAT | os.O_WRONLY))
+        leaks.append("writing to " + folder)
+    except OSError:
+        pass
+try:
+    os.kill(PARENT, 0)
+    leaks.append("processes of others")
+except OSError:
+    pass
+print(json.dumps(leaks), flush=True)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.closerange(0, 1)
+        import time
+        time.sleep(60)
+    os._exit(0)
+"""
+_PROBE_LIMITS = Limits(wall_seconds=20, cpu_seconds=20)
+
+
+def candidates() -> list[Mode]:
+    """Return the modes that this user can try, the strongest first."""
+    if os.geteuid() == 0:
+        return [Mode.NAMESPACES_UID, Mode.NAMESPACES, Mode.UID, Mode.UNSAFE]
+    return [Mode.NAMESPACES, Mode.UNSAFE]
+
+
+async def open_sandbox(settings: SandboxSection, only: Mode | None = None) -> IsolatedSandbox:
+    """Start the strongest sandbox that holds here, or the mode `only`.
+
+    Raises:
+        SandboxUnavailable: none does that is at least `settings.minimum`; the text says why and what would help.
+    """
+    order = list(Mode)
+    reasons = []
+    for mode in candidates():
+        if order.index(mode) > order.index(settings.minimum) or only not in (None, mode):
+            continue
+        sandbox = IsolatedSandbox(settings, mode)
+        try:
+            await sandbox.start()
+            await probe(sandbox)
+        except SandboxUnavailable as error:
+            await sandbox.close()
+            reasons.append(f"{mode}: {error}")
+            log.warning("a mode of the sandbox is not to be had here", extra={"mode": mode, "reason": str(error)})
+            continue
+        except BaseException:
+            await sandbox.close()
+            raise
+        if mode is Mode.UNSAFE:
+            log.warning("the sandbox is UNSAFE: programs can do what this service's user can do")
+        return sandbox
+    raise SandboxUnavailable(
+        f"no mode of the sandbox at least as strong as reward.sandbox.minimum = {settings.minimum.value!r} holds here "
+        f"({'; '.join(reasons) or 'this user can try none of them'}). Allow user namespaces to this user (sysctl "
+        "user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns=0), or run the service as root on a "
+        "kernel with Landlock; 'unsafe' is for programs that you trust."
+    )
+
+
+async def probe(sandbox: IsolatedSandbox) -> None:
+    """Attack a sandbox from inside. Raises SandboxUnavailable, naming what is not kept from a program."""
+    secrets = ["/etc/passwd", "/proc/1/environ", "/proc/self/environ", "/var/log", os.path.dirname(__file__)]
+    survivors = sandbox.survivors
+    facts = json.dumps([secrets, os.getpid()]).encode()
+    execution = await sandbox.run(Job("script", _PROBE, facts, _PROBE_LIMITS))
+    if execution.ending is not Ending.EXITED or execution.exit_code != 0:
+        ending = f"{execution.ending}, {execution.stderr.decode(errors='replace')[-300:]}"
+        raise SandboxUnavailable(f"the probe did not end well: {ending}")
+    leaks = json.loads(execution.stdout)
+    if sandbox.survivors > survivors:
+        leaks.append("a process that outlives its tree")
+    if leaks and Mode(sandbox.mode) is not Mode.UNSAFE:
+        raise SandboxUnavailable(f"it does not keep a program from: {', '.join(sorted(set(leaks)))}")
