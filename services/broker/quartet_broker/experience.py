@@ -170,7 +170,7 @@ class Experience:
 
 def _check(field: str, header: experience_pb2.GroupHeader) -> None:
     validation.identifier(f"{field}.instance_id", header.instance_id, most=512)
-    if header.purpose not in experience_pb2.Purpose.values():
+    if header.purpose not in validation.PURPOSES:
         raise invalid_argument(f"{field}.purpose", came=header.purpose, allowed="the instance's")
     validation.integer(f"{field}.min_policy_version", header.min_policy_version, 0)
     validation.integer(f"{field}.max_policy_version", header.max_policy_version, header.min_policy_version)

@@ -16,6 +16,7 @@ from quartet_common.errors import already_exists, failed_precondition, invalid_a
 
 _GRANTED = metrics.counter("quartet_broker_prompts_leased_total", "Prompts leased to rollouts.", ["run"])
 _QUEUE_RETRY_SECONDS = 1.0
+_PURPOSES = {number: name.removeprefix("PURPOSE_") for name, number in experience_pb2.Purpose.items()}
 
 
 def digest(instance: experience_pb2.PromptInstance, evaluation_set: str = "") -> str:
@@ -26,7 +27,7 @@ def digest(instance: experience_pb2.PromptInstance, evaluation_set: str = "") ->
 
 def purpose_name(purpose: experience_pb2.Purpose) -> str:
     """Return a purpose as Redis keeps it, e.g. "TRAIN"."""
-    return experience_pb2.Purpose.Name(purpose).removeprefix("PURPOSE_")
+    return _PURPOSES[purpose]
 
 
 class Prompts:

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import hiredis
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ResponseError
@@ -47,8 +48,13 @@ async def _exchange(connection: AbstractConnection, commands: Sequence[Command])
 
 
 def _pack(connection: AbstractConnection, commands: Iterable[Command]) -> list[bytes]:
-    # Large values stay pieces of their own: they are not copied.
-    return [piece for command in commands for piece in connection.pack_command(*command)]
+    pieces: list[bytes] = []
+    for command in commands:
+        if command[0] == "MSET":
+            pieces += connection.pack_command(*command)  # large values stay pieces of their own: they are not copied
+        else:
+            pieces.append(hiredis.pack_command(tuple(command)))  # in C: scripts have hundreds of arguments
+    return pieces
 
 
 async def _answer(connection: AbstractConnection) -> Any:

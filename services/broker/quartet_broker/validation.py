@@ -19,6 +19,7 @@ _MAX_WAIT_SECONDS = 30.0
 _MARGIN_SECONDS = 0.25
 # Numbers go through Lua, whose integers are exact up to here.
 MAX_INTEGER = 2**53
+PURPOSES = frozenset(experience_pb2.Purpose.values())
 
 
 def name(field: str, value: str) -> str:
@@ -67,7 +68,7 @@ def instance(field: str, value: experience_pb2.PromptInstance, evaluation_set: s
     """Check a prompt instance that a caller submits."""
     identifier(f"{field}.instance_id", value.instance_id)
     evaluates = value.purpose == experience_pb2.PURPOSE_EVALUATE
-    if value.purpose not in experience_pb2.Purpose.values() or value.purpose == experience_pb2.PURPOSE_UNSPECIFIED:
+    if value.purpose not in PURPOSES or value.purpose == experience_pb2.PURPOSE_UNSPECIFIED:
         raise invalid_argument(f"{field}.purpose", came=value.purpose, allowed="TRAIN, EVALUATE or SERVE")
     if evaluates != bool(evaluation_set):
         raise invalid_argument(
