@@ -4,6 +4,7 @@ from pydantic import Field
 
 from quartet_common.config import Section
 from quartet_reward.reward_model.config import RewardModelSection
+from quartet_reward.sandbox.settings import SandboxSection
 from quartet_reward.stream import MOST_ITEMS
 
 
@@ -21,3 +22,4 @@ class RewardSection(Section):
     )
     queue_seconds: float = Field(300.0, gt=0, description="Longest wait for a worker before an item fails (retryable).")
     reward_model: RewardModelSection = Field(RewardModelSection(), description="The learned reward model.")
+    sandbox: SandboxSection = Field(SandboxSection(), description="How programs are isolated.")

@@ -7,13 +7,14 @@ from quartet_reward.config import RewardSection
 from quartet_reward.math_equality import MathEquality
 from quartet_reward.reward_model.batching import RewardModel
 from quartet_reward.reward_model.process import model_pool
+from quartet_reward.sandbox.chosen import ChosenSandbox
 from quartet_reward.verifiers.base import Tools
 from quartet_reward.worker_pool import Limits, WorkerPool
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Worker processes for mathematics, and the reward model if there is one."""
+    """Worker processes for mathematics, the sandbox (it starts when it is used), the reward model if there is one."""
 
     mathematics: WorkerPool
     tools: Tools
@@ -28,7 +29,7 @@ class Resources:
         model = None
         if section.reward_model.path is not None:
             model = RewardModel(model_pool(section.reward_model, section.queue_seconds), section.reward_model)
-        return cls(mathematics, Tools(MathEquality(mathematics), reward_model=model))
+        return cls(mathematics, Tools(MathEquality(mathematics), ChosenSandbox(section.sandbox), model))
 
     def serve(self, verifier: str) -> bool:
         """Tell whether a verifier can work with what there is."""
@@ -45,4 +46,6 @@ class Resources:
         closing = [self.mathematics.close()]
         if self.tools.reward_model is not None:
             closing.append(self.tools.reward_model.close())
+        if self.tools.sandbox is not None:
+            closing.append(self.tools.sandbox.close())
         await asyncio.gather(*closing)

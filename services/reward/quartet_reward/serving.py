@@ -14,6 +14,8 @@ from quartet_reward.registry import load_verifiers
 from quartet_reward.resources import Resources
 from quartet_reward.reward_model.config import check as check_reward_model
 from quartet_reward.room import Room
+from quartet_reward.sandbox.api import SandboxUnavailable
+from quartet_reward.sandbox.chosen import check as check_sandbox
 from quartet_reward.scoring import Scorer
 from quartet_reward.service import RewardServicer
 from quartet_reward.specs import SpecReader
@@ -39,7 +41,13 @@ def preflight(config: LoadedConfig[RewardSection]) -> dict[str, Any]:
                 "it must name"
             )
     check_reward_model(config.section.reward_model)
-    return {"verifiers": list(verifiers), "workers": config.section.workers}
+    plan = {"verifiers": list(verifiers), "workers": config.section.workers}
+    if config.section.sandbox.required or any(section.name == "code" for section in config.run.verifiers):
+        try:
+            plan["sandbox"] = asyncio.run(check_sandbox(config.section.sandbox))
+        except SandboxUnavailable as error:
+            raise ConfigError(str(error)) from error
+    return plan
 
 
 async def serve(config: LoadedConfig[RewardSection], host: ServiceHost) -> None:

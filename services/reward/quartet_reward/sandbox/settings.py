@@ -23,9 +23,11 @@ class SandboxSection(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    minimum: Mode = Field(
-        Mode.UID, description="The weakest mode that will do; the service refuses to start where there is none."
+    required: bool = Field(
+        False,
+        description="Refuse to start where no mode holds that is strong enough. A run that names `code` requires it.",
     )
+    minimum: Mode = Field(Mode.UID, description="The weakest mode that will do; below it no program is run.")
     slots: int = Field(4, ge=2, le=512, description="Programs that run at one time; a judged execution takes two.")
     fork_servers: int = Field(1, ge=1, le=64, description="Processes that fork; each about 15 MB and one core at most.")
     first_uid: int = Field(
