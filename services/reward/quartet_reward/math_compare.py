@@ -30,6 +30,7 @@ from quartet_reward.notation import (
     without_decoration,
     without_group,
 )
+from quartet_reward.plain_answers import decide
 from quartet_reward.rationals import equal_rationals, parse_rational
 
 _EXTRACTION = [
@@ -133,8 +134,10 @@ def _compare(reference: str, answer: str, policy: EqualityPolicy) -> Comparison:
         plain_answer = parse_rational(with_decimal_point(answer) or "")
     if plain_reference is not None and plain_answer is not None:
         decided = equal_rationals(plain_answer, plain_reference, policy.decimal_places)
-        if decided is not None:
-            return Comparison(decided, f"{_short(answer)} {'=' if decided else '≠'} {_short(reference)}, exactly")
+    else:
+        decided = decide(answer, reference, policy)
+    if decided is not None:
+        return Comparison(decided, f"{_short(answer)} {'=' if decided else '≠'} {_short(reference)}, exactly")
 
     if plain_reference is not None and plain_answer is None and (quantity := quantity_of(answer)):
         return _compare(reference, quantity[0], policy)  # a unit that the reference does not ask for is forgiven
@@ -158,6 +161,8 @@ def _compare(reference: str, answer: str, policy: EqualityPolicy) -> Comparison:
 
 def _compare_sides(reference: str, sides: list[str], policy: EqualityPolicy) -> Comparison:
     """`x = 7` and `3 + 4 = 7` say 7; `8 = 7` does not, and `5x - 7y = 0` does not say 0."""
+    if len(sides) > 1 and is_name(sides[0]) and sides[0] in sides[1:]:
+        return Comparison(False, f"{_short(sides[0])} = {_short(sides[0])} says nothing")
     values = sides[1:] if len(sides) > 1 and is_name(sides[0]) else sides
     for side in values:
         if not side or not _compare(reference, side, policy).equal:

@@ -12,6 +12,7 @@ from quartet_common.log import get_logger
 from quartet_reward import telemetry
 from quartet_reward.equality_policy import STRICT, EqualityPolicy
 from quartet_reward.failures import VerifierFailure
+from quartet_reward.plain_answers import decide
 from quartet_reward.rationals import equal_rationals, parse_rational
 from quartet_reward.reading import last_boxed
 from quartet_reward.words import read_words, same_hour
@@ -138,6 +139,8 @@ def _decide_here(answer: str, reference: str, policy: EqualityPolicy) -> Equalit
         found_words = None if expected_words is None else read_words(answer)
         equal = None if found_words is None else found_words == expected_words
         way = "words"
+    if equal is None:
+        equal, way = decide(answer, reference, policy), "exact"
     if equal is None:
         return None
     telemetry.EQUALITY_DECISIONS.labels(way).inc()

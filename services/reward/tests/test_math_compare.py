@@ -2,82 +2,161 @@
 
 import pytest
 
+from quartet_reward.equality_policy import STRICT, EqualityPolicy
 from quartet_reward.math_compare import BadReference, compare
+from quartet_reward.math_equality import _decide_here
 
-
-@pytest.mark.parametrize(
-    ("reference", "answer"),
-    [
-        ("7", "x = 7"),
-        ("7", "3+4=7"),
-        ("7", "x = 3+4 = 7"),
-        ("7", r"f(x) = 7"),
-        ("y=2x+3", "y=2x+3"),
-        ("y=2x+3", "2x+3=y"),
-        ("x=4", "4"),
-        (r"\{1,2\}", r"\{2,1\}"),
-        ("(1,2)", r"\left(1,2\right)"),
-        ("(5,8)", "(x, y) = (5, 8)"),
-        (r"(3, \frac{\pi}{2})", r"(3,\pi/2)"),
-        ("1,2", "2,1"),
-        (r"5\text{ km}", r"5\text{ kilometers}"),
-        ("5", r"5\text{ km}"),
-        ("1000", r"1\,000"),
-        ("12345", "12 345"),
-        ("602000000000000000000000", "6.02e23"),
-        (r"\frac12", "½"),
-        ("2.5", "2,5"),
-        (r"\sqrt{2}", "1.41421356"),
-        (r"\frac{\sqrt{3}}{2}", r"\sqrt{3}/2"),
-        ("x^2+2x+1", "(x+1)^2"),
-        ("1", r"\sin^2(x)+\cos^2(x)"),
-        ("x<3", "3>x"),
-        (r"(-\infty,3)", "x<3"),
-        (r"50\%", "0.5"),
-        (r"\text{(C)}", "C"),
-        ("x > 5", "Therefore $x > 5$ is the solution."),
-        (r"\boxed{1} and \boxed{2}", "1,2"),
-        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
-    ],
+EQUAL = (
+    ("7", "x = 7"),
+    ("7", "3+4=7"),
+    ("7", "x = 3+4 = 7"),
+    ("7", r"f(x) = 7"),
+    ("y=2x+3", "y=2x+3"),
+    ("y=2x+3", "2x+3=y"),
+    ("x=4", "4"),
+    (r"\{1,2\}", r"\{2,1\}"),
+    ("(1,2)", r"\left(1,2\right)"),
+    ("(5,8)", "(x, y) = (5, 8)"),
+    (r"(3, \frac{\pi}{2})", r"(3,\pi/2)"),
+    ("1,2", "2,1"),
+    (r"5\text{ km}", r"5\text{ kilometers}"),
+    ("5", r"5\text{ km}"),
+    ("1000", r"1\,000"),
+    ("12345", "12 345"),
+    ("602000000000000000000000", "6.02e23"),
+    (r"\frac12", "½"),
+    ("2.5", "2,5"),
+    (r"\sqrt{2}", "1.41421356"),
+    (r"\frac{\sqrt{3}}{2}", r"\sqrt{3}/2"),
+    ("x^2+2x+1", "(x+1)^2"),
+    ("1", r"\sin^2(x)+\cos^2(x)"),
+    ("x<3", "3>x"),
+    (r"(-\infty,3)", "x<3"),
+    (r"50\%", "0.5"),
+    (r"\text{(C)}", "C"),
+    ("x > 5", "Therefore $x > 5$ is the solution."),
+    (r"\boxed{1} and \boxed{2}", "1,2"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+    ("1000.99", r"1,000.99\text{ m}^2"),
+    ("32349", r"32,\! 349"),
+    ("x = 11", "x = 5 + 6 = 11"),
+    ("z = 1 + 1 = 2", "z = 2"),
+    (r"\frac13", r"x = \frac13 \approx 0.333"),
+    ("11", r"x \approx 11"),
+    (r"x = \frac12, x = 1 \pm \sqrt{3}", r"x = 1 + \sqrt3, x = 1 - \sqrt3, x = 0.5"),
+    (r"p = -1 \text{ and } p = 2", "p=2, p=-1"),
+    ("W(n) = 1 or W(n) = -1", "W(x)=-1orW(x)=1"),
+    (r"1 - \frac{1}{\mathrm{e}}", r"1 - \frac1e"),
+    (r"\{1,2\}", "{2,1}"),
+    ("(1,2)", "1,2"),
+    ("8", "{{8}}"),
+    ("8", "８"),
+    ("8", "8\u200b"),
+    (r"3\sqrt{13}", r"\sqrt{117}"),
+    (r"\frac{\sqrt3}{3}", r"\frac{1}{\sqrt{3}}"),
+    (r"\frac{11+9a}{20}", r"\frac{9}{20}a + \frac{11}{20}"),
+    ("(a+5)(b+2)", "ab+2a+5b+10"),
+    ("x^3+3x-6", "3x + x^3 - 6"),
+    ("-2+7i", "7i-2"),
+    (r"90^\circ", "90"),
+    (r"\frac{270}7\text{ degrees}", r"\frac{270}{7}^\circ"),
+    ("52_8", "52_{8}"),
+    (r"\text{(C)}", r"\text{C}"),
+    (r"(2,\infty)", r"\left(2, +\infty\right)"),
+    (r"(0,9) \cup (9,36)", r"(0, 9)\cup(9, 36)"),
+    (r"1 \pm \sqrt{19}", r"1 - \sqrt{19}, 1 + \sqrt{19}"),
+    (r"x \in [-2,7]", "[-2,7]"),
+    (r"\begin{pmatrix}-1/3\\2\end{pmatrix}", r"\begin{pmatrix} -\frac13 \\ 2 \end{pmatrix}"),
 )
+DIFFERENT = (
+    ("0", "5x-7y+11z+4=0"),
+    ("7", "8=7"),
+    ("11", "x+1=11"),
+    ("x=4", "y=4"),
+    ("y=2x+3", "x=x"),
+    ("7", "7=7=8"),
+    (r"\frac{1}{2^{99}}", r"\frac{1}{2^{98}}"),
+    ("2^{100}", "2^{100}+1"),
+    ("0.0000001", "0.0000002"),
+    ("(1,2)", r"\{1,2\}"),
+    (r"\{1,2\}", "(1,2)"),
+    ("(1,2)", "(2,1)"),
+    ("(2,1)", "(5,3)"),
+    ("[1,2]", "(1,2)"),
+    ("5 km", "5 m"),
+    ("4", "4, 4"),
+    ("4", r"\infty"),
+    ("4", "\x00"),
+    ("4", "{" * 400 + "}" * 400),
+    (r"\sqrt{2}", "1.4142"),
+    (r"\pi", "3.14"),
+    ("x<3", "x<4"),
+    (r"(-\infty,3)", r"(-\infty,3]"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}"),
+    ("C", "D"),
+    ("x = 11", "x = 5 + 5 + 1 = 7 = 11"),
+    ("z = 1 + 1 = 2", "z = 3 + 3 = 2"),
+    ("p = 1, p = 2", "q = 1, q = 2"),
+    (r"x = 1 \pm \sqrt{3}, x = 2", r"x = 1 + \sqrt3, x = 2"),
+    (r"1 - \frac{1}{\mathrm{e}}", r"1 + \frac{1}{\mathrm{e}}"),
+    ("(1,2)", "{1,2}"),
+    ("(1,2)", "2,1"),
+    ("8", r"7 \text{ or } 8"),
+    ("18", "\u202e81"),
+    ("89", "8\u200d8"),
+    ("p - q", "q - p"),
+    (r"3\sqrt{13}", r"\sqrt{116}"),
+    ("52_8", "52_9"),
+    (r"90^\circ", r"\frac{\pi}{2}"),
+    (r"(2,\infty)", r"(-\infty, 2)"),
+    (r"\text{(C)}", r"\text{(D)}"),
+    ("1, 2, 3", "1, 2"),
+    (r"5\text{ km}", r"5\text{ m}"),
+    (r"\frac{1}{2004!}", r"\frac{1}{2006!}"),
+    ("x", "x = x"),
+)
+
+
+@pytest.mark.parametrize(("reference", "answer"), EQUAL)
 def test_equal(reference, answer):
     found = compare(reference, answer)
     assert found.equal, found.reason
 
 
-@pytest.mark.parametrize(
-    ("reference", "answer"),
-    [
-        ("0", "5x-7y+11z+4=0"),
-        ("7", "8=7"),
-        ("11", "x+1=11"),
-        ("x=4", "y=4"),
-        ("y=2x+3", "x=x"),
-        ("7", "7=7=8"),
-        (r"\frac{1}{2^{99}}", r"\frac{1}{2^{98}}"),
-        ("2^{100}", "2^{100}+1"),
-        ("0.0000001", "0.0000002"),
-        ("(1,2)", r"\{1,2\}"),
-        (r"\{1,2\}", "(1,2)"),
-        ("(1,2)", "(2,1)"),
-        ("(2,1)", "(5,3)"),
-        ("[1,2]", "(1,2)"),
-        ("5 km", "5 m"),
-        ("4", "4, 4"),
-        ("4", r"\infty"),
-        ("4", "\x00"),
-        ("4", "{" * 400 + "}" * 400),
-        (r"\sqrt{2}", "1.4142"),
-        (r"\pi", "3.14"),
-        ("x<3", "x<4"),
-        (r"(-\infty,3)", r"(-\infty,3]"),
-        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}"),
-        ("C", "D"),
-    ],
-)
+@pytest.mark.parametrize(("reference", "answer"), DIFFERENT)
 def test_different(reference, answer):
     found = compare(reference, answer)
     assert not found.equal, found.reason
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer", "equal"), [(*pair, True) for pair in EQUAL] + [(*pair, False) for pair in DIFFERENT]
+)
+def test_what_is_decided_without_math_verify_agrees_with_the_guards_around_it(reference, answer, equal):
+    decided = _decide_here(answer, reference, STRICT)
+    assert decided is None or (decided.relation == "equal") is equal
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer", "policy"),
+    [
+        ("x = 11", "x = 5 + 5 + 1 = 7 = 11", EqualityPolicy(chains="last")),
+        ("11", "7 = 11", EqualityPolicy(chains="last")),
+        ("(1,3)", "{1,3}", EqualityPolicy(bare_braces="group")),
+        ("f(x)", "f(y)", EqualityPolicy(any_names=True)),
+        (r"\frac13", "0.33", EqualityPolicy(decimal_places=2)),
+        ("7", "5x+7=7", EqualityPolicy(guards=False)),
+    ],
+)
+def test_a_policy_accepts_what_the_default_refuses(reference, answer, policy):
+    assert compare(reference, answer, policy=policy).equal
+    assert not compare(reference, answer).equal
+
+
+def test_relations_answer_sets_unless_the_policy_says_otherwise():
+    reference, answer = r"x \in [-2,7]", r"-2 \le x \le 7"
+    assert compare(reference, answer).equal
+    assert not compare(reference, answer, policy=EqualityPolicy(relations_as_sets=False)).equal
 
 
 @pytest.mark.parametrize("reference", ["x=x", "1=1", "1=2", r"\emptyset", "True", r"\frac{1}{", r"\notacommand{"])
