@@ -77,6 +77,7 @@ SUITES = (
     Suite("common", "dev", 300, "services/common/tests"),
     Suite("broker", "broker", 700, "services/broker/tests"),
     Suite("reward", "reward", 400, "services/reward/tests"),
+    Suite("reward-model", "reward-model", 300, "services/reward/tests_reward_model"),
     Suite("rollout", "rollout", 900, "services/rollout/tests"),
     Suite("trainer", "trainer", 900, "services/trainer/tests"),
     Suite("client", "client", 300, "client/tests"),

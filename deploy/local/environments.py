@@ -2,7 +2,8 @@
 """Makes the named Python environments of this checkout under `.quartet/`, with nothing but a Python 3.11 or later.
 
     python3 deploy/local/environments.py [--with-tests] [NAME ...]     all of them without a NAME:
-                                                                       broker reward rollout trainer client dev
+                                                                       broker reward reward-model rollout trainer
+                                                                       client dev
 
 Each service has an environment of its own, because they cannot share one (vLLM needs transformers 5, ColossalAI 4.51):
 the pinned closure of `services/NAME/requirements.txt` (with `overrides.txt` where there is one), and the packages of
@@ -79,6 +80,14 @@ ENVIRONMENTS: dict[str, Environment] = {
         service("reward", "math-verify"),
         service("rollout", "vLLM and transformers 5", heavy=True),
         service("trainer", "ColossalAI and transformers 4.51", heavy=True),
+        # The reward service with its extra: what its tests of the learned reward model run in.
+        Environment(
+            "reward-model",
+            "math-verify, torch and transformers",
+            "services/reward/requirements-reward-model.txt",
+            ("protos", "services/common", "services/reward"),
+            heavy=True,
+        ),
         Environment(
             "client",
             "command and launcher",

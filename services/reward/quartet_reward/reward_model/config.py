@@ -27,6 +27,11 @@ class RewardModelSection(Section):
     template: str = Field(
         "{prompt}{completion}", description="The text that is read: {prompt} and {completion} stand as they came."
     )
+    add_special_tokens: bool = Field(
+        False,
+        description="Add those that the tokenizer adds by itself: true for encoders (BERT's [CLS]), false where the "
+        "text has them already, as prompts and completions of chat models do.",
+    )
     deadline_seconds: float = Field(120.0, ge=1, le=3600, description="A batch that takes longer is killed.")
     start_seconds: float = Field(600.0, ge=1, le=7200, description="Longest time that loading may take.")
 

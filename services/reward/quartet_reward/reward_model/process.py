@@ -24,6 +24,7 @@ def model_pool(section: RewardModelSection, queue_seconds: float) -> WorkerPool:
         f"--threads={section.threads}",
         f"--max-tokens={section.max_tokens}",
         f"--batch-tokens={section.batch_tokens}",
+        *(["--add-special-tokens"] if section.add_special_tokens else []),
     ]
 
     def start(memory_bytes: int) -> WorkerProcess:

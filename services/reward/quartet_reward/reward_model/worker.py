@@ -21,9 +21,12 @@ _CHARACTERS_PER_TOKEN = 64
 class Classifier:
     """A model and its tokenizer."""
 
-    def __init__(self, path: Path, device: str, dtype: str, max_tokens: int, batch_tokens: int):
+    def __init__(
+        self, path: Path, device: str, dtype: str, max_tokens: int, batch_tokens: int, add_special_tokens: bool
+    ):
         """Load them. Raises OSError, ValueError: the folder holds no such model."""
-        self._tokenizer = AutoTokenizer.from_pretrained(path)
+        self._tokenizer = AutoTokenizer.from_pretrained(path, truncation_side="left")
+        self._add_special_tokens = add_special_tokens
         self._model = AutoModelForSequenceClassification.from_pretrained(
             path, dtype=getattr(torch, dtype), use_safetensors=True
         )
@@ -33,16 +36,25 @@ class Classifier:
         config = self._model.config
         positions = getattr(config, "max_position_embeddings", None) or max_tokens
         self._max_tokens = min(max_tokens, positions)
-        # Models that read the last token find it by this id: without one, nothing can be padded.
-        if config.pad_token_id is None:
-            config.pad_token_id = self._tokenizer.pad_token_id
+        # Models that read the last token find it by this id: without one that they know, nothing can be padded.
+        given, known = self._tokenizer.pad_token_id, self._model.get_input_embeddings().num_embeddings
+        if config.pad_token_id is None and given is not None and given < known:
+            config.pad_token_id = given
         self._pad = config.pad_token_id
 
     def read(self, texts: list[str]) -> tuple[list[list[int]], list[int]]:
-        """Return the token ids of texts, their special tokens as they stand in the text, and how many were cut off."""
+        """Return the token ids of texts, and how many of each were cut off at the beginning."""
         most = self._max_tokens * _CHARACTERS_PER_TOKEN
-        rows = self._tokenizer([text[-most:] for text in texts], add_special_tokens=False)["input_ids"]
-        return [row[-self._max_tokens :] for row in rows], [max(len(row) - self._max_tokens, 0) for row in rows]
+        texts = [text[-most:] for text in texts]
+        rows = self._tokenize(texts, truncation=True, max_length=self._max_tokens)
+        full = [i for i, row in enumerate(rows) if len(row) == self._max_tokens]
+        cut = [0] * len(rows)
+        for i, row in zip(full, self._tokenize([texts[i] for i in full]) if full else [], strict=True):
+            cut[i] = len(row) - self._max_tokens
+        return rows, cut
+
+    def _tokenize(self, texts: list[str], **options) -> list[list[int]]:
+        return self._tokenizer(texts, add_special_tokens=self._add_special_tokens, **options)["input_ids"]
 
     def logits(self, rows: list[list[int]]) -> list[list[float]]:
         """Return the logits of each row; rows of like lengths share a forward pass."""
@@ -84,12 +96,18 @@ def main() -> int:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--max-tokens", type=int, required=True)
     parser.add_argument("--batch-tokens", type=int, required=True)
+    parser.add_argument("--add-special-tokens", action="store_true")
     parser.add_argument("--parent", type=int, required=True)
     arguments = parser.parse_args()
     output = worker_side.begin(arguments.parent)
     torch.set_num_threads(arguments.threads)
     classifier = Classifier(
-        arguments.path, arguments.device, arguments.dtype, arguments.max_tokens, arguments.batch_tokens
+        arguments.path,
+        arguments.device,
+        arguments.dtype,
+        arguments.max_tokens,
+        arguments.batch_tokens,
+        arguments.add_special_tokens,
     )
     worker_side.send(output, {"event": "ready"})
     while (request := worker_side.receive()) is not None:

@@ -1,0 +1,170 @@
+"""The service with a learned reward model, over a real socket; its scores beside those of plain transformers."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+
+import grpc
+import pytest
+from conftest import END, LETTERS
+from google.protobuf.struct_pb2 import Struct
+from quartet.v1 import reward_pb2, reward_pb2_grpc
+
+from quartet_common.config import ConfigError, load_config
+from quartet_common.host import ServiceHost
+from quartet_reward.config import RewardSection
+from quartet_reward.serving import assemble, preflight
+
+TIMEOUT = 100.0
+
+
+def configured(folder, **settings):
+    overrides = [f"reward.reward_model.{key}={value}" for key, value in {"path": folder, **settings}.items()]
+    return load_config("reward", RewardSection, overrides=["addresses.reward=127.0.0.1:0", *overrides])
+
+
+@contextlib.asynccontextmanager
+async def serving(folder, **settings):
+    config = configured(folder, **settings)
+    preflight(config)
+    host = ServiceHost("reward", config.addresses.reward, config.security, config.server)
+    resources = assemble(config, host)
+    resources.tools.reward_model.start()  # the workers for mathematics are of no interest here
+    await host.start()
+    async with grpc.aio.insecure_channel(host.address) as channel:
+        yield reward_pb2_grpc.RewardServiceStub(channel), resources.tools.reward_model
+    await host.drain()
+    await resources.close()
+
+
+def item(prompt: str, completion: str, item_id: str = "a", run_id: str = "r", weight=0.0, **parameters):
+    struct = Struct()
+    struct.update(parameters)
+    spec = reward_pb2.VerifierSpec(name="reward_model", weight=weight, parameters=struct)
+    return reward_pb2.ScoreItem(item_id=item_id, prompt=prompt, completion=completion, run_id=run_id, verifiers=[spec])
+
+
+async def score(stub, *items):
+    return list((await stub.Score(reward_pb2.ScoreRequest(items=items), timeout=TIMEOUT)).results)
+
+
+def text(rng: random.Random, longest: int) -> str:
+    return "".join(rng.choices(LETTERS, k=rng.randint(1, longest)))
+
+
+@pytest.mark.parametrize(("kind", "label"), [("qwen2", 0), ("bert", 2), ("unpadded", 0)])
+async def test_scores_are_those_of_plain_transformers_whatever_the_batch(request, kind, label):
+    saved = request.getfixturevalue(kind)
+    rng = random.Random(3)
+    texts = [(text(rng, 40) + "?", text(rng, 120) + END) for _ in range(60)]
+    expected = [saved.logits(prompt + completion)[label] for prompt, completion in texts]
+    assert max(expected) - min(expected) > 0.1  # the model tells texts apart, so that a mistake would be seen
+    for batch, batch_tokens in ((64, 100_000), (7, 300)) if kind == "qwen2" else ((16, 600),):
+        async with serving(saved.folder, batch=batch, batch_tokens=batch_tokens) as (stub, _):
+            items = [item(*both, item_id=str(i), label=label) for i, both in enumerate(texts)]
+            results = await score(stub, *items)
+            for result, logit in zip(results, expected, strict=True):
+                assert result.score.reward == pytest.approx(logit, abs=1e-5)
+                assert f"{len(''.join(texts[int(result.item_id)])) - len(END) + 1} tokens" in result.score.reason
+                assert result.score.ans_acc == result.score.format_acc == 0.0
+
+
+async def test_it_is_scaled_shifted_clipped_weighted_cut_and_told(qwen2):
+    logit = qwen2.logits("2+2=?4.")[0]
+    async with serving(qwen2.folder, max_tokens=50) as (stub, _):
+        plain, scaled, low, high, mixed = await score(
+            stub,
+            item("2+2=?", "4.", "plain"),
+            item("2+2=?", "4.", "scaled", scale=-2.0, shift=0.5),
+            item("2+2=?", "4.", "low", scale=1000.0 if logit < 0 else -1000.0, clip_low=-1.0),
+            item("2+2=?", "4.", "high", scale=1000.0 if logit > 0 else -1000.0, clip_high=1.5),
+            reward_pb2.ScoreItem(
+                item_id="mixed",
+                prompt="2+2=?",
+                completion="4.",
+                reference=reward_pb2.Reference(answer="4."),
+                verifiers=[
+                    reward_pb2.VerifierSpec(name="exact", weight=0.1),
+                    reward_pb2.VerifierSpec(name="reward_model", weight=2.0),
+                ],
+            ),
+        )
+        assert plain.score.reward == pytest.approx(logit, abs=1e-5)
+        assert scaled.score.reward == pytest.approx(-2 * logit + 0.5, abs=1e-5)
+        assert low.score.reward == -1.0 and high.score.reward == 1.5
+        assert mixed.score.reward == pytest.approx(0.1 * 10 + 2 * logit, abs=1e-5) and mixed.score.ans_acc == 1.0
+        long = "1+" * 100
+        (cut,) = await score(stub, item(long, "4.", "long"))
+        assert cut.score.reward == pytest.approx(qwen2.logits((long + "4.")[-50:])[0], abs=1e-5)
+        assert "50 tokens, the last of 202" in cut.score.reason
+
+
+async def test_what_cannot_be_read_is_a_failure_and_never_a_number(qwen2):
+    async with serving(qwen2.folder) as (stub, _):
+        for bad, word in ((item("", "4"), "item.prompt"), (item("2+2=?", "4", label=1), "1 logits")):
+            (result,) = await score(stub, bad)
+            assert result.failure.kind == reward_pb2.FAILURE_KIND_INVALID_ITEM and word in result.failure.message
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await score(stub, item("2+2=?", "4", clip_low=2, clip_high=1))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        (good,) = await score(stub, item("2+2=?", "4"))
+        assert good.WhichOneof("result") == "score"
+
+
+async def test_a_crash_of_its_process_is_a_failure_and_it_is_started_again(qwen2):
+    async with serving(qwen2.folder) as (stub, model):
+        (first,) = await score(stub, item("2+2=?", "4"))
+        (victim,) = model.pids
+        os.kill(victim, signal.SIGSTOP)  # a batch is under way when it dies
+        waiting = asyncio.create_task(score(stub, item("2+2=?", "4")))
+        await asyncio.sleep(0.3)
+        os.kill(victim, signal.SIGKILL)
+        (again,) = await waiting  # tried once more, by the process that takes its place
+        assert again.score.reward == pytest.approx(first.score.reward, abs=1e-6)
+        assert victim not in model.pids
+
+
+async def test_a_process_that_always_dies_is_a_failure(qwen2, monkeypatch):
+    async with serving(qwen2.folder) as (stub, model):
+        (first,) = await score(stub, item("2+2=?", "4"))
+
+        async def dies(request):
+            from quartet_reward.worker_process import WorkerDied
+
+            raise WorkerDied("signal 9 ended it")
+
+        monkeypatch.setattr(model._pool, "run", dies)
+        (result,) = await score(stub, item("2+2=?", "4"))
+        assert result.failure.kind == reward_pb2.FAILURE_KIND_VERIFIER_CRASHED and result.failure.retryable
+        monkeypatch.undo()
+        (last,) = await score(stub, item("2+2=?", "4"))
+        assert last.score.reward == pytest.approx(first.score.reward, abs=1e-6)
+
+
+async def test_a_flood_of_one_run_leaves_places_in_the_batch_for_another(qwen2):
+    async with serving(qwen2.folder, batch=4) as (stub, model):
+        await score(stub, item("2+2=?", "4"))
+        flood = asyncio.create_task(
+            score(stub, *(item("2+2=?", LETTERS * 3, item_id=str(i), run_id="flood") for i in range(600)))
+        )
+        while not model._runs:
+            await asyncio.sleep(0.001)
+        await asyncio.wait_for(score(stub, item("2+2=?", "4", run_id="small")), 30)
+        assert not flood.done()
+        await flood
+
+
+def test_the_service_refuses_to_start_without_what_the_model_needs(qwen2, tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"no config.json"):
+        preflight(configured(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"no \*.safetensors"):
+        preflight(configured(tmp_path))
+    with pytest.raises(ConfigError, match="template"):
+        preflight(configured(qwen2.folder, template="x"))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ConfigError, match=r"needs torch.*pip install 'quartet-reward\[reward-model\]'"):
+        preflight(configured(qwen2.folder))
