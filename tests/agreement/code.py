@@ -194,6 +194,6 @@ def _code(**parameters: Any) -> reward_pb2.VerifierSpec:
 def _rows(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-    with opened as file:
-        return [json.loads(line) for line in file if line.strip()]
+    packed = path.read_bytes()
+    text = (gzip.decompress(packed) if path.suffix == ".gz" else packed).decode()
+    return [json.loads(line) for line in text.split("\n") if line.strip()]

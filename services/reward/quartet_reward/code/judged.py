@@ -7,7 +7,7 @@ from quartet_reward.code.outcomes import Outcome, of_end
 from quartet_reward.code.report import Finding
 from quartet_reward.code.rules import Rules
 from quartet_reward.code.tests import FunctionCases, TestProgram
-from quartet_reward.sandbox.api import Job, Sandbox
+from quartet_reward.sandbox.api import Ending, Job, Sandbox
 
 # The judge ends the program at its time; the sandbox stands behind that, and behind the judge.
 _SPARE_SECONDS = 1.0
@@ -40,6 +40,8 @@ async def judge(sandbox: Sandbox, program: str, tests: FunctionCases | TestProgr
         Job("judge", json.dumps(task).encode(), limits=limits),
         Job("candidate", json.dumps({"source": program, "usual_imports": usual}).encode(), limits=limits),
     )
+    if execution.ending is Ending.OUTPUT_EXCEEDED:  # until it was killed, its output went nowhere
+        return of_end(execution)
     last = last_word(judging)
     if isinstance(last, Outcome):
         return last

@@ -14,6 +14,7 @@ so that sharing and cycles survive, and so that an answer can tell what became o
 """
 
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -62,35 +63,17 @@ class Encoder:
         return self._seldom(thing, depth)
 
     def _seldom(self, thing: Any, depth: int) -> Any:
-        match thing:
-            case Remote():
-                return self._handles.encode(thing)
-            case complex():
-                return ["complex", thing.real, thing.imag]
-            case bytes():
-                return ["bytes", bytes(thing).decode("latin-1")]
-            case range():
-                return ["range", *(self.value(each) for each in (thing.start, thing.stop, thing.step))]
-            case Decimal():
-                return ["Decimal", str(Decimal(thing))]
-            case Fraction():
-                return ["Fraction", self.value(int(thing.numerator)), self.value(int(thing.denominator))]
-            case type() if _TYPES.get(thing.__name__) is thing:
-                return ["type", thing.__name__]
-            # Subclasses of the builtin types cross as the builtin type, by its own methods: a subclass's may lie.
-            case int():
-                return self.value(int.__index__(thing))
-            case float():
-                return float.__float__(thing)
-            case str():
-                return str.__str__(thing)
-            case tuple():
-                return self.value(tuple(tuple.__iter__(thing)), depth)
-            case frozenset():
-                return self.value(frozenset(frozenset.__iter__(thing)), depth)
-        if isinstance(thing, _CONTAINERS):
-            return ["#", self._number(thing)]
-        return ["..."] if thing is Ellipsis else self._handles.encode(thing)
+        if thing is Ellipsis:
+            return ["..."]
+        if type(thing) is type and _TYPES.get(thing.__name__) is thing:
+            return ["type", thing.__name__]
+        # By the classes that it is derived from: what it calls its __class__ may be a lie.
+        for base in type(thing).__mro__:
+            if base in _EXACT_CONTAINERS:
+                return ["#", self._number(thing)]
+            if base in _SELDOM:
+                return _SELDOM[base](self, thing, depth)
+        return self._handles.encode(thing)
 
     def nodes(self) -> list[list]:
         """Return the table: the containers that the receiver did not know."""
@@ -101,7 +84,7 @@ class Encoder:
 
     def node(self, container: Any) -> list:
         """Return what a container holds."""
-        kind = next(each for each in _CONTAINERS if isinstance(container, each))
+        kind = next(each for each in type(container).__mro__ if each in _EXACT_CONTAINERS)
         if kind is bytearray:
             return [kind.__name__, bytes(container).decode("latin-1")]
         if issubclass(kind, dict):
@@ -127,6 +110,31 @@ class Encoder:
             number = self._numbers[id(container)] = len(self.containers)
             self.containers.append(container)
         return number
+
+
+# How what is no container crosses. A subclass of a builtin type crosses as that type, by the type's methods, as its own
+# may lie. What it is made of is encoded in turn.
+_SELDOM: dict[type, Callable[[Encoder, Any, int], Any]] = {
+    int: lambda encoder, thing, depth: encoder.value(int.__index__(thing)),
+    float: lambda encoder, thing, depth: float.__float__(thing),
+    str: lambda encoder, thing, depth: str.__str__(thing),
+    complex: lambda encoder, thing, depth: ["complex", *_parts(complex.__complex__(thing))],
+    bytes: lambda encoder, thing, depth: ["bytes", bytes.decode(thing, "latin-1")],
+    tuple: lambda encoder, thing, depth: encoder.value(tuple(tuple.__iter__(thing)), depth),
+    frozenset: lambda encoder, thing, depth: encoder.value(frozenset(frozenset.__iter__(thing)), depth),
+    range: lambda encoder, thing, depth: ["range", *map(encoder.value, (thing.start, thing.stop, thing.step))],
+    Decimal: lambda encoder, thing, depth: ["Decimal", Decimal.__str__(thing)],
+    Fraction: lambda encoder, thing, depth: [
+        "Fraction",
+        encoder.value(Fraction.numerator.fget(thing)),  # type: ignore[attr-defined]
+        encoder.value(Fraction.denominator.fget(thing)),  # type: ignore[attr-defined]
+    ],
+    Remote: lambda encoder, thing, depth: encoder._handles.encode(thing),
+}
+
+
+def _parts(number: complex) -> tuple[float, float]:
+    return number.real, number.imag
 
 
 class Decoder:

@@ -1,0 +1,256 @@
+"""The verifier `code`, with programs that really run in the sandbox."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from pydantic import ValidationError
+from quartet.v1 import reward_pb2
+
+from quartet_reward.failures import VerifierFailure
+from quartet_reward.sandbox.api import Sandbox, SandboxUnavailable
+from quartet_reward.sandbox.modes import open_sandbox
+from quartet_reward.sandbox.settings import SandboxSection
+from quartet_reward.verifiers.base import Tools, Verdict
+from quartet_reward.verifiers.code import Code, CodeParameters
+
+CORRECT, INCORRECT = reward_pb2.OUTCOME_CORRECT, reward_pb2.OUTCOME_INCORRECT
+MALFORMED, TIMED_OUT = reward_pb2.OUTCOME_MALFORMED, reward_pb2.OUTCOME_TIMED_OUT
+EXCEEDED, NOT_COMPILED = reward_pb2.OUTCOME_RESOURCE_EXCEEDED, reward_pb2.OUTCOME_COMPILE_ERROR
+RAISED = reward_pb2.OUTCOME_RUNTIME_ERROR
+
+SQUARE = "def square(n):\n    return n * n"
+SQUARE_TEST = "def check(candidate):\n    assert candidate(3) == 9\n    assert candidate(-1) == 1"
+ADD_ONE = [("1\n", "2\n"), ("41", "42")]
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def sandbox() -> AsyncIterator[Sandbox]:
+    sandbox = await open_sandbox(SandboxSection())
+    yield sandbox
+    await sandbox.close()
+
+
+def item(program, cases=(), **reference):
+    return reward_pb2.ScoreItem(
+        item_id="a",
+        completion=f"Look:\n```python\n{program}\n```\nDone.",
+        reference=reward_pb2.Reference(
+            test_cases=[reward_pb2.TestCase(input=given, output=expected) for given, expected in cases], **reference
+        ),
+    )
+
+
+async def judged(sandbox: Sandbox | None, item: reward_pb2.ScoreItem, **parameters) -> Verdict:
+    verdict = Code().verify(item, CodeParameters(**parameters), Tools(math=None, sandbox=sandbox))
+    return verdict if isinstance(verdict, Verdict) else await verdict()
+
+
+@pytest.mark.parametrize(
+    ("program", "outcome", "reason"),
+    [
+        ("print(int(input()) + 1)", CORRECT, "all 2 cases are right"),
+        ("if __name__ == '__main__':\n    print(int(input()) + 1)", CORRECT, ""),
+        ("print(2)", INCORRECT, "case 2 of 2: the output"),
+        ("print(", NOT_COMPILED, "case 1 of 2: SyntaxError"),
+        ("print(2)\n1 / 0", RAISED, "ZeroDivisionError"),
+        ("import sys\nsys.exit(3)", RAISED, "status 3"),
+        ("while True: pass", TIMED_OUT, "killed after"),
+        ("a = bytearray(1 << 30)", EXCEEDED, "memory"),
+        ("while True: print('x' * 10000)", EXCEEDED, "printed more"),
+        ("import os\nos.abort()", RAISED, "signal 6"),
+    ],
+)
+async def test_programs_that_read_standard_input(sandbox, program, outcome, reason):
+    verdict = await judged(sandbox, item(program, ADD_ONE), timeout_seconds=1.0)
+    assert (verdict.outcome, reason in verdict.reason) == (outcome, True), verdict
+    assert verdict.reward == (1.0 if outcome == CORRECT else 0.0)
+    assert verdict.ans_acc == verdict.reward
+    assert verdict.format_acc == 1.0
+    assert verdict.parsed_answer == program
+
+
+@pytest.mark.parametrize(
+    ("program", "outcome", "reason"),
+    [
+        (SQUARE, CORRECT, "every test passed"),
+        ("def square(n):\n    return n + n", INCORRECT, "the assertion in line 2 of the test fails"),
+        ("def square(n):\n    return (", NOT_COMPILED, "SyntaxError"),
+        ("def square(n):\n    raise ValueError('no')", RAISED, "the program raised ValueError: no in line 2"),
+        ("def square(n):\n    return square(n)", RAISED, "RecursionError"),
+        ("def other(n):\n    return n", RAISED, "has no 'square'"),
+        ("1 / 0", RAISED, "the program raised ZeroDivisionError"),
+        ("def square(n):\n    while True: pass", TIMED_OUT, "did not answer in time"),
+        ("while True: pass", TIMED_OUT, "did not answer in time"),
+        ("def square(n):\n    return 'a' * (1 << 31)", EXCEEDED, "out of memory"),
+        ("def square(n):\n    while True: print('x' * 10000)", EXCEEDED, "printed more"),
+        ("square = 9", INCORRECT, "TypeError"),
+        ("def square(n):\n    return None", INCORRECT, "the assertion in line 2"),
+    ],
+)
+async def test_assert_style_tests(sandbox, program, outcome, reason):
+    verdict = await judged(sandbox, item(program, test_program=SQUARE_TEST, entry_point="square"), timeout_seconds=1.0)
+    assert (verdict.outcome, reason in verdict.reason) == (outcome, True), verdict
+
+
+@pytest.mark.parametrize(
+    ("program", "test"),
+    [
+        (SQUARE, "assert square(2) == 4\nassert [square(n) for n in range(3)] == [0, 1, 4]"),
+        (SQUARE, "def test_two():\n    assert square(2) == 4\n\ndef test_three():\n    assert square(3) == 9"),
+        (SQUARE, "assert math.isclose(square(2.0), 4)"),
+        (SQUARE, "import sys\nassert square(2) == 4\nsys.exit(0)"),
+        ("def sum(a, b):\n    return a + b", "assert sum(1, 2) == 3"),
+        ("def gcd(a, b):\n    return a if b == 0 else gcd(b, a % b)", "assert gcd(12, 18) == 6"),
+        ("def order(items):\n    items.sort()", "items = [2, 1]\nassert order(items) is None\nassert items == [1, 2]"),
+        ("def fail(n):\n    raise KeyError(n)", "try:\n    fail(1)\n    assert False\nexcept KeyError:\n    pass"),
+        (
+            "class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)\n"
+            "    def __len__(self): return len(self.items)",
+            "stack = Stack()\nstack.push(3)\nassert stack.items == [3]\nassert len(stack) == 1",
+        ),
+        (
+            "def naturals():\n    n = 0\n    while True:\n        yield n\n        n += 1",
+            "assert next(naturals()) == 0",
+        ),
+        ("def twice(f):\n    return lambda x: f(f(x))", "assert twice(lambda x: x + 3)(1) == 7"),
+    ],
+)
+async def test_tests_of_every_kind_find_what_they_test(sandbox, program, test):
+    verdict = await judged(sandbox, item(program, test_program=test))
+    assert verdict.outcome == CORRECT, verdict.reason
+
+
+async def test_a_program_cannot_put_its_own_names_in_the_place_of_the_tests(sandbox):
+    program = (
+        "def square(n): return -1\ndef isclose(*a): return True\nabs = len = isclose\nclass math: isclose = isclose"
+    )
+    for test in ("assert isclose(square(2), 4)", "assert math.isclose(square(2), 4)", "assert abs(square(2)) == 4"):
+        verdict = await judged(sandbox, item(program, test_program=test))
+        assert verdict.outcome == INCORRECT, (test, verdict)
+
+
+@pytest.mark.parametrize(
+    ("test", "complaint"),
+    [
+        ("assert (", "does not compile"),
+        ("assert 1 == 2", "before it called the program"),
+        ("import no_such_module", "before it called the program, the test ended with ModuleNotFoundError"),
+        ("def helper(): pass", "without calling the program"),
+        ("def check(one, two): pass", "check takes one function"),
+        ("while True: pass", "before it asked the program anything"),
+    ],
+)
+async def test_a_test_that_is_broken_is_a_bad_reference(sandbox, test, complaint):
+    with pytest.raises(VerifierFailure, match=complaint) as caught:
+        await judged(sandbox, item(SQUARE, test_program=test), timeout_seconds=0.5)
+    assert caught.value.kind == reward_pb2.FAILURE_KIND_BAD_REFERENCE
+
+
+@pytest.mark.parametrize(
+    ("program", "cases", "parameters", "outcome"),
+    [
+        ("def add(a, b): return a + b", [("[1, 2]", "3"), ("[2, 2]", "4")], {}, CORRECT),
+        ("def add(a, b): return a + b", [("1\n2", "3"), ("2\n2", "4")], {}, CORRECT),
+        ("def add(a, b): return a * b", [("[2, 2]", "4"), ("[1, 2]", "3")], {}, INCORRECT),
+        ("class Solution:\n    def add(self, a: int, b: int): return a + b", [("[1, 2]", "3")], {}, CORRECT),
+        ("class Solution:\n    def add(self, x: List[int]): return sum(x)", [("[[1, 2]]", "3")], {}, CORRECT),
+        ("class Solution:\n    def add(self, x: List[int]): return sum(x)", [("[1, 2]", "3")], {}, CORRECT),
+        ("def add(x): return sum(x)", [("[1, 2]", "3"), ("[4, 5, 6]", "15")], {}, CORRECT),
+        ("def add(x): return x", [("[1]", "1")], {"arguments": "lines"}, INCORRECT),
+        ("def add(x): return x", [("[1]", "[1]")], {"arguments": "lines"}, CORRECT),
+        ("def add(x): return [x]", [("[1]", "[[1]]"), ("[2]", "[[2]]")], {}, CORRECT),
+        ("def add(x): return (x, x)", [("1", "[1, 1]")], {}, CORRECT),
+        ("def add(x): return {1: x[2]}", [('{"2": 5}', '{"1": 5}')], {}, CORRECT),
+        ("def add(x): return (i for i in range(x))", [("2", "[0, 1]")], {}, CORRECT),
+        ("def add(x): return inf", [("1", "Infinity")], {}, CORRECT),
+        ("def add(x): return inf", [("1", "Infinity")], {"usual_imports": False}, RAISED),
+        ("def add(x): return [2, 1]", [("1", "[1, 2]")], {"any_order": True}, CORRECT),
+        ("def add(x): return 0.1 + 0.2", [("1", "0.3")], {"tolerance": 1e-9}, CORRECT),
+        ("def add(x): return 0.1 + 0.2", [("1", "0.3")], {}, INCORRECT),
+        ("def other(x): return 1", [("1", "1")], {}, RAISED),
+        ("def add(x): raise ValueError", [("1", "1")], {}, RAISED),
+        ("def add(x):\n    while x: pass", [("0", "null"), ("1", "null")], {"timeout_seconds": 0.5}, TIMED_OUT),
+        ("import time\ndef add(x): time.sleep(0.4)", [("1", "null")] * 3, {"total_seconds": 0.6}, TIMED_OUT),
+    ],
+)
+async def test_cases_of_a_function(sandbox, program, cases, parameters, outcome):
+    verdict = await judged(sandbox, item(program, cases, entry_point="add"), **parameters)
+    assert verdict.outcome == outcome, verdict
+
+
+ANY_DIVISOR = "def check(input, output, expected):\n    return int(input) % int(output) == 0 and int(output) > 1"
+
+
+async def test_a_checker_program_decides(sandbox):
+    cases = [("12", "2")]
+    for printed, outcome in (("3", CORRECT), ("5", INCORRECT), ("many", INCORRECT)):
+        verdict = await judged(sandbox, item(f"print({printed!r})", cases), checker=ANY_DIVISOR)
+        assert verdict.outcome == outcome, verdict
+    checker = "def check(input, output, expected):\n    return input[0] % output == 0 and output > 1"
+    for result, outcome in (("3", CORRECT), ("5", INCORRECT), ("'3'", INCORRECT)):
+        program = f"def divisor(n): return {result}"
+        verdict = await judged(sandbox, item(program, cases, entry_point="divisor"), checker=checker)
+        assert verdict.outcome == outcome, verdict
+
+
+@pytest.mark.parametrize(
+    ("checker", "complaint"),
+    [
+        ("def check(", "the checker program fails"),
+        ("def other(): pass", "defines no function check"),
+        ("def check(input, output, expected): return False", "does not accept the expected answer"),
+        ("def check(input, output, expected): return 1", "must return a bool"),
+        ("def check(a): return True", "raises on the expected answer"),
+    ],
+)
+async def test_a_checker_that_is_broken_is_a_bad_reference(sandbox, checker, complaint):
+    with pytest.raises(VerifierFailure, match=complaint) as caught:
+        await judged(sandbox, item("print(1)", [("1", "1")]), checker=checker)
+    assert caught.value.kind == reward_pb2.FAILURE_KIND_BAD_REFERENCE
+
+
+async def test_rewards_are_parameters(sandbox):
+    rewards = {"correct_reward": 10, "wrong_reward": -0.5, "error_reward": -1, "compile_error_reward": -2}
+    for program, reward in (("print(2)", -0.5), ("1 / 0", -1), ("(", -2), ("print(int(input()) + 1)", 10)):
+        assert (await judged(sandbox, item(program, ADD_ONE), **rewards)).reward == reward
+
+
+async def test_a_prefix_is_put_before_the_program(sandbox):
+    completed = item("    return n * n", test_program=SQUARE_TEST, entry_point="square")
+    verdict = await judged(sandbox, completed, prefix="def square(n):\n")
+    assert verdict.outcome == CORRECT, verdict
+
+
+async def test_what_needs_no_sandbox_is_said_without_one():
+    no_program = reward_pb2.ScoreItem(completion="I give up.", reference=item("", ADD_ONE).reference)
+    assert (await judged(None, no_program)).outcome == MALFORMED
+    assert (await judged(None, no_program)).format_acc == 0.0
+    assert (await judged(None, item("print('\0')", ADD_ONE))).outcome == NOT_COMPILED
+    assert (await judged(None, item("#" * (1 << 20), ADD_ONE))).outcome == EXCEEDED
+
+
+class Absent:
+    """A sandbox that cannot run anything."""
+
+    async def run(self, job):
+        raise SandboxUnavailable("out of order")
+
+    async def run_judged(self, judge, candidate):
+        raise SandboxUnavailable("out of order")
+
+
+@pytest.mark.parametrize("sandbox", [None, Absent()])
+@pytest.mark.parametrize("tests", [{"cases": ADD_ONE}, {"test_program": SQUARE_TEST, "entry_point": "square"}])
+async def test_without_a_sandbox_there_is_no_verdict(sandbox, tests):
+    with pytest.raises(VerifierFailure) as caught:
+        await judged(sandbox, item(SQUARE, **tests))
+    assert caught.value.kind == reward_pb2.FAILURE_KIND_SANDBOX_UNAVAILABLE
+    assert caught.value.retryable
+
+
+def test_a_checker_decides_alone():
+    with pytest.raises(ValidationError, match="a checker decides alone; got any_order and tolerance"):
+        CodeParameters(checker=ANY_DIVISOR, any_order=True, tolerance=0.1)
