@@ -7,8 +7,8 @@
   tensors.
 - 1, 8, 64, 256 rollouts, each with its own connection, membership and heartbeat, in two processes, against one broker
   and one trainer; ragged groups, 4 a call. First as fast as they can, one call each under way (a single rollout has
-  two): groups per second from the first put to the last commit, beside those of one rollout. Then at half that rate,
-  each "generating" for a random time between lease and put: how long LeasePrompts takes. The gate is wide open and
+  two): groups per second from the first put to the last commit, medians of rounds in turn, beside those of one rollout.
+  Then at half that rate, each "generating" for a random time between lease and put: how long LeasePrompts takes. The gate is wide open and
   prompts are queued beforehand, so that what is measured is the broker and not the wait for the trainer.
 
 The log has the latencies of all counts, the CPU that broker and Redis need for a group, and the memory after each
@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import json
 import random
+import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -37,6 +38,7 @@ PER_CALL = 4
 GROUPS_PER_STEP = 64
 OPEN_GATE = 64  # max_staleness: 4160 groups may be under way
 STEPS = 40  # of a measurement at full speed
+ROUNDS = 5  # of these
 PACED_CYCLES = 3  # of each rollout at its pace, and at least
 PACED_STEPS = 20
 PACED_SHARE = 0.5  # of the rate at full speed
@@ -156,13 +158,13 @@ class Load:
 
 
 def measure(
-    address: str, folder: Path, processes: dict[str, psutil.Process], rollouts: int, pace: float
+    address: str, folder: Path, processes: dict[str, psutil.Process], rollouts: int, pace: float, index: int = 0
 ) -> tuple[float, np.ndarray]:
     """Return groups per second and the leases' milliseconds. `pace`: groups per second, 0 for as fast as they can."""
     steps = max(PACED_STEPS, PACED_CYCLES * rollouts * PER_CALL // GROUPS_PER_STEP) if pace else STEPS
     think = rollouts * PER_CALL / pace if pace else 0.0
     in_flight = 2 if rollouts == 1 and not pace else 1
-    run_id = f"rollouts-{rollouts}{'-paced' if pace else ''}"
+    run_id = f"rollouts-{rollouts}-{'paced' if pace else index}"
     with contextlib.ExitStack() as stack:
         settings = {"rollouts": rollouts, "per_call": PER_CALL, "in_flight": in_flight, "think": think}
         load = Load(address, run_id, folder, stack, **settings)
@@ -184,9 +186,12 @@ def measure(
 
 
 def rollouts_figures(address: str, folder: Path, processes: dict[str, psutil.Process]) -> list[Figure]:
-    rates, paced = {}, {}
-    for count in ROLLOUTS:
-        rates[count], _ = measure(address, folder, processes, count, 0.0)
+    rounds: dict[int, list[float]] = {count: [] for count in ROLLOUTS}
+    for index in range(ROUNDS):  # in turn, there and back: what else the machine does meets all of them
+        for count in ROLLOUTS if index % 2 == 0 else reversed(ROLLOUTS):
+            rounds[count].append(measure(address, folder, processes, count, 0.0, index)[0])
+    rates = {count: statistics.median(each) for count, each in rounds.items()}
+    paced = {}
     for count in ROLLOUTS:
         _, leases = measure(address, folder, processes, count, min(rates.values()) * PACED_SHARE)
         paced[count] = float(np.percentile(leases, 99))

@@ -6,7 +6,7 @@ subscription wakes everyone when it stands again, because changes may have passe
 
 import asyncio
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -67,8 +67,6 @@ class Bell:
     def __init__(self, servers: Servers):
         self._servers = servers
         self._waiters: dict[str, set[Waiter]] = defaultdict(set)
-        self._rings: dict[str, Counter[str]] = {}
-        self._rings_for_all = 0
         self.closed = False
         self.listening = asyncio.Event()
 
@@ -83,12 +81,6 @@ class Bell:
             self._waiters[run_id].discard(waiter)
             if not self._waiters[run_id]:
                 del self._waiters[run_id]
-                self._rings.pop(run_id, None)
-
-    def rung(self, run_id: str, topic: str) -> int:
-        """Return a number that grows whenever those who wait for `topic` are woken, while anyone waits for the run."""
-        rings = self._rings.get(run_id, Counter())
-        return rings[topic] + rings[EVERYONE] + self._rings_for_all
 
     async def listen(self) -> None:
         """Subscribe for ever; subscribe again when the subscription breaks, or the servers are others."""
@@ -133,14 +125,11 @@ class Bell:
             topic, _, details = message["data"].decode().partition(" ")
             ids = json.loads(details) if details else ()
             run_id = keys.run_of_bell(message["channel"].decode())
-            if run_id in self._waiters:
-                self._rings.setdefault(run_id, Counter())[topic] += 1
             for waiter in tuple(self._waiters.get(run_id, ())):
                 if topic in waiter.topics or topic == EVERYONE:
                     waiter.ring(ids)
 
     def _wake_all(self, missed: bool) -> None:
-        self._rings_for_all += 1
         for waiters in tuple(self._waiters.values()):
             for waiter in tuple(waiters):
                 waiter.ring(missed=missed)

@@ -1,61 +1,89 @@
-"""Those who wait for the same thing take turns: what one of them has just asked for in vain, the others need not.
+"""Those who wait for the same thing stand in line: a change wakes the first, who lets the next one have a look.
 
-A change wakes all who wait at the gate, and it mostly lets in one or two. With hundreds of rollouts each would ask
-Redis at each change.
+A change mostly lets in one or two. If it woke all, then with hundreds of rollouts each change would cost hundreds of
+wakings, and as many questions to Redis.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
+
+from quartet.v1 import broker_pb2
+
+from quartet_broker.bell import Bell, Waiter
 
 
 class Lane:
-    """Waiters of one run with the same weights: the gate says the same to all of them. Enter it while waiting."""
+    """The line of a run's rollouts with the same weights: the gate says the same to all. Enter it to stand in it."""
 
     def __init__(self, lanes: "Lanes", key: tuple[str, int]):
-        self.in_vain = -1
-        """How often the bell had rung (`Bell.rung`) when one of them last asked and got nothing."""
+        self.refusal: broker_pb2.LeasePromptsResponse | None = None
+        """What the gate said last, when it granted nothing."""
         self._lanes, self._key = lanes, key
-        self._lock = asyncio.Lock()
-        self._waiting = 0
+        self._first = asyncio.Lock()  # goes to those who wait for it in the order in which they came
+        self._standing = 0
+        self._bell = ExitStack()
+        self._waiter: Waiter
 
     def __enter__(self) -> "Lane":
-        self._waiting += 1
+        if not self._standing:
+            self._waiter = self._bell.enter_context(self._lanes.bell.waiter(self._key[0], "prompts"))
+            self._waiter.ring()  # nobody has looked yet
+        self._standing += 1
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._waiting -= 1
-        if not self._waiting:
+        self._standing -= 1
+        if not self._standing:
+            self._bell.close()
             self._lanes.leave(self._key)
 
+    @property
+    def is_empty(self) -> bool:
+        """True if nobody is first."""
+        return not self._first.locked()
+
     @asynccontextmanager
-    async def turn(self, until: float) -> AsyncIterator[bool]:
-        """Have the turn, waiting for it at most until `until` by the loop's clock; False if it did not come."""
+    async def first(self, until: float) -> AsyncIterator[bool]:
+        """Be the first, waiting for that at most until `until` by the loop's clock; False if it did not come to it."""
         try:
             async with asyncio.timeout_at(until):
-                await self._lock.acquire()
+                await self._first.acquire()
         except TimeoutError:
             yield False
             return
         try:
             yield True
         finally:
-            self._lock.release()
+            self._first.release()
+
+    async def change(self, until: float) -> bool:
+        """Wait until the first has reason to look: something changed since the last refusal. False: time is up."""
+        return await self._waiter.wait(until)
+
+    def look(self) -> None:
+        """Say before looking that what changed until now will be seen."""
+        self._waiter.clear()
+
+    def pass_on(self) -> None:
+        """Say that the next one has reason to look, too."""
+        self._waiter.ring()
 
 
 class Lanes:
-    """The lanes in which someone waits."""
+    """The lanes in which someone stands."""
 
-    def __init__(self) -> None:
+    def __init__(self, bell: Bell) -> None:
+        self.bell = bell
         self._lanes: dict[tuple[str, int], Lane] = {}
 
     def lane(self, run_id: str, policy_version: int) -> Lane:
-        """Return the lane of a run's waiters with weights of this version."""
+        """Return the lane of a run's rollouts with weights of this version."""
         key = run_id, policy_version
         if key not in self._lanes:
             self._lanes[key] = Lane(self, key)
         return self._lanes[key]
 
     def leave(self, key: tuple[str, int]) -> None:
-        """Forget a lane in which nobody waits any more."""
+        """Forget a lane in which nobody stands any more."""
         self._lanes.pop(key, None)

@@ -9,7 +9,7 @@ from quartet.v1 import broker_pb2, experience_pb2
 from quartet_broker import validation
 from quartet_broker.bell import Bell
 from quartet_broker.events import timestamp
-from quartet_broker.lanes import Lanes
+from quartet_broker.lanes import Lane, Lanes
 from quartet_broker.store import Store, Value
 from quartet_common import metrics
 from quartet_common.errors import already_exists, failed_precondition, invalid_argument, resource_exhausted
@@ -35,8 +35,7 @@ class Prompts:
 
     def __init__(self, store: Store, bell: Bell):
         self._store = store
-        self._bell = bell
-        self._lanes = Lanes()
+        self._lanes = Lanes(bell)
 
     async def submit(self, request: broker_pb2.SubmitPromptsRequest) -> broker_pb2.SubmitPromptsResponse:
         """Queue prompt instances, all or nothing."""
@@ -97,20 +96,30 @@ class Prompts:
         validation.integer("max_prompts", request.max_prompts, 1, 1024)
         validation.integer("policy_version", request.policy_version, -1)
         until = validation.deadline("wait", request.wait, context)
-        lane = self._lanes.lane(run_id, request.policy_version)
-        with self._bell.waiter(run_id, "prompts") as waiter, lane:
-            response = await self._ask(run_id, request, waited=False)
-            while not (response.leases or response.gate == broker_pb2.GATE_REASON_FINISHED):
-                if not await waiter.wait(until):
-                    break
-                waiter.clear()
-                async with lane.turn(until) as mine:
-                    rung = self._bell.rung(run_id, "prompts")
-                    if mine and lane.in_vain < rung:
-                        response = await self._ask(run_id, request, waited=True)
-                        if not response.leases:
-                            lane.in_vain = rung
-            return response
+        with self._lanes.lane(run_id, request.policy_version) as lane:
+            waited = not lane.is_empty
+            async with lane.first(until) as first:
+                if first:
+                    return await self._ask_at(lane, run_id, request, until, waited)
+            return lane.refusal or await self._ask(run_id, request, waited)
+
+    async def _ask_at(
+        self, lane: Lane, run_id: str, request: broker_pb2.LeasePromptsRequest, until: float, waited: bool
+    ) -> broker_pb2.LeasePromptsResponse:
+        """Ask for prompts until there are some. Who has waited asks when there is reason to, who just came at once."""
+        while not waited or await lane.change(until):
+            lane.look()
+            try:
+                response = await self._ask(run_id, request, waited)
+            except BaseException:
+                lane.pass_on()
+                raise
+            if response.leases or response.gate == broker_pb2.GATE_REASON_FINISHED:
+                lane.pass_on()
+                return response
+            lane.refusal = response
+            waited = True
+        return lane.refusal or await self._ask(run_id, request, waited)
 
     async def _ask(
         self, run_id: str, request: broker_pb2.LeasePromptsRequest, waited: bool
