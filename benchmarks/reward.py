@@ -1,32 +1,62 @@
-"""Verification of plain numeric answers by the reward service, beside math-verify in one process.
+"""Verification of mathematical answers by the reward service, beside math-verify in one process.
 
-Ours: a reward service process with one worker, asked over gRPC in batches of 128, one batch after the other, with the
-`boxed` verifier. Plain numbers and fractions are compared as exact rationals, without its worker.
+    python benchmarks/reward.py [DATA]        (or DATA=folder in the environment)
+
+Ours: a reward service process with one worker per core, asked over gRPC in batches of 128 with the `boxed` verifier.
+What is plain (numbers, closed forms, tuples, ...) is decided exactly in the service itself, the rest by its workers.
 
 Peer: math-verify's parse of the completion and of the reference, and verify, in this process: what a training loop that
-calls the library itself does. It is the library that the service uses for all that is not plain numbers.
+calls the library itself does. It is the library that the service asks about all that is not plain.
 
-The items are like GSM8K's: some words of working, a whole number or a decimal in the box, half of them wrong; made here
-from a seed. Both must give the right verdict on each, or there is no figure.
+Three sets: plain numeric answers made here from a seed, half of them wrong; and answers equal to their reference, each
+reference once, like GSM8K's and MATH-500's. With DATA, a folder as in docs/math.md, these are its golds; without, those
+of the small sample in tests/agreement/sample, as many times over with other numbers. Both sides must give the right
+verdict on each (math-verify may refuse 1% of the equal ones), or there is no figure.
+
+Then latencies: single items, 2, 16 and 128 at a time; and while endless answers are killed, none past its deadline.
 """
 
+import argparse
+import asyncio
+import json
+import os
 import random
+import statistics
 import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import grpc
 from math_verify import parse, verify
-from measuring import Figure, in_turn, report, seconds_of, service
+from measuring import ROOT, Figure, report, service
 from quartet.v1 import reward_pb2, reward_pb2_grpc
 
 from quartet_common.channel import connect_sync
 
 BATCH = 128
 BATCHES = 4
-ROUNDS = 5
+ROUNDS = 3
+CONCURRENT = (2, 16, 128)
+LATENCY_ITEMS = 768
+DEADLINE_SECONDS = 1.0
+ENDLESS = 8
+SAMPLE = ROOT / "tests" / "agreement" / "sample"
+MATH_VERIFY_MAY_REFUSE = 0.01
+
+Items = list[tuple[reward_pb2.ScoreItem, bool]]
 
 
-def make_items(count: int) -> list[tuple[reward_pb2.ScoreItem, bool]]:
-    """Items, and whether each is right."""
+def item_of(index: int, completion: str, gold: str) -> reward_pb2.ScoreItem:
+    """One item for `boxed`."""
+    reference = reward_pb2.Reference(answer=gold)
+    verifiers = [reward_pb2.VerifierSpec(name="boxed")]
+    return reward_pb2.ScoreItem(item_id=str(index), completion=completion, reference=reference, verifiers=verifiers)
+
+
+def plain_items(count: int) -> Items:
+    """Items with numbers, and whether each is right."""
     rng = random.Random(0)
     items = []
     for index in range(count):
@@ -38,43 +68,140 @@ def make_items(count: int) -> list[tuple[reward_pb2.ScoreItem, bool]]:
             f"<think>There are {number} boxes and each costs {price} dollars, so I multiply and divide what is left "
             f"among them.</think>She pays {number} times {price}. The answer is \\boxed{{{told:,.8g}}}."
         )
-        reference = reward_pb2.Reference(answer=f"{answer:.8g}")
-        verifiers = [reward_pb2.VerifierSpec(name="boxed")]
-        item = reward_pb2.ScoreItem(item_id=str(index), completion=completion, reference=reference, verifiers=verifiers)
-        items.append((item, right))
+        items.append((item_of(index, completion, f"{answer:.8g}"), right))
     return items
 
 
-def main() -> None:
-    items = make_items(BATCH * BATCHES)
-    requests = [
-        reward_pb2.ScoreRequest(items=[item for item, _ in items[start : start + BATCH]])
-        for start in range(0, len(items), BATCH)
-    ]
-    expected = [right for _, right in items]
+def gold_items(golds: list[str]) -> Items:
+    """Items whose answers are their references."""
+    form = "<think>I work it out.</think>Putting all of it together, the answer is $\\boxed{{{}}}$."
+    return [(item_of(i, form.format(gold), gold), True) for i, gold in enumerate(golds)]
 
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        service("reward", Path(folder), []) as address,
-        connect_sync(address) as channel,
-    ):
+
+def golds_of(data: Path | None) -> tuple[list[str], list[str]]:
+    """GSM8K's and MATH-500's golds, or as many like them."""
+    folder = data or SAMPLE
+    gsm8k, math500 = (
+        [json.loads(line)["answer"].rpartition("####")[2].strip() for line in (folder / path).read_text().splitlines()]
+        for path in ("gsm8k/test.jsonl", "math/math500.jsonl")
+    )
+    if data is None:
+        rng = random.Random(0)
+        gsm8k = [str(rng.randint(0, 9999)) for _ in range(1000)]
+        math500 = [varied(rng.choice(math500), rng) for _ in range(300)]
+    return gsm8k, math500
+
+
+def varied(gold: str, rng: random.Random) -> str:
+    """The same form with other digits; what is a base, a power or a separator of thousands stays."""
+    if any(sign in gold for sign in "_,^"):
+        return gold
+    return "".join(str(rng.randint(1, 9)) if sign.isdigit() and sign != "0" else sign for sign in gold)
+
+
+def ours(stub: reward_pb2_grpc.RewardServiceStub, items: Items) -> list[bool]:
+    """The service's verdicts."""
+    results = []
+    for start in range(0, len(items), BATCH):
+        request = reward_pb2.ScoreRequest(items=[item for item, _ in items[start : start + BATCH]])
+        results += stub.Score(request, timeout=120).results
+    return [result.score.outcome == reward_pb2.OUTCOME_CORRECT for result in results]
+
+
+def peers(items: Items) -> list[bool]:
+    """Math-verify's verdicts, in this process."""
+    return [bool(verify(parse(f"${item.reference.answer}$"), parse(item.completion))) for item, _ in items]
+
+
+def timed(name: str, judge: Callable[[], list[bool]], items: Items, may_differ: float) -> float:
+    """Return items/s of one pass. Raises RuntimeError if more than the share `may_differ` of the verdicts is wrong."""
+    began = time.perf_counter()
+    verdicts = judge()
+    seconds = time.perf_counter() - began
+    wrong = sum(found != right for found, (_, right) in zip(verdicts, items, strict=True))
+    if wrong > may_differ * len(items):
+        raise RuntimeError(f"{name}: {wrong} of {len(items)} items are judged wrongly")
+    return len(items) / seconds
+
+
+async def latencies(address: str, items: Items) -> None:
+    """Print p50 and p99 of single items at several concurrencies, and how long endless answers took to be killed."""
+    async with grpc.aio.insecure_channel(address) as channel:
         stub = reward_pb2_grpc.RewardServiceStub(channel)
 
-        def ours() -> list[bool]:
-            results = [result for request in requests for result in stub.Score(request, timeout=60).results]
-            return [result.score.outcome == reward_pb2.OUTCOME_CORRECT for result in results]
+        async def one(item: reward_pb2.ScoreItem) -> tuple[float, reward_pb2.ScoreResult]:
+            began = time.perf_counter()
+            response = await stub.Score(reward_pb2.ScoreRequest(items=[item]), timeout=120)
+            return time.perf_counter() - began, response.results[0]
 
-        def peer() -> list[bool]:
-            return [verify(parse(item.reference.answer), parse(item.completion)) for item, _ in items]
+        async def many(concurrent: int, count: int) -> list[float]:
+            queue = iter([items[i % len(items)][0] for i in range(count)])
 
-        for name, verdicts in (("the service", ours()), ("math-verify", peer())):
-            wrong = sum(found != right for found, right in zip(verdicts, expected, strict=True))
-            if wrong:
-                raise RuntimeError(f"{name} judges {wrong} of {len(items)} items wrongly: there is nothing to compare")
-        figures = in_turn(
-            lambda: len(items) / seconds_of(ours), lambda: len(items) / seconds_of(peer), ROUNDS, warm_up=0
-        )
-    report(Figure("reward: plain numeric answers", "items/s", *figures, "math-verify in one process", "higher"))
+            async def lane() -> list[float]:
+                return [(await one(item))[0] for item in queue]
+
+            return [
+                wait for lane_waits in await asyncio.gather(*(lane() for _ in range(concurrent))) for wait in lane_waits
+            ]
+
+        await many(2, 64)
+        for concurrent in CONCURRENT:
+            print(f"latency, {concurrent:3} at a time: {quantiles(await many(concurrent, LATENCY_ITEMS))}")
+        endless = [item_of(i, rf"\boxed{{(10^{{9}}+{i})!}}", "8") for i in range(ENDLESS)]
+        killing = asyncio.gather(*(one(item) for item in endless))
+        waits = []
+        while not killing.done():
+            waits += [(await one(items[len(waits) % len(items)][0]))[0]]
+            await asyncio.sleep(0.005)
+        elapsed = [result.score.elapsed.ToTimedelta().total_seconds() for _, result in await killing]
+        print(f"latency, beside {ENDLESS} endless answers: {quantiles(waits)}")
+        print(f"endless answers: killed after at most {max(elapsed):.3f} s; the deadline is {DEADLINE_SECONDS:g} s")
+        if max(elapsed) > DEADLINE_SECONDS + 0.2:
+            raise RuntimeError("an answer took longer than its deadline and 0.2 s")
+
+
+def quantiles(seconds: list[float]) -> str:
+    """p50 and p99 in words."""
+    hundredths = statistics.quantiles(seconds, n=100)
+    return f"p50 {1e3 * hundredths[49]:.1f} ms, p99 {1e3 * hundredths[98]:.1f} ms, of {len(seconds)}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", nargs="?", type=Path, default=os.environ.get("DATA") or None)
+    data = parser.parse_args().data
+    gsm8k, math500 = golds_of(Path(data) if data else None)
+    like = "" if data else ", made here"
+    sets = {
+        "reward: plain numeric answers": plain_items(BATCH * BATCHES),
+        f"reward: GSM8K, answers equal to the reference{like}": gold_items(gsm8k),
+        f"reward: MATH-500, answers equal to the reference{like}": gold_items(math500),
+    }
+    cores = len(os.sched_getaffinity(0))
+    settings = [f"reward.workers={cores}", f"reward.deadline_seconds={DEADLINE_SECONDS}"]
+    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in sets}
+    for turn in range(ROUNDS):
+        # A new service each time: it remembers what it has decided, and no pair may be asked twice.
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            service("reward", Path(folder), settings) as address,
+            connect_sync(address) as channel,
+        ):
+            stub = reward_pb2_grpc.RewardServiceStub(channel)
+            ours(stub, [(item_of(i, rf"\boxed{{\sqrt{{x^{i}}}}}", f"x^{i}"), False) for i in range(4 * cores)])
+            for name, items in sets.items():
+                our_rate = timed(f"{name}, the service", partial(ours, stub, items), items, 0.0)
+                peer_rate = timed(f"{name}, math-verify", partial(peers, items), items, MATH_VERIFY_MAY_REFUSE)
+                rates[name].append((our_rate, peer_rate))
+            if turn == ROUNDS - 1:
+                asyncio.run(latencies(address, list(sets.values())[2]))
+    figures = []
+    for name, pairs in rates.items():
+        our_rate, peer_rate = (statistics.median(side) for side in zip(*pairs, strict=True))
+        ratio = our_rate / peer_rate
+        print(f"{name}: {ratio:.1f} x math-verify in one process, {ratio / cores:.1f} x per core of {cores}")
+        figures.append(Figure(name, "items/s", our_rate, peer_rate, "math-verify in one process", "higher"))
+    report(*figures)
 
 
 if __name__ == "__main__":

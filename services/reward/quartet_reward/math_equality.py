@@ -1,6 +1,5 @@
 """Are two mathematical answers equal? The plain cases at once, in this process; the others by a killable worker."""
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,6 +14,7 @@ from quartet_reward.failures import VerifierFailure
 from quartet_reward.plain_answers import decide
 from quartet_reward.rationals import equal_rationals, parse_rational
 from quartet_reward.reading import last_boxed
+from quartet_reward.verdict_cache import VerdictCache
 from quartet_reward.words import read_words, same_hour
 from quartet_reward.worker_pool import PoolClosed, WorkerPool
 from quartet_reward.worker_process import TaskTimedOut, WorkerDied
@@ -25,7 +25,6 @@ log = get_logger(__name__)
 LONGEST_ANSWER = 2_000
 # Under math-verify's own reading, a worker is given the whole completion.
 LONGEST_COMPLETION = 50_000
-_CACHED_PAIRS = 16_384
 
 
 class Relation(StrEnum):
@@ -61,9 +60,10 @@ class Equality:
 class MathEquality:
     """Decides equality of answers; shared by all verifiers that compare mathematics."""
 
-    def __init__(self, pool: WorkerPool):
+    def __init__(self, pool: WorkerPool, cache_bytes: int = 64 << 20):
+        """`cache_bytes`: how much of what workers decided is remembered."""
         self._pool = pool
-        self._decided: OrderedDict[_Question, Equality] = OrderedDict()
+        self._decided: VerdictCache[_Question, Equality] = VerdictCache("math", cache_bytes)
 
     def compare(
         self, answer: str, reference: str, policy: EqualityPolicy = STRICT
@@ -87,10 +87,9 @@ class MathEquality:
             return decided
         question = _Question(answer, reference, policy)
         if (known := self._decided.get(question)) is not None:
-            self._decided.move_to_end(question)
             telemetry.EQUALITY_DECISIONS.labels("cache").inc()
             return known
-        return lambda: self._ask_worker(question)
+        return lambda: self._decided.ask(question, lambda: self._ask_worker(question))
 
     async def _ask_worker(self, question: _Question) -> Equality:
         telemetry.EQUALITY_DECISIONS.labels("worker").inc()
@@ -115,15 +114,12 @@ class MathEquality:
             if not error.reference_read:
                 message = f"reading the reference '{question.reference[:80]}' was {error}"
                 raise VerifierFailure(reward_pb2.FAILURE_KIND_BAD_REFERENCE, message) from error
-            return Equality(Relation.TIMED_OUT, f"comparing the answer was {error}")
+            return Equality(Relation.TIMED_OUT, f"comparing the answer was {error}", error.queued_seconds)
         equality = _understand(reply.message, reply.queued_seconds)
-        self._remember(question, equality)
+        kept = Equality(equality.relation, equality.reason)
+        characters = len(question.answer) + len(question.reference) + len(equality.reason)
+        self._decided.put(question, kept, characters)
         return equality
-
-    def _remember(self, question: _Question, equality: Equality) -> None:
-        self._decided[question] = Equality(equality.relation, equality.reason)
-        if len(self._decided) > _CACHED_PAIRS:
-            self._decided.popitem(last=False)
 
 
 def _decide_here(answer: str, reference: str, policy: EqualityPolicy) -> Equality | None:

@@ -107,8 +107,8 @@ class WorkerPool:
         try:
             message = await worker.ask(request, self._limits.deadline_seconds)
             fate = "recycled" if worker.tasks_done >= self._limits.recycle_after else ""
-        except TaskTimedOut:
-            fate = "deadline"
+        except TaskTimedOut as error:
+            fate, error.queued_seconds = "deadline", grant.queued_seconds
             raise
         except asyncio.CancelledError:
             fate = "cancelled"

@@ -25,6 +25,7 @@ class TaskTimedOut(Exception):
     def __init__(self, seconds: float, reference_read: bool):
         super().__init__(f"killed after {seconds:.1f} s")
         self.reference_read = reference_read
+        self.queued_seconds = 0.0  # the pool says how long the task had waited for the worker
 
 
 class WorkerDied(Exception):
