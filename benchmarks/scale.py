@@ -8,8 +8,9 @@
 - 1, 8, 64, 256 rollouts, each with its own connection, membership and heartbeat, in two processes, against one broker
   and one trainer; ragged groups, 4 a call. First as fast as they can, one call each under way (a single rollout has
   two): groups per second from the first put to the last commit, medians of rounds in turn, beside those of one rollout.
-  Then at half that rate, each "generating" for a random time between lease and put: how long LeasePrompts takes. The gate is wide open and
-  prompts are queued beforehand, so that what is measured is the broker and not the wait for the trainer.
+  Then at half that rate, each "generating" for a random time between lease and put: how long LeasePrompts takes. The
+  gate is wide open and prompts are queued beforehand, so that what is measured is the broker and not the wait for the
+  trainer.
 
 The log has the latencies of all counts, the CPU that broker and Redis need for a group, and the memory after each
 20,000 groups.
