@@ -16,7 +16,7 @@ help:
 	@echo 'make learn                        learning curves of every algorithm (not built yet)'
 	@echo 'make chaos [CHAOS="--seed 7"]     kill everything, lose nothing; CHAOS=--help lists options'
 	@echo 'make fuzz [CASES=20000]           made-up messages to broker and reward; 50,000 steps of the broker model'
-	@echo 'make hostile                      hostile code against the sandbox (not built yet)'
+	@echo 'make hostile                      programs, cheats and answers that attack (docs/sandbox.md)'
 	@echo 'make agreement DATA=folder        verifiers against reference answers (docs/math.md)'
 	@echo 'make clean                        remove the environments and the runs'
 
@@ -50,7 +50,11 @@ agreement:
 	@$(ENVIRONMENTS) reward
 	@.quartet/envs/reward/bin/python -m tests.agreement.run '$(DATA)'
 
-learn hostile:
+hostile:
+	@$(ENVIRONMENTS) --with-tests reward dev
+	@$(DEV)/python tests/run.py hostile
+
+learn:
 	@echo 'make $@ is not built yet.' >&2; exit 1
 
 clean:

@@ -84,6 +84,7 @@ SUITES = (
     Suite("launcher", "dev", 900, "deploy/local/tests"),
     Suite("contract", "dev", 500, "tests/contract"),
     Suite("integration", "dev", 700, "tests/integration"),
+    Suite("hostile", "reward", 400, "tests/hostile"),
     Suite("chaos", "dev", 400, "tests/chaos"),
     Suite("learning", "dev", 600, "tests/learning"),
 )

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import resource
+import signal
 from dataclasses import dataclass, replace
 
 from quartet_reward.sandbox.landlock import Landlock
@@ -15,6 +16,7 @@ from quartet_reward.sandbox.syscalls import (
     NUMBERS,
     PR_SET_DUMPABLE,
     PR_SET_NO_NEW_PRIVS,
+    PR_SET_PDEATHSIG,
     check,
     mount,
     prctl,
@@ -28,6 +30,7 @@ PAIR, REPORT, STATUS, PAYLOAD = 3, 4, 5, 6
 _CAPABILITY_VERSION = 0x20080522
 _BYTES_PER_INODE = 4096
 _STACK_BYTES = 64 << 20
+_NICE = 5  # what serves comes before what is served, or bombs would delay the service
 _MOST_DESCRIPTORS = 2**31 - 1
 
 
@@ -82,13 +85,13 @@ class Confinement:
 
     def enter_as(self, allowance: Allowance, descriptors: dict[int, int], slot_uid: int) -> None:
         """Confine this process without namespaces, as a slot's user, or as nobody else if 0. Raises OSError."""
-        os.setpgid(0, 0)
         if slot_uid:
             user = self.user(slot_uid)
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)
         else:
             allowance = replace(allowance, processes=resource.RLIM_INFINITY)  # it would count all of the user's
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         self._close(allowance, descriptors, None)
 
     def user(self, slot_uid: int) -> int:
@@ -99,6 +102,8 @@ class Confinement:
         if not writable:
             os.chdir("/")
         os.umask(0o077)
+        os.setsid()  # where the kernel shares processors among sessions, a bomb is one of them
+        os.nice(_NICE)
         _set_descriptors(descriptors)
         self._limit(allowance)
         prctl(PR_SET_NO_NEW_PRIVS, 1)

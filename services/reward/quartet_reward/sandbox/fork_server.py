@@ -32,6 +32,11 @@ class ForkServer:
         self._main: dict[int, tuple[int, Tree]] = {}
         self._last: dict[int, tuple[int, Tree, dict[str, Any]]] = {}
 
+    @property
+    def trees(self) -> list[Tree]:
+        """What runs now."""
+        return [tree for _, tree in self._main.values()]
+
     def serve(self) -> None:
         """Fork and reap until the service closes its end."""
         self._poll.register(self._channel, select.POLLIN)

@@ -141,7 +141,7 @@ class IsolatedSandbox:
         """Keep a fork server alive. Raises SandboxUnavailable if the first one cannot start."""
         started, delay = False, _FIRST_RETRY_SECONDS
         while True:
-            server = ServerHandle(self._way(index), self._settings.readable)
+            server = ServerHandle(self._way(index), self._settings.packages, self._settings.python)
             self._servers[index] = server
             failed = False
             try:
@@ -149,7 +149,9 @@ class IsolatedSandbox:
                 self._up[index].set()
                 started, delay = True, _FIRST_RETRY_SECONDS
                 await server.gone.wait()
-                log.error("a fork server died and is started again", extra={"fork_server": index})
+                log.error(
+                    "a fork server died and is started again", extra={"fork_server": index, "reason": server.last_words}
+                )
             except SandboxUnavailable as error:
                 if not started:
                     raise
@@ -157,7 +159,6 @@ class IsolatedSandbox:
                 failed = True
             finally:
                 self._up[index].clear()
-                server.kill()
             await server.close()
             if failed:
                 await asyncio.sleep(delay)

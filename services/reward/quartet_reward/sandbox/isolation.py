@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import socket
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ from quartet_reward.sandbox.syscalls import (
 from quartet_reward.sandbox.trees import Forest, NamespaceForest, UserForest
 
 ENVIRONMENT = {"PATH": "/usr/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": "sandbox"}
+ENVIRONMENT |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # threads count against the limit of processes
 """All that a program finds in its environment."""
 _ARENAS, _M_ARENA_MAX = 2, -8
 
@@ -51,11 +53,11 @@ def start(channel: socket.socket, entries: Entries, settings: dict[str, Any]) ->
     if first_uid:
         # Files are shown before root is given up: some lie in folders that only root may enter.
         call("unshare", NEWNS)
-        root.build(settings["readable"])
+        root.build(settings["packages"])
         ids = (f"0 {first_uid} {uids}", f"0 {first_uid} 1")
     else:
         ids = (f"0 {os.geteuid()} 1", f"0 {os.getegid()} 1")
-    prepare = (lambda: None) if first_uid else (lambda: root.build(settings["readable"]))
+    prepare = (lambda: None) if first_uid else (lambda: root.build(settings["packages"]))
     return in_namespaces(lambda: serve_namespaces(channel, entries, proc, prepare), ids, proc, channel)
 
 
@@ -74,7 +76,9 @@ def in_namespaces(serve: Callable[[], None], ids: tuple[str, str], proc: int, ch
                 os.setresuid(0, 0, 0)
                 serve()
         except BaseException as error:
-            messages.send(channel, {"event": "failed", "reason": f"{type(error).__name__}: {error}"})
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            reason = f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
+            messages.send(channel, {"event": "failed", "reason": reason})
         finally:
             os._exit(0)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user has cleared it
@@ -98,10 +102,10 @@ def serve_users(channel: socket.socket, entries: Entries, proc: int, settings: d
     """Be the fork server where there are no namespaces. Raises OSError if Landlock is missing but demanded."""
     fences = None
     if landlock.version() or settings["strict"]:
-        fences = landlock.Landlock(root.readable_paths(settings["readable"]), list(root.DEVICES))
+        fences = landlock.Landlock(root.readable_paths(settings["packages"]), list(root.DEVICES))
     prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become children of this process, which ignores SIGCHLD
     confinement = Confinement(proc, fences, own_bytes(proc)[0], settings["first_uid"])
-    serve(channel, entries, proc, UserForest(confinement, bool(settings["first_uid"])))
+    serve(channel, entries, proc, UserForest(confinement, settings["uids"] if settings["first_uid"] else 0))
 
 
 def serve(channel: socket.socket, entries: Entries, proc: int, forest: Forest) -> None:
@@ -110,9 +114,13 @@ def serve(channel: socket.socket, entries: Entries, proc: int, forest: Forest) -
     prctl(PR_SET_DUMPABLE, 0)
     ignore_signals()
     LIBC.mallopt(_M_ARENA_MAX, _ARENAS)
+    forest.clear([])
     server = ForkServer(channel, forest, entries)
     messages.send(channel, {"event": "ready", "entries": sorted(entries), "resident_bytes": own_bytes(proc)[1]})
-    server.serve()
+    try:
+        server.serve()
+    finally:
+        forest.clear(server.trees)
 
 
 def own_bytes(proc: int) -> list[int]:

@@ -37,7 +37,7 @@ def main() -> int:
         for name in settings["preload"]:
             importlib.import_module(name)
         entries = load_entries()
-        sys.path.remove(folder)
+        sys.path[:] = [path for path in sys.path if path != folder] + settings["packages"]
         gc.collect()
         gc.freeze()
         return isolation.start(channel, entries, settings)

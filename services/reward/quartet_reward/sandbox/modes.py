@@ -12,7 +12,8 @@ log = get_logger(__name__)
 
 # Tries what must fail and leaves a process behind that must be killed. Prints the names of what did not fail.
 _PROBE = b"""
-import errno, json, os, socket, sys
+import json, os, socket, sys
+import colorsys, xml.dom.minidom  # not preloaded: the library can be read
 SECRETS, PARENT = json.loads(sys.stdin.read())
 leaks = []
 for family in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX, 16):

@@ -1,7 +1,8 @@
 """The filter of system calls, as a program for the kernel's BPF machine.
 
 What is not listed is refused with EPERM, so that a new kernel's new calls are refused too. clone3 is "not implemented",
-because its flags cannot be seen by a filter: libc then uses clone, whose flags can.
+because its flags cannot be seen by a filter: libc then uses clone, whose flags can. exec is refused: the sandbox's root
+has nothing worth running, and the end of a program that execs would be a SIGCHLD, which the fork server must ignore.
 """
 
 import ctypes

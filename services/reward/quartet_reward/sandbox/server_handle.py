@@ -15,6 +15,7 @@ from quartet_reward.sandbox import messages
 from quartet_reward.sandbox.api import SandboxUnavailable
 
 _START_SECONDS = 60.0
+_END_SECONDS = 10.0
 _FOLDER = Path(__file__).resolve().parents[2]
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 # fmt: off
@@ -46,17 +47,17 @@ Hear = Callable[[dict[str, Any], list[int]], None]
 class ServerHandle:
     """A fork server's process and the channel to it."""
 
-    def __init__(self, way: Way, readable: tuple[str, ...]):
+    def __init__(self, way: Way, packages: tuple[str, ...], python: str):
         """Start the process. Raises OSError if there can be none."""
         self._jobs: dict[int, Hear] = {}
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         settings = {
             **asdict(way),
-            "readable": list(readable),
+            "packages": list(packages),
             "preload": PRELOAD,
             "parent": os.getpid(),
         }
-        python = getattr(sys, "_base_executable", sys.executable)
+        python = python or getattr(sys, "_base_executable", sys.executable)
         command = [python, "-I", "-S", str(_LAUNCHER), str(_FOLDER), str(theirs.fileno()), json.dumps(settings)]
         with theirs:
             self._process = subprocess.Popen(
@@ -69,6 +70,8 @@ class ServerHandle:
             )
         self._channel.setblocking(False)
         self.gone = asyncio.Event()
+        self.last_words = ""
+        """Why it died, if it could still say so."""
         self.entries: frozenset[str] = frozenset()
         self.base_bytes = 0
         """Resident memory that every program has from the beginning."""
@@ -112,9 +115,14 @@ class ServerHandle:
         self._process.kill()
 
     async def close(self) -> None:
-        """Kill it, tell every job's `hear`, and wait until it is gone."""
-        self.kill()
-        await asyncio.to_thread(self._process.wait)
+        """End it, wait until it and all that it started is gone, and tell every job's `hear`."""
+        if not self.gone.is_set():
+            self._channel.shutdown(socket.SHUT_RDWR)  # it ends by itself, when all that it started has
+        try:
+            await asyncio.to_thread(self._process.wait, _END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            await asyncio.to_thread(self._process.wait)
         self._lose()
 
     def _hear(self) -> None:
@@ -129,6 +137,8 @@ class ServerHandle:
             if "job" not in message:
                 if not self._ready.done():
                     self._ready.set_result(message)
+                else:
+                    self.last_words = message.get("reason", "")
             elif hear := self._jobs.get(message["job"]):
                 hear(message, descriptors)
             else:
@@ -144,5 +154,5 @@ class ServerHandle:
         if not self._ready.done():
             self._ready.set_result({"event": "failed", "reason": "it ended at once"})
         for hear in list(self._jobs.values()):
-            hear({"event": "lost"}, [])
+            hear({"event": "lost", "reason": f"the fork server has died {self.last_words}".strip()}, [])
         self._jobs.clear()

@@ -33,6 +33,10 @@ class SandboxSection(BaseModel):
     first_uid: int = Field(
         60600, ge=1000, le=2**31, description="As root: the first of slots + fork_servers users that nobody else has."
     )
-    readable: tuple[str, ...] = Field(
-        (), description="More absolute paths that programs may read, e.g. of packages; nothing secret may lie there."
+    packages: tuple[str, ...] = Field(
+        (), description="Absolute paths of folders whose packages programs may import; nothing secret may lie there."
+    )
+    python: str = Field(
+        "",
+        description="Absolute path of the interpreter (3.11 or newer) that runs programs; default: the service's own.",
     )

@@ -20,7 +20,7 @@ nanosleep 35 101, clock_nanosleep 230 115, clock_gettime 228 113, clock_getres 2
 201 -, times 100 153, getitimer 36 102, setitimer 38 103, alarm 37 -, pause 34 -, getpid 39 172, getppid 110 173,
 gettid 186 178, getuid 102 174, geteuid 107 175, getgid 104 176, getegid 108 177, getresuid 118 148, getresgid 120
 150, getgroups 115 158, getpgrp 111 -, getpgid 121 155, setpgid 109 154, getsid 124 156, setsid 112 157, fork 57 -,
-vfork 58 -, execve 59 221, exit 60 93, exit_group 231 94, wait4 61 260, waitid 247 95, kill 62 129, tgkill 234 131,
+vfork 58 -, exit 60 93, exit_group 231 94, wait4 61 260, waitid 247 95, kill 62 129, tgkill 234 131,
 tkill 200 130, uname 63 160, fsync 74 82, fdatasync 75 83, truncate 76 45, ftruncate 77 46, getdents 78
 -, getdents64 217 61, getcwd 79 17, chdir 80 49, fchdir 81 50, rename 82 -, renameat 264 38, renameat2 316 276,
 mkdir 83 -, mkdirat 258 34, rmdir 84 -, creat 85 -, link 86 -, linkat 265 37, unlink 87 -, unlinkat 263 35, symlink

@@ -62,6 +62,10 @@ class Forest(Protocol):
         """Reap the last process. Return whether the tree is gone."""
         ...
 
+    def clear(self, trees: list[Tree]) -> None:
+        """Kill everything there is: `trees`, and what a fork server before this one may have left."""
+        ...
+
 
 class _Fork:
     """os.fork with flags of clone, a pidfd, and no SIGCHLD at the child's end.
@@ -139,6 +143,9 @@ class NamespaceForest:
             self._stacks.append(tree.stack)
         return True
 
+    def clear(self, trees: list[Tree]) -> None:
+        """Nothing to do: this process is the first of its own pid namespace, and all end with it."""
+
     def _clone_init(self) -> Tree:
         """Start the new pid namespace's first process: libc's pause() in this memory, on a stack of its own.
 
@@ -156,17 +163,17 @@ class NamespaceForest:
 class UserForest:
     """Each tree under a user of its own, which has no other process: it is felled by that user's kill(-1)."""
 
-    def __init__(self, confinement: Confinement, as_user: bool):
-        """`as_user`: there are users; without them, the process group is killed, which setsid leaves."""
+    def __init__(self, confinement: Confinement, users: int):
+        """`users`: how many there are; with 0, the process group is killed, which setsid leaves."""
         self._confinement = confinement
-        self._as_user = as_user
+        self._users = users
         self._fork = _Fork(0)
 
     def start(self, uid: int, allowance: Allowance, streams: dict[int, int], body: Body) -> Tree:
         """Start a process under a user. Raises OSError."""
         main, handle = self._fork()
         if main == 0:
-            body(lambda: self._confinement.enter_as(allowance, streams, uid if self._as_user else 0))
+            body(lambda: self._confinement.enter_as(allowance, streams, uid if self._users else 0))
         return Tree(main, handle, kill_handle=os.dup(handle), uid=uid)
 
     def finish(self, tree: Tree) -> None:
@@ -174,11 +181,21 @@ class UserForest:
         os.close(tree.kill_handle)
         tree.last, tree.last_handle = self._fork()
         if tree.last == 0:
-            os._exit(_sweep(self._confinement.user(tree.uid) if self._as_user else 0, tree.main))
+            os._exit(_sweep(self._confinement.user(tree.uid) if self._users else 0, tree.main))
 
     def bury(self, tree: Tree) -> bool:
         """Reap that process."""
         return os.waitpid(tree.last, WAIT_ALL)[1] == 0
+
+    def clear(self, trees: list[Tree]) -> None:
+        """Kill all processes of all slots' users, or, without users, the process groups of `trees`."""
+        targets = [(self._confinement.user(uid), 0) for uid in range(1, self._users)]
+        for uid, group in targets or [(0, tree.main) for tree in trees]:
+            sweeper, handle = self._fork()
+            if sweeper == 0:
+                os._exit(_sweep(uid, group))
+            os.waitpid(sweeper, WAIT_ALL)
+            os.close(handle)
 
 
 def _sweep(uid: int, group: int) -> int:

@@ -1,0 +1,173 @@
+"""Hostile programs meet the sandbox, all at once and among honest ones, in every mode that this machine has."""
+
+import asyncio
+import os
+import resource
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from programs import PROGRAMS, Program
+
+from quartet_reward.sandbox.api import Ending, Execution, Job, Limits, SandboxUnavailable
+from quartet_reward.sandbox.modes import candidates, open_sandbox
+from quartet_reward.sandbox.settings import Mode, SandboxSection
+
+LIMITS = Limits(
+    wall_seconds=4.0,
+    cpu_seconds=20.0,
+    memory_bytes=192 << 20,
+    processes=16,
+    scratch_bytes=8 << 20,
+    file_bytes=4 << 20,
+    open_files=32,
+    output_bytes=64 << 10,
+)
+HONEST = Job("script", b"print(sum(range(1000)))  # QUARTET-SECRET-OF-ANOTHER-JOB", limits=Limits(wall_seconds=20))
+SLOTS = 6
+MODES = [mode for mode in candidates() if mode is not Mode.UNSAFE]
+# What a killed program may take beyond its limit, on a machine where several compete for two cores.
+BUSY_SECONDS = 1.0
+
+
+@dataclass
+class Siege:
+    """What came of running everything in one mode."""
+
+    mode: Mode
+    refusal: str = ""
+    executions: dict[str, Execution] = field(default_factory=dict)
+    honest_seconds: list[float] = field(default_factory=list)
+    survivors: int = 0
+    left_over: list[str] = field(default_factory=list)
+    descriptors: tuple[int, int] = (0, 0)
+    shared_memory: tuple[int, int] = (0, 0)
+
+
+@pytest.fixture(scope="module", params=MODES)
+def siege(request: pytest.FixtureRequest) -> Siege:
+    return asyncio.run(besiege(request.param))
+
+
+async def besiege(mode: Mode) -> Siege:
+    siege = Siege(mode)
+    try:
+        sandbox = await open_sandbox(SandboxSection(slots=SLOTS, python=interpreter(mode)), only=mode)
+    except SandboxUnavailable as error:
+        siege.refusal = str(error)
+        return siege
+    try:
+        await sandbox.run(HONEST)
+        before, memory_before = descriptors(), shared_memory()
+        stop = asyncio.Event()
+
+        async def honest() -> None:
+            while not stop.is_set():
+                began = time.perf_counter()
+                execution = await sandbox.run(HONEST)
+                assert execution.stdout == b"499500\n", execution
+                siege.honest_seconds.append(time.perf_counter() - began)
+
+        async def hostile(program: Program) -> None:
+            source = program.source.encode("utf-8", "surrogateescape")
+            siege.executions[program.name] = await sandbox.run(Job("script", source, limits=LIMITS))
+
+        meanwhile = asyncio.create_task(honest())
+        await asyncio.gather(*map(hostile, PROGRAMS))
+        stop.set()
+        await meanwhile
+        assert (await sandbox.run(HONEST)).stdout == b"499500\n"
+        siege.descriptors = before, descriptors()
+        siege.shared_memory = memory_before, shared_memory()
+        siege.survivors = sandbox.survivors
+    finally:
+        await sandbox.close()
+    siege.left_over = left_over()
+    return siege
+
+
+def interpreter(mode: Mode) -> str:
+    """An interpreter that the users of a mode can read, if the one of these tests lies where only root may go."""
+    own = Path(os.path.realpath(sys.base_prefix))
+    if mode is Mode.NAMESPACES_UID or all(folder.stat().st_mode & 0o1 for folder in (own, *own.parents)):
+        return ""
+    return "/usr/bin/python3" if Path("/usr/bin/python3").exists() else ""
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def shared_memory() -> int:
+    """Memory in tmpfs, in bytes."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Shmem:"))
+
+
+def left_over() -> list[str]:
+    """Processes that descend from a launcher of this process: their command lines name it and this process."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if "sandbox/launcher.py" in command and f'"parent": {os.getpid()}' in command:
+            found.append(f"{folder.name} {command}")
+    return found
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_it_gets_nothing(siege: Siege, program: Program) -> None:
+    held(siege)
+    execution = siege.executions[program.name]
+    story = f"{execution.ending} {execution.exit_code} {execution.signal}\n{execution.stdout!r}\n{execution.stderr!r}"
+    assert execution.ending in program.endings, story
+    assert b"ESCAPED" not in execution.stdout, story
+    if program.refused:
+        assert b"REFUSED" in execution.stdout, story
+    assert execution.mode == siege.mode
+    assert execution.wall_seconds < LIMITS.wall_seconds + BUSY_SECONDS
+    assert len(execution.stdout) <= LIMITS.output_bytes and len(execution.stderr) <= LIMITS.output_bytes
+
+
+def test_nothing_is_left(siege: Siege) -> None:
+    held(siege)
+    assert siege.left_over == []
+    assert siege.survivors == 0
+    assert siege.descriptors[1] <= siege.descriptors[0]
+    assert siege.shared_memory[1] - siege.shared_memory[0] < LIMITS.scratch_bytes
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 512 << 10
+
+
+def test_honest_programs_ran_in_the_meantime(siege: Siege) -> None:
+    held(siege)
+    assert len(siege.honest_seconds) >= 5
+    # Each waits its turn behind hostile ones that run to their limit, on slots that all share.
+    assert max(siege.honest_seconds) < 30
+
+
+def test_the_endings_are_told_apart(siege: Siege) -> None:
+    held(siege)
+    assert {execution.ending for execution in siege.executions.values()} == set(Ending)
+
+
+def held(siege: Siege) -> None:
+    if siege.refusal:
+        pytest.skip(siege.refusal)
+
+
+def test_some_mode_holds_here() -> None:
+    async def mode() -> str:
+        sandbox = await open_sandbox(SandboxSection())
+        await sandbox.close()
+        return sandbox.mode
+
+    assert Mode(asyncio.run(mode())) in MODES
+
+
+def test_there_are_enough() -> None:
+    assert len(PROGRAMS) >= 60
+    assert len({program.name for program in PROGRAMS}) == len(PROGRAMS)
