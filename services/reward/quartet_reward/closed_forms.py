@@ -3,43 +3,34 @@
 `3\\sqrt{13}`, `\\frac{11+9a}{20}`, `-2+7i`, `x^3+3x-6`. Each has one normal form, for square roots of different
 squarefree numbers, powers of π and variables are linearly independent over the rationals. So two of them are equal if
 and only if their normal forms are: no library needs to be asked, and nothing is rounded. What could be read in several
-ways (`1/2x`, `f(x)`, `2\\frac{1}{2}`) is not decided here.
+ways (`1/2x`, `f(x)`, `2\\frac{1}{2}`) is not decided here. Functions of variables, roots of sums and one over a sum are
+parts that are equal if written alike; if not, it is for the library to tell.
 """
 
+import hashlib
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
+from quartet_reward.terms import ONE, Monomial, Terms, Undecided, add, inverse_of_term, multiply, square_root
+
 # Bounds of what is computed in the service's own process.
 _MOST_CHARACTERS = 160
-_MOST_TERMS = 48
 _LARGEST_POWER = 16
-_LARGEST_ROOT = 10**6
 _MOST_DIGITS = 24
 _MOST_DEPTH = 24
 _MOST_PRODUCTS = 64
-_MOST_BITS = 2048
 
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|\d+(?:\.\d+)?|\.\d+|[a-zA-Z]+|\s+|.", re.ASCII | re.DOTALL)
 _IGNORED = frozenset([r"\,", r"\;", r"\:", r"\!", r"\ ", r"\left", r"\right", "~"])
 _TIMES = frozenset([r"\cdot", r"\times", "*", "·", "×"])
 _FRACTIONS = frozenset([r"\frac", r"\dfrac", r"\tfrac", r"\cfrac"])
+_FUNCTIONS = frozenset([r"\sin", r"\cos", r"\tan", r"\cot", r"\sec", r"\csc", r"\ln", r"\log", r"\arctan"])
 # Letters that stand side by side as factors: not "or", "pi", "cm".
 _FACTORS = frozenset("abcknrxyz")
 # Letters before a parenthesis that are factors rather than functions.
 _NO_FUNCTIONS = frozenset("abckmnrtxyz")
-
-Powers = tuple[tuple[str, int], ...]
-Monomial = tuple[int, Powers]  # a squarefree number under the root, and the powers of the letters
-Terms = Mapping[Monomial, Fraction]
-
-_ONE: Monomial = (1, ())
-
-
-class _Undecided(Exception):
-    """The text is none of the forms that are read here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +40,8 @@ class ClosedForm:
     terms: Terms
     decimal: bool
     """A decimal is written in it, which may be rounded."""
+    opaque: bool = False
+    """It has parts that are told by their form alone, such as \\tan x: different forms may yet be equal."""
 
     def key(self) -> frozenset[tuple[Monomial, Fraction]]:
         """Return the terms in a form that can be a member of a set."""
@@ -65,18 +58,18 @@ def parse_closed_form(text: str) -> ClosedForm | None:
     try:
         terms = reader.sum()
         reader.expect("")
-    except _Undecided:
+    except Undecided:
         return None
     if any(name == "i" and not 0 <= power <= 1 for _, powers in terms for name, power in powers):
         return None  # the square of i: of the imaginary unit, or of a variable
-    return ClosedForm(terms, reader.decimal)
+    return ClosedForm(terms, reader.decimal, reader.opaque)
 
 
 def equal_closed_forms(answer: ClosedForm, reference: ClosedForm) -> bool | None:
-    """Return whether the values are equal, or None where one may be a rounded form of the other."""
+    """Return whether the values are equal, or None where one may be a rounded or another form of the other."""
     if answer.terms == reference.terms:
         return True
-    return None if answer.decimal or reference.decimal else False
+    return None if answer.decimal or reference.decimal or answer.opaque or reference.opaque else False
 
 
 def _split_letters(tokens: list[str]) -> list[str]:
@@ -98,6 +91,7 @@ class _Reader:
     tokens: list[str]
     position: int = 0
     decimal: bool = False
+    opaque: bool = False
     depth: int = 0
     products: int = 0
 
@@ -107,19 +101,19 @@ class _Reader:
 
     def expect(self, token: str) -> None:
         if self.token != token:
-            raise _Undecided
+            raise Undecided
         self.position += bool(token)
 
     def multiplied(self, one: Terms, two: Terms) -> Terms:
         self.products += 1
         if self.products > _MOST_PRODUCTS:
-            raise _Undecided
-        return _multiply(one, two)
+            raise Undecided
+        return multiply(one, two)
 
     def sum(self) -> Terms:
         self.depth += 1
         if self.depth > _MOST_DEPTH:
-            raise _Undecided
+            raise Undecided
         total = self.terms()
         self.depth -= 1
         return total
@@ -131,7 +125,7 @@ class _Reader:
             sign = -1 if self.token == "-" else 1
             self.position += 1
         while True:
-            total = _add(total, self.product(), sign)
+            total = add(total, self.product(), sign)
             if self.token not in ("+", "-"):
                 return total
             sign = -1 if self.token == "-" else 1
@@ -143,21 +137,21 @@ class _Reader:
         while True:
             if self.token in _TIMES:
                 if divided:
-                    raise _Undecided
+                    raise Undecided
                 self.position += 1
                 value = self.multiplied(value, self.power())
             elif self.token == "/":
                 if divided:
-                    raise _Undecided
+                    raise Undecided
                 self.position += 1
-                value, divided = self.multiplied(value, _inverse(self.power())), True
+                value, divided = self.multiplied(value, self.inverse(self.power())), True
             elif self._begins_a_factor():
                 if divided or (before[0].isdigit() and (self.token[0].isdigit() or self.token in _FRACTIONS)):
-                    raise _Undecided  # 1/2x, and mixed numbers
+                    raise Undecided  # 1/2x, and mixed numbers
                 if before in _FRACTIONS and self.token[0].isdigit():
-                    raise _Undecided
+                    raise Undecided
                 if before.isalpha() and self.token == "(" and before not in _NO_FUNCTIONS:
-                    raise _Undecided
+                    raise Undecided
                 before = self.token
                 value = self.multiplied(value, self.power())
             else:
@@ -165,7 +159,9 @@ class _Reader:
 
     def _begins_a_factor(self) -> bool:
         token = self.token
-        return bool(token) and (token[0].isalnum() or token in ("(", "{", r"\pi", r"\sqrt") or token in _FRACTIONS)
+        return bool(token) and (
+            token[0].isalnum() or token in ("(", "{", r"\pi", r"\sqrt") or token in _FRACTIONS | _FUNCTIONS
+        )
 
     def power(self) -> Terms:
         base = self.atom()
@@ -177,12 +173,12 @@ class _Reader:
             exponent = self.integer()
             self.expect("}")
         elif len(self.token) > 1:
-            raise _Undecided  # x^10: for TeX x¹0, for who types it the tenth power
+            raise Undecided  # x^10: for TeX x¹0, for who types it the tenth power
         else:
             exponent = self.integer()
         if not 0 <= exponent <= _LARGEST_POWER:
-            raise _Undecided
-        value: Terms = {_ONE: Fraction(1)}
+            raise Undecided
+        value: Terms = {ONE: Fraction(1)}
         for _ in range(exponent):
             value = self.multiplied(value, base)
         return value
@@ -190,28 +186,56 @@ class _Reader:
     def integer(self) -> int:
         token = self.token
         if not (token.isascii() and token.isdigit()) or len(token) > 3:
-            raise _Undecided
+            raise Undecided
         self.position += 1
         return int(token)
 
     def atom(self) -> Terms:
         token = self.token
         if not token:
-            raise _Undecided
+            raise Undecided
         self.position += 1
         if token in ("(", "{"):
             inner = self.sum()
             self.expect(")" if token == "(" else "}")
             return inner
         if token in _FRACTIONS:
-            return self.multiplied(self.argument(), _inverse(self.argument()))
+            return self.multiplied(self.argument(), self.inverse(self.argument()))
         if token == r"\sqrt":
-            return _root(self.argument())
+            return self.root(self.argument())
+        if token in _FUNCTIONS:
+            return self.function(token)
         if token == r"\pi" or (token.isascii() and token.isalpha()):
             return {(1, ((token, 1),)): Fraction(1)}
         if token[0].isdigit() or (token[0] == "." and len(token) > 1):
             return self.number(token)
-        raise _Undecided
+        raise Undecided
+
+    def function(self, name: str) -> Terms:
+        if self.token not in ("(", "{") and not (self.token.isascii() and self.token.isalpha()):
+            raise Undecided
+        argument = self.atom()
+        if self.token == "^" or (self.token and (self.token[0].isalnum() or self.token in ("(", "{"))):
+            raise Undecided  # the sine of x, times y, or of xy
+        if not any(letter != r"\pi" for _, powers in argument for letter, _ in powers):
+            raise Undecided  # a constant, and perhaps none, such as the tangent of π/2
+        return self.opaque_part(name, argument, 1)
+
+    def inverse(self, terms: Terms) -> Terms:
+        if len(terms) > 1:
+            return self.opaque_part("sum", terms, -1)
+        return inverse_of_term(terms)
+
+    def root(self, terms: Terms) -> Terms:
+        if terms and set(terms) != {ONE}:
+            return self.opaque_part("root", terms, 1)
+        return square_root(terms)
+
+    def opaque_part(self, name: str, of: Terms, power: int) -> Terms:
+        self.opaque = True
+        # Parts stand in parts: a digest keeps their names from growing with the depth.
+        form = hashlib.blake2b(repr(sorted(of.items())).encode(), digest_size=16).hexdigest()
+        return {(1, ((f"{name} {form}", power),)): Fraction(1)}
 
     def argument(self) -> Terms:
         """What follows a command: a group, or one digit or letter (`\\frac12`)."""
@@ -221,76 +245,12 @@ class _Reader:
         if token.isdigit() and len(token) > 1:
             self.tokens[self.position : self.position + 1] = [token[0], token[1:]]
         elif not (token.isascii() and token.isalnum()):
-            raise _Undecided
+            raise Undecided
         return self.atom()
 
     def number(self, token: str) -> Terms:
         if len(token) > _MOST_DIGITS:
-            raise _Undecided
+            raise Undecided
         self.decimal |= "." in token
         value = Fraction(token)
-        return {_ONE: value} if value else {}
-
-
-def _add(one: Terms, two: Terms, sign: int) -> Terms:
-    total = dict(one)
-    for monomial, factor in two.items():
-        total[monomial] = total.get(monomial, Fraction(0)) + sign * factor
-    return _tidy(total)
-
-
-def _multiply(one: Terms, two: Terms) -> Terms:
-    if len(one) * len(two) > 2 * _MOST_TERMS:
-        raise _Undecided
-    total: dict[Monomial, Fraction] = {}
-    for (root, powers), factor in one.items():
-        for (other_root, other_powers), other_factor in two.items():
-            outside, inside = _squarefree(root * other_root)
-            exponents = dict(powers)
-            for name, power in other_powers:
-                exponents[name] = exponents.get(name, 0) + power
-            monomial = inside, tuple(sorted((name, power) for name, power in exponents.items() if power))
-            total[monomial] = total.get(monomial, Fraction(0)) + factor * other_factor * outside
-    return _tidy(total)
-
-
-def _tidy(total: dict[Monomial, Fraction]) -> Terms:
-    kept = {monomial: factor for monomial, factor in total.items() if factor}
-    if len(kept) > _MOST_TERMS:
-        raise _Undecided
-    if any(
-        max(factor.numerator.bit_length(), factor.denominator.bit_length()) > _MOST_BITS for factor in kept.values()
-    ):
-        raise _Undecided
-    return kept
-
-
-def _inverse(terms: Terms) -> Terms:
-    if len(terms) != 1:
-        raise _Undecided
-    (((root, powers), factor),) = terms.items()
-    return {(root, tuple((name, -power) for name, power in powers)): 1 / (factor * root)}
-
-
-def _root(terms: Terms) -> Terms:
-    if not terms:
-        return {}
-    if set(terms) != {_ONE} or terms[_ONE] < 0:
-        raise _Undecided
-    value = terms[_ONE]
-    outside, inside = _squarefree(value.numerator * value.denominator)
-    return {(inside, ()): Fraction(outside, value.denominator)}
-
-
-@lru_cache(maxsize=4096)
-def _squarefree(number: int) -> tuple[int, int]:
-    """Return (a, b) with number = a² · b and b squarefree."""
-    if number > _LARGEST_ROOT:
-        raise _Undecided
-    outside, inside, divisor = 1, number, 2
-    while divisor * divisor <= inside:
-        while inside % (divisor * divisor) == 0:
-            inside //= divisor * divisor
-            outside *= divisor
-        divisor += 1
-    return outside, inside
+        return {ONE: value} if value else {}

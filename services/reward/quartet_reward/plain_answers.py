@@ -18,6 +18,7 @@ from quartet_reward.notation import (
     without_decoration,
 )
 from quartet_reward.rationals import equal_rationals, parse_rational
+from quartet_reward.terms import Terms, Undecided, subtract
 
 # Longer answers than these are not plain; the whole of this module is linear in them.
 _MOST_CHARACTERS = 400
@@ -73,6 +74,38 @@ def _decide_equation(answer: str, reference: str, policy: EqualityPolicy) -> Dec
     if len(expected) == len(found) and expected[0] != found[0]:
         return None
     return _decide(found[-1], expected[-1], policy)
+
+
+def _decide_relation(answer: str, reference: str, policy: EqualityPolicy) -> Decision:
+    """Equations that are multiples of one another, such as `2x - y = 3` and `y = 2x - 3`, are the same.
+
+    But `x = 5` is not answered by `2x = 10`, which is not solved.
+    """
+    expected, found = _equation(reference), _equation(answer)
+    if expected is None or found is None or expected.keys() != found.keys():
+        return None
+    monomial = next(iter(expected))
+    factor = found[monomial] / expected[monomial]
+    if any(value != factor * expected[key] for key, value in found.items()):
+        return None
+    unknowns = {name for _, powers in expected for name, _ in powers}
+    return len(unknowns) > 1 or not _is_solved(reference) or _is_solved(answer)
+
+
+def _equation(text: str) -> Terms | None:
+    """Return left minus right side of an equation between closed forms, or None if there is no variable in it."""
+    sides = [parse_closed_form(side) for side in sides_of_equation(text)]
+    if len(sides) != 2 or sides[0] is None or sides[1] is None or sides[0].decimal or sides[1].decimal:
+        return None
+    try:
+        difference = subtract(sides[0].terms, sides[1].terms)
+    except Undecided:
+        return None
+    return difference if any(powers for _, powers in difference) else None
+
+
+def _is_solved(text: str) -> bool:
+    return any(len(side) == 1 and side.isalpha() for side in sides_of_equation(text))
 
 
 def _decide_member(answer: str, reference: str, policy: EqualityPolicy) -> Decision:
@@ -167,15 +200,16 @@ def _decide_choice(answer: str, reference: str, policy: EqualityPolicy) -> Decis
 
 def _same_elements(answers: list[str], references: list[str]) -> Decision:
     """Compare as sets; elements with ± are two."""
-    keys = []
+    keys, opaque = [], False
     for elements in (answers, references):
         if len(elements) > _MOST_ELEMENTS:
             return None
         forms = [parse_closed_form(text) for element in elements for text in _both_signs(element)]
         if any(form is None or form.decimal for form in forms):
             return None
-        keys.append({form.key() for form in forms if form is not None})
-    return keys[0] == keys[1]
+        opaque |= any(form.opaque for form in forms)
+        keys.append({form.key() for form in forms})
+    return keys[0] == keys[1] or (None if opaque else False)
 
 
 def _both_signs(text: str) -> list[str]:
@@ -198,6 +232,7 @@ _WAYS: tuple[Callable[[str, str, EqualityPolicy], Decision], ...] = (
     _decide_degrees,
     _decide_quantity,
     _decide_equation,
+    _decide_relation,
     _decide_member,
     _decide_matrix,
     _decide_union,

@@ -8,6 +8,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 # Longer texts and larger exponents are not numbers that people write; exact arithmetic on them would be a way to
 # make the service itself hang.
@@ -55,6 +56,14 @@ def parse_rational(text: str) -> Rational | None:
     """Return the rational number that `text` writes, or None if it is not unambiguously one."""
     if len(text) > _MOST_CHARACTERS:
         return None
+    if text.isascii() and text.isdigit():
+        return Rational(Fraction(int(text)), decimal=False)  # most answers by far
+    return _parse(text)
+
+
+# A reference comes once with each completion of its prompt.
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> Rational | None:
     text = _plain(text)
     if match := _DECIMAL.fullmatch(text):
         return _decimal(match)
