@@ -2,7 +2,8 @@
 
     python benchmarks/reward.py [DATA]        (or DATA=folder in the environment)
 
-Ours: a reward service process with one worker per core, asked over gRPC in batches of 128 with the `boxed` verifier.
+Ours: a reward service process with one worker per core, asked over gRPC in batches of 128, three
+under way, with the `boxed` verifier.
 What is plain (numbers, closed forms, tuples, ...) is decided exactly in the service itself, the rest by its workers.
 
 Peer: math-verify's parse of the completion and of the reference, and verify, in this process: what a training loop that
@@ -24,6 +25,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -37,6 +39,7 @@ from quartet_common.channel import connect_sync
 
 BATCH = 128
 BATCHES = 4
+IN_FLIGHT = 3
 ROUNDS = 3
 CONCURRENT = (2, 16, 128)
 LATENCY_ITEMS = 768
@@ -101,10 +104,14 @@ def varied(gold: str, rng: random.Random) -> str:
 
 def ours(stub: reward_pb2_grpc.RewardServiceStub, items: Items) -> list[bool]:
     """The service's verdicts."""
+    batches = [[item for item, _ in items[start : start + BATCH]] for start in range(0, len(items), BATCH)]
+    under_way: deque[grpc.Future] = deque()
     results = []
-    for start in range(0, len(items), BATCH):
-        request = reward_pb2.ScoreRequest(items=[item for item, _ in items[start : start + BATCH]])
-        results += stub.Score(request, timeout=120).results
+    for batch in batches:
+        under_way.append(stub.Score.future(reward_pb2.ScoreRequest(items=batch), timeout=120))
+        if len(under_way) == IN_FLIGHT:
+            results += under_way.popleft().result().results
+    results += [result for call in under_way for result in call.result().results]
     return [result.score.outcome == reward_pb2.OUTCOME_CORRECT for result in results]
 
 
