@@ -20,6 +20,9 @@ class RewardSection(Section):
     max_queue: int = Field(
         4096, ge=MOST_ITEMS, description="Most items under way that need a worker; beyond, calls are told to come back."
     )
+    cache_bytes: int = Field(
+        64 << 20, ge=0, description="Bytes of answers, references and verdicts of workers to remember; 0: none."
+    )
     queue_seconds: float = Field(300.0, gt=0, description="Longest wait for a worker before an item fails (retryable).")
     reward_model: RewardModelSection = Field(RewardModelSection(), description="The learned reward model.")
     sandbox: SandboxSection = Field(SandboxSection(), description="How programs are isolated.")

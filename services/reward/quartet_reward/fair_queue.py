@@ -28,6 +28,9 @@ T = TypeVar("T")
 CURRENT_RUN: ContextVar[str] = ContextVar("quartet_reward_run", default="")
 """The run whose item the current task scores; the scorer sets it, so that no verifier has to hand it on."""
 
+WAITED: ContextVar[list[float] | None] = ContextVar("quartet_reward_waited", default=None)
+"""One number, to which every queue adds the seconds that the current task waited; the scorer sets it."""
+
 _MOST_RUNS = 4096
 # Weight of the last task in what a run's next one is expected to take.
 _RECENT = 0.2
@@ -116,10 +119,13 @@ class FairQueue(Generic[T]):
         self._serve()
         try:
             async with asyncio.timeout(timeout):
-                return await waiter.granted
+                grant = await waiter.granted
         except BaseException:
             self._forget(name, waiter)
             raise
+        if (waited := WAITED.get()) is not None:
+            waited[0] += grant.queued_seconds
+        return grant
 
     def settle(self, grant: Grant[T]) -> None:
         """Say that the use of what was granted has ended: its seconds, for each thing, count for its run."""

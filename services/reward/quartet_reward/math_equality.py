@@ -27,6 +27,9 @@ LONGEST_ANSWER = 2_000
 LONGEST_COMPLETION = 50_000
 
 
+_DECIDED = {way: telemetry.EQUALITY_DECISIONS.labels(way) for way in ("exact", "words")}
+
+
 class Relation(StrEnum):
     """How an answer stands to the reference."""
 
@@ -139,7 +142,7 @@ def _decide_here(answer: str, reference: str, policy: EqualityPolicy) -> Equalit
         equal, way = decide(answer, reference, policy), "exact"
     if equal is None:
         return None
-    telemetry.EQUALITY_DECISIONS.labels(way).inc()
+    _DECIDED[way].inc()
     if equal:
         return Equality(Relation.EQUAL, f"{answer} is {reference}")
     return Equality(Relation.DIFFERENT, f"{answer[:80]} is not {reference[:80]}")

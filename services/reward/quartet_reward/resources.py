@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 from quartet_reward.config import RewardSection
+from quartet_reward.fair_sandbox import FairSandbox
 from quartet_reward.math_equality import MathEquality
 from quartet_reward.reward_model.batching import RewardModel
 from quartet_reward.reward_model.process import model_pool
@@ -29,7 +30,8 @@ class Resources:
         model = None
         if section.reward_model.path is not None:
             model = RewardModel(model_pool(section.reward_model, section.queue_seconds), section.reward_model)
-        return cls(mathematics, Tools(MathEquality(mathematics), ChosenSandbox(section.sandbox), model))
+        sandbox = FairSandbox(ChosenSandbox(section.sandbox), section.sandbox.slots, section.queue_seconds)
+        return cls(mathematics, Tools(MathEquality(mathematics, section.cache_bytes), sandbox, model))
 
     def serve(self, verifier: str) -> bool:
         """Tell whether a verifier can work with what there is."""

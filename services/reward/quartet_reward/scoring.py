@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from quartet.v1 import reward_pb2
@@ -12,7 +13,7 @@ from quartet_common.errors import ContractError, invalid_argument
 from quartet_common.log import get_logger
 from quartet_reward import telemetry
 from quartet_reward.failures import VerifierFailure
-from quartet_reward.fair_queue import CURRENT_RUN
+from quartet_reward.fair_queue import CURRENT_RUN, WAITED
 from quartet_reward.specs import BoundVerifier, SpecReader
 from quartet_reward.verifiers.base import Later, Tools, Verdict
 
@@ -72,8 +73,12 @@ class Scorer:
         for one, finding in zip(bound, findings, strict=True):
             start = time.perf_counter()
             if not isinstance(finding, _Finding):
+                waited = [0.0]
+                WAITED.set(waited)
                 try:
-                    finding = _checked(await finding(), start, one)
+                    verdict = await finding()
+                    queued = max(verdict.queued_seconds, waited[0])
+                    finding = _checked(replace(verdict, queued_seconds=queued), start, one)
                 except Exception as error:
                     return _failed(item, one, error, start)
             done.append(finding)

@@ -28,6 +28,17 @@ REWARD_MODEL_BATCH = metrics.histogram(
     "Texts of a batch of the reward model.",
     buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
 )
+EXECUTIONS = metrics.counter(
+    "quartet_reward_executions_total",
+    "Executions in the sandbox by how they ended: exited, signalled, timed_out, memory_exceeded, output_exceeded.",
+    ["ending"],
+)
+CACHE_LOOKUPS = metrics.counter(
+    "quartet_reward_cache_lookups_total",
+    "Questions that need a worker, by cache and result: hit, shared (under way for somebody else), miss.",
+    ["cache", "result"],
+)
+CACHE_BYTES = metrics.gauge("quartet_reward_cache_bytes", "About how many bytes a cache holds.", ["cache"])
 EQUALITY_DECISIONS = metrics.counter(
     "quartet_reward_equality_total", "Math equalities decided, by way: exact, words, cache, worker.", ["way"]
 )

@@ -32,3 +32,9 @@ def item(
 def tagged(answer: str, thought: str = "2+3=5") -> str:
     """A completion in the form of think_answer_tags."""
     return f"<think>{thought}</think><answer>{answer}</answer>"
+
+
+def hard(number: int = 1, **fields: Any) -> reward_pb2.ScoreItem:
+    """A right answer that only a worker can compare with its reference; each number's is another."""
+    shift = number + 1
+    return item(tagged(rf"\frac{{x}}{{x+{shift}}}"), rf"1-\frac{{{shift}}}{{x+{shift}}}", **fields)

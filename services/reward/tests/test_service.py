@@ -9,7 +9,7 @@ import time
 import grpc
 import pytest
 from quartet.v1 import reward_pb2
-from reward_samples import DEADLINE_SECONDS, ENDLESS, item, spec, tagged
+from reward_samples import DEADLINE_SECONDS, ENDLESS, hard, item, spec, tagged
 
 from quartet_common.errors import describe, retry_delay
 
@@ -121,7 +121,7 @@ async def test_an_endless_answer_times_out_and_is_an_outcome(service):
     (result,) = await score(service, item(tagged(ENDLESS)))
     assert result.score.outcome == reward_pb2.OUTCOME_TIMED_OUT
     assert result.score.reward == 0.0 and result.score.ans_acc == 0.0
-    (result,) = await score(service, item(tagged(r"\sqrt{64}")))
+    (result,) = await score(service, hard(100))
     assert result.score.outcome == reward_pb2.OUTCOME_CORRECT
 
 
@@ -138,7 +138,7 @@ async def test_a_worker_that_keeps_dying_is_a_failure_and_never_a_number(service
 
 
 async def test_a_stream_answers_each_item_as_it_completes(service):
-    await score(service, item(tagged(r"\sqrt{64}")))  # a worker is there
+    await score(service, hard(101))  # a worker is there
     call = service.stub.ScoreStream(timeout=TIMEOUT)
     await call.write(requests(item(tagged(ENDLESS), item_id="slow"))[0])
     began = time.perf_counter()
@@ -171,7 +171,7 @@ async def test_an_invalid_item_does_not_end_the_stream(service):
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_cancelled_call_kills_its_work(service, streamed):
-    await score(service, item(tagged(r"\sqrt{64}")))
+    await score(service, hard(102))
     (victim,) = service.pool.pids
     if streamed:
         call = service.stub.ScoreStream(timeout=TIMEOUT)
@@ -186,28 +186,28 @@ async def test_a_cancelled_call_kills_its_work(service, streamed):
             await task
     await until(lambda: not os.path.exists(f"/proc/{victim}"), seconds=DEADLINE_SECONDS * 0.75)
     assert service.pool.waiting == service.pool.busy == 0
-    (result,) = await score(service, item(tagged(r"\sqrt{81}"), answer="9"))
+    (result,) = await score(service, hard(77))
     assert result.score.reward == 10.0
 
 
 async def test_a_full_queue_says_when_to_come_back_and_plain_numbers_pass(service):
-    slow = [item(tagged(rf"\sqrt{{{i}}}"), item_id=str(i)) for i in range(1023)]
+    slow = [hard(i, item_id=str(i)) for i in range(1023)]
     first = asyncio.create_task(score(service, item(tagged(ENDLESS)), *slow))
     await until(lambda: service.pool.waiting >= 1000)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await score(service, item(tagged(r"\sqrt{64}")))
+        await score(service, hard(103))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert retry_delay(caught.value) > 0
     (quick,) = await score(service, item(tagged("8")), timeout=DEADLINE_SECONDS)
     assert quick.score.reward == 10.0
     first.cancel()
     await until(lambda: service.pool.waiting == service.pool.busy == 0)
-    (result,) = await score(service, item(tagged(r"\sqrt{64}")))
+    (result,) = await score(service, hard(104))
     assert result.score.reward == 10.0
 
 
 async def test_what_is_not_done_at_the_end_is_told(service):
-    await score(service, item(tagged(r"\sqrt{64}")))
+    await score(service, hard(105))
     call = service.stub.ScoreStream(timeout=TIMEOUT)
     await call.write(requests(item(tagged(ENDLESS), item_id="long"))[0])
     await until(lambda: service.pool.busy == 1)
@@ -242,17 +242,17 @@ async def test_strange_texts_are_survived(service):
 
 
 async def test_a_flood_of_one_run_does_not_keep_another_waiting(service):
-    await score(service, item(tagged(r"\sqrt{64}")))
+    await score(service, hard(106))
     flood = service.stub.ScoreStream(timeout=TIMEOUT)
     for i in range(1500):  # more than the room's half: the stream is not read to its end
-        one = item(tagged(rf"\sqrt{{{i}}}+{i}"), item_id=str(i), run_id="flood")
+        one = hard(i, item_id=str(i), run_id="flood")
         writing = asyncio.ensure_future(flood.write(requests(one)[0]))
         await asyncio.wait((writing,), timeout=0.05)
         if not writing.done():
             break
     await until(lambda: service.pool.waiting >= 100)
     before = service.pool.waiting
-    small = [item(tagged(rf"\sqrt{{{i * i}}}"), str(i), item_id=str(i), run_id="small") for i in range(11, 21)]
+    small = [hard(i, item_id=str(i), run_id="small") for i in range(5000, 5010)]
     results = await score(service, *small)
     assert [result.score.reward for result in results] == [10.0] * 10
     assert service.pool.waiting >= before - 100  # the flood was not served first
@@ -261,7 +261,7 @@ async def test_a_flood_of_one_run_does_not_keep_another_waiting(service):
 
 
 async def test_the_deadline_of_a_call_ends_its_work(service):
-    await score(service, item(tagged(r"\sqrt{64}")))
+    await score(service, hard(107))
     (victim,) = service.pool.pids
     began = time.perf_counter()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -275,8 +275,7 @@ async def test_the_deadline_of_a_call_ends_its_work(service):
 async def test_work_of_a_cancelled_call_is_gone_within_a_fifth_of_a_second(service):
     needed = []
     for _ in range(3):
-        await score(service, item(tagged(r"\sqrt{64}")), item(tagged(r"\sqrt{81}"), "9", item_id="b"))
-        await score(service, item(tagged(rf"\sqrt{{{len(needed)}}}")))  # the fresh worker serves
+        await score(service, hard(len(needed)))  # the fresh worker serves
         (victim,) = service.pool.pids
         call = service.stub.ScoreStream(timeout=TIMEOUT)
         await call.write(requests(item(tagged(ENDLESS)))[0])
@@ -291,13 +290,12 @@ async def test_work_of_a_cancelled_call_is_gone_within_a_fifth_of_a_second(servi
 
 
 async def test_a_message_of_several_items_is_answered_as_they_complete(service):
-    await score(service, item(tagged(r"\sqrt{64}")))
+    await score(service, hard(108))
     call = service.stub.ScoreStream(timeout=TIMEOUT)
     quick = [item(tagged("8"), item_id=f"quick-{i}") for i in range(300)]
     bad = item("8", verifier="boxd", item_id="bad")
     slow = item(tagged(ENDLESS), item_id="slow")
-    hard = item(tagged(r"\sqrt{49}"), "7", item_id="hard")
-    await call.write(reward_pb2.ScoreStreamRequest(items=[slow, *quick, bad, hard]))
+    await call.write(reward_pb2.ScoreStreamRequest(items=[slow, *quick, bad, hard(item_id="hard")]))
     await call.write(requests(item(tagged("9"), item_id="alone"))[0])
     await call.done_writing()
     messages = [message async for message in call]

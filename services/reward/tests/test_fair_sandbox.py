@@ -1,0 +1,97 @@
+"""Slots of the sandbox go to runs in turn, and waiting for one is never held against a program."""
+
+import asyncio
+
+import pytest
+from quartet.v1 import reward_pb2
+from reward_samples import spec
+
+from quartet_reward.failures import VerifierFailure
+from quartet_reward.fair_queue import CURRENT_RUN
+from quartet_reward.fair_sandbox import FairSandbox
+from quartet_reward.math_equality import MathEquality
+from quartet_reward.registry import load_verifiers
+from quartet_reward.sandbox.api import Ending, Execution, Job, SandboxUnavailable
+from quartet_reward.scoring import Scorer
+from quartet_reward.specs import SpecReader
+from quartet_reward.verifiers.base import Tools
+
+
+class SlowSandbox:
+    """Every execution takes `seconds`, of which the program says that it took a hundredth, and prints its input."""
+
+    mode = "test"
+
+    def __init__(self, seconds: float):
+        self.seconds = seconds
+        self.running = self.most = 0
+
+    async def run(self, job: Job) -> Execution:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await asyncio.sleep(self.seconds)
+        finally:
+            self.running -= 1
+        return Execution(Ending.EXITED, 0, None, job.stdin, b"", b"", 0.0, self.seconds / 100, 0, self.mode)
+
+    async def run_judged(self, judge: Job, candidate: Job) -> tuple[Execution, Execution]:
+        return await self.run(judge), await self.run(candidate)
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_a_flood_of_programs_of_one_run_does_not_keep_another_waiting():
+    inner = SlowSandbox(0.01)
+    sandbox = FairSandbox(inner, 2, 60.0)
+
+    async def score(run: str) -> None:
+        CURRENT_RUN.set(run)
+        await sandbox.run(Job("script", b""))
+
+    flood = [asyncio.create_task(score("flood")) for _ in range(200)]
+    await asyncio.sleep(0.05)
+    await asyncio.gather(*(asyncio.create_task(score("small")) for _ in range(5)))
+    done = sum(task.done() for task in flood)
+    assert done < 60 and inner.most == 2
+    for task in flood:
+        task.cancel()
+    await asyncio.gather(*flood, return_exceptions=True)
+    assert sandbox.waiting == 0
+    await asyncio.gather(sandbox.run(Job("script", b"")), sandbox.run(Job("script", b"")))  # no slot was lost
+
+
+async def test_waiting_for_a_slot_is_no_time_of_the_programs():
+    sandbox = FairSandbox(SlowSandbox(0.1), 2, 60.0)
+    scorer = Scorer(SpecReader(load_verifiers()), Tools(MathEquality(None), sandbox))
+    cases = [reward_pb2.TestCase(input=str(i), output=str(i)) for i in range(5)]
+    item = reward_pb2.ScoreItem(
+        item_id="a",
+        completion="```python\nprint(input())\n```",
+        reference=reward_pb2.Reference(test_cases=cases),
+        verifiers=[spec("code", total_seconds=0.2)],
+    )
+    busy = [asyncio.create_task(sandbox.run(Job("script", b""))) for _ in range(10)]
+    await asyncio.sleep(0)
+    result = await scorer.score(item, scorer.read(item, "item"))()
+    assert result.score.outcome == reward_pb2.OUTCOME_CORRECT, result
+    # It waited about a second for others; what it needed itself is what is told.
+    assert 0.4 <= result.score.elapsed.ToMilliseconds() / 1000 < 0.9
+    await asyncio.gather(*busy)
+
+
+async def test_no_slot_is_a_failure_and_never_a_verdict():
+    sandbox = FairSandbox(SlowSandbox(5.0), 2, 0.05)
+    busy = [asyncio.create_task(sandbox.run(Job("script", b""))) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(SandboxUnavailable, match="no slot became free"):
+        await sandbox.run_judged(Job("judge", b""), Job("candidate", b""))
+    waiting = asyncio.create_task(sandbox.run(Job("script", b"")))
+    await asyncio.sleep(0)
+    await sandbox.close()
+    with pytest.raises(VerifierFailure) as caught:
+        await waiting
+    assert caught.value.kind == reward_pb2.FAILURE_KIND_SHUT_DOWN
+    for task in busy:
+        task.cancel()
