@@ -122,12 +122,14 @@ class Bell:
             self.listening.set()
             self._wake_all(missed=True)
         elif message["type"] == "pmessage":
-            topic, _, details = message["data"].decode().partition(" ")
-            ids = json.loads(details) if details else ()
             run_id = keys.run_of_bell(message["channel"].decode())
-            for waiter in tuple(self._waiters.get(run_id, ())):
-                if topic in waiter.topics or topic == EVERYONE:
-                    waiter.ring(ids)
+            waiters = tuple(self._waiters.get(run_id, ()))
+            for line in message["data"].decode().split("\n"):
+                topic, _, details = line.partition(" ")
+                ids = json.loads(details) if details else ()
+                for waiter in waiters:
+                    if topic in waiter.topics or topic == EVERYONE:
+                        waiter.ring(ids)
 
     def _wake_all(self, missed: bool) -> None:
         for waiters in tuple(self._waiters.values()):

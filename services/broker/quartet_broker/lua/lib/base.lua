@@ -27,21 +27,13 @@ local function now()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Counts change once, when the script ends: `finish` (scripts.py calls it) writes what came together.
+-- Counts change once, when the script ends, and the bell is rung once: `finish` below, which scripts.py calls.
 local tallies = { [STATS] = {}, [PASSES] = {} }
+local rings, rung_for = {}, {} -- topics; ids of instances that have a result
 local function tally(hash, name, by) tallies[hash][name] = (tallies[hash][name] or 0) + by end
 local function count(name, by) tally(STATS, name, by) end
 local function gauge(name) return tonumber(call('HGET', STATS, name) or 0) + (tallies[STATS][name] or 0) end
 local function number(name) return tonumber(call('HGET', RUN, name)) end
-local function finish(reply)
-  for hash, names in pairs(tallies) do
-    for name, by in pairs(names) do
-      if by ~= 0 then call('HINCRBY', hash, name, by) end
-    end
-  end
-  return reply
-end
-
 -- One command with many arguments, in portions that fit.
 local function call_many(command, key, arguments)
   for first = 1, #arguments, MOST_ARGUMENTS do
@@ -55,9 +47,11 @@ local function unlink_all(keys)
   end
 end
 
--- Wakes those who wait for `topic` in any broker process.
-local function ring(topic) call('PUBLISH', P .. 'bell', topic) end
-local function ring_results(ids) ring('result ' .. cjson.encode(ids)) end
+-- Wakes those who wait for `topic` in any broker process, when the script ends.
+local function ring(topic) rings[topic] = true end
+local function ring_results(ids)
+  for _, id in ipairs(ids) do table.insert(rung_for, id) end
+end
 
 local function emit(...)
   local id = call('XADD', P .. 'events', 'MAXLEN', '~', EVENTS_KEPT, '*', ...)
@@ -73,4 +67,18 @@ local function even_when_full() call('PERSIST', RUN) end
 local function run_state()
   local state = call('HGET', RUN, 'state')
   return state ~= 'DELETING' and state
+end
+
+-- Writes and tells what came together in a script. Returns the script's answer.
+local function finish(reply)
+  for hash, names in pairs(tallies) do
+    for name, by in pairs(names) do
+      if by ~= 0 then call('HINCRBY', hash, name, by) end
+    end
+  end
+  local message = {}
+  for topic in pairs(rings) do table.insert(message, topic) end
+  if #rung_for > 0 then table.insert(message, 'result ' .. cjson.encode(rung_for)) end
+  if #message > 0 then call('PUBLISH', P .. 'bell', table.concat(message, '\n')) end
+  return reply
 end
