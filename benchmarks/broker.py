@@ -8,6 +8,9 @@ fixed number of groups from the first put to the last commit.
 First peer: redis-py in two processes of the same shape, with the same encoding and decoding and as many groups a call
 (`broker_sides.py`): no gRPC, no deduplication, no manifests, no staleness. The ratio is the price of these.
 
+The limit: a relay, a gRPC server that only passes the same bytes on to Redis and from it (`broker_relay.py`). Its own
+rate beside redis-py's is the price of gRPC in Python; ours beside its is the price of all that the broker does.
+
 Other peers: Ray, which keeps everything in memory (`broker_ray.py`): ColossalChat's queue, and an actor call with torch
 tensors and with numpy arrays, at one group a message; and, since batching is open to Ray too, the queue at the 8
 prompts a message that ColossalChat has by default, and numpy at as many a call as ours. The queue knows padded groups
@@ -28,10 +31,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+import grpc
 from broker_load import create_run, submit
 from broker_town import cpu_seconds, listener, redis_server
 from groups import SHAPES
-from measuring import ENVIRONMENTS, ROOT, Figure, Side, report, service
+from measuring import ENVIRONMENTS, ROOT, START_SECONDS, Figure, Side, free_port, process, report, service
+
+from quartet_common.channel import connect_sync
 
 BATCHES = (32, 128)  # groups a step and a call; the Ray peers, which know no batches, run beside the first
 COMMIT_EVERY = 4
@@ -48,8 +54,10 @@ RAY = {
     "ray-numpy": ("numpy", 1),
     "ray-numpy-32": ("numpy", 32),
 }
+RELAY = "a bare gRPC relay to the same Redis"
 PEERS = {
     "redis": "redis-py, the same Redis",
+    "relay": RELAY,
     "ray-queue": "ColossalChat's queue on Ray, 1 group a message",
     "ray-queue-8": "ColossalChat's queue on Ray, 8 groups a message",
     "ray-torch": "Ray actor call, torch, 1 group a call",
@@ -118,13 +126,30 @@ class Setting:
         url, redis = stack.enter_context(redis_server(folder))
         address = stack.enter_context(service("broker", folder, [f"broker.redis_url={url}"]))
         self._processes = {"broker": listener(address), "redis": redis}
+        relay = self._start_relay(url, stack) if "relay" in options.variants else ""
         self.ray = ray_side(folder, stack) if set(options.variants) & set(RAY) else None
         self.settings = {
             "address": address,
             "redis_url": url,
+            "relay": relay,
             "in_flight": options.in_flight,
             "commit_every": COMMIT_EVERY,
         }
+
+    def _start_relay(self, redis_url: str, stack: contextlib.ExitStack) -> str:
+        port = free_port()
+        program = str(Path(__file__).with_name("broker_relay.py"))
+        command = [str(ENVIRONMENTS / "broker" / "bin" / "python"), program, str(port), redis_url]
+        log = self.folder / "relay.log"
+        stack.enter_context(process(command, log))
+        address = f"127.0.0.1:{port}"
+        with connect_sync(address) as channel:
+            try:
+                grpc.channel_ready_future(channel).result(START_SECONDS)
+            except grpc.FutureTimeoutError:
+                raise RuntimeError(f"the relay does not serve: {log.read_text()[-2000:]}") from None
+        self._processes["relay"] = listener(address)
+        return address
 
     def cpu(self) -> dict[str, float]:
         """Return the CPU seconds that broker and Redis have used."""
@@ -141,7 +166,7 @@ class Setting:
                 if shape == "padded" or RAY[variant][0] != "queue":  # ColossalChat's way knows padded groups alone
                     sides.append(RaySide(self.ray, variant, shape))
             else:
-                run_id = run if variant == "ours" else f"peer:{run}"
+                run_id = run if variant == "ours" else f"{variant}:{run}"
                 settings = {"shape": shape, "run_id": run_id, "groups_per_step": batch, "per_call": batch}
                 settings |= self.settings
                 sides.append(Sides(variant, settings, self.folder, stack))
@@ -198,6 +223,9 @@ def compare(rates: dict[tuple[str, int], dict[str, float]]) -> list[Figure]:
     figures = []
     for (shape, batch), measured in rates.items():
         name = f"broker: {shape} groups, {batch} a call, arrays to arrays"
+        if {"relay", "redis"} <= measured.keys():
+            limit = f"broker: {shape} groups, {batch} a call, {RELAY}"
+            figures.append(Figure(limit, "groups/s", measured["relay"], measured["redis"], PEERS["redis"], "higher"))
         for variant in measured:
             if variant != "ours":
                 figures.append(Figure(name, "groups/s", measured["ours"], measured[variant], PEERS[variant], "higher"))

@@ -1,8 +1,8 @@
 """One process of the broker benchmark: `broker_sides.py VARIANT ROLE`, settings and rounds as JSON lines on its input.
 
-VARIANT is `ours` or `redis`, ROLE `producer` or `consumer`. The first line of input holds the settings, each later one
-is a round: how many groups to publish or to take; the producer hears with one line more that all were taken. It answers
-{"ready": true} to the settings, and at the end of each round
+VARIANT is `ours`, `redis` or `relay`, ROLE `producer` or `consumer`. The first line of input holds the settings, each
+later one is a round: how many groups to publish or to take; the producer hears with one line more that all were taken.
+It answers {"ready": true} to the settings, and at the end of each round
 
     at         when the first put began (producer), or when the last group was committed (consumer); time.monotonic()
     cpu        seconds of CPU that this process used in the round
@@ -11,19 +11,25 @@ is a round: how many groups to publish or to take; the producer hears with one l
 The peer, redis-py in the same Redis: the producer adds the same bytes to a stream, as many a pipeline as ours has in a
 call; the consumer reads as many at once by a consumer group, decodes them with the same function, acknowledges and
 deletes them. It is the least that durable, acknowledged delivery over this Redis can cost.
+
+The relay (`broker_relay.py`): the same through a gRPC server that does nothing but pass bytes on; the producer has as
+many calls under way as ours. It is the least that any gRPC broker in Python can cost.
 """
 
 import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import broker_relay
+import grpc
 import redis
 from broker_load import Produced, Rollout, Trainer, decode_group, encode_group, flatten
 from groups import checksum, make_groups
 
 from quartet_common.allocator import keep_freed_memory
+from quartet_common.channel import channel_options, connect_sync
 
 DISTINCT = 64  # groups made beforehand; the n-th group sent is the (n mod DISTINCT)-th of them
 BLOCK_MS = 30_000
@@ -115,6 +121,47 @@ def consume_redis(settings: dict) -> None:
     consume_rounds(take, consume)
 
 
+async def produce_relay(settings: dict) -> None:
+    async with grpc.aio.insecure_channel(settings["relay"], options=channel_options()) as channel:
+        put = channel.unary_unary(f"/{broker_relay.SERVICE}/Put")
+        groups, stream = make_groups(settings["shape"], DISTINCT), settings["run_id"].encode()
+        answer({"ready": True})
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            request, cpu = json.loads(line), time.process_time()
+            began = time.monotonic()
+            starts = iter(range(0, request["groups"], settings["per_call"]))
+
+            async def work(starts: Iterator[int], count: int) -> None:
+                for start in starts:
+                    end = min(count, start + settings["per_call"])
+                    parts = (encode_group(groups[n % DISTINCT]) for n in range(start, end))
+                    await put(broker_relay.pack((stream, *parts)), timeout=BLOCK_MS / 1000)
+
+            await asyncio.gather(*(work(starts, request["groups"]) for _ in range(settings["in_flight"])))
+            await asyncio.to_thread(sys.stdin.readline)
+            answer({"at": began, "cpu": time.process_time() - cpu})
+
+
+def consume_relay(settings: dict) -> None:
+    stream = settings["run_id"].encode()
+    with redis.Redis.from_url(settings["redis_url"]) as client:
+        client.xgroup_create(stream, GROUP, mkstream=True)
+    take = Take()
+    with connect_sync(settings["relay"]) as channel:
+        ask = channel.unary_unary(f"/{broker_relay.SERVICE}/Take")
+        request = broker_relay.pack((stream, str(settings["per_call"]).encode()))
+
+        def consume(count: int) -> float:
+            while count > 0:
+                groups = broker_relay.unpack(ask(request, timeout=BLOCK_MS / 1000))
+                for group in groups:
+                    take(group)
+                count -= len(groups)
+            return time.monotonic()
+
+        consume_rounds(take, consume)
+
+
 def consume_rounds(take: Take, consume: Callable[[int], float]) -> None:
     answer({"ready": True})
     for line in sys.stdin:
@@ -141,6 +188,10 @@ def main() -> None:
             produce_redis(settings)
         case "redis", "consumer":
             consume_redis(settings)
+        case "relay", "producer":
+            asyncio.run(produce_relay(settings))
+        case "relay", "consumer":
+            consume_relay(settings)
         case _:
             raise SystemExit(f"no side is called '{variant} {role}'")
 
