@@ -1,0 +1,140 @@
+"""Which of a completion's statements is its answer."""
+
+import time
+
+import pytest
+from quartet.v1 import reward_pb2
+from reward_samples import item, spec
+
+from quartet_reward.final_answer import ReadingPolicy, final_answer, reference_answer
+from quartet_reward.math_equality import MathEquality
+from quartet_reward.registry import load_verifiers
+from quartet_reward.specs import SpecReader
+from quartet_reward.verifiers.base import Tools, Verdict
+from quartet_reward.worker_pool import Limits, WorkerPool
+
+CORRECT, INCORRECT = reward_pb2.OUTCOME_CORRECT, reward_pb2.OUTCOME_INCORRECT
+MALFORMED = reward_pb2.OUTCOME_MALFORMED
+ANYWHERE = ReadingPolicy()
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        # tags, then boxes, then prose
+        (r"<answer>5</answer> \boxed{6} The answer is 7.", "5"),
+        (r"<answer>The answer is $x = 5$.</answer>", "x = 5"),
+        (r"<answer>\boxed{5}</answer>", "5"),
+        (r"The answer is 7, so \boxed{6}", "6"),
+        # several boxes
+        (r"\boxed{5} no, wait. \boxed{6}", "6"),
+        (r"\boxed{1}, \boxed{2} and \boxed{3}", "1, 2, 3"),
+        (r"\[ \boxed{-2} \quad \text{and} \quad \boxed{1}. \]", "-2, 1"),
+        (r"\boxed{1} papers and \boxed{2} bins", "1, 2"),
+        (r"\boxed{1} no no no no no \boxed{2}", "2"),
+        (r"So \boxed{8}. **Final Answer** \boxed{8}", "8"),
+        (r"\boxed{8} \boxed{8}", "8"),
+        (r"so = \boxed{255} in half a year. Final Answer: The final answer is $10,455$.", "10,455"),
+        (r"$\\boxed{\\frac{1}{2}}$", r"\frac{1}{2}"),
+        # prose
+        ("The answer is 8.", "8"),
+        ("Answer: 8", "8"),
+        ("**Answer:** 1,000 apples", "1,000"),
+        ("the number is not 10 which is 1,000.99€", "1,000.99"),
+        ("Soucis : 2,74 $ a..", "2,74"),
+        ("Final Answer: The largest $n$ is 34.", "34"),
+        ("The volume of $ABCDEFGH$ is $5 \\times 6$.", "5 \\times 6"),
+        ("Final Answer: The final answer is $[0, 1)$. I hope it is correct.", "[0, 1)"),
+        (r"Therefore $x \geq 5$ is the solution.", r"x \geq 5"),
+        ("The roots are $x=1$ and $x=2$.", "x=1, x=2"),
+        (r"The identity is \[ x + 1 \]", "x + 1"),
+        ("it costs $7.78 for her. Final Answer: The final answer is 7.78.", "7.78"),
+        ("The answer is 28 percent.", r"28\%"),
+        ("It is 5 km away.", r"5 \text{ km}"),
+        ("The answer is east.", "east"),
+        ("The answer is 3/4.", "3/4"),
+        ("The answer is 2 + 3*4.", "2 + 3*4"),
+        ("x=3", "x=3"),
+        # nothing
+        ("", None),
+        ("I do not know.", None),
+        ("AZYUK2A", None),
+        ("answer: 8*(lambda: exit())()", None),
+    ],
+)
+def test_the_answer_is_found(text, answer):
+    assert final_answer(text, ANYWHERE) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "policy", "answer"),
+    [
+        (r"\boxed{1}, \boxed{2}", ReadingPolicy(boxes="last"), "2"),
+        (r"<answer>5</answer> \boxed{6}", ReadingPolicy(answer_in="box"), "6"),
+        (r"\boxed{6}", ReadingPolicy(answer_in="answer_tags"), None),
+        (r"\boxed{6}, so the answer is 7.", ReadingPolicy(answer_in="prose"), "7"),
+        ("the answer is 7", ReadingPolicy(answer_in="box"), None),
+        ("The answer is 7.", ReadingPolicy(prose="formulas"), None),
+        ("The answer is $7$, not 8.", ReadingPolicy(prose="formulas"), "7"),
+        ("Answer $ \n 9 \n $", ReadingPolicy(prose="formulas"), None),
+        ("The answer is (B).", ReadingPolicy(choices=("A", "B")), "B"),
+        (r"\boxed{\text{(C)}}", ReadingPolicy(choices=("A", "B", "C")), "C"),
+        ("B. Because A is not valid", ReadingPolicy(choices=("A", "B")), "B"),
+        ("All Beginnings are hard", ReadingPolicy(choices=("A", "B")), None),
+    ],
+)
+def test_a_policy_says_where_the_answer_stands(text, policy, answer):
+    assert final_answer(text, policy) == answer
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer"),
+    [
+        ("8", "8"),
+        ("5 km", "5 km"),
+        (r"\frac{1}{2}", r"\frac{1}{2}"),
+        (r"We see that $x = 3$, so \boxed{9} it is.", "9"),
+        ("$1$ and $2$ and $3$", "1, 2, 3"),
+        ("$125$ miles", r"125"),
+        (r"$\\boxed{35 cm} ++++++ \\boxed{4}$", "35 cm, 4"),
+        ("The midpoints form a regular hexagon", "The midpoints form a regular hexagon"),
+    ],
+)
+def test_a_reference_may_be_a_worked_solution(reference, answer):
+    assert reference_answer(reference, ANYWHERE) == answer
+
+
+@pytest.mark.parametrize(
+    "text", ["answer is $" * 90_000, "1 234" * 200_000, r"\boxed{" * 150_000, "$" * 1_000_000, "is " * 300_000]
+)
+def test_a_megabyte_is_read_in_linear_time(text):
+    began = time.perf_counter()
+    final_answer(text, ANYWHERE)
+    assert time.perf_counter() - began < 3
+
+
+def scored(completion: str, answer: str = "8", **parameters) -> tuple[float, int]:
+    one = item(completion, answer, verifiers=[spec("math", **parameters)])
+    bound = SpecReader(load_verifiers()).read(one.verifiers[0], "item.verifiers[0]")
+    found = bound.verifier.verify(
+        one, bound.parameters, Tools(MathEquality(WorkerPool(1, Limits(1.0, 1 << 30, 1, 1.0))))
+    )
+    assert isinstance(found, Verdict)
+    return found.reward, found.outcome
+
+
+def test_the_verifier_pays_for_the_right_answer_wherever_it_stands():
+    assert scored("<think>9</think><answer>8</answer>") == (10.0, CORRECT)
+    assert scored(r"<think>\boxed{9}</think> so \boxed{8}<|im_end|>") == (10.0, CORRECT)
+    assert scored("The answer is 8.", correct_reward=1) == (1.0, CORRECT)
+    assert scored("The answer is 9.", format_reward=0.5) == (0.5, INCORRECT)
+
+
+@pytest.mark.parametrize("completion", [r"<think>\boxed{8}</think>", "<think>The answer is 8.", "I do not know.", ""])
+def test_what_is_only_thought_is_not_answered(completion):
+    assert scored(completion) == (0.0, MALFORMED)
+
+
+def test_a_choice_needs_no_worker():
+    assert scored("The answer is B.", r"\text{(B)}", choices=["A", "B"]) == (10.0, CORRECT)
+    assert scored("The answer is B.", "(A)", choices=["A", "B"]) == (0.0, INCORRECT)
