@@ -1,0 +1,78 @@
+"""A user's own verifier: a distribution as an installer leaves it, found by its entry point, served over a socket."""
+
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from quartet.v1 import reward_pb2
+from reward_samples import item, spec, tagged
+
+from quartet_common.config import ConfigError, load_config
+from quartet_reward.config import RewardSection
+from quartet_reward.math_equality import MathEquality
+from quartet_reward.registry import load_verifiers
+from quartet_reward.scoring import Scorer
+from quartet_reward.serving import preflight
+from quartet_reward.specs import SpecReader
+from quartet_reward.verifiers.base import Tools
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "reward.md"
+
+
+def example() -> str:
+    """The verifier that the docs show."""
+    blocks = DOCS.read_text().split("```python\n")[1:]
+    return next(block.partition("```")[0] for block in blocks if "class Polite:" in block)
+
+
+def install(folder: Path, monkeypatch, source: str) -> None:
+    """Leave what an installer leaves: a module, its metadata and its entry points, on the path."""
+    (folder / "my_package.py").write_text(source)
+    information = folder / "my_package-1.0.dist-info"
+    information.mkdir(exist_ok=True)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[quartet.verifiers]\npolite = my_package:Polite\n")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "my_package", raising=False)
+    assert metadata.version("my-package") == "1.0"
+
+
+@pytest_asyncio.fixture
+async def polite(tmp_path, monkeypatch):
+    """The docs' example is installed before the service starts."""
+    install(tmp_path, monkeypatch, example())
+
+
+async def test_the_docs_example_is_served_with_its_parameters_beside_others(polite, service):
+    one = item(
+        tagged("8", thought="please let me think"),
+        verifiers=[spec("polite", weight=0.5, reward=3.0), spec("think_answer_tags", correct_reward=1.0)],
+    )
+    other = item(tagged("8"), item_id="b", verifiers=[spec("polite")])
+    response = await service.stub.Score(reward_pb2.ScoreRequest(items=[one, other]), timeout=60)
+    kind, rude = (result.score for result in response.results)
+    assert kind.reward == 2.5 and kind.ans_acc == 1.0 and "please" in kind.verifiers[0].reason
+    assert rude.reward == 0.0 and rude.outcome == reward_pb2.OUTCOME_INCORRECT
+    listed = await service.stub.ListVerifiers(reward_pb2.ListVerifiersRequest(), timeout=60)
+    assert "polite" in [info.name for info in listed.verifiers]
+
+
+def test_a_run_that_names_it_is_checked_before_the_start(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, example())
+    config = load_config("reward", RewardSection, overrides=["run.verifiers=[{name='polite'}]"])
+    assert "polite" in preflight(config)["verifiers"]
+    config = load_config("reward", RewardSection, overrides=["run.verifiers=[{name='polite', parameters={x=1}}]"])
+    with pytest.raises(ConfigError, match="parameters of 'polite': reward"):
+        preflight(config)
+
+
+async def test_one_that_raises_is_a_failure_and_never_a_number(tmp_path, monkeypatch):
+    source = example().replace('if "please" in', 'raise RuntimeError("no idea")\n        if "please" in')
+    install(tmp_path, monkeypatch, source)
+    scorer = Scorer(SpecReader(load_verifiers()), Tools(MathEquality(None)))
+    one = item("please", verifiers=[spec("polite")])
+    result = scorer.score(one, scorer.read(one, "item"))
+    assert result.failure.kind == reward_pb2.FAILURE_KIND_VERIFIER_CRASHED and result.failure.retryable
+    assert "'polite' raised RuntimeError: no idea" in result.failure.message
