@@ -4,6 +4,7 @@ The guards decide what math-verify decides wrong: right-hand sides taken for the
 brackets that differ in kind, units that differ, numbers that differ by less than its rounding.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -44,6 +45,8 @@ _EXTRACTION = [
 ]
 # Math-verify's own reading of whole completions, for those who compare with its figures.
 _UNGUARDED = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
+_DELIMITED = re.compile(r"\$|\\boxed|\\\(|\\\[")
+_FIGURES = re.compile(r"[-+\d.,\s]+")
 # Time and memory are the service's to limit, by killing this process: math-verify's own alarms cannot stop what hangs.
 _NO_ALARM = None
 _COMMA = frozenset([","])
@@ -182,6 +185,10 @@ def _elements(reference: str, answer: str) -> Comparison | tuple[list[str], list
         bare = split_outside_brackets(without_group(answer), _COMMA)
         if len(bare) == len(reference_list[1]):
             return reference_list[1], bare
+    elif answer_list and answer_list[0] == "()":
+        bare = split_outside_brackets(without_group(reference), _COMMA)
+        if len(bare) == len(answer_list[1]):
+            return bare, answer_list[1]
     return None
 
 
@@ -209,6 +216,8 @@ def _compare_unguarded(
     reference: str, completion: str, reference_was_read: Callable[[], None], policy: EqualityPolicy
 ) -> Comparison:
     targets = _UNGUARDED[:1] if policy.formulas_only else _UNGUARDED
+    if not _DELIMITED.search(reference) and not _FIGURES.fullmatch(reference):
+        reference = f"${reference}$"  # as those do who call math-verify with a bare reference
     gold = parse(reference, targets, parsing_timeout=_NO_ALARM)
     if not gold:
         raise BadReference(f"math-verify finds no answer in '{_short(reference)}'")
