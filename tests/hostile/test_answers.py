@@ -40,14 +40,15 @@ async def running() -> AsyncIterator[Running]:
     settings = ["addresses.reward=127.0.0.1:0", f"reward.deadline_seconds={DEADLINE_SECONDS}"]
     config = load_config("reward", RewardSection, overrides=[*settings, f"reward.workers={WORKERS}"])
     host = ServiceHost("reward", config.addresses.reward, config.security, config.server)
-    pool = assemble(config, host)
-    pool.start()
+    resources = assemble(config, host)
+    pool = resources.mathematics
+    await resources.start()
     await host.start()
     async with grpc.aio.insecure_channel(host.address) as channel:
         yield Running(reward_pb2_grpc.RewardServiceStub(channel), pool)
     await host.drain()
     victims = pool.pids
-    await pool.close()
+    await resources.close()
     assert not any(os.path.exists(f"/proc/{pid}") for pid in victims)
 
 
