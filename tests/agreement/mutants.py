@@ -1,6 +1,7 @@
 """Programs that are slightly wrong, and what plain Python says of them."""
 
 import ast
+import math
 import os
 import random
 import resource
@@ -11,6 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 _MEMORY_BYTES = 512 << 20
+# On a machine that is busy with other things, processor time says what wall time does not.
+_WALL_PER_CPU = 20
+# Some tests use it without importing it.
+_PRELUDE = "import math\n"
 _OPERATORS: dict[type, type] = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
@@ -93,7 +98,10 @@ def _change(node: ast.AST) -> str:
 
 
 def plain_verdicts(programs: Sequence[tuple[str, str, str]], seconds: float) -> list[bool]:
-    """Return whether each (program, test, entry point) runs to its end in a Python process of its own."""
+    """Return whether each (program, test, entry point) runs to its end in a Python process of its own.
+
+    `seconds`: processor time that each has.
+    """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(lambda program: _plain_verdict(*program, seconds), programs))
 
@@ -104,11 +112,11 @@ def _plain_verdict(source: str, test: str, entry_point: str, seconds: float) -> 
     try:
         done = subprocess.run(
             command,
-            input=f"{source}\n\n{test}{call}".encode(),
+            input=f"{_PRELUDE}{source}\n\n{test}{call}".encode(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=seconds,
-            preexec_fn=_limit,
+            timeout=_WALL_PER_CPU * seconds,
+            preexec_fn=lambda: _limit(seconds),
             check=False,
         )
     except subprocess.TimeoutExpired:
@@ -116,5 +124,6 @@ def _plain_verdict(source: str, test: str, entry_point: str, seconds: float) -> 
     return done.returncode == 0
 
 
-def _limit() -> None:
+def _limit(seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, 2 * (math.ceil(seconds),))

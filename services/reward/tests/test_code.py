@@ -80,7 +80,7 @@ async def test_programs_that_read_standard_input(sandbox, program, outcome, reas
         ("def square(n):\n    return (", NOT_COMPILED, "SyntaxError"),
         ("def square(n):\n    raise ValueError('no')", RAISED, "the program raised ValueError: no in line 2"),
         ("def square(n):\n    return square(n)", RAISED, "RecursionError"),
-        ("def other(n):\n    return n", RAISED, "has no 'square'"),
+        ("def other(n):\n    return n", RAISED, "does not define 'square'"),
         ("1 / 0", RAISED, "the program raised ZeroDivisionError"),
         ("def square(n):\n    while True: pass", TIMED_OUT, "did not answer in time"),
         ("while True: pass", TIMED_OUT, "did not answer in time"),

@@ -53,11 +53,16 @@ class _Server:
             return _OPERATIONS[operation](target, *arguments)
         return getattr(self, operation)(*arguments)
 
-    def execute(self) -> None:
+    def begin(self, names: list[str], path: str) -> tuple[dict[str, Any], list[Any]]:
+        """Run the program; return its values of those names that it defines, and what `path` is, if it is anything."""
         exec(self._code, self._names)
-
-    def defined(self, names: list[str]) -> list[str]:
-        return [name for name in names if name in self._names]
+        found = {name: self._names[name] for name in names if name in self._names}
+        if not path:
+            return found, []
+        try:
+            return found, [self.find(path, False)]
+        except (KeyError, AttributeError):
+            return found, []
 
     def find(self, path: str, in_solution: bool) -> Any:
         """`f`, `Solution().f`; with `in_solution`, `f` may be a method of the class Solution."""

@@ -15,7 +15,7 @@ _SHOWN = 120
 
 
 def judge(
-    start: Callable[[], "Program"],
+    program: "Program",
     entry_point: str,
     cases: list[tuple[str, str]],
     arguments: str,
@@ -35,7 +35,7 @@ def judge(
     check = load(checker) if checker else None
     readings = _readings([given for given, _ in cases], arguments)
     expected_results = [_loads(text) for _, text in cases]
-    program = start()
+    program.begin()
     reading = _fitting(readings, program, entry_point, cases[0][0])
     # Some data wraps every result into a list of one.
     wrapped = reading is _list_of_all and all(type(each) is list and len(each) == 1 for each in expected_results)
@@ -64,7 +64,7 @@ def _same(found: Any, allowed: list[Any], tolerance: float, any_order: bool) -> 
 
 
 def _function(program: "Program", entry_point: str) -> Any:
-    function = program.find(entry_point, in_solution=True)
+    function = program.find(entry_point)
     if not callable(function):
         raise Verdict(Finding.RAISED, f"the program's '{entry_point}' is no function")
     return function

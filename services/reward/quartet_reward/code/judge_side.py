@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 from quartet_reward.code import assert_programs, function_cases, report, special_judge
@@ -25,46 +25,55 @@ class Program:
         self._peer = _UnforgivingPeer(self._channel, _serve, JUDGE_PROXIES)
         self._seconds = seconds
         self._last = time.monotonic() + total_seconds
-        self.asked = False
+        self._asked = False
 
-    def start(self) -> None:
-        """Wait until the program is compiled, and run it. Raises Verdict."""
+    def begin(self, names: Collection[str] = (), path: str = "") -> tuple[dict[str, Any], Any]:
+        """Wait until the program is compiled, and run it.
+
+        Returns:
+            What it defines of `names`, and its function `path`: the name of a function, or `Solution().name`.
+
+        Raises:
+            Verdict: it does not compile, raises, or has no such function.
+        """
         self.begin_case()
         message = _or_end(self._channel.receive)
         if message.get("compile_error") is not None:
             raise Verdict(Finding.NOT_COMPILED, str(message["compile_error"]))
         try:
-            self._ask("execute")
+            answer = self._ask("begin", sorted(names), path)
         except MemoryError:
             raise Verdict(Finding.OUT_OF_MEMORY, "the program ran out of memory") from None
         except Exception as error:
             raise Verdict(Finding.RAISED, f"the program raised {_shown(error)}") from None
+        match answer:
+            case (dict(found), [*functions]) if set(found) <= set(names):
+                pass
+            case _:
+                raise Verdict(Finding.WRONG, "the program's process sent what is no answer")
+        if path and not functions:
+            raise Verdict(Finding.RAISED, f"the program does not define '{path}'")
+        self._asked = any(not isinstance(each, Remote) for each in [*found.values(), *functions])
+        return found, functions[0] if path else None
 
     def begin_case(self) -> None:
         """Give the program its time for one more case."""
         self._channel.deadline = min(time.monotonic() + self._seconds, self._last)
 
-    def defined(self, names: list[str]) -> list[str]:
-        """Return which of the names the program defines."""
-        found = self._ask("defined", names)
-        return [name for name in names if type(found) is list and name in found]
-
-    def find(self, path: str, in_solution: bool = False) -> Any:
-        """Return a function of the program, or a constant. Raises Verdict if it has none of this name."""
+    def find(self, path: str) -> Any:
+        """Return the program's function, which may be a method of its class Solution. Raises Verdict if it has none."""
         try:
-            found = self._ask("find", path, in_solution)
+            return self._ask("find", path, True)
         except Exception as error:
             raise Verdict(Finding.RAISED, f"the program has no '{path}': {_shown(error)}") from None
-        self.asked = self.asked or not isinstance(found, Remote)
-        return found
 
     def accepts(self, function: Any, count: int) -> bool:
         """True if the function says that it can be called with so many arguments."""
         return self._ask("accepts", function, count) is True
 
     def was_called(self) -> bool:
-        """True if a test asked anything of what `find` returned."""
-        return self.asked or self._peer.called
+        """True if a test asked anything of the program's objects, or was given values that are none."""
+        return self._asked or self._peer.called
 
     def _ask(self, operation: str, *arguments: Any) -> Any:
         return self._peer.ask(None, operation, *arguments)
@@ -94,11 +103,11 @@ def main(payload: bytes) -> None:
 
 
 def _judge_test_program(seconds: float, total_seconds: float, **task: Any) -> None:
-    assert_programs.judge(lambda: _started(seconds, total_seconds), **task)
+    assert_programs.judge(Program(seconds, total_seconds), **task)
 
 
 def _judge_function_cases(seconds: float, total_seconds: float, **task: Any) -> None:
-    function_cases.judge(lambda: _started(seconds, total_seconds), **task)
+    function_cases.judge(Program(seconds, total_seconds), **task)
 
 
 _KINDS: dict[str, Callable[..., None]] = {
@@ -106,12 +115,6 @@ _KINDS: dict[str, Callable[..., None]] = {
     "function_cases": _judge_function_cases,
     "output": special_judge.judge_output,
 }
-
-
-def _started(seconds: float, total_seconds: float) -> Program:
-    program = Program(seconds, total_seconds)
-    program.start()
-    return program
 
 
 def _serve(target: Any, operation: str, arguments: tuple, named: dict[str, Any]) -> Any:

@@ -1,0 +1,91 @@
+"""Which names a test program uses without defining them, and who is to define them."""
+
+import ast
+import builtins
+import symtable
+import sys
+from dataclasses import dataclass
+
+from quartet_reward.code import usual_imports
+
+_OF_EVERY_MODULE = {"__name__", "__file__", "__doc__"}
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The names of a test program. The first two kinds are never the program's: it may have changed them."""
+
+    modules: set[str]
+    """Modules of the standard library that it uses without importing them."""
+    usual: set[str]
+    """Functions of the standard library that it uses without importing them."""
+    unknown: set[str]
+    """Names that only the program under test can define."""
+    hidden: set[str]
+    """Builtins that it calls, if nothing names a function under test: a program may define one of them."""
+    uncalled: list[str]
+    """Its `check` and `test_…` functions that it does not call itself."""
+
+
+def read_names(source: str, file: str, entry_point: str) -> Names:
+    """Read a test program that compiles."""
+    table = symtable.symtable(source, file, "exec")
+    used, bound = _used_and_bound(table)
+    functions = [each.get_name() for each in table.get_children() if each.get_type() == "function"]
+    outside = used - bound
+    modules = outside & sys.stdlib_module_names - {entry_point}
+    called: set[str] = set()
+    named = entry_point or "check" in functions
+    if modules or not named:  # the tree costs more than all else here
+        uses = _Uses()
+        uses.visit(ast.parse(source))
+        modules -= uses.plainly
+        called = uses.called
+    unknown = {name for name in outside - modules if name == entry_point or not hasattr(builtins, name)}
+    unknown -= _OF_EVERY_MODULE
+    usual = {name for name in unknown - {entry_point} if name in usual_imports.NAMES}
+    # `gcd` is a function of the library, unless nothing else is left that might be under test.
+    usual = usual if entry_point or unknown - usual else set()
+    unknown -= usual
+    return Names(
+        modules,
+        usual,
+        unknown,
+        hidden=set() if named or unknown else {name for name in called & outside if hasattr(builtins, name)},
+        uncalled=[name for name in functions if name not in used and (name == "check" or name.startswith("test_"))],
+    )
+
+
+def _used_and_bound(table: symtable.SymbolTable) -> tuple[set[str], set[str]]:
+    """Names that are read from the module's scope, in it or below, and those that the module binds."""
+    bound = {each.get_name() for each in table.get_symbols() if each.is_assigned() or each.is_imported()}
+    used: set[str] = set()
+    tables = [table]
+    while tables:
+        scope = tables.pop()
+        tables += scope.get_children()
+        for symbol in scope.get_symbols():
+            if symbol.is_referenced() and (scope is table or symbol.is_global()):
+                used.add(symbol.get_name())
+            if symbol.is_assigned() and symbol.is_declared_global():
+                bound.add(symbol.get_name())
+    return used, bound
+
+
+class _Uses(ast.NodeVisitor):
+    def __init__(self) -> None:
+        self.plainly: set[str] = set()
+        """Names that are used otherwise than as `name.attribute`."""
+        self.called: set[str] = set()
+
+    def visit_Name(self, node: ast.Name) -> None:
+        self.plainly.add(node.id)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if not isinstance(node.value, ast.Name):
+            self.visit(node.value)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if isinstance(node.func, ast.Name):
+            self.called.add(node.func.id)
+        self.generic_visit(node)
