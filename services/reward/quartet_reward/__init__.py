@@ -10,6 +10,7 @@ From the call down to the arithmetic:
 - `math_equality`: are two answers equal? `rationals` and `words` decide the plain cases in this process;
   the rest goes to `worker_pool`, whose killable processes (`worker_process`, `frames`) run `worker` → `math_compare`,
   guards around math-verify that know `notation`.
+- `code/`: programs judged by their tests, in the `sandbox/`.
 """
 
 __version__ = "0.1.0"
