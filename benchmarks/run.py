@@ -38,6 +38,8 @@ BENCHMARKS = (
     Benchmark("broker", "dev", 600),
     Benchmark("scale", "dev", 900),
     Benchmark("reward", "reward", 60),
+    Benchmark("code", "reward", 120),
+    Benchmark("sandbox", "reward", 180),
     Benchmark("learner", "trainer", 120),
     Benchmark("weights", "trainer", 120),
     Benchmark("engines", "rollout", 480),

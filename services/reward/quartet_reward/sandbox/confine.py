@@ -23,7 +23,7 @@ from quartet_reward.sandbox.syscalls import (
 )
 
 USER = 1000
-"""The user and group that a program sees itself as."""
+"""The user and group that a program sees itself as; with slots' users, the number before the first slot's."""
 SCRATCH = "/tmp"
 PAIR, REPORT, STATUS, PAYLOAD = 3, 4, 5, 6
 """Descriptors of a program; the last two are closed before it begins, or close themselves."""
@@ -64,22 +64,28 @@ class Confinement:
         none = (ctypes.c_uint32 * 6)()
         self._drop_capabilities = (ctypes.c_long(NUMBERS["capset"]), header, none)
 
-    def enter(self, allowance: Allowance, descriptors: dict[int, int], outer_uid: int) -> None:
-        """Confine this process, the first of its namespaces. `descriptors`: wanted number → number now.
+    def enter(self, allowance: Allowance, descriptors: dict[int, int], slot_uid: int) -> None:
+        """Confine this process, the second of its pid namespace. `descriptors`: wanted number → number now.
+
+        With slots' users it becomes one, and has no capability any more; without, it gives itself a user namespace.
 
         Raises:
             OSError: a fence could not be put up; nothing of the program may run.
         """
-        prctl(PR_SET_DUMPABLE, 1)  # or the files in /proc/self would not be ours
-        self._write("self/setgroups", "deny")
-        self._write("self/uid_map", f"{USER} {outer_uid} 1")
-        self._write("self/gid_map", f"{USER} 0 1")
-        self._write("self/oom_score_adj", "1000")
         inodes = max(64, allowance.scratch_bytes // _BYTES_PER_INODE)
-        options = f"size={allowance.scratch_bytes},nr_inodes={inodes},mode=0700,uid={USER},gid={USER}"
-        os.setresgid(USER, USER, USER)
-        os.setresuid(USER, USER, USER)
+        user = USER + slot_uid
+        if not slot_uid:
+            prctl(PR_SET_DUMPABLE, 1)  # or the files in /proc/self would not be ours
+            self._write("self/setgroups", "deny")
+            self._write("self/uid_map", f"{USER} 0 1")
+            self._write("self/gid_map", f"{USER} 0 1")
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
+        options = f"size={allowance.scratch_bytes},nr_inodes={inodes},mode=0700,uid={user},gid={user}"
         mount("tmpfs", SCRATCH, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options)
+        if slot_uid:
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
         os.chdir(SCRATCH)
         self._close(allowance, descriptors, SCRATCH)
 
@@ -124,16 +130,11 @@ class Confinement:
     def _limit(self, allowance: Allowance) -> None:
         cpu = allowance.cpu_seconds
         for kind, soft, hard in (
-            (resource.RLIMIT_CORE, 0, 0),
             (resource.RLIMIT_CPU, cpu, cpu + 1),
             (resource.RLIMIT_AS, *2 * (self._base_bytes + allowance.memory_bytes - allowance.scratch_bytes,)),
-            (resource.RLIMIT_STACK, _STACK_BYTES, _STACK_BYTES),
             (resource.RLIMIT_NPROC, allowance.processes, allowance.processes),
             (resource.RLIMIT_FSIZE, allowance.file_bytes, allowance.file_bytes),
             (resource.RLIMIT_NOFILE, allowance.open_files, allowance.open_files),
-            (resource.RLIMIT_MEMLOCK, 0, 0),
-            (resource.RLIMIT_MSGQUEUE, 0, 0),
-            (resource.RLIMIT_SIGPENDING, 256, 256),
         ):
             resource.setrlimit(kind, (soft, hard))
 
@@ -142,6 +143,20 @@ def _set_descriptors(wanted: dict[int, int]) -> None:
     """Give each descriptor its number. The fork server holds all these numbers, so none of `wanted` has one now."""
     for number, now in wanted.items():
         os.dup2(now, number, inheritable=number < STATUS)
-    for number in range(PAYLOAD + 1):
+    for number in range(PAIR, PAYLOAD + 1):  # standard input stays as it is, without an end of its own: /dev/null
         if number not in wanted:
             os.close(number)
+
+
+def limit_all() -> None:
+    """Set the limits that are the same for all jobs, for this process and its children."""
+    for kind, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_SIGPENDING, 256),
+        (resource.RLIMIT_STACK, _STACK_BYTES),
+    ):
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (value, value))

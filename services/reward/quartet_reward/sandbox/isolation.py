@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quartet_reward.sandbox import landlock, messages, root
-from quartet_reward.sandbox.confine import Confinement
+from quartet_reward.sandbox.confine import USER, Confinement, limit_all
 from quartet_reward.sandbox.fork_server import Entries, ForkServer, ignore_signals
 from quartet_reward.sandbox.syscalls import (
     LIBC,
@@ -54,11 +54,12 @@ def start(channel: socket.socket, entries: Entries, settings: dict[str, Any]) ->
         # Files are shown before root is given up: some lie in folders that only root may enter.
         call("unshare", NEWNS)
         root.build(settings["packages"])
-        ids = (f"0 {first_uid} {uids}", f"0 {first_uid} 1")
+        both = f"0 {first_uid} 1\n{USER + 1} {first_uid + 1} {uids - 1}"
+        ids = (both, both)
     else:
         ids = (f"0 {os.geteuid()} 1", f"0 {os.getegid()} 1")
     prepare = (lambda: None) if first_uid else (lambda: root.build(settings["packages"]))
-    return in_namespaces(lambda: serve_namespaces(channel, entries, proc, prepare), ids, proc, channel)
+    return in_namespaces(lambda: serve_namespaces(channel, entries, proc, prepare, bool(first_uid)), ids, proc, channel)
 
 
 def in_namespaces(serve: Callable[[], None], ids: tuple[str, str], proc: int, channel: socket.socket) -> int:
@@ -74,6 +75,7 @@ def in_namespaces(serve: Callable[[], None], ids: tuple[str, str], proc: int, ch
                 os.close(mapped)
                 os.setresgid(0, 0, 0)
                 os.setresuid(0, 0, 0)
+                prctl(PR_SET_DUMPABLE, 1)  # until all of /proc/self that is needed has been written
                 serve()
         except BaseException as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
@@ -90,12 +92,14 @@ def in_namespaces(serve: Callable[[], None], ids: tuple[str, str], proc: int, ch
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF
 
 
-def serve_namespaces(channel: socket.socket, entries: Entries, proc: int, prepare: Callable[[], None]) -> None:
+def serve_namespaces(
+    channel: socket.socket, entries: Entries, proc: int, prepare: Callable[[], None], users: bool
+) -> None:
     """Be the fork server, the first process of its namespaces."""
     prepare()
     own_pids = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
-    fences = landlock.Landlock(["/"], list(root.DEVICES)) if landlock.version() else None
-    serve(channel, entries, proc, NamespaceForest(Confinement(proc, fences, own_bytes(proc)[0]), own_pids))
+    fences = landlock.Landlock(["/"], ["/dev/null"]) if landlock.version() else None
+    serve(channel, entries, proc, NamespaceForest(Confinement(proc, fences, own_bytes(proc)[0]), own_pids, users))
 
 
 def serve_users(channel: socket.socket, entries: Entries, proc: int, settings: dict[str, Any]) -> None:
@@ -111,6 +115,9 @@ def serve_users(channel: socket.socket, entries: Entries, proc: int, settings: d
 def serve(channel: socket.socket, entries: Entries, proc: int, forest: Forest) -> None:
     """Say that all is ready and serve."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    with open(os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=proc), "w") as file:
+        file.write("1000")  # when the machine has no memory left, programs go first
+    limit_all()
     prctl(PR_SET_DUMPABLE, 0)
     ignore_signals()
     LIBC.mallopt(_M_ARENA_MAX, _ARENAS)

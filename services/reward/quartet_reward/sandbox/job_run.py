@@ -24,13 +24,15 @@ _START_SECONDS = 10.0
 class _Stream:
     """The service's end of a pipe that a program writes to."""
 
-    def __init__(self, most: int, overflow: Callable[[], None]):
+    def __init__(self, most: int, overflow: Callable[[], None] | None):
+        """`overflow`: called at the first byte beyond `most`; None: nothing is read before the program's end."""
         self._most = most
         self._overflow = overflow
         self.data = bytearray()
         self._own, self.theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(self.theirs, True)
-        asyncio.get_running_loop().add_reader(self._own, self.read)
+        if overflow:
+            asyncio.get_running_loop().add_reader(self._own, self.read)
         self.open = True
 
     def read(self) -> None:
@@ -45,12 +47,14 @@ class _Stream:
             elif len(self.data) > self._most:
                 del self.data[self._most :]
                 self.close()
-                self._overflow()
+                if self._overflow:
+                    self._overflow()
 
     def close(self) -> None:
         if self.open:
             self.open = False
-            asyncio.get_running_loop().remove_reader(self._own)
+            if self._overflow:
+                asyncio.get_running_loop().remove_reader(self._own)
             os.close(self._own)
 
 
@@ -82,15 +86,16 @@ class JobRun:
         limits = job.limits
         self._out = _Stream(limits.output_bytes, lambda: self.kill(Ending.OUTPUT_EXCEEDED))
         self._err = _Stream(limits.output_bytes, lambda: self.kill(Ending.OUTPUT_EXCEEDED))
-        self._status = _Stream(4096, lambda: None)
+        self._status = _Stream(4096, None)
         self._report = _Stream(limits.output_bytes, lambda: self.kill(Ending.OUTPUT_EXCEEDED)) if report else None
         own = {
             "payload": _sealed(job.payload),
-            "stdin": _sealed(job.stdin),
             "stdout": self._out.theirs,
             "stderr": self._err.theirs,
             "status": self._status.theirs,
         }
+        if job.stdin:
+            own["stdin"] = _sealed(job.stdin)
         if self._report:
             own["report"] = self._report.theirs
         streams = own if pair is None else {**own, "pair": pair}
