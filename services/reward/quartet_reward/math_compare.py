@@ -92,12 +92,14 @@ def compare(
         with_braces(without_decoration(formula_in_prose(text)), policy.bare_braces == "set")
         for text in (reference, answer)
     )
-    if reference_solutions := solutions(reference):
-        named, answer_solutions = reference_solutions[0], solutions(answer)
-        if answer_solutions and answer_solutions[0] != named and not policy.any_names:
-            reference_was_read()
-            return Comparison(False, f"these are values of {answer_solutions[0]}, not of {named}")
-        reference, answer = reference_solutions[1], answer_solutions[1] if answer_solutions else answer
+    expected, found = solutions(reference), solutions(answer)
+    if expected and found and expected[0] != found[0] and not policy.any_names:
+        reference_was_read()
+        return Comparison(False, f"these are values of {found[0]}, not of {expected[0]}")
+    if found and (expected or "=" not in reference):
+        answer = found[1]
+    if expected:
+        reference = expected[1]
     gold = _parse(reference)
     is_text = not any(isinstance(value, (sympy.Basic, sympy.MatrixBase)) for value in gold)
     _check_reference(reference, gold, is_text)

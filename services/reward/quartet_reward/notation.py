@@ -19,6 +19,9 @@ _PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])|\\mp(?![a-zA-Z])")
 # Constants set upright, which math-verify takes for units and drops.
 _UPRIGHT = re.compile(r"\\(?:mathrm|operatorname)\s*\{\s*([ei])\s*\}")
 
+# Words before the answer in its own box.
+_LEAD_IN = re.compile(r"^\\text\s*\{[^{}\\]*(?:\bis|\bare|:|=)\s*\}\s*(?=\S)")
+
 _FORMULA = re.compile(r"(?<![\\$])\$\$?[^$]+\$\$?")
 _PROSE = re.compile(r"[A-Za-z\s.,:;'’!-]+")
 _DECIMAL_COMMA = re.compile(r"([+-]?\d+),(\d+)", re.ASCII)
@@ -52,6 +55,7 @@ def without_decoration(text: str) -> str:
         if len(text) > len(opening + closing) and text.startswith(opening) and text.endswith(closing):
             # "$5 and $6" starts and ends alike but is no single formula.
             return inner.strip() if opening not in inner and closing not in inner else text
+    text = _LEAD_IN.sub("", text)
     return text.removesuffix(".").rstrip() if not text.endswith("..") else text
 
 
@@ -176,13 +180,15 @@ def with_braces(text: str, as_set: bool) -> str:
 
 
 def solutions(text: str) -> tuple[str, str] | None:
-    """Return the name and the values of `x = 1 or x = 2 \\pm \\sqrt{3}`: two equations or more of one name; else None.
+    """Return the name and the values of `x = 1 or x = 2 \\pm \\sqrt{3}`: several equations of one name; else None.
 
     The values come as one list, with both signs written out: `1, 2 + \\sqrt{3}, 2 - \\sqrt{3}`.
     """
     parts = split_outside_brackets(_AND_OR.sub(",", text), frozenset([",", ";", r"\quad"]))
     equations = [sides_of_equation(part) for part in parts if part]
-    if len(equations) < 2 or any(len(sides) != 2 for sides in equations) or not is_name(equations[0][0]):
+    if len(equations) < 2 and not _PLUS_MINUS.search(text):
+        return None
+    if any(len(sides) != 2 for sides in equations) or not is_name(equations[0][0]):
         return None
     # W(n) and W(x) are the same function.
     names = {_ARGUMENTS.sub("", "".join(sides[0].split())) for sides in equations}

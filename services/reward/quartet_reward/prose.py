@@ -42,6 +42,7 @@ _UNIT = re.compile(r"\s?(?P<unit>[A-Za-zµ]+)(?P<power>[²³]|\^[23])?(?![\w-])"
 _ANSWER = re.compile(r"\banswer\b", re.IGNORECASE)
 _FINAL_ANSWER = re.compile(r"\bfinal\s+answer\b", re.IGNORECASE)
 _COPULA = re.compile(r"\b(?:is|are|equals?|be)\b|'s\b|[:=]", re.IGNORECASE)
+_NOT = re.compile(r"(?:\bnot|n't)\s+$")
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$|\*)|\n\s*\n")
 _BETWEEN = re.compile(
     r"[\s\"“”*]*(?:,|;|,?\s*\b(?:and|or)\b|\\quad|\\text\{\s*(?:and|or)\s*\})[\s\"“”*]*", re.IGNORECASE
@@ -135,6 +136,7 @@ def _stated(text: str, candidates: list[_Candidate]) -> str:
             end = boundary.start()
             break
     sentence = [one for one in candidates if one.start < end]
+    sentence = [one for one in sentence if not _NOT.search(text, max(one.start - 12, 0), one.start)] or sentence
     values = [one for one in sentence if not one.name] or sentence
     copulas = [
         match.end()

@@ -53,6 +53,7 @@ ANYWHERE = ReadingPolicy()
         ("It is 5 km away.", r"5 \text{ km}"),
         ("The answer is east.", "east"),
         ("The answer is 3/4.", "3/4"),
+        ("The answer is not 8 but 9.", "9"),
         ("The answer is 2 + 3*4.", "2 + 3*4"),
         ("x=3", "x=3"),
         # nothing
