@@ -26,6 +26,14 @@ class Limits:
     output_bytes: int = 1 << 20
     """Standard output and standard error, each; the tree is killed at the first byte beyond."""
 
+    def __post_init__(self) -> None:
+        """Raise ValueError if a program could not even begin."""
+        if self.memory_bytes <= self.scratch_bytes:
+            raise ValueError(
+                f"memory_bytes must exceed scratch_bytes, which it includes; it is {self.memory_bytes} to "
+                f"{self.scratch_bytes}"
+            )
+
 
 class Ending(StrEnum):
     """How an execution ended. Every ending is a truth about the program; what is not raises SandboxUnavailable."""

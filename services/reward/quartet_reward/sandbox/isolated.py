@@ -41,6 +41,11 @@ class IsolatedSandbox:
         """Which mechanisms hold."""
         return self._mode.value
 
+    @property
+    def fork_servers(self) -> list[int]:
+        """Process ids of the fork servers' launchers."""
+        return [server.pid for server in self._servers if server]
+
     async def start(self) -> None:
         """Start the fork servers. Raises SandboxUnavailable if they cannot."""
         self._keepers = [asyncio.create_task(self._keep(i)) for i in range(len(self._servers))]

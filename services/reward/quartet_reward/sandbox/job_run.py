@@ -19,6 +19,8 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 # A killed tree is gone in milliseconds; this is for a machine that swaps.
 _DEATH_SECONDS = 10.0
 _START_SECONDS = 10.0
+# The kernel's clock of a limit and that of its report differ by some ticks.
+_NEARLY = 0.9
 
 
 class _Stream:
@@ -157,7 +159,8 @@ class JobRun:
             return Ending.EXITED  # by itself, even if just before it was to be killed
         if self._killed_for:
             return self._killed_for
-        if result["signal"] in (signal.SIGXCPU, signal.SIGKILL) and result["cpu_seconds"] >= limits.cpu_seconds:
+        spent = result["cpu_seconds"] >= _NEARLY * limits.cpu_seconds
+        if result["signal"] in (signal.SIGXCPU, signal.SIGKILL) and spent:
             return Ending.TIMED_OUT
         return Ending.SIGNALLED
 

@@ -1,0 +1,213 @@
+"""What every mode of the sandbox promises to its callers. Attacks are in tests/hostile."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from sandbox_modes import MODES, settings
+
+from quartet_reward.sandbox.api import Ending, Execution, Job, Limits, SandboxUnavailable
+from quartet_reward.sandbox.chosen import ChosenSandbox
+from quartet_reward.sandbox.isolated import IsolatedSandbox
+from quartet_reward.sandbox.modes import open_sandbox
+from quartet_reward.sandbox.settings import Mode, SandboxSection
+
+# One sandbox of each mode for all tests: so all are on one event loop.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+LIMITS = Limits(wall_seconds=20.0)
+LATE_SECONDS = 1.0  # on a machine with much else to do; the benchmark measures it on a quiet one
+
+
+@pytest_asyncio.fixture(params=MODES, scope="module", loop_scope="module")
+async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[IsolatedSandbox]:
+    try:
+        sandbox = await open_sandbox(settings(request.param), only=request.param)
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    yield sandbox
+    await sandbox.close()
+
+
+async def run(sandbox: IsolatedSandbox, source: str, stdin: bytes = b"", limits: Limits = LIMITS) -> Execution:
+    return await sandbox.run(Job("script", source.encode(), stdin, limits))
+
+
+async def test_a_program_reads_writes_and_exits(sandbox: IsolatedSandbox) -> None:
+    source = "import sys\nprint(sys.stdin.read().upper())\nprint('oh', file=sys.stderr)\nsys.exit(7)"
+    execution = await run(sandbox, source, b"hello")
+    assert (execution.ending, execution.exit_code, execution.signal) == (Ending.EXITED, 7, None)
+    assert (execution.stdout, execution.stderr, execution.report) == (b"HELLO\n", b"oh\n", b"")
+    assert execution.mode == sandbox.mode
+    assert 0 < execution.cpu_seconds < 2
+    assert execution.peak_memory_bytes > 1 << 20
+
+
+async def test_standard_input_ends_at_once_if_there_is_none(sandbox: IsolatedSandbox) -> None:
+    assert (await run(sandbox, "import sys\nprint(repr(sys.stdin.read()))")).stdout == b"''\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "status", "says"),
+    [
+        ("1/0", 1, b"ZeroDivisionError: division by zero"),
+        ("def f(:", 1, b"SyntaxError"),
+        ("import sys; sys.exit('no')", 1, b"no\n"),
+        ("import sys; sys.exit()", 0, b""),
+        ("import sys; sys.exit(True)", 1, b""),
+        ("import sys; sys.exit(-1)", 255, b""),
+        ("raise KeyboardInterrupt", 1, b"KeyboardInterrupt"),
+        ("import os; os._exit(9)", 9, b""),
+        ("import atexit, sys; atexit.register(print, 'late', file=sys.stderr)", 0, b"late\n"),
+        ("import threading, time, sys\nt = lambda: (time.sleep(.1), print('thread', file=sys.stderr))\n"
+         "threading.Thread(target=t).start()", 0, b"thread\n"),
+    ],
+)  # fmt: skip
+async def test_a_program_ends_as_python_ends_it(
+    sandbox: IsolatedSandbox, source: str, status: int, says: bytes
+) -> None:
+    execution = await run(sandbox, source)
+    assert (execution.ending, execution.exit_code) == (Ending.EXITED, status), execution
+    assert says in execution.stderr
+    assert b"quartet_reward" not in execution.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV, signal.SIGKILL, signal.SIGTERM])
+async def test_the_true_signal_is_told(sandbox: IsolatedSandbox, number: signal.Signals) -> None:
+    execution = await run(sandbox, f"import os; os.kill(os.getpid(), {number:d})")
+    assert (execution.ending, execution.signal, execution.exit_code) == (Ending.SIGNALLED, number, None)
+
+
+@pytest.mark.parametrize(
+    ("source", "limits", "ending"),
+    [
+        ("while True: pass", Limits(wall_seconds=0.5), Ending.TIMED_OUT),
+        ("while True: pass", Limits(wall_seconds=20, cpu_seconds=1), Ending.TIMED_OUT),
+        ("import os\nos.fork()\nwhile True: pass", Limits(wall_seconds=20, cpu_seconds=1), Ending.TIMED_OUT),
+        ("x = bytearray(1 << 30)", Limits(memory_bytes=256 << 20), Ending.MEMORY_EXCEEDED),
+        ("print('x' * 2000)", Limits(output_bytes=1000), Ending.OUTPUT_EXCEEDED),
+        ("print('x' * 999)", Limits(output_bytes=1000), Ending.EXITED),
+    ],
+)
+async def test_limits_hold(sandbox: IsolatedSandbox, source: str, limits: Limits, ending: Ending) -> None:
+    execution = await run(sandbox, source, limits=limits)
+    assert execution.ending is ending, execution
+    assert execution.wall_seconds < limits.wall_seconds + LATE_SECONDS
+    assert len(execution.stdout) <= limits.output_bytes
+
+
+async def test_a_tree_that_outlives_its_program_is_killed_at_once(sandbox: IsolatedSandbox) -> None:
+    source = "import os, time\nif os.fork() == 0: time.sleep(60)\nprint(1)"
+    began = time.monotonic()
+    execution = await run(sandbox, source)
+    assert (execution.ending, execution.stdout) == (Ending.EXITED, b"1\n")
+    assert time.monotonic() - began < 10
+    assert sandbox.survivors == 0
+
+
+async def test_random_numbers_differ_from_run_to_run(sandbox: IsolatedSandbox) -> None:
+    first, second = [await run(sandbox, "import random; print(random.random())") for _ in range(2)]
+    assert first.stdout != second.stdout
+
+
+async def test_judge_and_candidate_have_one_socket_and_the_judge_a_report(sandbox: IsolatedSandbox) -> None:
+    judge = b"import os, socket\ns = socket.socket(fileno=3)\ns.send(b'ask')\nos.write(4, s.recv(99))"
+    candidate = b"import socket, time\ns = socket.socket(fileno=3)\ns.send(s.recv(99) * 2)\ntime.sleep(60)"
+    judged, answered = await sandbox.run_judged(Job("script", judge), Job("script", candidate))
+    assert (judged.ending, judged.report) == (Ending.EXITED, b"askask")
+    assert (answered.ending, answered.signal, answered.report) == (Ending.SIGNALLED, signal.SIGKILL, b"")
+
+
+async def test_a_candidate_has_no_report_pipe(sandbox: IsolatedSandbox) -> None:
+    candidate = b"import os\ntry: os.write(4, b'forged')\nexcept OSError: print('none')"
+    judged, answered = await sandbox.run_judged(Job("script", b"import os; os.read(3, 1)"), Job("script", candidate))
+    assert answered.stdout == b"none\n"
+    assert judged.report == b""
+
+
+async def test_a_judge_hears_that_the_candidate_has_ended(sandbox: IsolatedSandbox) -> None:
+    judge = b"import os, socket\ns = socket.socket(fileno=3)\nos.write(4, b'end' if not s.recv(9) else b'')"
+    judged, _ = await sandbox.run_judged(Job("script", judge), Job("script", b"import os; os._exit(0)"))
+    assert judged.report == b"end"
+
+
+async def test_a_cancelled_run_is_killed_and_its_slots_are_free_again(sandbox: IsolatedSandbox) -> None:
+    endless = Job("script", b"while True: pass", limits=Limits(wall_seconds=60))
+    tasks = [asyncio.create_task(sandbox.run(endless)) for _ in range(6)]  # two of them wait for a slot
+    tasks.append(asyncio.create_task(sandbox.run_judged(endless, endless)))
+    await asyncio.sleep(0.3)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    async with asyncio.timeout(15):
+        executions = await asyncio.gather(*(run(sandbox, "print(1)") for _ in range(8)))
+    assert {execution.stdout for execution in executions} == {b"1\n"}
+
+
+async def test_many_run_at_a_time_and_none_is_lost(sandbox: IsolatedSandbox) -> None:
+    executions = await asyncio.gather(*(run(sandbox, f"print({number})") for number in range(40)))
+    assert [int(execution.stdout) for execution in executions] == list(range(40))
+
+
+async def test_a_dead_fork_server_is_a_failure_and_is_started_again(sandbox: IsolatedSandbox) -> None:
+    tasks = [asyncio.create_task(run(sandbox, "import time; time.sleep(30)")) for _ in range(3)]
+    await asyncio.sleep(0.5)
+    for pid in sandbox.fork_servers:
+        os.kill(pid, signal.SIGKILL)
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        assert isinstance(result, SandboxUnavailable), result
+    async with asyncio.timeout(20):
+        assert (await run(sandbox, "print(1)")).stdout == b"1\n"
+
+
+async def test_no_descriptor_and_no_memory_is_lost(sandbox: IsolatedSandbox) -> None:
+    await asyncio.gather(*(run(sandbox, "print(1)") for _ in range(10)))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        await asyncio.gather(*(run(sandbox, "print(1)") for _ in range(20)))
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+async def test_an_unknown_entry_is_refused(sandbox: IsolatedSandbox) -> None:
+    with pytest.raises(ValueError, match="no entry 'nothing'; there are .*script"):
+        await sandbox.run(Job("nothing", b""))
+
+
+async def test_limits_that_contradict_themselves_are_refused() -> None:
+    with pytest.raises(ValueError, match="memory_bytes must exceed scratch_bytes"):
+        replace(LIMITS, memory_bytes=1 << 20, scratch_bytes=1 << 20)
+
+
+async def test_after_its_end_it_runs_nothing() -> None:
+    sandbox = ChosenSandbox(SandboxSection())
+    await sandbox.close()
+    with pytest.raises(SandboxUnavailable):
+        await sandbox.run(Job("script", b"print(1)"))
+
+
+async def test_packages_can_be_imported(tmp_path: Path) -> None:
+    folder = Path("/usr/share/quartet-test") if os.geteuid() == 0 else tmp_path
+    folder.mkdir(exist_ok=True)
+    try:
+        (folder / "quartet_test_package.py").write_text("ANSWER = 42\n")
+        sandbox = await open_sandbox(SandboxSection(minimum=Mode.UNSAFE, packages=(str(folder),)), only=MODES[0])
+        try:
+            execution = await run(sandbox, "import quartet_test_package as p; print(p.ANSWER)")
+            assert execution.stdout == b"42\n", execution
+        finally:
+            await sandbox.close()
+    finally:
+        (folder / "quartet_test_package.py").unlink()
+        if os.geteuid() == 0:
+            folder.rmdir()
+
+
+async def test_a_minimum_that_cannot_be_had_is_refused_with_the_cure() -> None:
+    with pytest.raises(SandboxUnavailable, match="minimum = 'namespaces'.*user.max_user_namespaces") as caught:
+        await open_sandbox(SandboxSection(minimum=Mode.NAMESPACES, python="/bin/false"))
+    assert "the fork server could not start" in str(caught.value)
