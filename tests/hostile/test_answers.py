@@ -79,13 +79,14 @@ def test_there_are_enough_and_each_is_named_once():
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.name.replace(" ", "-"))
 async def test_a_hostile_answer_gets_its_verdict_in_time(running: Running, answer: HostileAnswer):
-    for _ in range(2):  # a machine that is busy with something else may delay one, not both
+    for _ in range(3):  # a machine that is busy with something else may delay one, not all
         result = await score(running, item_of(answer.completion, answer.reference))
         assert result.HasField("score"), result.failure
-        assert result.score.outcome in answer.allowed, result.score.reason
         assert (result.score.reward > 0) == (result.score.outcome == reward_pb2.OUTCOME_CORRECT)
-        if seconds_of(result) <= DEADLINE_SECONDS + 0.2:
+        if result.score.outcome in answer.allowed and seconds_of(result) <= DEADLINE_SECONDS + 0.2:
             break
+        assert result.score.outcome in answer.allowed | {reward_pb2.OUTCOME_TIMED_OUT}, result.score.reason
+    assert result.score.outcome in answer.allowed, result.score.reason
     assert seconds_of(result) <= DEADLINE_SECONDS + 0.2
     assert not OWNED.exists()
 

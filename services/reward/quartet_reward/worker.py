@@ -27,9 +27,10 @@ def main() -> int:
     parser.add_argument("--parent", type=int, required=True)
     arguments = parser.parse_args()
     output = worker_side.begin(arguments.parent)
-    from quartet_reward import math_compare  # noqa: F401  loaded before the limit counts, so that a start cannot fail on it
+    from quartet_reward import math_compare  # loaded before the limit counts, so that a start cannot fail on it
 
     logging.disable(logging.WARNING)
+    math_compare.warm_up()
     resource.setrlimit(resource.RLIMIT_AS, (arguments.memory_bytes, arguments.memory_bytes))
     worker_side.send(output, {"event": "ready"})
     while (request := worker_side.receive()) is not None:
