@@ -1,0 +1,144 @@
+"""Verification of programs by assert-style tests, beside harnesses that run a Python process for each.
+
+    .quartet/envs/reward/bin/python benchmarks/code.py [FILE]
+
+Ours: a reward service with four slots, asked over gRPC for all problems in one call. A judged execution takes two, one
+for the program and one for its tests, so two problems are under way at a time; each is fully isolated.
+
+Peers, two processes at a time, none isolated, the exit status for a verdict:
+
+- a harness as trainers have them: `python` for each program with its tests, behind the sixteen imports that
+  ColossalChat's puts before every program;
+- bare Python: `python -I` for each program with its tests and no imports: less than any harness does, given as a limit.
+
+FILE: problems in HumanEval's format (JSONL, may be gzipped); without it 160 of the same kind and size, made here from a
+seed. All must give the right verdict on each, or there is no figure.
+"""
+
+import argparse
+import gzip
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from measuring import Figure, in_turn, report, seconds_of, service
+from quartet.v1 import reward_pb2, reward_pb2_grpc
+
+from quartet_common.channel import connect_sync
+
+PROBLEMS = 160
+PROCESSES = 2
+ROUNDS = 5
+_MODULES = (
+    *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
+    *("itertools", "functools", "operator", "io", "sys", "json", "builtins"),
+)
+IMPORTS = "".join(f"from {module} import *\n" for module in _MODULES)
+# Of the users that programs run as, if this is root's: not those of another service on this machine.
+FIRST_UID = 64_100
+SECONDS = 60
+
+# Bodies of f(items, number), as short as the problems that models are asked.
+_BODIES = (
+    "return [each * number for each in items if each % 2 == 0]",
+    "total = 0\n    for each in items:\n        total = (total * 31 + each) % (number + 1000)\n    return total",
+    "return sorted(items, key=lambda each: (each % number, each))",
+    "seen = {}\n    for each in items:\n        seen[each % number] = seen.get(each % number, 0) + 1\n    return seen",
+    "return ''.join(chr(97 + each % 26) for each in items)[::-1]",
+    "best = items[0]\n    for each in items[1:]:\n        best = max(best + each, each)\n    return best - number",
+    "return any(a + b == number for i, a in enumerate(items) for b in items[i + 1 :])",
+    "return tuple(zip(items, items[number % len(items) :]))",
+)
+
+
+def make_problems(count: int) -> list[dict[str, str]]:
+    """Problems with seven assertions each."""
+    rng = random.Random(0)
+    problems = []
+    for index in range(count):
+        solution = f"    {_BODIES[index % len(_BODIES)]}\n"
+        prompt = 'def f(items: list, number: int):\n    """Do to the items what the problem says."""\n'
+        namespace: dict = {}
+        exec(prompt + solution, namespace)
+        test = "def check(candidate):\n"
+        for _ in range(7):
+            items = [rng.randint(-50, 50) for _ in range(rng.randint(3, 12))]
+            number = rng.randint(2, 9)
+            test += f"    assert candidate({items}, {number}) == {namespace['f'](items, number)!r}\n"
+        problems.append({"prompt": prompt, "canonical_solution": solution, "test": test, "entry_point": "f"})
+    return problems
+
+
+def read_problems(path: Path) -> list[dict[str, str]]:
+    """The problems of a file."""
+    packed = path.read_bytes()
+    text = (gzip.decompress(packed) if path.suffix == ".gz" else packed).decode()
+    return [json.loads(line) for line in text.splitlines() if line.strip()]
+
+
+def item_of(index: int, problem: dict[str, str]) -> reward_pb2.ScoreItem:
+    """What the service is asked."""
+    program = problem["prompt"] + problem["canonical_solution"]
+    return reward_pb2.ScoreItem(
+        item_id=str(index),
+        completion=f"```python\n{program}\n```",
+        reference=reward_pb2.Reference(test_program=problem["test"], entry_point=problem["entry_point"]),
+        verifiers=[reward_pb2.VerifierSpec(name="code")],
+    )
+
+
+def run_python(problem: dict[str, str], options: list[str], imports: str) -> bool:
+    """A Python process for a problem."""
+    parts = [imports, problem["prompt"], problem["canonical_solution"], "\n", problem["test"], "\n"]
+    command = [sys.executable, *options, "-c", f"{''.join(parts)}check({problem['entry_point']})\n"]
+    return subprocess.run(command, timeout=SECONDS, capture_output=True, check=False).returncode == 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Programs verified by the service, beside a Python process for each.")
+    parser.add_argument("file", type=Path, nargs="?", help="problems in HumanEval's format")
+    arguments = parser.parse_args()
+    problems = read_problems(arguments.file) if arguments.file else make_problems(PROBLEMS)
+    request = reward_pb2.ScoreRequest(items=[item_of(index, problem) for index, problem in enumerate(problems)])
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        service(
+            "reward", Path(folder), [f"reward.sandbox.slots={2 * PROCESSES}", f"reward.sandbox.first_uid={FIRST_UID}"]
+        ) as address,
+        connect_sync(address) as channel,
+        ThreadPoolExecutor(PROCESSES) as pool,
+    ):
+        stub = reward_pb2_grpc.RewardServiceStub(channel)
+
+        def ours() -> list[bool]:
+            results = stub.Score(request, timeout=10 * SECONDS).results
+            for each in results:
+                if each.score.outcome != reward_pb2.OUTCOME_CORRECT:
+                    print(each, file=sys.stderr)
+            return [result.score.outcome == reward_pb2.OUTCOME_CORRECT for result in results]
+
+        def harness() -> list[bool]:
+            return list(pool.map(lambda problem: run_python(problem, [], IMPORTS), problems))
+
+        def bare() -> list[bool]:
+            return list(pool.map(lambda problem: run_python(problem, ["-I"], ""), problems))
+
+        for name, verdicts in (("the service", ours()), ("the harness", harness()), ("bare Python", bare())):
+            if not all(verdicts):
+                raise RuntimeError(f"{name} rejects {verdicts.count(False)} of {len(problems)}: nothing to compare")
+        beside_harness = in_turn(lambda: seconds_of(ours), lambda: seconds_of(harness), ROUNDS, warm_up=0)
+        beside_bare = in_turn(lambda: seconds_of(ours), lambda: seconds_of(bare), ROUNDS, warm_up=0)
+    name = f"code: {len(problems)} programs with assert-style tests"
+    report(
+        Figure(name, "s", *beside_harness, "a Python process for each with a harness's imports", "lower"),
+        Figure(f"{name}, bare", "s", *beside_bare, "python -I for each, nothing imported", "lower"),
+    )
+
+
+if __name__ == "__main__":
+    main()
