@@ -76,6 +76,11 @@ def test_there_are_enough_and_each_is_named_once():
     assert len({answer.name for answer in ANSWERS}) == len(ANSWERS)
 
 
+def test_each_is_in_the_docs():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "math.md").read_text(encoding="utf-8")
+    assert [answer.name for answer in ANSWERS if f"| {answer.name} | {answer.tries} |" not in page] == []
+
+
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.name.replace(" ", "-"))
 async def test_a_hostile_answer_gets_its_verdict_in_time(running: Running, answer: HostileAnswer):
