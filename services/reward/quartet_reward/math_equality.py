@@ -119,9 +119,10 @@ class MathEquality:
                 raise VerifierFailure(reward_pb2.FAILURE_KIND_BAD_REFERENCE, message) from error
             return Equality(Relation.TIMED_OUT, f"comparing the answer was {error}", error.queued_seconds)
         equality = _understand(reply.message, reply.queued_seconds)
-        kept = Equality(equality.relation, equality.reason)
-        characters = len(question.answer) + len(question.reference) + len(equality.reason)
-        self._decided.put(question, kept, characters)
+        if equality.relation is not Relation.OUT_OF_MEMORY:  # which may be a truth about the worker's long life
+            kept = Equality(equality.relation, equality.reason)
+            characters = len(question.answer) + len(question.reference) + len(equality.reason)
+            self._decided.put(question, kept, characters)
         return equality
 
 
