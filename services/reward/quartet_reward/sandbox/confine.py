@@ -32,6 +32,14 @@ _BYTES_PER_INODE = 4096
 _STACK_BYTES = 64 << 20
 _NICE = 5  # what serves comes before what is served, or bombs would delay the service
 _MOST_DESCRIPTORS = 2**31 - 1
+_NO_LIMIT = 2**62
+_LIMITED = (
+    resource.RLIMIT_CPU,
+    resource.RLIMIT_AS,
+    resource.RLIMIT_NPROC,
+    resource.RLIMIT_FSIZE,
+    resource.RLIMIT_NOFILE,
+)
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,7 @@ class Confinement:
         self._landlock = landlock
         self._base_bytes = base_bytes
         self._filter = Filter()
+        self._most = {kind: _hard_limit(kind) for kind in _LIMITED}
         header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
         none = (ctypes.c_uint32 * 6)()
         self._drop_capabilities = (ctypes.c_long(NUMBERS["capset"]), header, none)
@@ -96,7 +105,7 @@ class Confinement:
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)
         else:
-            allowance = replace(allowance, processes=resource.RLIM_INFINITY)  # it would count all of the user's
+            allowance = replace(allowance, processes=_NO_LIMIT)  # it would count all of the user's
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         self._close(allowance, descriptors, None)
 
@@ -128,15 +137,16 @@ class Confinement:
             os.close(descriptor)
 
     def _limit(self, allowance: Allowance) -> None:
-        cpu = allowance.cpu_seconds
+        memory = self._base_bytes + allowance.memory_bytes - allowance.scratch_bytes
         for kind, soft, hard in (
-            (resource.RLIMIT_CPU, cpu, cpu + 1),
-            (resource.RLIMIT_AS, *2 * (self._base_bytes + allowance.memory_bytes - allowance.scratch_bytes,)),
+            (resource.RLIMIT_CPU, allowance.cpu_seconds, allowance.cpu_seconds + 1),
+            (resource.RLIMIT_AS, memory, memory),
             (resource.RLIMIT_NPROC, allowance.processes, allowance.processes),
             (resource.RLIMIT_FSIZE, allowance.file_bytes, allowance.file_bytes),
             (resource.RLIMIT_NOFILE, allowance.open_files, allowance.open_files),
         ):
-            resource.setrlimit(kind, (soft, hard))
+            most = self._most[kind]
+            resource.setrlimit(kind, (min(soft, most), min(hard, most)))
 
 
 def _set_descriptors(wanted: dict[int, int]) -> None:
@@ -157,6 +167,11 @@ def limit_all() -> None:
         (resource.RLIMIT_SIGPENDING, 256),
         (resource.RLIMIT_STACK, _STACK_BYTES),
     ):
-        hard = resource.getrlimit(kind)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        value = min(value, _hard_limit(kind))
         resource.setrlimit(kind, (value, value))
+
+
+def _hard_limit(kind: int) -> int:
+    """Return what this process may not exceed, in a form that can be compared."""
+    hard = resource.getrlimit(kind)[1]
+    return _NO_LIMIT if hard == resource.RLIM_INFINITY else hard

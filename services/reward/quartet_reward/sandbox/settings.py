@@ -1,8 +1,9 @@
 """[reward.sandbox]: how many programs run at a time, and how strongly they must be isolated."""
 
+import os
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class Mode(StrEnum):
@@ -40,3 +41,11 @@ class SandboxSection(BaseModel):
         "",
         description="Absolute path of the interpreter (3.11 or newer) that runs programs; default: the service's own.",
     )
+
+    @field_validator("packages")
+    @classmethod
+    def _folders(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for path in value:
+            if not os.path.isabs(path) or not os.path.isdir(path) or os.path.realpath(path).startswith("/tmp"):
+                raise ValueError(f"packages: {path!r} must be the absolute path of a folder, not under /tmp")
+        return value
