@@ -171,3 +171,10 @@ def test_some_mode_holds_here() -> None:
 def test_there_are_enough() -> None:
     assert len(PROGRAMS) >= 60
     assert len({program.name for program in PROGRAMS}) == len(PROGRAMS)
+
+
+def test_they_are_all_in_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sandbox.md").read_text()
+    for program in PROGRAMS:
+        endings = ", ".join(program.endings) + (", refused" if program.refused else "")
+        assert f"| {program.name} | {program.tries} | {endings} |\n" in page
