@@ -21,6 +21,16 @@ RAISED = reward_pb2.OUTCOME_RUNTIME_ERROR
 
 SQUARE = "def square(n):\n    return n * n"
 SQUARE_TEST = "def check(candidate):\n    assert candidate(3) == 9\n    assert candidate(-1) == 1"
+UNITTEST = """
+import unittest
+
+class TestSquare(unittest.TestCase):
+    def test_two(self):
+        self.assertEqual(square(2), {})
+
+if __name__ == "__main__":
+    unittest.main()
+"""
 ADD_ONE = [("1\n", "2\n"), ("41", "42")]
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -101,6 +111,7 @@ async def test_assert_style_tests(sandbox, program, outcome, reason):
         (SQUARE, "assert square(2) == 4\nassert [square(n) for n in range(3)] == [0, 1, 4]"),
         (SQUARE, "def test_two():\n    assert square(2) == 4\n\ndef test_three():\n    assert square(3) == 9"),
         (SQUARE, "assert math.isclose(square(2.0), 4)"),
+        (SQUARE, UNITTEST.format(4)),
         (SQUARE, "import sys\nassert square(2) == 4\nsys.exit(0)"),
         ("def sum(a, b):\n    return a + b", "assert sum(1, 2) == 3"),
         ("def gcd(a, b):\n    return a if b == 0 else gcd(b, a % b)", "assert gcd(12, 18) == 6"),
@@ -121,6 +132,11 @@ async def test_assert_style_tests(sandbox, program, outcome, reason):
 async def test_tests_of_every_kind_find_what_they_test(sandbox, program, test):
     verdict = await judged(sandbox, item(program, test_program=test))
     assert verdict.outcome == CORRECT, verdict.reason
+
+
+async def test_a_unittest_class_that_fails_is_a_wrong_program(sandbox):
+    verdict = await judged(sandbox, item(SQUARE, test_program=UNITTEST.format(5)))
+    assert (verdict.outcome, "4 != 5" in verdict.reason) == (INCORRECT, True), verdict
 
 
 async def test_a_program_cannot_put_its_own_names_in_the_place_of_the_tests(sandbox):
@@ -251,6 +267,6 @@ async def test_without_a_sandbox_there_is_no_verdict(sandbox, tests):
     assert caught.value.retryable
 
 
-def test_a_checker_decides_alone():
+async def test_a_checker_decides_alone():
     with pytest.raises(ValidationError, match="a checker decides alone; got any_order and tolerance"):
         CodeParameters(checker=ANY_DIVISOR, any_order=True, tolerance=0.1)

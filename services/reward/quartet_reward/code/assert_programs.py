@@ -5,10 +5,11 @@ more would let the program put its own `set` or `sorted` in the place of the tes
 """
 
 import importlib
+import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-from quartet_reward.code import usual_imports
+from quartet_reward.code import unittest_cases, usual_imports
 from quartet_reward.code.names import Names, read_names
 from quartet_reward.code.report import Finding, Verdict
 
@@ -42,9 +43,11 @@ def judge(program: "Program", source: str, entry_point: str) -> None:
     try:
         exec(code, namespace)
         _run_functions(namespace, names, under_test)
+        if "unittest" in sys.modules:
+            unittest_cases.run(namespace)
     except Verdict:
         raise
-    except SystemExit as error:  # as unittest.main() ends
+    except SystemExit as error:
         if error.code not in (None, 0):
             raise Verdict(Finding.WRONG, f"the test program ended with status {error.code}") from None
     except BaseException as error:

@@ -1,6 +1,7 @@
 """Judged execution: the program in one sandbox, its tests in another, and data between them."""
 
 import json
+from typing import Any
 
 from quartet_reward.code.judgment import last_word, outcome_of
 from quartet_reward.code.outcomes import Outcome, of_end
@@ -21,7 +22,7 @@ async def judge(sandbox: Sandbox, program: str, tests: FunctionCases | TestProgr
         VerifierFailure: the tests cannot be used, or the judge failed.
     """
     if isinstance(tests, TestProgram):
-        task = {"kind": "test_program", "source": tests.source}
+        task: dict[str, Any] = {"kind": "test_program", "source": tests.source}
         seconds = rules.timeout_seconds
     else:
         task = {

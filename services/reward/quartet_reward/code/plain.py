@@ -29,6 +29,7 @@ _TYPES = {
     each.__name__: each
     for each in (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, object, range)
 } | {"NoneType": type(None)}
+_TYPE_NAMES = {each: name for name, each in _TYPES.items()}
 # In this order: a class comes before what it is derived from.
 _CONTAINERS: tuple[type, ...] = (Counter, OrderedDict, defaultdict, dict, list, set, deque, bytearray)
 _CONTAINER_NAMES = {each.__name__: each for each in _CONTAINERS}
@@ -49,7 +50,7 @@ class Encoder:
 
     def value(self, thing: Any, depth: int = 0) -> Any:
         """Return a value's word; its containers go to the table. Raises TooLarge."""
-        kind = type(thing)
+        kind: Any = type(thing)
         if kind in _AS_THEY_ARE:
             return thing
         if kind is int:
@@ -65,8 +66,8 @@ class Encoder:
     def _seldom(self, thing: Any, depth: int) -> Any:
         if thing is Ellipsis:
             return ["..."]
-        if type(thing) is type and _TYPES.get(thing.__name__) is thing:
-            return ["type", thing.__name__]
+        if type(thing) is type and thing in _TYPE_NAMES:
+            return ["type", _TYPE_NAMES[thing]]
         # By the classes that it is derived from: what it calls its __class__ may be a lie.
         for base in type(thing).__mro__:
             if base in _EXACT_CONTAINERS:
@@ -84,7 +85,7 @@ class Encoder:
 
     def node(self, container: Any) -> list:
         """Return what a container holds."""
-        kind = next(each for each in type(container).__mro__ if each in _EXACT_CONTAINERS)
+        kind: Any = next(each for each in type(container).__mro__ if each in _EXACT_CONTAINERS)
         if kind is bytearray:
             return [kind.__name__, bytes(container).decode("latin-1")]
         if issubclass(kind, dict):
@@ -101,7 +102,7 @@ class Encoder:
             extra = [self.value(container.maxlen)]
         elif kind is defaultdict:
             factory = container.default_factory
-            extra = [self.value(factory if _TYPES.get(getattr(factory, "__name__", "")) is factory else None)]
+            extra = [self.value(factory if type(factory) is type and factory in _TYPE_NAMES else None)]
         return [kind.__name__, words, *extra]
 
     def _number(self, container: Any) -> int:
@@ -196,8 +197,8 @@ class Decoder:
         """Make a container hold what a node says, and nothing else. Raises Malformed."""
         if type(number) is not int or not 0 <= number < len(self.containers):
             raise Malformed(f"no container has the number {str(number)[:80]}")
-        container = self.containers[number]
-        if type(node) is not list or len(node) < 2 or not isinstance(container, _named(node[0])):
+        container: Any = self.containers[number]
+        if type(node) is not list or len(node) < 2 or not issubclass(type(container), _named(node[0])):
             raise Malformed(f"container {number} is no {str(node)[:80]}")
         try:
             if isinstance(container, bytearray):
