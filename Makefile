@@ -6,7 +6,7 @@ ENVIRONMENTS = $(PYTHON) deploy/local/environments.py
 DEV = .quartet/envs/dev/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench learn chaos fuzz hostile agreement clean
+.PHONY: help demo test lint bench learn chaos fuzz soak hostile agreement clean
 
 help:
 	@echo 'make demo [ENGINE=transformers]   four services train a small model on this machine'
@@ -16,6 +16,7 @@ help:
 	@echo 'make learn                        learning curves of every algorithm (not built yet)'
 	@echo 'make chaos [CHAOS="--seed 7"]     kill everything, lose nothing; CHAOS=--help lists options'
 	@echo 'make fuzz [CASES=20000]           made-up messages to broker and reward; 50,000 steps of the broker model'
+	@echo 'make soak [ITEMS=100000]          mixed verifications, 10% hostile: does the reward service leak? (hours)'
 	@echo 'make hostile                      programs, cheats and answers that attack (docs/sandbox.md)'
 	@echo 'make agreement DATA=folder        verifiers against reference answers (docs/math.md)'
 	@echo 'make clean                        remove the environments and the runs'
@@ -49,6 +50,10 @@ agreement:
 	@test -n '$(DATA)' || { echo 'DATA=folder is missing: the folder of the evaluation data (docs/math.md)' >&2; exit 2; }
 	@$(ENVIRONMENTS) reward
 	@.quartet/envs/reward/bin/python -m tests.agreement.run '$(DATA)'
+
+soak:
+	@$(ENVIRONMENTS) reward
+	@.quartet/envs/reward/bin/python tests/soak/reward.py --items $(or $(ITEMS),100000)
 
 hostile:
 	@$(ENVIRONMENTS) --with-tests reward dev
