@@ -37,7 +37,7 @@ class Benchmark:
 BENCHMARKS = (
     Benchmark("broker", "dev", 600),
     Benchmark("scale", "dev", 900),
-    Benchmark("reward", "reward", 60),
+    Benchmark("reward", "reward", 240),
     Benchmark("code", "reward", 120),
     Benchmark("sandbox", "reward", 180),
     Benchmark("learner", "trainer", 120),

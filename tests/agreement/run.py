@@ -33,8 +33,8 @@ def main() -> int:
         measured = list(importlib.import_module(f"tests.agreement.{part}").measure(arguments.data))
         if not measured:
             print(f"{part}: {arguments.data} holds none of its data")
+        print_table(measured)
         rows += measured
-    print_table(rows)
     missed = [row.name for row in rows if not row.passed]
     if missed:
         print(f"missed: {', '.join(missed)}")
@@ -52,7 +52,7 @@ def print_table(rows: list[Row]) -> None:
     for row in rows:
         if row.notes:
             print(f"\n{row.name}:")
-            print("\n".join(f"  - {note}" for note in row.notes))
+            print("\n".join(f"  - {note}" for note in row.notes), flush=True)
 
 
 if __name__ == "__main__":
