@@ -48,7 +48,10 @@ def print_table(rows: list[Row]) -> None:
     width = max(len(row.name) for row in rows)
     print(f"\n{'what':{width}}  {'agreed':>13}  {'':6}  bar")
     for row in rows:
-        print(f"{row.name:{width}}  {row.agreed:>6} /{row.total:>5}  {'ok' if row.passed else 'MISSED':6}  {row.bar}")
+        print(
+            f"{row.name:{width}}  {row.agreed:>6} /{row.total:>5}  {'ok' if row.passed else 'MISSED':6}  {row.bar}",
+            flush=True,
+        )
     for row in rows:
         if row.notes:
             print(f"\n{row.name}:")
