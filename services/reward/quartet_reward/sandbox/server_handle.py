@@ -1,6 +1,7 @@
 """One fork server, seen from the service: start it, give it jobs, hear of their ends, know when it is gone."""
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -117,7 +118,8 @@ class ServerHandle:
     async def close(self) -> None:
         """End it, wait until it and all that it started is gone, and tell every job's `hear`."""
         if not self.gone.is_set():
-            self._channel.shutdown(socket.SHUT_RDWR)  # it ends by itself, when all that it started has
+            with contextlib.suppress(OSError):  # it has just gone
+                self._channel.shutdown(socket.SHUT_RDWR)  # it ends by itself, when all that it started has
         try:
             await asyncio.to_thread(self._process.wait, _END_SECONDS)
         except subprocess.TimeoutExpired:
