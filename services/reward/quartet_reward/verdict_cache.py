@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
 from quartet_reward import telemetry
+from quartet_reward.fair_queue import CURRENT_RUN
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -21,8 +22,8 @@ class VerdictCache(Generic[K, V]):
         """`name` is the label `cache` of the metrics; 0 bytes keep nothing."""
         self._most = most_bytes
         self._kept: OrderedDict[K, tuple[V, int]] = OrderedDict()
-        self._under_way: dict[K, asyncio.Task[V]] = {}
-        self._asking: dict[K, int] = {}
+        self._under_way: dict[Hashable, asyncio.Task[V]] = {}
+        self._asking: dict[Hashable, int] = {}
         self._gauge = telemetry.CACHE_BYTES.labels(name)
         self._hits = telemetry.CACHE_LOOKUPS.labels(name, "hit")
         self._shared = telemetry.CACHE_LOOKUPS.labels(name, "shared")
@@ -52,11 +53,12 @@ class VerdictCache(Generic[K, V]):
                 self._drop(next(iter(self._kept)))
         self._gauge.set(self.bytes)
 
-    async def ask(self, question: K, work: Callable[[], Awaitable[V]]) -> V:
-        """Have a question decided by `work`, together with all others who ask it now. Raises what the work raises.
+    async def ask(self, asked: K, work: Callable[[], Awaitable[V]]) -> V:
+        """Have a question decided by `work`, together with others of the run who ask it now. Raises what that raises.
 
         The work is cancelled when the last who asked is.
         """
+        question = asked, CURRENT_RUN.get()  # another run has its own place in the queue, perhaps far behind
         task = self._under_way.get(question)
         if task is None:
             self._misses.inc()
@@ -78,7 +80,7 @@ class VerdictCache(Generic[K, V]):
                     self._ended(question, task)
                     task.cancel()
 
-    def _ended(self, question: K, task: "asyncio.Task[V]") -> None:
+    def _ended(self, question: Hashable, task: "asyncio.Task[V]") -> None:
         if self._under_way.get(question) is task:
             del self._under_way[question]
         if task.done() and not task.cancelled():

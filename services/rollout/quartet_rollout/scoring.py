@@ -29,6 +29,8 @@ BATCHES = "score_stream.batches"
 """Capability of a reward service that reads ScoreStreamRequest.items."""
 _GATHER_SECONDS = 0.005
 _MOST_ITEMS = 256
+_ENOUGH_BYTES = 4 << 20
+"""A message of so many bytes goes off as it is, far below what services take."""
 
 
 class ScoringFailed(Exception):
@@ -135,10 +137,12 @@ class Scorer:
                 continue
             items = [self._send(entry)]  # at once: what is neither unsent nor sent would be lost with the stream
             await asyncio.sleep(_GATHER_SECONDS)
-            while len(items) < _MOST_ITEMS and not self._unsent.empty():
+            size = items[0].ByteSize()
+            while len(items) < _MOST_ITEMS and size < _ENOUGH_BYTES and not self._unsent.empty():
                 entry = self._unsent.get_nowait()
                 if not entry.score.done():
                     items.append(self._send(entry))
+                    size += items[-1].ByteSize()
             await call.write(reward_pb2.ScoreStreamRequest(items=items))
 
     def _send(self, entry: _Item) -> reward_pb2.ScoreItem:

@@ -53,6 +53,7 @@ class RewardModel:
         self._pool = pool
         self._section = section
         self._runs: OrderedDict[str, deque[_Entry]] = OrderedDict()
+        self._batch: list[_Entry] = []
         self._waiting = 0
         self._came = asyncio.Event()
         self._closed = False
@@ -80,7 +81,7 @@ class RewardModel:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for entries in self._runs.values():
+        for entries in (self._batch, *self._runs.values()):
             _fail(entries, _shut_down())
         self._runs.clear()
 
@@ -103,11 +104,11 @@ class RewardModel:
             await self._came.wait()
             if self._waiting < self._section.batch:
                 await asyncio.sleep(self._section.wait_seconds)
-            batch = self._next_batch()
+            self._batch = self._next_batch()
             if not self._runs:
                 self._came.clear()
-            if batch:
-                await self._read_batch(batch)
+            if self._batch:
+                await self._read_batch(self._batch)
 
     def _next_batch(self) -> list[_Entry]:
         """Take one text of each run in turn until the batch is full."""

@@ -124,6 +124,14 @@ async def test_completions_that_finish_together_are_scored_by_one_message(world)
     assert sum(world.reward.messages) == 40 and len(world.reward.messages) <= 10
 
 
+async def test_a_message_of_long_completions_is_sent_before_it_is_too_long(world, monkeypatch):
+    monkeypatch.setattr(scoring, "_ENOUGH_BYTES", 50)
+    await world.start(max_running_completions=100)
+    await world.broker.submit(*(instance(f"i{number}", text="x" * 40) for number in range(5)))
+    await world.broker.until(lambda: len(world.broker.puts) == 5)
+    assert world.reward.messages == [1] * 10
+
+
 async def test_a_reward_service_of_the_last_release_is_sent_single_items(world):
     world.reward_host.capabilities.remove(BATCHES)
     await world.start(max_running_completions=100)
