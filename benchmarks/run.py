@@ -38,6 +38,7 @@ BENCHMARKS = (
     Benchmark("broker", "dev", 600),
     Benchmark("scale", "dev", 900),
     Benchmark("reward", "reward", 240),
+    Benchmark("reward_service", "reward", 120),
     Benchmark("code", "reward", 120),
     Benchmark("sandbox", "reward", 180),
     Benchmark("learner", "trainer", 120),
