@@ -32,7 +32,7 @@ from quartet_common.channel import connect_sync
 
 PROBLEMS = 160
 PROCESSES = 2
-ROUNDS = 5
+ROUNDS = 3
 _MODULES = (
     *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
     *("itertools", "functools", "operator", "io", "sys", "json", "builtins"),
