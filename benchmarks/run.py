@@ -199,8 +199,9 @@ def page(conditions: dict, lines: list[str]) -> str:
     return f"""# Benchmarks
 
 Last written by `{conditions["command"]}` on {conditions["date"]}; `--write NAME` writes the rows of one benchmark anew.
-Machine then: {conditions["machine"]}; rows of another date may be of another one. Load average then {conditions["load_before"]} before and {conditions["load_after"]}
-after: ours and the peer were measured in turn under the same load, so trust the ratios more than the figures.
+Machine then: {conditions["machine"]}; rows of another date may be of another one.
+Load average then {conditions["load_before"]} before and {conditions["load_after"]} after: ours and the peer were
+measured in turn under the same load, so trust the ratios more than the figures.
 
 {chr(10).join(lines)}
 
