@@ -11,6 +11,7 @@ Formulas that stand side by side, joined by a comma, "and" or "or", are one list
 """
 
 import re
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,13 +20,15 @@ from quartet_reward.notation import UNIT_WORDS, is_name
 
 # An answer stands at the end; what is farther away is working.
 _LONGEST_READ = 20_000
+_LONGEST_LIST = 2_000
 
 _FORMULA = (
     r"(?<!\\)\$\$(?P<display>(?:[^$\\]|\\.)+?)\$\$"
-    r"|\\\[(?P<bracket>(?:[^\\]|\\(?!\]).)+?)\\\]"
+    # None of these may hold its own opening: thousands of openings without an end would each be followed to the end.
+    r"|\\\[(?P<bracket>(?:[^\\]|\\(?![\[\]]).)+?)\\\]"
     # On one line only: a lone dollar sign is money, and must not swallow what follows.
     r"|(?<![\\\d$])\$(?P<inline>(?:[^$\\\n]|\\.)+?)\$"
-    r"|\\\((?P<parenthesis>(?:[^\\\n]|\\(?!\))[^\n])+?)\\\)"
+    r"|\\\((?P<parenthesis>(?:[^\\\n]|\\(?![()])[^\n])+?)\\\)"
 )
 _DIGITS = r"(?:[1-9]\d{0,2}(?:[, ]\d{3})+(?!\d)(?:\.\d+)?|\d+(?:[.,]\d+)?|\.\d+)(?:[eE][+-]?\d{1,3}(?!\w))?"
 _TERM = rf"\\frac\{{\d+\}}\{{\d+\}}|{_DIGITS}"
@@ -101,7 +104,9 @@ def joined(elements: Sequence[str]) -> str:
 
 def as_one_list(text: str) -> str | None:
     """Return what `$1$ and $2$`, formulas and words that join them and nothing else, says as one list; else None."""
-    formulas = [one for one in _candidates(text, numbers=True) if one.end > one.start]
+    if len(text) > _LONGEST_LIST:
+        return None
+    formulas = _candidates(text, numbers=True)
     if not formulas or text[: formulas[0].start].strip() or text[formulas[-1].end :].strip(" \t\n."):
         return None
     gaps = [text[one.end : two.start] for one, two in zip(formulas, formulas[1:], strict=False)]
@@ -129,25 +134,26 @@ def _candidates(text: str, numbers: bool) -> list[_Candidate]:
 
 def _stated(text: str, candidates: list[_Candidate]) -> str:
     """Return the answer of the first sentence that has one."""
-    end = len(text)
-    for boundary in _SENTENCE_END.finditer(text):
-        inside = any(one.start <= boundary.start() < one.end for one in candidates)
-        if not inside and boundary.start() >= candidates[0].end:
-            end = boundary.start()
-            break
-    sentence = [one for one in candidates if one.start < end]
+    starts = [one.start for one in candidates]
+
+    def outside(position: int) -> bool:
+        """Return True where no candidate stands: its own points and equals signs are not the sentence's."""
+        before = bisect_right(starts, position) - 1
+        return before < 0 or position >= candidates[before].end
+
+    ends = (match.start() for match in _SENTENCE_END.finditer(text, candidates[0].end - 1))
+    end = next((position for position in ends if position >= candidates[0].end and outside(position)), len(text))
+    sentence = candidates[: bisect_left(starts, end)]
     sentence = [one for one in sentence if not _NOT.search(text, max(one.start - 12, 0), one.start)] or sentence
     values = [one for one in sentence if not one.name] or sentence
-    copulas = [
-        match.end()
-        for match in _COPULA.finditer(text, 0, end)
-        if not any(one.start <= match.start() < one.end for one in sentence)
-    ]
-    for copula in reversed(copulas):
-        following = [one for one in values if one.start >= copula]
-        if following:
-            return _run_from(text, sentence, sentence.index(following[0]))
-    return _run_from(text, sentence, sentence.index(values[0]))
+    # The last value from which on there is no other "is" with a value after it.
+    copulas = [match.end() for match in _COPULA.finditer(text, 0, end) if outside(match.start())]
+    before_last_value = bisect_right(copulas, values[-1].start)
+    first = values[0]
+    if before_last_value:
+        copula = copulas[before_last_value - 1]
+        first = values[bisect_left([one.start for one in values], copula)]
+    return _run_from(text, sentence, sentence.index(first))
 
 
 def _run_from(text: str, candidates: list[_Candidate], first: int) -> str:

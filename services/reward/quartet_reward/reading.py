@@ -21,6 +21,8 @@ SPECIAL_TOKENS = (
 
 THINK_ANSWER_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
+# An answer stands at the end; what is farther away is working, and not worth the service's time.
+_LONGEST_READ = 100_000
 # "and", a name and an equals sign fit between two boxes of one list; a sentence does not.
 _LONGEST_BETWEEN_BOXES = 48
 _SENTENCE_END = re.compile(r"[.!?]\s|\n\s*\n")
@@ -83,10 +85,10 @@ class Box:
 
 
 def boxes(text: str) -> list[Box]:
-    """Return the complete boxes of `text`, braces matched, in their order; of boxes in boxes, the outer one."""
+    """Return the complete boxes of the end of `text`, braces matched, in order; of boxes in boxes, the outer one."""
     open_braces: list[tuple[int, int]] = []  # of each open box: where it and its content start; (-1, -1): another brace
     found: list[Box] = []
-    for token in _BRACES.finditer(text):
+    for token in _BRACES.finditer(text, max(len(text) - _LONGEST_READ, 0)):
         if token.lastgroup == "box":
             open_braces.append(token.span())
         elif token.lastgroup == "open":
