@@ -16,7 +16,7 @@ help:
 	@echo 'make learn                        learning curves of every algorithm (not built yet)'
 	@echo 'make chaos [CHAOS="--seed 7"]     kill everything, lose nothing; CHAOS=--help lists options'
 	@echo 'make fuzz [CASES=20000]           made-up messages to broker and reward; 50,000 steps of the broker model'
-	@echo 'make soak [ITEMS=100000]          mixed verifications, 10% hostile: does the reward service leak? (hours)'
+	@echo 'make soak [ITEMS=100000]          mixed verifications, 10% hostile: does the reward service leak?'
 	@echo 'make hostile                      programs, cheats and answers that attack (docs/sandbox.md)'
 	@echo 'make agreement DATA=folder        verifiers against reference answers (docs/math.md)'
 	@echo 'make clean                        remove the environments and the runs'
