@@ -11,6 +11,7 @@ from quartet_reward.sandbox.job_run import JobRun
 from quartet_reward.sandbox.server_handle import ServerHandle, Way
 from quartet_reward.sandbox.settings import Mode, SandboxSection
 from quartet_reward.sandbox.slots import Slots
+from quartet_reward.sandbox.users import Users
 
 log = get_logger(__name__)
 
@@ -35,6 +36,7 @@ class IsolatedSandbox:
         """Executions after whose end somebody still held their pipes."""
         self._mode = mode
         self._root = os.geteuid() == 0
+        self._users: Users | None = None
 
     @property
     def mode(self) -> str:
@@ -48,6 +50,8 @@ class IsolatedSandbox:
 
     async def start(self) -> None:
         """Start the fork servers. Raises SandboxUnavailable if they cannot."""
+        if self._root:
+            self._users = Users(self._settings.first_uid, self._users_of_a_server() * len(self._servers))
         self._keepers = [asyncio.create_task(self._keep(i)) for i in range(len(self._servers))]
         all_up = asyncio.gather(*(up.wait() for up in self._up))
         try:
@@ -110,6 +114,8 @@ class IsolatedSandbox:
         await asyncio.gather(*self._keepers, return_exceptions=True)
         await asyncio.gather(*(server.close() for server in self._servers if server))
         await asyncio.gather(*self._endings)
+        if self._users:
+            self._users.release()
 
     async def _begin(self, slot: int, job: Job, pair: int | None = None, report: bool = False) -> JobRun:
         index = slot % len(self._servers)
@@ -170,12 +176,16 @@ class IsolatedSandbox:
                 delay = min(2 * delay, _LAST_RETRY_SECONDS)
 
     def _way(self, index: int) -> Way:
-        count = 1 + -(-self._settings.slots // self._settings.fork_servers)
-        first = self._settings.first_uid + index * count
+        count = self._users_of_a_server()
+        first = self._users.first + index * count if self._users else 0
         strict = self._mode is not Mode.UNSAFE
         match self._mode:
             case Mode.NAMESPACES_UID:
                 return Way("namespaces+uid", first, count)
             case Mode.NAMESPACES:
-                return Way("namespaces", first if self._root else 0, 1)
-        return Way("users", first if self._root else 0, count, strict)
+                return Way("namespaces", first, 1)
+        return Way("users", first, count, strict)
+
+    def _users_of_a_server(self) -> int:
+        """Its own and one for each of its slots."""
+        return 1 + -(-self._settings.slots // self._settings.fork_servers)
