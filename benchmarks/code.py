@@ -38,8 +38,6 @@ _MODULES = (
     *("itertools", "functools", "operator", "io", "sys", "json", "builtins"),
 )
 IMPORTS = "".join(f"from {module} import *\n" for module in _MODULES)
-# Of the users that programs run as, if this is root's: not those of another service on this machine.
-FIRST_UID = 64_100
 SECONDS = 60
 
 # Bodies of f(items, number), as short as the problems that models are asked.
@@ -107,9 +105,7 @@ def main() -> None:
 
     with (
         tempfile.TemporaryDirectory() as folder,
-        service(
-            "reward", Path(folder), [f"reward.sandbox.slots={2 * PROCESSES}", f"reward.sandbox.first_uid={FIRST_UID}"]
-        ) as address,
+        service("reward", Path(folder), [f"reward.sandbox.slots={2 * PROCESSES}"]) as address,
         connect_sync(address) as channel,
         ThreadPoolExecutor(PROCESSES) as pool,
     ):

@@ -62,6 +62,7 @@ def buf_breaking() -> tuple[tuple[str, ...], ...]:
 TYPED = (
     "services/common/quartet_common",
     "services/broker/quartet_broker",
+    "services/reward/quartet_reward",
     "client/quartet_client",
     "deploy/local/quartet_local",
 )

@@ -21,8 +21,6 @@ from quartet.v1 import reward_pb2
 from tests.agreement.mutants import Mutant, plain_verdicts, sample_mutants
 from tests.agreement.rows import Asker, Row, reward_service
 
-# Of the users that programs run as, if this is root's: not those of another service on this machine.
-FIRST_UID = 64_300
 MUTANTS = 700
 FEWEST_MUTANTS = 500
 # For a reference's tests: enough on the busiest machine.
@@ -55,7 +53,7 @@ def measure(data: Path) -> Iterator[Row]:
     contests = data / "contests/code_eval_code_contests.jsonl"
     if not (humaneval or sanitized or full or contests.exists()):
         return
-    with reward_service("reward.sandbox.slots=4", f"reward.sandbox.first_uid={FIRST_UID}") as asker:
+    with reward_service("reward.sandbox.slots=4") as asker:
         if humaneval:
             yield _references("HumanEval", humaneval, len(humaneval), asker)
         if sanitized:

@@ -273,7 +273,7 @@ def _evaluated(value: sympy.Basic) -> sympy.Basic:
 
 def _apart(gold: object, found: object, policy: EqualityPolicy) -> bool:
     """Return True for two numbers that math-verify holds equal although they differ beyond rounding."""
-    if not all(isinstance(value, sympy.Expr) and value.is_number for value in (gold, found)):
+    if not (isinstance(gold, sympy.Expr) and isinstance(found, sympy.Expr) and gold.is_number and found.is_number):
         return False
     try:
         return _differ(gold.doit(), found.doit(), policy)

@@ -172,7 +172,7 @@ def _decide_degrees(answer: str, reference: str, policy: EqualityPolicy) -> Deci
     values = [parse_closed_form(text) for text in plain]
     if any(value is None or set(value.terms) - {(1, ())} for value in values):
         return None  # an angle in radians
-    return _decide_value(*plain, policy)
+    return _decide_value(plain[0], plain[1], policy)
 
 
 def _decide_quantity(answer: str, reference: str, policy: EqualityPolicy) -> Decision:
@@ -204,11 +204,14 @@ def _same_elements(answers: list[str], references: list[str]) -> Decision:
     for elements in (answers, references):
         if len(elements) > _MOST_ELEMENTS:
             return None
-        forms = [parse_closed_form(text) for element in elements for text in _both_signs(element)]
-        if any(form is None or form.decimal for form in forms):
-            return None
-        opaque |= any(form.opaque for form in forms)
-        keys.append({form.key() for form in forms})
+        these = set()
+        for text in (text for element in elements for text in _both_signs(element)):
+            form = parse_closed_form(text)
+            if form is None or form.decimal:
+                return None
+            opaque |= form.opaque
+            these.add(form.key())
+        keys.append(these)
     return keys[0] == keys[1] or (None if opaque else False)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from quartet_common.config import ConfigError
 from quartet_reward.verifiers.base import Parameters, Verifier
@@ -16,7 +17,8 @@ from quartet_reward.verifiers.think_answer_tags import ThinkAnswerTags
 
 ENTRY_POINT_GROUP = "quartet.verifiers"
 
-_BUILT_IN: tuple[type[Verifier], ...] = (Boxed, Code, Exact, Format, Length, Math, RewardModel, ThinkAnswerTags)
+# Any: to a type checker each has parameters of another class than the Protocol's.
+_BUILT_IN: tuple[Any, ...] = (Boxed, Code, Exact, Format, Length, Math, RewardModel, ThinkAnswerTags)
 
 
 def load_verifiers(points: Iterable[EntryPoint] | None = None) -> dict[str, Verifier]:

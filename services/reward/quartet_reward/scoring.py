@@ -2,9 +2,9 @@
 
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from quartet.v1 import reward_pb2
 
@@ -22,8 +22,8 @@ log = get_logger(__name__)
 _LONGEST_PARSED_ANSWER = 1000
 _LONGEST_ITEM_ID = 256
 
-Result = reward_pb2.ScoreResult
-Work = Callable[[], Awaitable[Result]]
+Result: TypeAlias = reward_pb2.ScoreResult
+Work: TypeAlias = Callable[[], Coroutine[Any, Any, Result]]
 
 
 class _Finding(NamedTuple):
@@ -59,8 +59,9 @@ class Scorer:
                 findings.append(_checked(verdict, start, one) if isinstance(verdict, Verdict) else verdict)
             except Exception as error:
                 return _failed(item, one, error, start)
-        if all(isinstance(finding, _Finding) for finding in findings):
-            return _combined(item.item_id, bound, findings, time.perf_counter() - began)
+        done = [finding for finding in findings if isinstance(finding, _Finding)]
+        if len(done) == len(findings):
+            return _combined(item.item_id, bound, done, time.perf_counter() - began)
         return lambda: self._finish(item, bound, findings)
 
     async def _finish(

@@ -43,7 +43,7 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
 
     async def _finish(self, items: Sequence[reward_pb2.ScoreItem], results: list[Result | Work]) -> list[Result]:
         """Do the work among `results`, all side by side; it is cancelled with the call, which has the deadline."""
-        work = {i: one for i, one in enumerate(results) if not isinstance(one, Result)}
+        work = {i: one for i, one in enumerate(results) if not isinstance(one, reward_pb2.ScoreResult)}
         wanted = Counter(items[i].run_id for i in work)
         if not self._room.try_take_all(wanted):
             raise self._full(wanted)

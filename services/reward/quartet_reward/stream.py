@@ -57,7 +57,7 @@ class ScoreStream:
 
     async def _take_on(self, item: reward_pb2.ScoreItem, send: Send, group: asyncio.TaskGroup) -> None:
         result = self._score(item)
-        if isinstance(result, Result):
+        if isinstance(result, reward_pb2.ScoreResult):
             await send(result)
         else:
             await self._room.take(item.run_id)
@@ -72,7 +72,7 @@ class ScoreStream:
         later: list[tuple[str, Work]] = []
         for i, item in enumerate(request.items):
             result = self._score(item)
-            if isinstance(result, Result):
+            if isinstance(result, reward_pb2.ScoreResult):
                 self._unwritten.append(result)
             else:
                 later.append((item.run_id, result))

@@ -46,7 +46,8 @@ def same_hour(answer: str, reference: str) -> bool | None:
     found = _CLOCK.fullmatch(answer.strip().strip("$").strip())
     if expected is None:
         return None
-    return found is not None and _CLOCK.fullmatch(expected[0]).groups() == found.groups()
+    same = _CLOCK.fullmatch(expected[0])
+    return found is not None and same is not None and same.groups() == found.groups()
 
 
 def _may_be_product(letters: str) -> bool:

@@ -53,8 +53,8 @@ class WorkerProcess:
             # Not asyncio's own subprocesses: in Python 3.11 a cancelled start of one waits for ever.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments, f"--parent={os.getpid()}"],
-                stdin=theirs,
-                stdout=theirs,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
                 env={**environment, **variables},
             )
         self._writer: asyncio.StreamWriter | None = None
@@ -105,6 +105,7 @@ class WorkerProcess:
         (self._writer or self._socket).close()
 
     async def _send(self, message: dict[str, Any]) -> None:
+        assert self._writer is not None, "start() comes first"
         try:
             self._writer.write(frames.pack(message))
             await self._writer.drain()

@@ -7,6 +7,7 @@ left is not in it; a batch that runs is not killed for one item's sake, for the 
 import asyncio
 import time
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quartet.v1 import reward_pb2
@@ -161,7 +162,7 @@ def _answer(batch: list[_Entry], message: dict, began: float) -> None:
             entry.reading.set_result(Reading(tuple(logits), tokens, cut, began - entry.arrived))
 
 
-def _fail(entries: "list[_Entry] | deque[_Entry]", failure: VerifierFailure) -> None:
+def _fail(entries: Iterable["_Entry"], failure: VerifierFailure) -> None:
     for entry in entries:
         if not entry.reading.done():
             entry.reading.set_exception(failure)
