@@ -1,6 +1,6 @@
 """Verification of programs by assert-style tests, beside harnesses that run a Python process for each.
 
-    .quartet/envs/reward/bin/python benchmarks/code.py [FILE]
+    .quartet/envs/reward/bin/python benchmarks/programs.py [FILE]
 
 Ours: a reward service with four slots, asked over gRPC for all problems in one call. A judged execution takes two, one
 for the program and one for its tests, so two problems are under way at a time; each is fully isolated.
