@@ -1,6 +1,6 @@
 """Verification of programs by assert-style tests, beside harnesses that run a Python process for each.
 
-    .quartet/envs/reward/bin/python benchmarks/programs.py [FILE]
+    .quartet/envs/reward/bin/python benchmarks/programs.py [FILE]     (or DATA=folder in the environment)
 
 Ours: a reward service with four slots, asked over gRPC for all problems in one call. A judged execution takes two, one
 for the program and one for its tests, so two problems are under way at a time; each is fully isolated.
@@ -11,13 +11,14 @@ Peers, two processes at a time, none isolated, the exit status for a verdict:
   ColossalChat's puts before every program;
 - bare Python: `python -I` for each program with its tests and no imports: less than any harness does, given as a limit.
 
-FILE: problems in HumanEval's format (JSONL, may be gzipped); without it 160 of the same kind and size, made here from a
-seed. All must give the right verdict on each, or there is no figure.
+FILE: problems in HumanEval's format (JSONL, may be gzipped), by default DATA's `humaneval/HumanEval.jsonl.gz`; without
+either 160 of the same kind and size, made here from a seed. All must give the right verdict on each, or there is no figure.
 """
 
 import argparse
 import gzip
 import json
+import os
 import random
 import subprocess
 import sys
@@ -98,7 +99,9 @@ def run_python(problem: dict[str, str], options: list[str], imports: str) -> boo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Programs verified by the service, beside a Python process for each.")
-    parser.add_argument("file", type=Path, nargs="?", help="problems in HumanEval's format")
+    data = os.environ.get("DATA")
+    default = Path(data, "humaneval", "HumanEval.jsonl.gz") if data else None
+    parser.add_argument("file", type=Path, nargs="?", default=default, help="problems in HumanEval's format")
     arguments = parser.parse_args()
     problems = read_problems(arguments.file) if arguments.file else make_problems(PROBLEMS)
     request = reward_pb2.ScoreRequest(items=[item_of(index, problem) for index, problem in enumerate(problems)])
