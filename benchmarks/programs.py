@@ -12,7 +12,8 @@ Peers, two processes at a time, none isolated, the exit status for a verdict:
 - bare Python: `python -I` for each program with its tests and no imports: less than any harness does, given as a limit.
 
 FILE: problems in HumanEval's format (JSONL, may be gzipped), by default DATA's `humaneval/HumanEval.jsonl.gz`; without
-either 160 of the same kind and size, made here from a seed. All must give the right verdict on each, or there is no figure.
+either 160 of the same kind and size, made here from a seed. All must give the right verdict on each, or there is no
+figure.
 """
 
 import argparse
