@@ -232,7 +232,7 @@ def kept_figure(address: str, folder: Path, client: redis.Redis) -> Figure:
         before = memory_of(client)
         load.queue(KEPT_GROUPS)
         load.start()
-        while client.xlen("q:{kept}:ready") < KEPT_GROUPS:
+        while int(client.hget("q:{kept}:stats", "ready") or 0) < KEPT_GROUPS:
             client.ping()  # the rollout is at work; its end is seen by the limit of the benchmark
         load.end()
         grown = memory_of(client) - before

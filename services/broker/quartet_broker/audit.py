@@ -54,7 +54,7 @@ class _Found:
             if kind == b"i" and rest not in self.instances:
                 self.instances.add(rest)
                 new.append(rest)
-            elif kind == b"prompts":
+            elif kind in (b"prompts", b"ready") and rest:
                 self.streams.add(kind + b":" + rest)
             elif kind == b"batch":
                 self.steps.add(rest)

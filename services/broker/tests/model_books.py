@@ -124,7 +124,7 @@ class Books:
             "waiting": {stream: list(names) for stream, names in self.streams.items() if names},
             "tickets": {stream: sorted(names) for stream, names in tickets.items()},
             "leases": {group.lease: group.expiry for group in self.groups.values() if group.lease},
-            "ready": [(name, self.groups[name].version) for name in self.ready],
+            "ready": sorted(((name, self.groups[name].version) for name in self.ready), key=lambda each: each[1]),
             "batches": {step: (self.batch_state[step], list(names)) for step, names in self.batches.items()},
             "open bytes": self.bytes_of(*OPEN),
             "batch bytes": {

@@ -291,7 +291,8 @@ class Reference(Books):
             return self._manifest(step, replayed=True)
         if step not in self.batches and step != self.next_step():
             raise Refused("FAILED_PRECONDITION")
-        for name in [name for name in self.ready if self.groups[name].version < step - self.spec.max_staleness]:
+        by_version = sorted(self.ready, key=lambda name: self.groups[name].version)
+        for name in [name for name in by_version if self.groups[name].version < step - self.spec.max_staleness]:
             self.since["stale"] += 1
             self.ready.remove(name)
             self.requeue(name, 0)

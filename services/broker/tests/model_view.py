@@ -32,7 +32,6 @@ for _, prefix in ipairs(ARGV) do
     elseif kind == 'stream' and rest ~= 'events' then
       for _, entry in ipairs(redis.call('XRANGE', key, '-', '+')) do
         table.insert(value, entry[2][2])
-        table.insert(value, entry[2][4] or '')
       end
     end
     table.insert(found, { prefix, rest, value })
@@ -49,6 +48,14 @@ def look(redis, run_ids: list[str]) -> list[dict[str, object]]:
     for prefix, rest, value in json.loads(redis.eval(_LOOK, 0, *prefixes)):
         found[prefix][rest] = value or []
     return [_picture(found[prefix]) for prefix in prefixes]
+
+
+def _ready(found: dict[str, list]) -> list[tuple[str, int]]:
+    """Return name and version of the ready groups, by version, those of a version as they came."""
+    streams = {int(version): names for version, names in _under(found, "ready:").items()}
+    assert sorted(streams) == sorted(_scores(found.get("ready", [])).values()), "each version that has groups is listed"
+    assert all(streams.values()), "a version without groups has no stream"
+    return [(name, version) for version in sorted(streams) for name in streams[version]]
 
 
 def _pairs(flat: list) -> dict:
@@ -68,7 +75,7 @@ def _picture(found: dict[str, list]) -> dict[str, object]:
     batch_states = {int(step): state for step, state in _pairs(found.get("batches", [])).items()}
     states, held, contents = _instances(found, batch_states)
     stats = {name: int(value) for name, value in _pairs(found.get("stats", [])).items()}
-    streams = {f"prompts:{name}": value[::2] for name, value in _under(found, "prompts:").items()}
+    streams = {f"prompts:{name}": value for name, value in _under(found, "prompts:").items()}
     leases = _scores(found.get("leases", []))
     assert sorted(held) == sorted(leases), "each lease of an instance has a time, and each time an instance"
     results = {pool: _scores(value) for pool, value in _under(found, "results:").items() if value}
@@ -88,7 +95,7 @@ def _picture(found: dict[str, list]) -> dict[str, object]:
         },
         "tickets": {stream: sorted(names) for stream, names in streams.items() if names},
         "leases": leases,
-        "ready": [(name, int(version)) for name, version in _pairs(found.get("ready", [])).items()],
+        "ready": _ready(found),
         "batches": {step: (state, found.get(f"batch:{step}", [])) for step, state in batch_states.items()},
         "open bytes": stats.get("open_bytes", 0),
         "batch bytes": {int(step): int(size) for step, size in _pairs(found.get("batches:bytes", [])).items()},

@@ -267,7 +267,7 @@ async def _lose(hand, name):
 
 
 async def _second_ticket(hand, stream, name):
-    await hand.redis.xadd(hand.key(stream), {"i": name, "v": 0})
+    await hand.redis.xadd(hand.key(stream), {"i": name})
 
 
 async def _lose_ticket(hand, name):
@@ -339,7 +339,7 @@ TAMPERINGS = {
     ),
     "a lost lease": (lambda hand: hand.redis.zrem(hand.key("leases"), hand.lease), r"l is LEASED without a lease"),
     "a lost queued instance": (lambda hand: _lose(hand, "q"), r"a ticket in prompts:train names q, which is not there"),
-    "a lost ready group": (lambda hand: _lose(hand, "r"), r"a ticket in ready names r, which is not there"),
+    "a lost ready group": (lambda hand: _lose(hand, "r"), r"a ticket in ready:\d+ names r, which is not there"),
     "a lost group of a batch": (lambda hand: _lose(hand, "b"), r"the batch of step 2 names b, which is not there"),
     "a lost leased instance": (lambda hand: _lose(hand, "l"), r"the lease .*:l is of l, which is not there"),
     "a lost dead prompt": (lambda hand: _lose(hand, "d"), r"d is among the dead, but is not there"),
@@ -348,14 +348,18 @@ TAMPERINGS = {
         r"q is QUEUED, but no ticket of it stands in prompts:train",
     ),
     "a lost ticket of a lease": (lambda hand: _lose_ticket(hand, "l"), r"l is LEASED, but no ticket of it stands in"),
-    "a lost ready ticket": (lambda hand: _lose_ticket(hand, "r"), r"r is READY, but no ticket of it stands in ready"),
+    "a lost ready ticket": (lambda hand: _lose_ticket(hand, "r"), r"r is READY, but no ticket of it stands in ready:"),
     "a second ticket": (
         lambda hand: _second_ticket(hand, "prompts:again", "q"),
         r"a ticket in prompts:again names q, which is QUEUED with another ticket or none",
     ),
     "a second ready ticket": (
-        lambda hand: _second_ticket(hand, "ready", "b"),
-        r"a ticket in ready names b, which is LEASED_TO_TRAINER with another ticket or none",
+        lambda hand: _second_ticket(hand, "ready:2", "b"),
+        r"a ticket in ready:2 names b, which is LEASED_TO_TRAINER with another ticket or none",
+    ),
+    "ready groups that no list names": (
+        lambda hand: hand.redis.delete(hand.key("ready")),
+        r"no list names ready:\d+: its groups reach no batch",
     ),
     "a stream without group": (
         lambda hand: hand.redis.xgroup_destroy(hand.key("prompts:train"), "rollouts"),

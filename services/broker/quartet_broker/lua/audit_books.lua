@@ -54,9 +54,15 @@ local function place(stream)
   end
 end
 local expected = { ['prompts:train'] = 1, ['prompts:again'] = 1, ['prompts:serve'] = 1 }
-for _, stream in ipairs(streams) do expected[stream] = 1 end
+for _, stream in ipairs(streams) do
+  if not is_ready(stream) or call('EXISTS', P .. stream) == 1 then expected[stream] = 1 end
+end
+for _, version in ipairs(call('ZRANGE', READY, 0, -1)) do expected[ready(version)] = 1 end
 for stream in pairs(expected) do
-  if call('EXISTS', P .. stream) == 1 then
+  if is_ready(stream) then
+    place(stream)
+    if not call('ZSCORE', READY, string.sub(stream, 7)) then fault('no list names %s: its groups reach no batch', stream) end
+  elseif call('EXISTS', P .. stream) == 1 then
     for _, group in ipairs(call('XINFO', 'GROUPS', P .. stream)) do
       cursors[stream] = pairs_of(group)['last-delivered-id']
     end
@@ -64,7 +70,6 @@ for stream in pairs(expected) do
     place(stream)
   end
 end
-place('ready')
 local function was_delivered(stream, entry)
   local cursor = cursors[stream] or '0-0'
   local at, n = string.match(entry, '(%d+)-(%d+)')
@@ -135,7 +140,7 @@ local function check_tickets(id, state, stream, ticket)
   if not (QUEUE[state] or state == 'READY') then return end
   if not found then
     fault('%s is %s, but no ticket of it stands in %s', id, state, stream or 'any stream')
-  elseif (stream == 'ready') ~= (state == 'READY') then
+  elseif is_ready(stream) ~= (state == 'READY') then
     fault('%s is %s, but its ticket stands in %s', id, state, stream)
   elseif state == 'QUEUED' and was_delivered(stream, ticket) then
     fault('%s is QUEUED, but its ticket was delivered: nobody will be given it', id)

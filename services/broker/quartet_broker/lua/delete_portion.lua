@@ -58,8 +58,12 @@ local function unlink_each(prefix)
   end
 end
 
-for _, stream in ipairs({ 'prompts:train', 'prompts:again', 'prompts:serve', 'ready' }) do
+for _, stream in ipairs({ 'prompts:train', 'prompts:again', 'prompts:serve' }) do
   if not empty(of_stream(stream)) then return { 'OK', 1 } end
+end
+for _, version in ipairs(call('ZRANGE', READY, 0, -1)) do
+  if not empty(of_stream(ready(version))) then return { 'OK', 1 } end
+  call('UNLINK', P .. ready(version))
 end
 for _, step in ipairs(call('HKEYS', BATCHES)) do
   if not empty(of_batch(step)) then return { 'OK', 1 } end

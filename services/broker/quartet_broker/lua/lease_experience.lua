@@ -11,7 +11,7 @@ if step < number('committed_step') then return { 'COMMITTED', call('HGET', RUN, 
 
 -- `names`: those under which its groups are stored, where they are known.
 local function granted(before, names)
-  local last = prompts_are_over() and call('XLEN', READY) == 0 and next_step() == step + 1
+  local last = prompts_are_over() and call('ZCARD', READY) == 0 and next_step() == step + 1
   local reply = { 'GRANTED', before and 1 or 0, last and 1 or 0 }
   for _, id in ipairs(call('LRANGE', batch(name), 0, -1)) do
     table.insert(reply, id)
@@ -26,15 +26,32 @@ local due = next_step()
 if not state and step ~= due then return { 'OUT_OF_ORDER', due } end
 
 -- What became too old goes back as prompts.
-local fresh, oldest = {}, step - number('max_staleness')
-for _, entry in ipairs(call('XRANGE', READY, '-', '+')) do
-  local id, version = entry[2][2], tonumber(entry[2][4])
-  if version < oldest then
+local function entries(version, most) return call('XRANGE', P .. ready(version), '-', '+', 'COUNT', most) end
+local too_old = string.format('(%d', step - number('max_staleness'))
+for _, version in ipairs(call('ZRANGEBYSCORE', READY, '-inf', too_old)) do
+  for _, entry in ipairs(entries(version, call('XLEN', P .. ready(version)))) do
     count('stale', 1)
-    requeue(id, 0)
-  else
-    local stored, bytes = entry[2][6], tonumber(entry[2][8])
-    table.insert(fresh, { id = id, version = version, ticket = entry[1], place = #fresh, name = stored, bytes = bytes })
+    requeue(entry[2][2], 0)
+  end
+end
+
+-- Of equal weights the one that was ready first. FIFO goes by weights too: a group that others overtook on its way here
+-- would be too old for the step after.
+local newest_first = call('HGET', RUN, 'lease_order') == 'FRESH_FIRST'
+local versions, fresh = call(newest_first and 'ZREVRANGE' or 'ZRANGE', READY, 0, -1), 0
+for _, version in ipairs(versions) do fresh = fresh + call('XLEN', P .. ready(version)) end
+
+-- Takes at most `most` groups off their streams; `take` is called with the entry of each.
+local function take_off(most, take)
+  for _, version in ipairs(versions) do
+    if most == 0 then return end
+    local tickets = {}
+    for _, entry in ipairs(entries(version, most)) do
+      table.insert(tickets, entry[1])
+      take(entry[2])
+    end
+    tear(ready(version), tickets)
+    most = most - #tickets
   end
 end
 
@@ -42,44 +59,29 @@ local have = call('LLEN', batch(name))
 local needed = number('groups_per_step') - have
 local over = prompts_are_over()
 local partial = call('HGET', RUN, 'partial_batch')
-if #fresh < needed and over and partial == 'DROP' then
+if fresh < needed and over and partial == 'DROP' then
   -- The last groups do not make a batch: drop them, those of a batch cut short by DropExperience included.
-  local tickets, ids = {}, call('LRANGE', batch(name), 0, -1)
-  settle(ids, 'DROPPED', at)
-  ids = {}
-  for _, group in ipairs(fresh) do
-    table.insert(tickets, group.ticket)
-    table.insert(ids, group.id)
-  end
-  tear('ready', tickets)
+  settle(call('LRANGE', batch(name), 0, -1), 'DROPPED', at)
+  local ids = {}
+  take_off(fresh, function(group) table.insert(ids, group[2]) end)
   settle(ids, 'DROPPED', at)
   call('UNLINK', batch(name))
   call('HDEL', BATCHES, name)
   call('HDEL', BATCH_BYTES, name)
-  count('dropped', #fresh + have)
+  count('dropped', fresh + have)
   return { 'SHORT', 0, needed, 1 }
-elseif #fresh < needed and not (over and #fresh + have > 0) then
+elseif fresh < needed and not (over and fresh + have > 0) then
   call('HSET', RUN, 'wanted', needed)
-  return { 'SHORT', #fresh, needed, over and 1 or 0 }
+  return { 'SHORT', fresh, needed, over and 1 or 0 }
 end
 
--- Of equal weights the one that was ready first. FIFO goes by weights too: a group that others overtook on its way here
--- would be too old for the step after.
-local sign = call('HGET', RUN, 'lease_order') == 'FRESH_FIRST' and -1 or 1
-table.sort(fresh, function(a, b)
-  if a.version ~= b.version then return sign * a.version < sign * b.version end
-  return a.place < b.place
+local ids, bytes, names = {}, 0, {}
+take_off(math.min(needed, fresh), function(group)
+  local id = group[2]
+  table.insert(ids, id)
+  names[id], bytes = group[4], bytes + group[6]
+  call('HSET', instance(id), 'state', 'LEASED_TO_TRAINER', 'step', name)
 end)
-local tickets, ids, bytes, names = {}, {}, 0, {}
-for n = 1, math.min(needed, #fresh) do
-  local group = fresh[n]
-  table.insert(tickets, group.ticket)
-  table.insert(ids, group.id)
-  names[group.id] = group.name
-  bytes = bytes + group.bytes
-  call('HSET', instance(group.id), 'state', 'LEASED_TO_TRAINER', 'step', name)
-end
-tear('ready', tickets)
 if #ids > 0 then call_many('RPUSH', batch(name), ids) end
 call('HSET', BATCHES, name, 'GRANTED')
 call('HINCRBY', BATCH_BYTES, name, bytes)

@@ -57,6 +57,7 @@ local function show(name, bytes)
   emit('sample', call('GET', transcript(name)))
 end
 
+local listed = {}
 local KEPT = { 'state', 'purpose', 'stream', 'ticket', 'pinned', 'evaluation', 'lease' }
 local known = {}
 
@@ -95,10 +96,15 @@ local function put(n)
   if open_bytes + bytes > room_bytes and stored >= step then return 'NO_ROOM' end
 
   -- What a batch needs to know of its groups stands in their tickets.
-  local ticket = call('XADD', READY, '*', 'i', id, 'v', oldest, 's', name, 'b', bytes)
+  local stream = ready(ARGV[n + 3])
+  if not listed[stream] then
+    call('ZADD', READY, oldest, ARGV[n + 3])
+    listed[stream] = true
+  end
+  local ticket = call('XADD', P .. stream, '*', 'i', id, 's', name, 'b', bytes)
   -- `lease` and `holder` stay in the hash: without its place among the leases a lease is worth nothing.
   call('HSET', instance(id), 'stored', name, 'bytes', bytes, 'shown', shown_bytes, 'finished', at, 'version', oldest,
-    'state', 'READY', 'stream', 'ready', 'ticket', ticket)
+    'state', 'READY', 'stream', stream, 'ticket', ticket)
   take_off(h[3], h[4], lease)
   table.insert(finished, id)
   stored, open_bytes = stored + 1, open_bytes + bytes
@@ -134,5 +140,5 @@ if #answered > 0 then call('ZREM', LEASES, unpack(answered)) end
 if #finished > 0 then ring_results(finished) end
 if lost then expire_leases(at, 100) end
 -- Wake the trainer only when there may be enough for it.
-if #finished > 0 and (call('XLEN', READY) >= tonumber(wanted or 1) or over == '1') then ring('experience') end
+if #finished > 0 and (gauge('ready') >= tonumber(wanted or 1) or over == '1') then ring('experience') end
 return reply

@@ -17,6 +17,9 @@ local MOST_ARGUMENTS = 4000
 
 local function instance(id) return P .. 'i:' .. id end
 local function batch(step) return P .. 'batch:' .. step end
+-- The stream of the ready groups of a version, without P; READY, a sorted set, lists the versions that have one.
+local function ready(version) return 'ready:' .. version end
+local function is_ready(stream) return string.sub(stream, 1, 6) == 'ready:' end
 -- What a group is made of, by the name it was stored under; it never passes through a script.
 local function payload(name) return P .. 'payload:' .. name end
 local function transcript(name) return P .. 'transcript:' .. name end

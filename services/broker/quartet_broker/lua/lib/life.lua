@@ -38,10 +38,14 @@ end
 -- Takes tickets out of their stream, delivered or not.
 local function tear(stream, tickets)
   if #tickets == 0 then return end
-  if stream ~= 'ready' then call('XACK', P .. stream, 'rollouts', unpack(tickets)) end
+  if not is_ready(stream) then call('XACK', P .. stream, 'rollouts', unpack(tickets)) end
   call('XDEL', P .. stream, unpack(tickets))
-  -- The stream of a pinned version is not used again once the version has passed.
-  if string.sub(stream, 1, 12) == 'prompts:pin:' and call('XLEN', P .. stream) == 0 then call('UNLINK', P .. stream) end
+  -- The stream of a version is not used again once the version has passed.
+  local of_version = is_ready(stream) or string.sub(stream, 1, 12) == 'prompts:pin:'
+  if of_version and call('XLEN', P .. stream) == 0 then
+    call('UNLINK', P .. stream)
+    if is_ready(stream) then call('ZREM', READY, string.sub(stream, 7)) end
+  end
 end
 
 -- LEASED, or a stored group -> QUEUED, ahead of prompts never delivered.
