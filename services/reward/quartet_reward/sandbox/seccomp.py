@@ -58,31 +58,45 @@ def _null(index: int) -> bytes:
     return b"".join([*tests, _refuse(errno.EPERM), _line(_RETURN, _ALLOW)])
 
 
-def _case(name: str, body: bytes) -> bytes:
-    """What to do with one call; `body` always returns."""
-    return _line(_EQUAL, NUMBERS[name], 0, len(body) // 8) + body
+def _choose(ranges: list[tuple[int, bytes]]) -> bytes:
+    """Search for a call's range by halves. `ranges`: the first number of each, and what to do, which always returns."""
+    if len(ranges) == 1:
+        return ranges[0][1]
+    middle = len(ranges) // 2
+    below, above = _choose(ranges[:middle]), _choose(ranges[middle:])
+    return _line(_AT_LEAST, ranges[middle][0], len(below) // 8, 0) + below + above
 
 
 def assemble() -> bytes:
-    """Return the program."""
-    no_clone = [_argument(0), _line(_ANY_BIT, ALL_NEW, 0, 1), _refuse(errno.EPERM), _line(_RETURN, _ALLOW)]
-    cases = [
-        _case("clone", b"".join(no_clone)),
-        _case("clone3", _refuse(errno.ENOSYS)),
-        _case("fcntl", _none_of(1, _FCNTL_REFUSED)),
-        _case("ioctl", _only(1, _IOCTLS, errno.ENOTTY)),
-        _case("prctl", _only(0, (_PR_SET_NAME, _PR_GET_NAME, _PR_SET_VMA), errno.EPERM)),
-        _case("prlimit64", _null(2)),  # limits can be read, not set
-        _case("sendto", _null(4)),  # on a connected socket only
-        _case("socketpair", _only(0, (_AF_UNIX,), errno.EPERM)),
-    ]
+    """Return the program.
+
+    Each new process has the kernel check it, translate it, and try it for every call there is. One that searches by
+    halves takes the kernel 0.1 ms, a list of all calls 0.24 ms.
+    """
+    allow, refuse = _line(_RETURN, _ALLOW), _refuse(errno.EPERM)
+    no_clone = [_argument(0), _line(_ANY_BIT, ALL_NEW, 0, 1), refuse, allow]
+    special = {
+        "clone": b"".join(no_clone),
+        "clone3": _refuse(errno.ENOSYS),
+        "fcntl": _none_of(1, _FCNTL_REFUSED),
+        "ioctl": _only(1, _IOCTLS, errno.ENOTTY),
+        "prctl": _only(0, (_PR_SET_NAME, _PR_GET_NAME, _PR_SET_VMA), errno.EPERM),
+        "prlimit64": _null(2),  # limits can be read, not set
+        "sendto": _null(4),  # on a connected socket only
+        "socketpair": _only(0, (_AF_UNIX,), errno.EPERM),
+    }
     if "arch_prctl" in NUMBERS:
-        cases.append(_case("arch_prctl", _only(0, (_ARCH_SET_FS,), errno.EPERM)))
+        special["arch_prctl"] = _only(0, (_ARCH_SET_FS,), errno.EPERM)
+    bodies = dict.fromkeys(HARMLESS.values(), allow) | {NUMBERS[name]: body for name, body in special.items()}
+    ranges = [(0, bodies.get(0, refuse))]
+    for number in range(1, max(bodies) + 2):
+        body = bodies.get(number, refuse)
+        if body != ranges[-1][1]:
+            ranges.append((number, body))
     head = [_line(_LOAD, _ARCH), _line(_EQUAL, AUDIT_ARCH, 1, 0), _line(_RETURN, _KILL), _line(_LOAD, _NUMBER)]
     if syscalls.MACHINE == "x86_64":
         head += [_line(_AT_LEAST, _X32, 0, 1), _line(_RETURN, _KILL)]
-    plain = [_line(_EQUAL, number, 0, 1) + _line(_RETURN, _ALLOW) for number in HARMLESS.values()]
-    return b"".join([*head, *plain, *cases, _refuse(errno.EPERM)])
+    return b"".join([*head, _choose(ranges)])
 
 
 class Filter:
