@@ -16,9 +16,10 @@ tensors and with numpy arrays, at one group a message; and, since batching is op
 prompts a message that ColossalChat has by default, and numpy at as many a call as ours. The queue knows padded groups
 alone.
 
-Redis appends to its file and syncs it every second, as the launcher starts it. Both groups of `groups.py` are measured,
-and all variants must yield the same arrays: a checksum is compared in the first round, which is not timed. The log says
-what each process needs of CPU for a group: with fewer cores than processes, that is what decides.
+Redis appends to its log and syncs it every second, as the launcher starts it; before each round the log is rewritten
+and the disk left to finish. Both groups of `groups.py` are measured, and all variants must yield the same arrays: a
+checksum is compared in the first round, which is not timed. The log says what each process needs of CPU for a group:
+with fewer cores than processes, that is what decides.
 """
 
 import argparse
@@ -29,9 +30,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import grpc
+import redis
 from broker_load import create_run, submit
 from broker_town import cpu_seconds, listener, redis_server
 from groups import SHAPES
@@ -43,7 +46,8 @@ BATCHES = (32, 128)  # groups a step and a call; the Ray peers, which know no ba
 COMMIT_EVERY = 4
 MAX_STALENESS = 4
 GROUPS = {"padded": 640, "ragged": 1280}  # a round
-ROUNDS = 5
+ROUNDS = 7
+REWRITE_SECONDS = 60
 CHECKED_GROUPS = 384  # of the round whose checksums are compared, and of the Ray peers' rounds
 
 # Name: way of broker_ray.py, groups a call.
@@ -123,9 +127,10 @@ class Setting:
 
     def __init__(self, options: argparse.Namespace, folder: Path, stack: contextlib.ExitStack):
         self.options, self.folder = options, folder
-        url, redis = stack.enter_context(redis_server(folder))
+        url, server = stack.enter_context(redis_server(folder))
+        self._client = stack.enter_context(redis.Redis.from_url(url))
         address = stack.enter_context(service("broker", folder, [f"broker.redis_url={url}"]))
-        self._processes = {"broker": listener(address), "redis": redis}
+        self._processes = {"broker": listener(address), "redis": server}
         relay = self._start_relay(url, stack) if "relay" in options.variants else ""
         self.ray = ray_side(folder, stack) if set(options.variants) & set(RAY) else None
         self.settings = {
@@ -150,6 +155,16 @@ class Setting:
                 raise RuntimeError(f"the relay does not serve: {log.read_text()[-2000:]}") from None
         self._processes["relay"] = listener(address)
         return address
+
+    def calm(self) -> None:
+        """Have Redis' log short and the disk idle, or rounds would pay for what those before them wrote."""
+        self._client.bgrewriteaof()
+        deadline = time.monotonic() + REWRITE_SECONDS
+        while self._client.info("persistence")["aof_rewrite_in_progress"]:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"Redis has not rewritten its log in {REWRITE_SECONDS} s")
+            time.sleep(0.01)
+        os.sync()
 
     def cpu(self) -> dict[str, float]:
         """Return the CPU seconds that broker and Redis have used."""
@@ -187,6 +202,7 @@ def measure(shape: str, batch: int, setting: Setting) -> dict[str, float]:
                 count = CHECKED_GROUPS if brief else setting.options.groups or GROUPS[shape]
                 if each.variant == "ours":
                     submit(setting.settings["address"], f"{shape}-{batch}", f"round-{index}", count)
+                setting.calm()
                 before = setting.cpu()
                 seconds, by_role, checksum = each.round(count, check=index < 0)
                 after = setting.cpu()
