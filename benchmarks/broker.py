@@ -42,7 +42,7 @@ from measuring import ENVIRONMENTS, ROOT, START_SECONDS, Figure, Side, free_port
 
 from quartet_common.channel import connect_sync
 
-BATCHES = (32, 128)  # groups a step and a call; the Ray peers, which know no batches, run beside the first
+BATCHES = (32, 128)  # groups a step and a call; the Ray peers, which know none of them, run beside the first
 COMMIT_EVERY = 4
 MAX_STALENESS = 4
 GROUPS = {"padded": 640, "ragged": 1280}  # a round
@@ -235,23 +235,29 @@ def tell_cpu(what: str, variant: str, rates: list[float], used: dict[str, float]
 
 
 def compare(rates: dict[tuple[str, int], dict[str, float]]) -> list[Figure]:
-    """Return our rates beside each peer's."""
+    """Return our rates beside each peer's; beside Ray's, which know nothing of our batches, for each of these."""
     figures = []
+    first = next(iter(rates))[1]
     for (shape, batch), measured in rates.items():
         name = f"broker: {shape} groups, {batch} a call, arrays to arrays"
         if {"relay", "redis"} <= measured.keys():
             limit = f"broker: {shape} groups, {batch} a call, {RELAY}"
             figures.append(Figure(limit, "groups/s", measured["relay"], measured["redis"], PEERS["redis"], "higher"))
-        for variant in measured:
+        for variant, rate in (measured | ray_rates(rates, shape, first)).items():
             if variant != "ours":
-                figures.append(Figure(name, "groups/s", measured["ours"], measured[variant], PEERS[variant], "higher"))
+                figures.append(Figure(name, "groups/s", measured["ours"], rate, PEERS[variant], "higher"))
         if shape == "ragged":
             # What is ragged with us is padded there.
-            padded = rates.get(("padded", batch), {})
-            for variant in (variant for variant in padded if RAY.get(variant, ("",))[0] == "queue"):
-                peer_name = f"{PEERS[variant]}, padded as it must"
-                figures.append(Figure(name, "groups/s", measured["ours"], padded[variant], peer_name, "higher"))
+            for variant, rate in ray_rates(rates, "padded", first).items():
+                if RAY[variant][0] == "queue":
+                    peer_name = f"{PEERS[variant]}, padded as it must"
+                    figures.append(Figure(name, "groups/s", measured["ours"], rate, peer_name, "higher"))
     return figures
+
+
+def ray_rates(rates: dict[tuple[str, int], dict[str, float]], shape: str, batch: int) -> dict[str, float]:
+    """Return the rates of the Ray peers measured beside this batch."""
+    return {variant: rate for variant, rate in rates.get((shape, batch), {}).items() if variant in RAY}
 
 
 def main() -> None:
