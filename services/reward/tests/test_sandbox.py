@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -191,14 +192,17 @@ async def test_after_its_end_it_runs_nothing() -> None:
 
 
 async def test_packages_can_be_imported() -> None:
-    folder = Path(__file__).with_name("sandbox_packages")
-    chosen = SandboxSection(minimum=Mode.UNSAFE, packages=(str(folder),), python=interpreter(MODES[0]))
-    sandbox = await open_sandbox(chosen, only=MODES[0])
-    try:
-        execution = await run(sandbox, "import quartet_test_package as p; print(p.ANSWER)")
-        assert execution.stdout == b"42\n", execution
-    finally:
-        await sandbox.close()
+    # Not under /tmp, where programs have their own.
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        os.chmod(folder, 0o755)
+        Path(folder, "quartet_test_package.py").write_text("ANSWER = 42\n")
+        chosen = SandboxSection(minimum=Mode.UNSAFE, packages=(folder,), python=interpreter(MODES[0]))
+        sandbox = await open_sandbox(chosen, only=MODES[0])
+        try:
+            execution = await run(sandbox, "import quartet_test_package as p; print(p.ANSWER)")
+            assert execution.stdout == b"42\n", execution
+        finally:
+            await sandbox.close()
 
 
 @pytest.mark.parametrize("packages", ["relative/path", "/tmp/packages", "/nowhere/at/all"])

@@ -1,3 +1,0 @@
-"""A package that programs in the sandbox may import, for test_sandbox.py."""
-
-ANSWER = 42
