@@ -43,7 +43,13 @@ from tests.hostile.answers import ANSWERS  # noqa: E402
 
 # Threads: asyncio's pool for waiting on ended processes fills up to this. The rest is what is under way.
 ALLOWED = {"rss": 24 << 20, "threads": (os.cpu_count() or 1) + 4, "fds": 8, "processes": 3}
-SETTINGS = ["reward.workers=2", "reward.deadline_seconds=2", "reward.max_queue=1024"]
+# What is remembered is full long before the samples that are compared begin: until then memory grows, as it may.
+SETTINGS = [
+    "reward.workers=2",
+    "reward.deadline_seconds=2",
+    "reward.max_queue=1024",
+    "reward.cache_bytes=1048576",
+]
 A_MESSAGE = 8
 MOST_ATTEMPTS = 4
 HOSTILE_SHARE, WORKER_SHARE, CODE_SHARE = 0.10, 0.10, 0.10
