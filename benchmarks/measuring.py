@@ -127,6 +127,20 @@ def service(kind: str, folder: Path, settings: list[str]) -> Iterator[str]:
         yield address
 
 
+def server_at(kind: str, address: str) -> int:
+    """Return the process id of a service that `service` runs. Raises RuntimeError if there is none."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue  # it has just ended
+            named = f"addresses.{kind}={address}".encode() in words
+            if words[1:3] == [b"-m", f"quartet_{kind}".encode()] and named:
+                return int(folder.name)
+    raise RuntimeError(f"no process serves at {address}")
+
+
 def seconds_of(work: Callable[[], object]) -> float:
     """Return the wall time of a call."""
     started = time.perf_counter()

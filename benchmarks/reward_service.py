@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import grpc
-from measuring import Figure, in_turn, report, service
+from measuring import Figure, in_turn, report, server_at, service
 from quartet.v1 import reward_pb2, reward_pb2_grpc
 
 from quartet_common.channel import connect, connect_sync
@@ -138,19 +138,6 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def server_at(address: str) -> int:
-    """Return the process id of the service that was told to serve at an address."""
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                words = (folder / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if words[1:3] == [b"-m", b"quartet_reward"] and f"addresses.reward={address}".encode() in words:
-                return int(folder.name)
-    raise RuntimeError(f"no process serves at {address}")
-
-
 async def loaded(address: str) -> list[Figure]:
     """Measure what needs many calls at a time."""
     figures = []
@@ -160,7 +147,7 @@ async def loaded(address: str) -> list[Figure]:
         for concurrent in CONCURRENT:
             p50, p99 = await latencies(stub, concurrent)
             figures.append(Figure(f"reward: p99 of {concurrent} calls at a time", "ms", p99, p50, "their p50", "lower"))
-        server = server_at(address)
+        server = server_at("reward", address)
         costs: dict[int, list[float]] = {1: [], 8: []}
         for _ in range(3):
             for a_message, measured in costs.items():

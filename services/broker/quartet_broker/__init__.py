@@ -6,7 +6,10 @@ number of brokers may serve one Redis. `docs/broker.md` has the table of states.
 - `servicer`: BrokerService, an RPC a line; each hands on to one of the following.
 - `runs`, `prompts`, `experience`, `sessions`, `members`, `evaluations`, `results`, `events`: the RPCs by subject.
 - `spec`, `validation`: what a caller may send; the defaults of a run's specification.
-- `store`: Redis and its failures; `scripts`: the Lua files; `keys`: names of keys; `bell`: waiting without polling.
+- `store`: Redis and its failures; `trips`: round trips to it; `servers`, `redis_url`: which server has a key;
+  `scripts`: the Lua files; `keys`: names of keys.
+- `bell`: waiting without polling; `lanes`: those who wait at the gate stand in line.
+- `wire`: a batch's messages as bytes; `audit`: a run's books, proved.
 - `sweeper`: what time does: expiry, health, gauges.
 - `config`, `__main__`: the [broker] section and the command line.
 
