@@ -27,6 +27,10 @@ class MicroBatch:
     """int64 [t]: the position that predicts it, one before its own."""
     targets: Tensor
     """int64 [t]: its id."""
+    sequences: Tensor
+    """int64 [t]: the completion of the micro-batch that it belongs to, in [0, M). Completions are never cut."""
+    tokens: Tensor
+    """int64 [t]: its place among the T completion tokens of the global batch."""
     temperatures: Tensor
     """float32 [t]: what it was sampled at."""
     rollout_log_probs: Tensor
@@ -73,6 +77,8 @@ def collate(batch: ExperienceBatch, plan: StepPlan, completions: np.ndarray) -> 
         rows=rows,
         columns=prompt_lengths[rows] + offset - 1,
         targets=batch.completion_tokens[token].long(),
+        sequences=rows,
+        tokens=token,
         temperatures=batch.temperatures[chosen][rows],
         rollout_log_probs=batch.rollout_log_probs[token],
         advantages=plan.advantages[token],
