@@ -75,6 +75,11 @@ def alphabetical_with_schemas(w, answer):
         assert info.description and json.loads(info.parameters_schema)["type"] == "object"
 
 
+def said_and_left(w, answer):
+    assert (answer.outcome, answer.exit_code) == (pb.EXECUTION_OUTCOME_EXITED, 3)
+    assert (answer.stdout, answer.stderr) == ("42\n", "so far")
+
+
 def score(*items):
     return lambda w: pb.ScoreRequest(items=items)
 
@@ -118,5 +123,22 @@ CASES = [
         bad_one_fails_alone,
     ),
     Good("RewardService.ListVerifiers", "all", lambda w: pb.ListVerifiersRequest(), alphabetical_with_schemas),
+    Good(
+        "RewardService.Execute",
+        "a program that reads, prints and leaves",
+        lambda w: pb.ExecuteRequest(
+            source="import sys; print(int(input()) * 2); sys.stderr.write('so far'); sys.exit(3)", stdin="21\n"
+        ),
+        said_and_left,
+        volatile=("elapsed",),
+    ),
+    Bad("RewardService.Execute", "no source", lambda w: pb.ExecuteRequest(stdin="21"), INVALID, "source"),
+    Bad(
+        "RewardService.Execute",
+        "a language that is not there",
+        lambda w: pb.ExecuteRequest(language="cobol", source="STOP RUN."),
+        INVALID,
+        "language",
+    ),
     NoBadInput("RewardService.ListVerifiers", "the request has no field, and the list is there in every state"),
 ]

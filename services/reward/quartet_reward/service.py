@@ -9,6 +9,7 @@ import grpc
 from quartet.v1 import reward_pb2, reward_pb2_grpc
 
 from quartet_common.errors import ContractError, invalid_argument, resource_exhausted, unavailable
+from quartet_reward.execution import Executor
 from quartet_reward.room import Room
 from quartet_reward.scoring import Result, Scorer, Work
 from quartet_reward.stream import MOST_ITEMS, STRIDE, ScoreStream
@@ -16,10 +17,12 @@ from quartet_reward.verifiers.base import Verifier
 
 
 class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
-    """Score, ScoreStream, ListVerifiers."""
+    """Score, ScoreStream, ListVerifiers, Execute."""
 
-    def __init__(self, scorer: Scorer, verifiers: Mapping[str, Verifier], room: Room):
+    def __init__(self, scorer: Scorer, verifiers: Mapping[str, Verifier], room: Room, executor: Executor | None):
+        """`executor`: None where there is no sandbox."""
         self._scorer = scorer
+        self._executor = executor
         self._verifiers = verifiers
         self._room = room
         self.draining = False
@@ -80,6 +83,16 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
             for name, verifier in self._verifiers.items()
         ]
         return reward_pb2.ListVerifiersResponse(verifiers=infos)
+
+    async def Execute(  # noqa: N802
+        self, request: reward_pb2.ExecuteRequest, context: grpc.aio.ServicerContext
+    ) -> reward_pb2.ExecuteResponse:
+        """Run a program; it is killed with the call."""
+        if self.draining:
+            raise unavailable("reward", "the service is shutting down")
+        if self._executor is None:
+            raise unavailable("sandbox", "this service has none")
+        return await self._executor.execute(request)
 
 
 def _refuse_duplicates(items: Sequence[reward_pb2.ScoreItem]) -> None:

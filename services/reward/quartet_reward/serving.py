@@ -10,6 +10,7 @@ from quartet_common.config import ConfigError, LoadedConfig
 from quartet_common.errors import ContractError
 from quartet_common.host import ServiceHost
 from quartet_reward.config import RewardSection
+from quartet_reward.execution import LANGUAGES, Executor
 from quartet_reward.registry import load_verifiers
 from quartet_reward.resources import Resources
 from quartet_reward.reward_model.config import check as check_reward_model
@@ -68,10 +69,14 @@ def assemble(config: LoadedConfig[RewardSection], host: ServiceHost) -> Resource
     verifiers = load_verifiers()
     scorer = Scorer(SpecReader(verifiers), resources.tools)
     offered = {name: verifier for name, verifier in verifiers.items() if resources.serve(name)}
-    servicer = RewardServicer(scorer, offered, room)
+    sandbox = resources.tools.sandbox
+    executor = Executor(sandbox, room) if sandbox is not None else None
+    servicer = RewardServicer(scorer, offered, room, executor)
     reward_pb2_grpc.add_RewardServiceServicer_to_server(servicer, host.server)
     host.capabilities.append("score_stream.batches")
     host.capabilities.extend(f"verifier.{name}" for name in offered)
+    if executor is not None:
+        host.capabilities.extend(f"execute.{language}" for language in LANGUAGES)
 
     async def finish_or_fail() -> None:
         servicer.draining = True

@@ -1,5 +1,7 @@
 import datetime
 
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from quartet.v1 import reward_pb2 as _reward_pb2
 from quartet.v1 import tensor_pb2 as _tensor_pb2
@@ -19,6 +21,19 @@ class Purpose(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PURPOSE_EVALUATE: _ClassVar[Purpose]
     PURPOSE_SERVE: _ClassVar[Purpose]
 
+class TemperatureCurve(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TEMPERATURE_CURVE_UNSPECIFIED: _ClassVar[TemperatureCurve]
+    TEMPERATURE_CURVE_STEP: _ClassVar[TemperatureCurve]
+    TEMPERATURE_CURVE_LINEAR: _ClassVar[TemperatureCurve]
+    TEMPERATURE_CURVE_COSINE: _ClassVar[TemperatureCurve]
+
+class ScoredText(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SCORED_TEXT_UNSPECIFIED: _ClassVar[ScoredText]
+    SCORED_TEXT_WHOLE: _ClassVar[ScoredText]
+    SCORED_TEXT_LAST_TURN: _ClassVar[ScoredText]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -29,6 +44,13 @@ PURPOSE_UNSPECIFIED: Purpose
 PURPOSE_TRAIN: Purpose
 PURPOSE_EVALUATE: Purpose
 PURPOSE_SERVE: Purpose
+TEMPERATURE_CURVE_UNSPECIFIED: TemperatureCurve
+TEMPERATURE_CURVE_STEP: TemperatureCurve
+TEMPERATURE_CURVE_LINEAR: TemperatureCurve
+TEMPERATURE_CURVE_COSINE: TemperatureCurve
+SCORED_TEXT_UNSPECIFIED: ScoredText
+SCORED_TEXT_WHOLE: ScoredText
+SCORED_TEXT_LAST_TURN: ScoredText
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -56,6 +78,40 @@ class SamplingParams(_message.Message):
     seed: int
     def __init__(self, n: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., max_new_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ...) -> None: ...
 
+class TemperaturePoint(_message.Message):
+    __slots__ = ("policy_version", "temperature")
+    POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    policy_version: int
+    temperature: float
+    def __init__(self, policy_version: _Optional[int] = ..., temperature: _Optional[float] = ...) -> None: ...
+
+class TemperatureSchedule(_message.Message):
+    __slots__ = ("points", "curve")
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    CURVE_FIELD_NUMBER: _ClassVar[int]
+    points: _containers.RepeatedCompositeFieldContainer[TemperaturePoint]
+    curve: TemperatureCurve
+    def __init__(self, points: _Optional[_Iterable[_Union[TemperaturePoint, _Mapping]]] = ..., curve: _Optional[_Union[TemperatureCurve, str]] = ...) -> None: ...
+
+class EnvironmentSpec(_message.Message):
+    __slots__ = ("name", "parameters", "max_turns", "max_turn_tokens", "max_answer_tokens", "answer_deadline", "scored_text")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TURNS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TURN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ANSWER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    SCORED_TEXT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    parameters: _struct_pb2.Struct
+    max_turns: int
+    max_turn_tokens: int
+    max_answer_tokens: int
+    answer_deadline: _duration_pb2.Duration
+    scored_text: ScoredText
+    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., max_turns: _Optional[int] = ..., max_turn_tokens: _Optional[int] = ..., max_answer_tokens: _Optional[int] = ..., answer_deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., scored_text: _Optional[_Union[ScoredText, str]] = ...) -> None: ...
+
 class Message(_message.Message):
     __slots__ = ("role", "content")
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -71,7 +127,7 @@ class Chat(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ...) -> None: ...
 
 class Prompt(_message.Message):
-    __slots__ = ("prompt_id", "chat", "text", "token_ids", "reference", "verifiers", "sampling", "metadata")
+    __slots__ = ("prompt_id", "chat", "text", "token_ids", "reference", "verifiers", "sampling", "metadata", "environment")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +143,7 @@ class Prompt(_message.Message):
     VERIFIERS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     prompt_id: str
     chat: Chat
     text: str
@@ -95,7 +152,8 @@ class Prompt(_message.Message):
     verifiers: _containers.RepeatedCompositeFieldContainer[_reward_pb2.VerifierSpec]
     sampling: SamplingParams
     metadata: _containers.ScalarMap[str, str]
-    def __init__(self, prompt_id: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., reference: _Optional[_Union[_reward_pb2.Reference, _Mapping]] = ..., verifiers: _Optional[_Iterable[_Union[_reward_pb2.VerifierSpec, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    environment: EnvironmentSpec
+    def __init__(self, prompt_id: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., reference: _Optional[_Union[_reward_pb2.Reference, _Mapping]] = ..., verifiers: _Optional[_Iterable[_Union[_reward_pb2.VerifierSpec, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., environment: _Optional[_Union[EnvironmentSpec, _Mapping]] = ...) -> None: ...
 
 class PromptInstance(_message.Message):
     __slots__ = ("instance_id", "prompt", "purpose", "data_pass", "evaluation_id", "pinned_version")
@@ -124,20 +182,24 @@ class VersionSpan(_message.Message):
     def __init__(self, policy_version: _Optional[int] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class CompletionInfo(_message.Message):
-    __slots__ = ("index", "text", "finish_reason", "version_spans", "score", "tokens")
+    __slots__ = ("index", "text", "finish_reason", "version_spans", "score", "tokens", "turns", "inserted_tokens")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     VERSION_SPANS_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    INSERTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     index: int
     text: str
     finish_reason: FinishReason
     version_spans: _containers.RepeatedCompositeFieldContainer[VersionSpan]
     score: _reward_pb2.Score
     tokens: int
-    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., version_spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., score: _Optional[_Union[_reward_pb2.Score, _Mapping]] = ..., tokens: _Optional[int] = ...) -> None: ...
+    turns: int
+    inserted_tokens: int
+    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., version_spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., score: _Optional[_Union[_reward_pb2.Score, _Mapping]] = ..., tokens: _Optional[int] = ..., turns: _Optional[int] = ..., inserted_tokens: _Optional[int] = ...) -> None: ...
 
 class GroupTranscript(_message.Message):
     __slots__ = ("instance", "prompt_text", "completions", "rollout_id", "finished_at")

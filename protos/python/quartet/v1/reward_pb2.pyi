@@ -30,6 +30,15 @@ class FailureKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_KIND_BAD_REFERENCE: _ClassVar[FailureKind]
     FAILURE_KIND_INVALID_ITEM: _ClassVar[FailureKind]
     FAILURE_KIND_SHUT_DOWN: _ClassVar[FailureKind]
+
+class ExecutionOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EXECUTION_OUTCOME_UNSPECIFIED: _ClassVar[ExecutionOutcome]
+    EXECUTION_OUTCOME_EXITED: _ClassVar[ExecutionOutcome]
+    EXECUTION_OUTCOME_SIGNALLED: _ClassVar[ExecutionOutcome]
+    EXECUTION_OUTCOME_TIMED_OUT: _ClassVar[ExecutionOutcome]
+    EXECUTION_OUTCOME_MEMORY_EXCEEDED: _ClassVar[ExecutionOutcome]
+    EXECUTION_OUTCOME_OUTPUT_EXCEEDED: _ClassVar[ExecutionOutcome]
 OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_CORRECT: Outcome
 OUTCOME_INCORRECT: Outcome
@@ -44,6 +53,12 @@ FAILURE_KIND_SANDBOX_UNAVAILABLE: FailureKind
 FAILURE_KIND_BAD_REFERENCE: FailureKind
 FAILURE_KIND_INVALID_ITEM: FailureKind
 FAILURE_KIND_SHUT_DOWN: FailureKind
+EXECUTION_OUTCOME_UNSPECIFIED: ExecutionOutcome
+EXECUTION_OUTCOME_EXITED: ExecutionOutcome
+EXECUTION_OUTCOME_SIGNALLED: ExecutionOutcome
+EXECUTION_OUTCOME_TIMED_OUT: ExecutionOutcome
+EXECUTION_OUTCOME_MEMORY_EXCEEDED: ExecutionOutcome
+EXECUTION_OUTCOME_OUTPUT_EXCEEDED: ExecutionOutcome
 
 class Reference(_message.Message):
     __slots__ = ("answer", "test_cases", "test_program", "entry_point")
@@ -196,3 +211,45 @@ class VerifierInfo(_message.Message):
     description: str
     parameters_schema: str
     def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., parameters_schema: _Optional[str] = ...) -> None: ...
+
+class ExecutionLimits(_message.Message):
+    __slots__ = ("wall_time", "cpu_time", "memory_bytes", "output_bytes")
+    WALL_TIME_FIELD_NUMBER: _ClassVar[int]
+    CPU_TIME_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    wall_time: _duration_pb2.Duration
+    cpu_time: _duration_pb2.Duration
+    memory_bytes: int
+    output_bytes: int
+    def __init__(self, wall_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cpu_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., output_bytes: _Optional[int] = ...) -> None: ...
+
+class ExecuteRequest(_message.Message):
+    __slots__ = ("language", "source", "stdin", "limits", "run_id")
+    LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    STDIN_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    language: str
+    source: str
+    stdin: str
+    limits: ExecutionLimits
+    run_id: str
+    def __init__(self, language: _Optional[str] = ..., source: _Optional[str] = ..., stdin: _Optional[str] = ..., limits: _Optional[_Union[ExecutionLimits, _Mapping]] = ..., run_id: _Optional[str] = ...) -> None: ...
+
+class ExecuteResponse(_message.Message):
+    __slots__ = ("outcome", "exit_code", "signal", "stdout", "stderr", "elapsed")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    STDOUT_FIELD_NUMBER: _ClassVar[int]
+    STDERR_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_FIELD_NUMBER: _ClassVar[int]
+    outcome: ExecutionOutcome
+    exit_code: int
+    signal: int
+    stdout: str
+    stderr: str
+    elapsed: _duration_pb2.Duration
+    def __init__(self, outcome: _Optional[_Union[ExecutionOutcome, str]] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., stdout: _Optional[str] = ..., stderr: _Optional[str] = ..., elapsed: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...

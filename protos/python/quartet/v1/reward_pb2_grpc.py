@@ -50,6 +50,11 @@ class RewardServiceStub:
                 request_serializer=quartet_dot_v1_dot_reward__pb2.ListVerifiersRequest.SerializeToString,
                 response_deserializer=quartet_dot_v1_dot_reward__pb2.ListVerifiersResponse.FromString,
                 _registered_method=True)
+        self.Execute = channel.unary_unary(
+                '/quartet.v1.RewardService/Execute',
+                request_serializer=quartet_dot_v1_dot_reward__pb2.ExecuteRequest.SerializeToString,
+                response_deserializer=quartet_dot_v1_dot_reward__pb2.ExecuteResponse.FromString,
+                _registered_method=True)
 
 
 class RewardServiceServicer:
@@ -88,6 +93,20 @@ class RewardServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Execute(self, request, context):
+        """Execute runs a program in the sandbox and answers how it ended and what it printed.
+
+        Called by: rollouts (the tool of an environment), clients. The program leaves nothing behind, so it is safe to retry;
+        a program that reads clocks or draws numbers may print something else then. Cancelling the call kills the program.
+        Only services with the capability "execute.python" (HandshakeResponse.capabilities).
+        Errors: INVALID_ARGUMENT names the field (another language, no source, a limit out of range); RESOURCE_EXHAUSTED when
+        the queue is full (retry after the google.rpc.RetryInfo delay); UNAVAILABLE when the sandbox cannot be had or the
+        service shuts down (retry). Whatever the program does, raises or exceeds is no error: it is the response's outcome.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RewardServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -105,6 +124,11 @@ def add_RewardServiceServicer_to_server(servicer, server):
                     servicer.ListVerifiers,
                     request_deserializer=quartet_dot_v1_dot_reward__pb2.ListVerifiersRequest.FromString,
                     response_serializer=quartet_dot_v1_dot_reward__pb2.ListVerifiersResponse.SerializeToString,
+            ),
+            'Execute': grpc.unary_unary_rpc_method_handler(
+                    servicer.Execute,
+                    request_deserializer=quartet_dot_v1_dot_reward__pb2.ExecuteRequest.FromString,
+                    response_serializer=quartet_dot_v1_dot_reward__pb2.ExecuteResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -189,6 +213,33 @@ class RewardService:
             '/quartet.v1.RewardService/ListVerifiers',
             quartet_dot_v1_dot_reward__pb2.ListVerifiersRequest.SerializeToString,
             quartet_dot_v1_dot_reward__pb2.ListVerifiersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Execute(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quartet.v1.RewardService/Execute',
+            quartet_dot_v1_dot_reward__pb2.ExecuteRequest.SerializeToString,
+            quartet_dot_v1_dot_reward__pb2.ExecuteResponse.FromString,
             options,
             channel_credentials,
             insecure,

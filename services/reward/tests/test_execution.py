@@ -1,0 +1,128 @@
+"""Execute over a real socket, in the real sandbox."""
+
+import asyncio
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from quartet.v1 import reward_pb2
+
+from quartet_common.errors import ContractError, describe
+from quartet_reward import telemetry
+from quartet_reward.execution import Executor, read_job
+from quartet_reward.room import Room
+from quartet_reward.sandbox.api import Job
+
+TIMEOUT = 120.0
+
+
+def request(source: str, **fields) -> reward_pb2.ExecuteRequest:
+    return reward_pb2.ExecuteRequest(source=source, **fields)
+
+
+async def execute(service, source: str, **fields) -> reward_pb2.ExecuteResponse:
+    return await service.stub.Execute(request(source, **fields), timeout=TIMEOUT)
+
+
+async def test_what_a_program_prints_is_the_answer(service):
+    answer = await execute(service, "print(sum(map(int, input().split())))", stdin="19 23\n", language="python")
+    assert answer.outcome == reward_pb2.EXECUTION_OUTCOME_EXITED and answer.exit_code == 0
+    assert (answer.stdout, answer.stderr) == ("42\n", "")
+    assert answer.elapsed.ToNanoseconds() > 0
+
+
+async def test_what_goes_wrong_in_a_program_is_an_outcome(service):
+    short = reward_pb2.ExecutionLimits(wall_time=Duration(seconds=1), output_bytes=1000)
+    raised, broken, endless, chatty, killed, odd = await asyncio.gather(
+        execute(service, "print('so far')\n1 / 0"),
+        execute(service, "print("),
+        execute(service, "while True: pass", limits=short),
+        execute(service, "while True: print('x')", limits=short),
+        execute(service, "import os; os.kill(os.getpid(), 11)"),
+        execute(service, r"import sys; sys.stdout.buffer.write(b'a\xffb')"),
+    )
+    assert (raised.outcome, raised.exit_code) == (reward_pb2.EXECUTION_OUTCOME_EXITED, 1)
+    assert raised.stdout == "so far\n" and "ZeroDivisionError" in raised.stderr
+    assert broken.exit_code == 1 and "SyntaxError" in broken.stderr
+    assert endless.outcome == reward_pb2.EXECUTION_OUTCOME_TIMED_OUT
+    assert chatty.outcome == reward_pb2.EXECUTION_OUTCOME_OUTPUT_EXCEEDED and 0 < len(chatty.stdout) <= 1000
+    assert (killed.outcome, killed.signal) == (reward_pb2.EXECUTION_OUTCOME_SIGNALLED, 11)
+    assert odd.stdout == "a\N{REPLACEMENT CHARACTER}b"
+
+
+async def test_the_program_is_alone(service):
+    answer = await execute(service, "import os; print(os.listdir('/tmp'))\nopen('/etc/passwd', 'w')")
+    assert answer.stdout == "[]\n" and answer.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "field", "allowed"),
+    [
+        (request("print(1)", language="perl"), "language", "python"),
+        (request(""), "source", "1 to 1048576 bytes"),
+        (request("x" * ((1 << 20) + 1)), "source", "1 to 1048576 bytes"),
+        (request("print(1)\0"), "source", "without null characters"),
+        (request("1", limits={"wall_time": Duration(seconds=601)}), "limits.wall_time", "0.1 s to 600 s"),
+        (request("1", limits={"cpu_time": Duration()}), "limits.cpu_time", "0.1 s to 600 s"),
+        (request("1", limits={"memory_bytes": 1 << 20}), "limits.memory_bytes", "67108864 to"),
+        (request("1", limits={"output_bytes": -1}), "limits.output_bytes", "1 to 16777216"),
+    ],
+)
+async def test_bad_requests_are_refused_by_field(service, one, field, allowed):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await service.stub.Execute(one, timeout=TIMEOUT)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert describe(caught.value).startswith(field + ":") and allowed in describe(caught.value)
+
+
+def test_limits_are_the_proto_s_defaults_unless_given():
+    limits = read_job(request("1")).limits
+    assert (limits.wall_seconds, limits.cpu_seconds) == (10.0, 10.0)
+    assert (limits.memory_bytes, limits.output_bytes) == (512 << 20, 64 << 10)
+    given = read_job(request("1", limits={"wall_time": Duration(seconds=3), "memory_bytes": 64 << 20})).limits
+    assert (given.wall_seconds, given.cpu_seconds, given.memory_bytes) == (3.0, 3.0, 64 << 20)
+
+
+class Held:
+    """A sandbox in which every program runs until it is cancelled."""
+
+    mode = "held"
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+        self.killed = asyncio.Event()
+
+    async def run(self, job: Job):
+        self.started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.killed.set()
+
+
+async def test_a_full_queue_says_when_to_come_again_and_a_cancelled_call_frees_its_place():
+    room, sandbox = Room(2), Held()  # of two places a run alone may hold one
+    executor = Executor(sandbox, room)
+    first = asyncio.create_task(executor.execute(request("1", run_id="demo")))
+    await asyncio.wait_for(sandbox.started.wait(), TIMEOUT)
+    with pytest.raises(ContractError) as caught:
+        await executor.execute(request("1", run_id="demo"))
+    assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED and len(caught.value.details) == 2
+    first.cancel()
+    await asyncio.wait({first})
+    assert sandbox.killed.is_set() and room.free == 2
+
+
+async def test_a_call_that_is_cancelled_kills_its_program(service):
+    # The four slots are taken by programs that would run for minutes.
+    minutes = reward_pb2.ExecutionLimits(wall_time=Duration(seconds=300))
+    calls = [service.stub.Execute(request("while True: pass", limits=minutes)) for _ in range(4)]
+    running = telemetry.QUEUE_DEPTH.labels("code", "running")
+    async with asyncio.timeout(TIMEOUT):
+        while running._value.get() < 4:
+            await asyncio.sleep(0.02)
+    with pytest.raises(grpc.aio.AioRpcError):  # no slot is left for it
+        await service.stub.Execute(request("print(1)"), timeout=2.0)
+    for call in calls:
+        call.cancel()
+    assert (await execute(service, "print(1)")).stdout == "1\n"
