@@ -40,6 +40,11 @@ class MicroBatch:
     weights: Tensor
     """float64 [t]: its share in the batch's loss."""
 
+    @property
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """What the policy takes."""
+        return self.input_ids, self.rows, self.columns, self.targets, self.temperatures
+
     def to(self, device: torch.device, dtype: torch.dtype) -> MicroBatch:
         """The same on `device`, with all that is floating-point as `dtype`."""
 

@@ -9,10 +9,12 @@
 | `distributed` | `initialize`: ColossalAI's launch, under torchrun or alone; this rank's place |
 | `colossalai_cures` | what ColossalAI 0.5.0 needs on a CPU with this torch |
 | `policy` | the causal language model, giving log-probs of completion tokens and nothing else |
-| `torch_ddp` | `TorchDDPLearner`: Booster with TorchDDPPlugin |
+| `booster_learner` | `BoosterLearner`: a step, the weights, checkpoints, under any plugin |
+| `plugins` | ColossalAI's plugins behind one interface: spread a model, accumulate, gather |
 | `accumulation` | one global batch through micro-batches: loss, gradient, sums for metrics |
 | `optimizer` | AdamW and its parameter groups, the learning-rate schedule |
 | `metrics` | names and meanings of the metrics, and how sums over ranks become them |
+| `names` | the names under which tensors are published and saved |
 | `storage` | a checkpoint's content: model, optimizer, state |
 
 Only `base`, `create`, `settings` and `model_folder` may be imported without torch.

@@ -23,6 +23,6 @@ def create_learner(settings: LearnerSettings, model_path: Path, run: RunLike) ->
     from quartet_trainer.learner import colossalai_cures
 
     colossalai_cures.apply()  # before ColossalAI's plugins are imported
-    from quartet_trainer.learner.torch_ddp import TorchDDPLearner
+    from quartet_trainer.learner.booster_learner import BoosterLearner
 
-    return TorchDDPLearner(settings, model_path, run)
+    return BoosterLearner(settings, model_path, run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -16,19 +17,49 @@ LOGITS_AT_ONCE = 2**26
 """Logits (tokens * vocabulary) that may stand in memory at once: 256 MiB of float32."""
 
 
+Head = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From hidden states [t, H], targets [t] and temperatures [t] to log-probs [t] and entropy [t]."""
+
+
+def in_chunks(head: Head, hidden: Tensor, targets: Tensor, temperatures: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    """`head` of t tokens, so that at most `LOGITS_AT_ONCE` logits stand in memory: each chunk's are computed again in
+    the backward pass.
+
+    Args:
+        head, hidden, targets, temperatures: see `Head`.
+        columns: logits of one token on this rank.
+    """
+    tokens_at_once = max(1, LOGITS_AT_ONCE // columns)
+    if targets.numel() <= tokens_at_once:
+        return head(hidden, targets, temperatures)
+    parts = zip(*(values.split(tokens_at_once) for values in (hidden, targets, temperatures)), strict=True)
+    chunks = [checkpoint(head, *part, use_reentrant=False) for part in parts]
+    log_probs, entropy = zip(*chunks, strict=True)
+    return torch.cat(log_probs), torch.cat(entropy)
+
+
+def autocast_to(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager:
+    """Matrix products as `dtype`; None: as they are."""
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+
 class Policy(nn.Module):
     """Logits exist only for the tokens asked for, and for long batches only a chunk at a time."""
 
-    def __init__(self, causal_lm: PreTrainedModel, autocast: torch.dtype | None = None) -> None:
+    def __init__(
+        self, causal_lm: PreTrainedModel, autocast: torch.dtype | None = None, *, entropy_gradient: bool = False
+    ) -> None:
         """Wrap a model.
 
         Args:
             causal_lm: transformers' model with its head.
             autocast: dtype of matrix products, where it is not the weights' own.
+            entropy_gradient: whether the entropy has a gradient too, which costs memory.
         """
         super().__init__()
         self.causal_lm = causal_lm
         self._autocast_dtype = autocast
+        self._entropy_gradient = entropy_gradient
 
     def forward(
         self, input_ids: Tensor, rows: Tensor, columns: Tensor, targets: Tensor, temperatures: Tensor
@@ -43,41 +74,23 @@ class Policy(nn.Module):
             temperatures: float [t]: the logits are divided by it.
 
         Returns:
-            log_probs [t] with gradient and entropy [t] without, in nats; float32, or float64 for a float64 model.
+            log_probs [t] with gradient and entropy [t], in nats; float32, or float64 for a float64 model.
         """
-        with self._autocast(input_ids.device):
+        with autocast_to(self._autocast_dtype, input_ids.device):
             outputs = self.causal_lm.base_model(input_ids=input_ids, use_cache=False)
             hidden = outputs.last_hidden_state[rows, columns]
-        tokens_at_once = max(1, LOGITS_AT_ONCE // self.causal_lm.config.vocab_size)
-        if rows.numel() <= tokens_at_once:
-            return self._head(hidden, targets, temperatures)
-        chunks = [
-            checkpoint(self._head, *chunk, use_reentrant=False)
-            for chunk in zip(
-                hidden.split(tokens_at_once),
-                targets.split(tokens_at_once),
-                temperatures.split(tokens_at_once),
-                strict=True,
-            )
-        ]
-        log_probs, entropy = zip(*chunks, strict=True)
-        return torch.cat(log_probs), torch.cat(entropy)
+        return in_chunks(self._head, hidden, targets, temperatures, self.causal_lm.config.vocab_size)
 
     def _head(self, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        with self._autocast(hidden.device):
+        with autocast_to(self._autocast_dtype, hidden.device):
             logits = self.causal_lm.get_output_embeddings()(hidden)
         if logits.dtype != torch.float64:
             logits = logits.float()
         distribution = torch.log_softmax(logits / temperatures[:, None], dim=-1)
         log_probs = distribution.gather(-1, targets[:, None]).squeeze(-1)
-        with torch.no_grad():
+        with nullcontext() if self._entropy_gradient else torch.no_grad():
             entropy = -(distribution.exp() * distribution).sum(-1)
         return log_probs, entropy
-
-    def _autocast(self, device: torch.device) -> AbstractContextManager:
-        if self._autocast_dtype is None:
-            return nullcontext()
-        return torch.autocast(device.type, dtype=self._autocast_dtype)
 
 
 def load_causal_lm(path: Path, dtype: torch.dtype) -> PreTrainedModel:

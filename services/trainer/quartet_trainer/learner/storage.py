@@ -9,95 +9,145 @@ step-00000012/
                           {"run_id", "run_created_at", "ledger"}; see `quartet_common.ledger`
 ```
 
+Both hold whole tensors under Hugging Face's names, whatever the plugin: any plugin reads them, on any number of ranks.
 There is no random state in it: training draws no random number (no dropout, batches come from the broker).
 """
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from safetensors.torch import save_file
+from torch import Tensor
 
 from quartet_common.checkpoints import read_manifest
 from quartet_trainer.learner.base import LearnerError
 from quartet_trainer.learner.model_folder import copy_companions
+from quartet_trainer.learner.plugins import Plugin
 
 FORMAT = 1
+FILE_BYTES = 4 << 30
+"""Size at which a model folder's weights go on in another file."""
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
-def write_model(model: PreTrainedModel, folder: Path, source: Path, dtype: torch.dtype) -> None:
-    """Write a Hugging Face folder with the weights as `dtype`; all else is as in `source`, the folder of its origin."""
-    state = {name: tensor.detach().to("cpu", dtype) for name, tensor in model.state_dict().items()}
-    model.save_pretrained(folder, state_dict=state, safe_serialization=True)
+def write_model(
+    tensors: Iterable[tuple[str, Tensor]],
+    specs: Mapping[str, torch.Size],
+    folder: Path,
+    source: Path,
+    dtype: torch.dtype,
+) -> None:
+    """Write a Hugging Face folder.
+
+    Args:
+        tensors: names and whole tensors, in the order of `specs`; a file is written as soon as it is full.
+        specs: names and shapes of all of them.
+        folder: where to; made here.
+        source: the folder of the model's origin: all but the weights is as there.
+        dtype: of the weights written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    files = _files(specs, dtype.itemsize)
+    weights = iter(tensors)
+    for file, names in files.items():
+        state: dict[str, Tensor] = {}
+        for name in names:
+            came, tensor = next(weights)
+            if came != name:
+                raise ValueError(f"the tensor {came} came where {name} was announced")
+            state[name] = tensor.detach().to("cpu", dtype).contiguous()
+        save_file(state, folder / file, metadata={"format": "pt"})
+    if len(files) > 1:
+        size = sum(math.prod(shape) for shape in specs.values()) * dtype.itemsize
+        index = {
+            "metadata": {"total_size": size},
+            "weight_map": {n: file for file, names in files.items() for n in names},
+        }
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config["torch_dtype"] = str(dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     copy_companions(source, folder)
 
 
-def read_model(model: PreTrainedModel, folder: Path) -> None:
-    """Copy the weights of a folder that `write_model` wrote into `model`.
+def _files(specs: Mapping[str, torch.Size], itemsize: int) -> dict[str, list[str]]:
+    """The names in each file of a model folder, none much above `FILE_BYTES`."""
+    parts: list[list[str]] = [[]]
+    size = 0
+    for name, shape in specs.items():
+        bytes_ = math.prod(shape) * itemsize
+        if parts[-1] and size + bytes_ > FILE_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(name)
+        size += bytes_
+    if len(parts) == 1:
+        return {"model.safetensors": parts[0]}
+    return {f"model-{i:05d}-of-{len(parts):05d}.safetensors": names for i, names in enumerate(parts, start=1)}
+
+
+def read_model(plugin: Plugin, folder: Path) -> None:
+    """Copy the weights of a folder that `write_model` wrote, under whatever plugin, into this rank's part of the model.
 
     Raises:
         LearnerError: names or shapes are another model's.
     """
-    target = model.state_dict()
-    missing = set(untied_names(model))
+    wanted: dict[str, list[Tensor]] = {}
+    for name, parameter in plugin.parameters():
+        wanted.setdefault(name, []).append(parameter)
+    missing = set(plugin.specs)
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as weights:
             for name in weights.keys():  # noqa: SIM118 - safe_open has no iterator
-                tensor = weights.get_tensor(name)
-                if name not in target or target[name].shape != tensor.shape:
-                    raise LearnerError(f"{file} holds {name} {list(tensor.shape)}, which this model has not")
-                with torch.no_grad():
-                    target[name].copy_(tensor)
+                shape = weights.get_slice(name).get_shape()
+                if list(plugin.specs.get(name, ())) != shape:
+                    raise LearnerError(f"{file} holds {name} {shape}, which this model has not")
                 missing.discard(name)
+                if name in wanted:
+                    piece = plugin.piece(name, weights.get_tensor(name))
+                    with torch.no_grad():
+                        for parameter in wanted[name]:
+                            parameter.copy_(piece)
+                            plugin.trained(parameter).copy_(piece)
     if missing:
         raise LearnerError(f"{folder} lacks {len(missing)} of this model's tensors, {min(missing)} among them")
 
 
-def untied_names(model: PreTrainedModel) -> list[str]:
-    """Names of the state dict in order, each storage once: a tied `lm_head` is left out."""
-    seen: set[int] = set()
-    names = []
-    for name, tensor in model.state_dict().items():
-        if tensor.data_ptr() not in seen or tensor.numel() == 0:
-            seen.add(tensor.data_ptr())
-            names.append(name)
-    return names
+def write_optimizer(moments: Iterable[tuple[str, Tensor]], path: Path) -> None:
+    """Write AdamW's state, `Plugin.moments`."""
+    save_file({key: value.cpu().contiguous() for key, value in moments}, path)
 
 
-def write_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> None:
-    """Write AdamW's state by parameter name."""
-    tensors: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        for moment, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{moment}/{name}"] = value.detach().cpu().contiguous()
-    save_file(tensors, path)
-
-
-def read_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> None:
-    """Set AdamW's state to what `write_optimizer` wrote.
+def read_optimizer(plugin: Plugin, path: Path) -> None:
+    """Set this rank's part of AdamW's state to what `write_optimizer` wrote, under whatever plugin.
 
     Raises:
         LearnerError: the file has a state of something that is no parameter of this model.
     """
-    tensors = load_file(path)
-    optimizer.state.clear()
-    for name, parameter in model.named_parameters():
-        state = {moment: tensors.pop(f"{moment}/{name}") for moment in _MOMENTS if f"{moment}/{name}" in tensors}
-        if state:
-            # AdamW keeps its step count beside the parameter when it is fused.
-            optimizer.state[parameter] = {moment: value.to(parameter.device) for moment, value in state.items()}
-    if tensors:
-        raise LearnerError(f"{path} has the state of {min(tensors)}, which this model has not")
+    state = plugin.optimizer.unwrap().state
+    state.clear()
+    with safe_open(path, framework="pt") as moments:
+        keys = set(moments.keys())
+        strange = {key for key in keys if key.partition("/")[2] not in plugin.specs}
+        if strange:
+            raise LearnerError(f"{path} has the state of {min(strange)}, which this model has not")
+        for name, parameter in plugin.parameters():
+            found = {
+                moment: moments.get_tensor(f"{moment}/{name}") for moment in _MOMENTS if f"{moment}/{name}" in keys
+            }
+            if found:
+                # AdamW keeps its step count beside the parameter when it is fused.
+                state[plugin.trained(parameter)] = {
+                    moment: (value if value.ndim == 0 else plugin.piece(name, value).contiguous()).to(parameter.device)
+                    for moment, value in found.items()
+                }
 
 
 def write_learner(path: Path, step: int, settings: dict[str, Any], state: dict[str, Any]) -> None:

@@ -105,7 +105,7 @@ def test_transformers_5_reads_an_export_alike(model_path: Path, tmp_path: Path) 
 def test_the_trainer_imports_neither_ray_nor_vllm() -> None:
     code = "import sys, quartet_trainer.learner.base as b; b.colossalai = None\n"
     code += "from quartet_trainer.learner import colossalai_cures; colossalai_cures.apply()\n"
-    code += "import quartet_trainer.learner.torch_ddp; print(sorted({'ray', 'vllm'} & set(sys.modules)))"
+    code += "import quartet_trainer.learner.booster_learner; print(sorted({'ray', 'vllm'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
     assert done.stderr == ""  # nor does it greet the user with its dependencies' advice

@@ -1,17 +1,17 @@
-"""The learner on ColossalAI's Booster with TorchDDPPlugin: every rank holds the whole model."""
+"""The learner on ColossalAI's Booster, under any plugin."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from colossalai.booster import Booster
-from colossalai.booster.plugin import TorchDDPPlugin
+from colossalai.interface import OptimizerWrapper
 from quartet.v1 import experience_pb2, tensor_pb2
 from safetensors import SafetensorError
+from transformers import PreTrainedModel
 
 from quartet_common.log import get_logger
 from quartet_trainer.algorithms import create_algorithm
@@ -19,15 +19,18 @@ from quartet_trainer.batches import ExperienceBatch, StepPlan, decode_groups, pl
 from quartet_trainer.checkpoints import atomic_folder
 from quartet_trainer.learner import distributed, storage
 from quartet_trainer.learner.accumulation import Accumulator
-from quartet_trainer.learner.base import RunLike
+from quartet_trainer.learner.base import LearnerError, RunLike
 from quartet_trainer.learner.metrics import PEAKS, batch_metrics, computed_metrics
 from quartet_trainer.learner.model_folder import check_model_folder
 from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
-from quartet_trainer.learner.policy import Policy, load_causal_lm
+from quartet_trainer.learner.plugins import create_plugin
+from quartet_trainer.learner.policy import load_causal_lm
 from quartet_trainer.learner.settings import LearnerSettings
 from quartet_trainer.losses.aggregation import token_weights
 
 log = get_logger(__name__)
+
+Tensors = Iterator[tuple[str, torch.Tensor]]
 
 _WIRE_DTYPE = {
     torch.float32: tensor_pb2.DTYPE_FLOAT32,
@@ -37,7 +40,7 @@ _WIRE_DTYPE = {
 _WRITE_ERRORS = (OSError, TypeError, ValueError, RuntimeError, SafetensorError)
 
 
-class TorchDDPLearner:
+class BoosterLearner:
     """Implements `quartet_trainer.learner.Learner`."""
 
     def __init__(self, settings: LearnerSettings, model_path: Path, run: RunLike) -> None:
@@ -54,31 +57,18 @@ class TorchDDPLearner:
         self._published_dtype = getattr(torch, config.get("torch_dtype") or "float32")
 
         dtype = torch.float64 if settings.precision == "fp64" else torch.float32
-        autocast = torch.bfloat16 if settings.precision == "bf16" else None
-        causal_lm = load_causal_lm(model_path, dtype)
-        causal_lm.train()
-        if settings.gradient_checkpointing:
-            causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        policy = Policy(causal_lm, autocast)
-        self._booster = Booster(plugin=TorchDDPPlugin(gradient_as_bucket_view=True))
-        optimizer = create_optimizer(policy, settings)
-        self._model, self._optimizer, *_ = self._booster.boost(policy, optimizer)
-        self._accumulator = Accumulator(
-            settings=settings,
-            algorithm=self._algorithm,
-            booster=self._booster,
-            model=self._model,
-            optimizer=self._optimizer,
-            reference=self._reference_policy(dtype, autocast),
-            ranks=self._ranks,
-        )
+        self._plugin = create_plugin(settings, self._ranks)
+        self._plugin.boost(self._load(dtype), lambda model: create_optimizer(model, settings))
+        if settings.kl_coefficient > 0:
+            self._plugin.keep_reference(self._load(dtype, frozen=True))
+        self._accumulator = Accumulator(settings, self._algorithm, self._plugin)
 
-    def _reference_policy(self, dtype: torch.dtype, autocast: torch.dtype | None) -> Policy | None:
-        """The weights of the model folder, frozen. Not boosted: DDP has nothing to do for a model without gradients."""
-        if self._settings.kl_coefficient == 0:
-            return None
-        reference = Policy(load_causal_lm(self._model_path, dtype), autocast)
-        return reference.to(self._ranks.device).eval().requires_grad_(False)
+    def _load(self, dtype: torch.dtype, *, frozen: bool = False) -> PreTrainedModel:
+        causal_lm = load_causal_lm(self._model_path, dtype)
+        causal_lm.train()
+        if self._settings.gradient_checkpointing and not frozen:
+            causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return causal_lm
 
     def train_step(self, groups: Sequence[experience_pb2.GroupTensors]) -> dict[str, float]:
         """See `Learner.train_step`."""
@@ -118,14 +108,14 @@ class TorchDDPLearner:
             skip_zero_advantage=settings.skip_zero_advantage and settings.kl_coefficient == 0,
             micro_batch_tokens=settings.micro_batch_tokens,
             max_padding=settings.max_padding,
-            rank=self._ranks.rank,
-            world_size=self._ranks.world_size,
+            rank=self._plugin.data_rank,
+            world_size=self._plugin.data_size,
         )
 
     def _update(self, learning_rate: float) -> float:
         """One optimizer step; returns the gradient's norm. A gradient that is not finite leaves all as it was."""
         max_norm = self._settings.max_grad_norm or torch.inf
-        grad_norm = self._optimizer.clip_grad_by_norm(max_norm, foreach=True).item()
+        grad_norm = self._plugin.clip_gradient(max_norm)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         if torch.isfinite(torch.tensor(grad_norm)):
@@ -137,57 +127,88 @@ class TorchDDPLearner:
         return grad_norm
 
     @property
-    def _policy(self) -> Policy:
-        return self._model.unwrap()
+    def _optimizer(self) -> OptimizerWrapper:
+        return self._plugin.optimizer
 
     @property
-    def _causal_lm(self) -> torch.nn.Module:
-        return self._policy.causal_lm
+    def _causal_lm(self) -> PreTrainedModel:
+        """This rank's part of the model."""
+        return self._plugin.causal_lm
 
     def weight_specs(self) -> list[tuple[str, int, tuple[int, ...]]]:
         """See `Learner.weight_specs`."""
-        state = self._causal_lm.state_dict()
         dtype = _WIRE_DTYPE[self._published_dtype]
-        return [(name, dtype, tuple(state[name].shape)) for name in storage.untied_names(self._causal_lm)]
+        return [(name, dtype, tuple(shape)) for name, shape in self._plugin.specs.items()]
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """See `Learner.weights`."""
-        state = self._causal_lm.state_dict()
-        for name in storage.untied_names(self._causal_lm):
-            yield name, state[name].detach().to(self._published_dtype).contiguous()
+        for name, tensor in self._plugin.weights():
+            yield name, tensor.to(self._published_dtype).contiguous()
 
     def save(self, folder: Path, state: dict[str, Any], facts: dict[str, Any] | None = None) -> None:
         """See `Learner.save`."""
+        write = self._writer(folder, state, facts)
+        self._write_together(
+            write, self._plugin.weights(), self._plugin.moments(), what=f"write the checkpoint {folder}"
+        )
+
+    def snapshot(self, state: dict[str, Any], facts: dict[str, Any] | None = None) -> Callable[[Path], None]:
+        """See `Learner.snapshot`."""
+        copies: list[list[tuple[str, torch.Tensor]]] = []
+        for tensors in (self._plugin.weights(), self._plugin.moments()):  # collective: every rank goes through them
+            copies.append([])
+            for name, tensor in tensors:
+                if self._ranks.is_first:
+                    copies[-1].append((name, tensor.detach().to("cpu", copy=True)))
+        write = self._writer(Path(), state, facts)
+
+        def write_copies(folder: Path) -> None:
+            try:
+                write(*map(iter, copies), folder)
+            except _WRITE_ERRORS as error:
+                raise LearnerError(f"could not write the checkpoint {folder}: {error}") from error
+
+        return write_copies if self._ranks.is_first else lambda folder: None
+
+    def _writer(self, place: Path, state: dict[str, Any], facts: dict[str, Any] | None) -> Callable[..., None]:
+        """What writes weights and moments of the present step as a checkpoint, whenever it is called."""
+        step, settings, specs = self.step, self._settings.model_dump(mode="json"), self._plugin.specs
+        dtype = next(self._causal_lm.parameters()).dtype
+
+        def write(weights: Tensors, moments: Tensors, folder: Path = place) -> None:
+            with atomic_folder(folder, {**(facts or {}), "format": storage.FORMAT, "step": step}) as writing:
+                storage.write_model(weights, specs, writing / "model", self._model_path, dtype)
+                storage.write_optimizer(moments, writing / "optimizer.safetensors")
+                storage.write_learner(writing / "learner.json", step, settings, state)
+
+        return write
+
+    def export(self, folder: Path) -> None:
+        """See `Learner.export`."""
+
+        def write(weights: Tensors) -> None:
+            with atomic_folder(folder) as writing:
+                storage.write_model(weights, self._plugin.specs, writing, self._model_path, self._published_dtype)
+
+        self._write_together(write, self._plugin.weights(), what=f"write the model {folder}")
+
+    def _write_together(self, write: Callable[..., None], *collective: Tensors, what: str) -> None:
+        """Have rank 0 write what all ranks gather. The others go through the same, and so does rank 0 if it fails."""
         error = None
         if self._ranks.is_first:
             try:
-                self._write(folder, state, facts or {})
+                write(*collective)
             except _WRITE_ERRORS as caught:
                 error = caught
-        distributed.raise_together(self._ranks, error, f"write the checkpoint {folder}")
-
-    def _write(self, folder: Path, state: dict[str, Any], facts: dict[str, Any]) -> None:
-        with atomic_folder(folder, {**facts, "format": storage.FORMAT, "step": self.step}) as writing:
-            trained_dtype = next(self._causal_lm.parameters()).dtype
-            storage.write_model(self._causal_lm, writing / "model", self._model_path, trained_dtype)
-            storage.write_optimizer(self._causal_lm, self._optimizer.unwrap(), writing / "optimizer.safetensors")
-            storage.write_learner(writing / "learner.json", self.step, self._settings.model_dump(mode="json"), state)
+        for tensors in collective:
+            for _ in tensors:
+                pass
+        distributed.raise_together(self._ranks, error, what)
 
     def load(self, folder: Path) -> dict[str, Any]:
         """See `Learner.load`."""
         saved = storage.read_learner(folder)
-        storage.read_model(self._causal_lm, folder / "model")
-        storage.read_optimizer(self._causal_lm, self._optimizer.unwrap(), folder / "optimizer.safetensors")
+        storage.read_model(self._plugin, folder / "model")
+        storage.read_optimizer(self._plugin, folder / "optimizer.safetensors")
         self.step = saved["step"]
         return saved["state"]
-
-    def export(self, folder: Path) -> None:
-        """See `Learner.export`."""
-        error = None
-        if self._ranks.is_first:
-            try:
-                with atomic_folder(folder) as writing:
-                    storage.write_model(self._causal_lm, writing, self._model_path, self._published_dtype)
-            except _WRITE_ERRORS as caught:
-                error = caught
-        distributed.raise_together(self._ranks, error, f"write the model {folder}")

@@ -1,0 +1,15 @@
+"""ColossalAI's plugins behind one interface, `Plugin`: the learner knows no other."""
+
+from __future__ import annotations
+
+from quartet_trainer.learner.distributed import Ranks
+from quartet_trainer.learner.plugins.base import Plugin
+from quartet_trainer.learner.plugins.torch_ddp import DataParallel
+from quartet_trainer.learner.settings import LearnerSettings
+
+__all__ = ["Plugin", "create_plugin"]
+
+
+def create_plugin(settings: LearnerSettings, ranks: Ranks) -> Plugin:
+    """Make the plugin of `settings`. All ranks call."""
+    return DataParallel(settings, ranks)

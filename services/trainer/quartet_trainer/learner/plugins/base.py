@@ -1,0 +1,128 @@
+"""What the learner asks of a ColossalAI plugin: how a model is spread over the ranks, and how it is trained there."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from colossalai.booster import Booster
+from colossalai.interface import ModelWrapper, OptimizerWrapper
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from quartet_trainer.batches import MicroBatch
+from quartet_trainer.learner.base import LearnerError
+from quartet_trainer.learner.distributed import Ranks
+from quartet_trainer.learner.names import untied_names
+from quartet_trainer.learner.settings import LearnerSettings
+
+Load = Callable[[int], MicroBatch]
+"""A micro-batch by its number, on the training device."""
+
+Criterion = Callable[[int, MicroBatch, Tensor, Tensor, Tensor | None], Tensor]
+"""From a micro-batch's number, the micro-batch, log-probs [t], entropy [t] and the reference model's log-probs [t]
+(None without one) to its part of the batch's loss, a number."""
+
+CreateOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+@dataclass
+class Seconds:
+    """Where the time of a step's passes went, on this rank."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+
+
+class Plugin(ABC):
+    """One way of spreading the model and the batch over the ranks. Every method is collective unless it says local.
+
+    Names are always Hugging Face's, whatever the plugin does to the model; a tied `lm_head` has its embedding's.
+    """
+
+    model: ModelWrapper
+    optimizer: OptimizerWrapper
+    causal_lm: PreTrainedModel
+    """This rank's part of the model."""
+    specs: dict[str, torch.Size]
+    """Names and shapes of the whole model's tensors, in order, each storage once."""
+    reference_in_loss = True
+    """Whether `accumulate` gives the reference model's log-probs to its criterion; may be set."""
+
+    def __init__(self, settings: LearnerSettings, ranks: Ranks, booster: Booster) -> None:
+        """Take the place among the ranks. Local."""
+        self.settings = settings
+        self.ranks = ranks
+        self.booster = booster
+        self.data_rank = ranks.rank
+        """This rank's share of a batch is that of `data_rank` among `data_size`."""
+        self.data_size = ranks.world_size
+        self.counts = True
+        """Whether this rank's sums count in the metrics: one rank of those that see the same tokens."""
+        self.dtype = torch.float64 if settings.precision == "fp64" else torch.float32
+        """What the optimizer keeps the weights in."""
+
+    def boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None:
+        """Spread a whole model, which this takes over, and make its optimizer."""
+        self.specs = {name: causal_lm.state_dict()[name].shape for name in untied_names(causal_lm)}
+        self._boost(causal_lm, create_optimizer)
+
+    @abstractmethod
+    def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None: ...
+
+    @abstractmethod
+    def keep_reference(self, causal_lm: PreTrainedModel) -> None:
+        """Spread a second model, never trained, whose log-probs the criterion gets."""
+
+    @abstractmethod
+    def accumulate(self, count: int, load: Load, criterion: Criterion) -> Seconds:
+        """Add the gradient of the sum, over this rank's micro-batches and all ranks, of the criterion's losses."""
+
+    @abstractmethod
+    def log_probs(self, micro_batch: MicroBatch) -> Tensor:
+        """The policy's log-probs [t], without gradient; zeros on some of the ranks whose `counts` is false.
+
+        Collective among the ranks with the same share of the batch only.
+        """
+
+    @abstractmethod
+    def reference_log_probs(self, micro_batch: MicroBatch) -> Tensor:
+        """The reference model's; see `log_probs`."""
+
+    def clip_gradient(self, max_norm: float) -> float:
+        """Scale the gradient down to `max_norm`; returns its norm before, over all parameters of the whole model."""
+        return self.optimizer.clip_grad_by_norm(max_norm, foreach=True).item()
+
+    def clock(self) -> float:
+        """Seconds, after all that was asked of the device is done. Local."""
+        if self.ranks.device.type == "cuda":
+            torch.cuda.synchronize(self.ranks.device)
+        return time.perf_counter()
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This rank's parameters, or their pieces, by the whole tensor's name. Local."""
+        yield from self.causal_lm.named_parameters()
+
+    def trained(self, parameter: nn.Parameter) -> Tensor:
+        """What the optimizer updates for a parameter: itself, or its copy with more digits. Local."""
+        return parameter
+
+    def piece(self, name: str, whole: Tensor) -> Tensor:
+        """What this rank holds of a whole tensor of the shape `specs[name]`. Local."""
+        return whole
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The whole model's tensors in the order of `specs`, on the training device; maybe the parameters' memory."""
+        state = self.causal_lm.state_dict()
+        for name in self.specs:
+            yield name, state[name].detach()
+
+    def moments(self) -> Iterator[tuple[str, Tensor]]:
+        """The whole optimizer's state: "exp_avg/NAME", "exp_avg_sq/NAME", "step/NAME"."""
+        states = self.optimizer.unwrap().state
+        for name, parameter in self.parameters():
+            for moment, value in states.get(self.trained(parameter), {}).items():
+                yield f"{moment}/{name}", value.detach()
