@@ -75,6 +75,13 @@ class SamplingSettings:
     """Token ids that end a completion besides the model's end of sequence. They stay in."""
     seed: int | None = None
     """Seed of the first completion; completion i uses seed + i. None: not reproducible."""
+    masks: bool = False
+    """Return the candidates that the filters left, token by token (`EngineCompletion.mask`)."""
+
+    @property
+    def truncates(self) -> bool:
+        """Whether tokens are drawn from less than the whole vocabulary."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
 
     def __post_init__(self) -> None:
         def refuse(key: str, came: object, allowed: str) -> None:
@@ -115,6 +122,20 @@ def check_prompt(prompt_token_ids: np.ndarray | list[int], n: int, max_model_len
 
 
 @dataclass(frozen=True)
+class SamplingMask:
+    """The candidates each token of a completion was drawn from, after min_p, top_k and top_p.
+
+    Whoever computes log-probs again over the same candidates gets the distribution that the tokens were drawn from;
+    over the whole vocabulary it is another one (arXiv:2512.02556 keeps the mask for that reason).
+    """
+
+    counts: np.ndarray
+    """int32 [T]: candidates of each token; 0 where nothing was cut off and all of the vocabulary was left."""
+    token_ids: np.ndarray
+    """int32 [sum of counts]: their ids, ascending for each token, one token after another."""
+
+
+@dataclass(frozen=True)
 class EngineCompletion:
     """One finished completion."""
 
@@ -128,6 +149,8 @@ class EngineCompletion:
     """"stop": end of sequence, stop string or stop token; "length": a limit; "abort": what there was when aborted."""
     version_spans: tuple[tuple[int, int, int], ...]
     """(policy_version, begin, end): contiguous, in order, covering 0 to T; empty when T is 0."""
+    mask: SamplingMask | None = None
+    """Where `SamplingSettings.masks` asks for it and the settings truncate at all; else None."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +171,7 @@ class EngineStats:
 class WeightGroupInfo:
     """Where and as whom to join the process group of a group epoch."""
 
-    transport: Literal["gloo", "nccl"]
+    transport: Literal["gloo", "nccl", "file"]
     """How the tensors travel."""
     store_host: str
     """Host of the group's TCPStore, at the trainer."""
@@ -228,7 +251,8 @@ class Engine(Protocol):
         """What it is doing; never blocks, may be one token step old."""
 
     def capabilities(self) -> list[str]:
-        """What the handshake tells, e.g. "weights.gloo", "weights.full", "weights.in_flight"."""
+        """What the handshake tells, e.g. "weights.gloo", "weights.full", "weights.in_flight"; "sampling_masks" where
+        `SamplingSettings.masks` is served. Known after `start`."""
 
     def check_manifest(self, manifest: rollout_pb2.WeightManifest) -> None:
         """Raises ManifestError, naming the tensor, unless these weights fit the model. Quick; no side effects."""
@@ -241,8 +265,12 @@ class Engine(Protocol):
     async def leave_weight_group(self) -> None:
         """Leave the group, giving up a transfer in progress. In none: nothing."""
 
-    async def receive_weights(self, manifest: rollout_pb2.WeightManifest, timeout_seconds: float) -> int:
+    async def receive_weights(
+        self, manifest: rollout_pb2.WeightManifest, timeout_seconds: float, path: str = ""
+    ) -> int:
         """Receive every bucket into buffers and return the checksum of what came. Installs nothing.
+
+        `path`: with the file transport, the folder of this version's files.
 
         Raises ManifestError before anything is received; WeightTransferError at the deadline or when the sender is
         gone, and the group has then been left. Never waits longer than `timeout_seconds`.

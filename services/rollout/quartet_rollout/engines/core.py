@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from quartet_rollout.engines.base import FinishReason, SamplingSettings
+from quartet_rollout.engines.base import FinishReason, SamplingMask, SamplingSettings
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +24,7 @@ class CoreCompletion:
     log_probs: np.ndarray
     """float32 [T]."""
     finish_reason: FinishReason
+    mask: SamplingMask | None = None
 
 
 class Core(Protocol):
@@ -31,6 +32,8 @@ class Core(Protocol):
 
     max_model_len: int
     vocab_size: int
+    gives_masks: bool
+    """Whether `SamplingSettings.masks` is served."""
 
     def add(self, key: str, prompt_token_ids: list[int], sampling: SamplingSettings) -> None:
         """Take in one completion; its seed, if any, is this completion's own."""

@@ -214,6 +214,7 @@ class Stepping:
                 log_probs=completion.log_probs,
                 finish_reason=completion.finish_reason,
                 version_spans=version_spans(row.versions, length),
+                mask=completion.mask,
             )
             mail.append((row.request, finished))
         if mail:

@@ -19,6 +19,7 @@ from quartet_rollout.engines.base import (
     EngineError,
     EngineStats,
     PauseMode,
+    PromptError,
     SamplingSettings,
     check_prompt,
 )
@@ -52,6 +53,7 @@ class ThreadedEngine(WeightUpdates):
         self.name = name
         self.max_model_len = 0
         self._vocab_size = 0
+        self._gives_masks = False
         self._build, self._load_tokenizer = build, load_tokenizer
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tokenizer: Any = None
@@ -74,6 +76,7 @@ class ThreadedEngine(WeightUpdates):
         self._thread.start()
         core = await result_of(started)
         self.max_model_len, self._vocab_size = core.max_model_len, core.vocab_size
+        self._gives_masks = core.gives_masks
         await self.load_spec()
         self._tokenizer = await asyncio.to_thread(self._load_tokenizer)
 
@@ -100,7 +103,8 @@ class ThreadedEngine(WeightUpdates):
         return self._stepping.stats if self._stepping is not None else EngineStats(0, 0, -1.0, 0)
 
     def capabilities(self) -> list[str]:
-        return ["weights.gloo", "weights.full", "weights.in_flight"]
+        masks = ["sampling_masks"] if self._gives_masks else []
+        return [*self.weight_capabilities(), *masks]
 
     # -------------------------------------------------------------- requests
 
@@ -108,6 +112,8 @@ class ThreadedEngine(WeightUpdates):
         self, request_id: str, prompt_token_ids: np.ndarray | list[int], n: int, sampling: SamplingSettings
     ) -> AsyncIterator[EngineCompletion]:
         prompt = check_prompt(prompt_token_ids, n, self.max_model_len, self._vocab_size)
+        if sampling.masks and not self._gives_masks:
+            raise PromptError("sampling.masks is true; allowed: false, as this engine cannot tell the candidates")
         request = Request(request_id, prompt, n, sampling)
         left = n
         try:

@@ -10,7 +10,7 @@ import torch
 from harness import PATIENCE, PROMPT, Harness
 from models import EOS, VOCAB_SIZE
 
-from quartet_rollout.engines import EngineError, PromptError, SamplingSettings
+from quartet_rollout.engines import EngineCompletion, EngineError, PromptError, SamplingSettings
 
 TOLERANCE = 1e-4
 pytestmark = pytest.mark.timeout(2 * PATIENCE)
@@ -72,6 +72,63 @@ def _filtered(logits: torch.Tensor, top_k: int = 0, top_p: float = 1.0, min_p: f
                 row[candidate] = float("-inf")
             mass += float(probs[candidate])
     return logits
+
+
+def _candidates(completion: EngineCompletion) -> list[list[int]]:
+    """The mask, token by token; an empty list stands for the whole vocabulary."""
+    mask = completion.mask
+    assert mask is not None and mask.counts.dtype == mask.token_ids.dtype == np.int32
+    assert len(mask.counts) == len(completion.token_ids) and mask.counts.sum() == len(mask.token_ids)
+    return [ids.tolist() for ids in np.split(mask.token_ids, mask.counts.cumsum()[:-1])]
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [{"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.3}, {"top_k": 20, "top_p": 0.8, "min_p": 0.05}],
+    ids=["top_k", "top_p", "min_p", "all"],
+)
+def test_a_mask_holds_the_candidates_of_each_token(harness: Harness, filters: dict) -> None:
+    for completion in harness.generate(n=4, temperature=0.5, max_new_tokens=16, seed=3, masks=True, **filters):
+        logits = harness.logits(harness.folders[0], PROMPT, completion.token_ids) / 0.5
+        left = _filtered(logits, **filters) > float("-inf")
+        expected = [row.nonzero()[:, 0].tolist() for row in left]
+        assert _candidates(completion) == expected
+        # Over these candidates alone, a softmax gives the log-probs that came with the tokens.
+        for token, ids, row, log_prob in zip(
+            completion.token_ids.tolist(), expected, logits, completion.log_probs, strict=True
+        ):
+            assert torch.log_softmax(row[ids], -1)[ids.index(token)].item() == pytest.approx(log_prob, abs=TOLERANCE)
+
+
+def test_a_mask_is_empty_where_nothing_was_cut_off_and_absent_where_nothing_could_be(harness: Harness) -> None:
+    assert all(c.mask is None for c in harness.generate(n=2, max_new_tokens=4, masks=True))
+    assert all(c.mask is None for c in harness.generate(n=2, max_new_tokens=4, top_k=3))
+    assert all(c.mask is None for c in harness.generate(max_new_tokens=4, top_k=3, temperature=0.0, masks=True))
+    for completion in harness.generate(n=2, max_new_tokens=4, min_p=1e-30, masks=True):
+        assert _candidates(completion) == [[]] * len(completion.token_ids)
+
+
+def test_masks_go_on_through_an_update_that_recomputes_the_kv_cache(harness: Harness) -> None:
+    async def body() -> list:
+        sampling = SamplingSettings(max_new_tokens=300, temperature=0.3, top_k=7, masks=True)
+        others = SamplingSettings(max_new_tokens=300, temperature=0.3, top_k=2)
+        reading = [asyncio.create_task(harness.collect([*PROMPT, i], 6, s)) for i, s in enumerate((sampling, others))]
+        await harness.started(40)
+        await harness.update(harness.folders[1], 1)
+        return await asyncio.gather(*reading)
+
+    masked, unmasked = harness.run(body())
+    assert {version for completion in masked for version, _, _ in completion.version_spans} == {0, 1}
+    assert all(completion.mask is None for completion in unmasked)
+    for completion in masked:
+        candidates = _candidates(completion)
+        assert all(len(ids) == 7 for ids in candidates)
+        assert all(token in ids for token, ids in zip(completion.token_ids.tolist(), candidates, strict=True))
+        for version, begin, end in completion.version_spans:
+            logits = harness.logits(harness.folders[version], [*PROMPT, 0], completion.token_ids)[begin:end]
+            # Seven of the likeliest; which of two that are as good as equal is left to rounding.
+            for row, ids in zip(logits, candidates[begin:end], strict=True):
+                assert row[ids].min() >= row.topk(7).values[-1] - TOLERANCE
 
 
 def test_temperature_zero_is_greedy_with_the_models_own_log_probs(harness: Harness) -> None:

@@ -19,6 +19,7 @@ from quartet_rollout.weights.manifest import ModelSpec
 class CountingCore:
     """Gives each completion the tokens 0, 1, 2, … for ever."""
 
+    gives_masks = False
     max_model_len, vocab_size = 1000, 10
 
     def __init__(self, fail_after: int | None = None) -> None:

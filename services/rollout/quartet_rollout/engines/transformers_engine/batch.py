@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 
 from quartet_rollout.engines.base import FinishReason, SamplingSettings
 from quartet_rollout.engines.core import CoreCompletion
+from quartet_rollout.engines.masks import join, masked
 
 
 @dataclass(eq=False)
@@ -28,6 +29,8 @@ class Row:
     generator: torch.Generator | None
     output: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
+    candidates: list[np.ndarray] = field(default_factory=list)
+    """Of each token, where masks are wanted; see `masks`."""
 
     def tokens(self) -> list[int]:
         """Prompt and output so far."""
@@ -36,7 +39,11 @@ class Row:
     def completion(self, reason: FinishReason) -> CoreCompletion:
         """The completion as it is now."""
         return CoreCompletion(
-            self.key, np.array(self.output, dtype=np.int32), np.array(self.log_probs, dtype=np.float32), reason
+            self.key,
+            np.array(self.output, dtype=np.int32),
+            np.array(self.log_probs, dtype=np.float32),
+            reason,
+            join(self.candidates) if masked(self.sampling) else None,
         )
 
 

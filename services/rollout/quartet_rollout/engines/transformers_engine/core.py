@@ -26,6 +26,8 @@ class TransformersCore:
     being part of the prompt then.
     """
 
+    gives_masks = True
+
     def __init__(self, model_path: str, options: TransformersOptions) -> None:
         check_model_folder(model_path)
         torch.set_num_threads(options.threads)
@@ -114,6 +116,8 @@ class TransformersCore:
         for i, (row, token, log_prob) in enumerate(zip(rows, tokens.tolist(), log_probs.tolist(), strict=True)):
             row.output.append(token)
             row.log_probs.append(log_prob)
+            if i in sampler.candidates:
+                row.candidates.append(sampler.candidates[i])
             reason = self._end(row)
             if reason is None:
                 kept.append(first + i)

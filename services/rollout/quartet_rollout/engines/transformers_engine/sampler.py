@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from quartet_rollout.engines.base import SamplingSettings
+from quartet_rollout.engines.masks import candidates, masked
 
 NEGATIVE_INFINITY = float("-inf")
 
@@ -31,10 +33,15 @@ class Sampler:
         self._min_p = _column([s.min_p for s in drawn], device) if any(s.min_p > 0 for s in drawn) else None
         self._top_k = _column([s.top_k for s in drawn], device) if any(s.top_k > 0 for s in drawn) else None
         self._top_p = _column([s.top_p for s in drawn], device) if any(s.top_p < 1 for s in drawn) else None
+        self._masked = [row for row, s in enumerate(settings) if masked(s)]
+        self.candidates: dict[int, np.ndarray] = {}
+        """Of the rows that want masks, for the tokens drawn last."""
 
     def sample(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Draw tokens from logits [B, V]. Returns token ids (int64 [B]) and their log-probs (float32 [B])."""
         log_probs = torch.log_softmax(self._filter(logits.float() / self._temperature), dim=-1)
+        if self._masked:
+            self.candidates = dict(zip(self._masked, candidates(log_probs[self._masked]), strict=True))
         if self._all_greedy:
             tokens = log_probs.argmax(dim=-1)
         else:

@@ -10,9 +10,11 @@ import torch
 
 from quartet_rollout.engines.base import EngineError, FinishReason, SamplingSettings
 from quartet_rollout.engines.core import CoreCompletion
+from quartet_rollout.engines.masks import masked
 from quartet_rollout.engines.model_folder import check_model_folder
 from quartet_rollout.engines.options import VllmOptions
 from quartet_rollout.engines.vllm_engine import environment
+from quartet_rollout.engines.vllm_engine.masks import MaskRecorder
 
 if TYPE_CHECKING:
     from vllm.logprobs import FlatLogprobs
@@ -46,11 +48,19 @@ class VllmCore:
         self.max_model_len = self._engine.model_config.max_model_len
         self.vocab_size = self._engine.model_config.get_vocab_size()
         client: Any = self._engine.engine_core  # An InprocClient.
+        self._masks = MaskRecorder.attach(self._engine)
+        self.gives_masks = self._masks is not None
         self._scheduler = client.engine_core.scheduler
+        self._masked: dict[str, str] = {}
+        """Keys of completions with masks, and vLLM's names for them."""
         self._states: dict[str, Any] = self._engine.output_processor.request_states
 
     def add(self, key: str, prompt_token_ids: list[int], sampling: SamplingSettings) -> None:
-        self._engine.add_request(key, {"prompt_token_ids": prompt_token_ids}, self._sampling_parameters(sampling))
+        prompt: Any = {"prompt_token_ids": prompt_token_ids}
+        internal_id = self._engine.add_request(key, prompt, self._sampling_parameters(sampling))
+        if self._masks is not None and masked(sampling):
+            self._masks.want(internal_id)
+            self._masked[key] = internal_id
 
     def step(self) -> list[CoreCompletion]:
         ended = []
@@ -61,14 +71,14 @@ class VllmCore:
             reason: FinishReason = (
                 completion.finish_reason if completion.finish_reason in ("stop", "length") else "abort"
             )
-            ended.append(_completion(output.request_id, completion.token_ids, completion.logprobs, reason))
+            ended.append(self._completion(output.request_id, completion.token_ids, completion.logprobs, reason))
         return ended
 
     def abort(self, keys: Iterable[str]) -> list[CoreCompletion]:
         chosen = set(keys)
         states = [s for s in self._states.values() if s.external_req_id in chosen]
         ended = [
-            _completion(
+            self._completion(
                 state.external_req_id, state.detokenizer.output_token_ids, state.logprobs_processor.logprobs, "abort"
             )
             for state in states
@@ -97,9 +107,13 @@ class VllmCore:
         self._engine.engine_core.shutdown()
         VllmCore._alive = False
 
-
-def _completion(key: str, token_ids: Iterable[int], log_probs: FlatLogprobs, reason: FinishReason) -> CoreCompletion:
-    tokens = np.array(token_ids, dtype=np.int32)
-    # The first entry of each position is the sampled token's.
-    values = np.array(log_probs.logprobs, dtype=np.float32)[np.array(log_probs.start_indices, dtype=np.int64)]
-    return CoreCompletion(key, tokens, values[: len(tokens)], reason)
+    def _completion(
+        self, key: str, token_ids: Iterable[int], log_probs: FlatLogprobs, reason: FinishReason
+    ) -> CoreCompletion:
+        tokens = np.array(token_ids, dtype=np.int32)
+        # The first entry of each position is the sampled token's.
+        values = np.array(log_probs.logprobs, dtype=np.float32)[np.array(log_probs.start_indices, dtype=np.int64)]
+        mask = None
+        if self._masks is not None and key in self._masked:
+            mask = self._masks.take(self._masked.pop(key), len(tokens))
+        return CoreCompletion(key, tokens, values[: len(tokens)], reason, mask)
