@@ -31,6 +31,9 @@ def complete(given: broker_pb2.RunSpec) -> broker_pb2.RunSpec:
     spec.partial_batch = _choice(
         broker_pb2.PartialBatchPolicy, "partial_batch", spec.partial_batch, broker_pb2.PARTIAL_BATCH_POLICY_DROP
     )
+    spec.long_prompts = _choice(
+        broker_pb2.LongPromptPolicy, "long_prompts", spec.long_prompts, broker_pb2.LONG_PROMPT_POLICY_REFUSE
+    )
     for field, seconds in (("prompt_lease_ttl", 60.0), ("member_ttl", 15.0), ("result_ttl", 3600.0)):
         _default_duration(spec, field, seconds)
     validation.sampling("spec.sampling", spec.sampling)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -80,6 +80,10 @@ class RunSection(Section):
     )
     system_prompt: str = Field("", description="Prepended to chats that have no system message.")
     max_prompt_tokens: int = Field(0, ge=0, description="Longest prompt; 0: the context minus max_new_tokens.")
+    long_prompts: Literal["refuse", "truncate_left"] = Field(
+        "refuse", description="What becomes of longer prompts: set aside, or shortened at their beginning."
+    )
+    sampling_masks: bool = Field(False, description="Store the candidates that top_p, top_k and min_p left each token.")
     labels: dict[str, str] = Field({}, description="Free labels.")
 
     @property
@@ -116,6 +120,7 @@ class SecuritySection(Section):
     tls_ca: Path | None = Field(None, description="PEM of the CA that signs servers and clients.")
     tls_certificate: Path | None = Field(None, description="PEM certificate of this process.")
     tls_key: Path | None = Field(None, description="PEM key of the certificate.")
+    roles: bool = Field(True, description="With TLS, let a certificate call only what its role may (docs/security.md).")
     insecure: bool = Field(False, description="Accept plaintext on addresses that are not loopback.")
 
     @model_validator(mode="after")

@@ -13,6 +13,10 @@ _PARTIAL_BATCHES = {
     "drop": broker_pb2.PARTIAL_BATCH_POLICY_DROP,
     "train": broker_pb2.PARTIAL_BATCH_POLICY_TRAIN,
 }
+_LONG_PROMPTS = {
+    "refuse": broker_pb2.LONG_PROMPT_POLICY_REFUSE,
+    "truncate_left": broker_pb2.LONG_PROMPT_POLICY_TRUNCATE_LEFT,
+}
 
 
 def run_spec(run: RunSection) -> broker_pb2.RunSpec:
@@ -38,6 +42,8 @@ def run_spec(run: RunSection) -> broker_pb2.RunSpec:
         system_prompt=run.system_prompt,
         max_prompt_tokens=run.max_prompt_tokens,
         labels=run.labels,
+        long_prompts=_LONG_PROMPTS[run.long_prompts],
+        sampling_masks=run.sampling_masks,
     )
 
 

@@ -26,6 +26,12 @@ class PartialBatchPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PARTIAL_BATCH_POLICY_DROP: _ClassVar[PartialBatchPolicy]
     PARTIAL_BATCH_POLICY_TRAIN: _ClassVar[PartialBatchPolicy]
 
+class LongPromptPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LONG_PROMPT_POLICY_UNSPECIFIED: _ClassVar[LongPromptPolicy]
+    LONG_PROMPT_POLICY_REFUSE: _ClassVar[LongPromptPolicy]
+    LONG_PROMPT_POLICY_TRUNCATE_LEFT: _ClassVar[LongPromptPolicy]
+
 class RunState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     RUN_STATE_UNSPECIFIED: _ClassVar[RunState]
@@ -77,6 +83,9 @@ LEASE_ORDER_FRESH_FIRST: LeaseOrder
 PARTIAL_BATCH_POLICY_UNSPECIFIED: PartialBatchPolicy
 PARTIAL_BATCH_POLICY_DROP: PartialBatchPolicy
 PARTIAL_BATCH_POLICY_TRAIN: PartialBatchPolicy
+LONG_PROMPT_POLICY_UNSPECIFIED: LongPromptPolicy
+LONG_PROMPT_POLICY_REFUSE: LongPromptPolicy
+LONG_PROMPT_POLICY_TRUNCATE_LEFT: LongPromptPolicy
 RUN_STATE_UNSPECIFIED: RunState
 RUN_STATE_ACTIVE: RunState
 RUN_STATE_SUCCEEDED: RunState
@@ -110,7 +119,7 @@ GROUP_STATE_DEAD: GroupState
 GROUP_STATE_DELIVERED: GroupState
 
 class RunSpec(_message.Message):
-    __slots__ = ("run_id", "group_size", "groups_per_step", "max_staleness", "lease_order", "partial_batch", "max_deliveries", "max_queued_prompts", "max_experience_bytes", "prompt_lease_ttl", "member_ttl", "result_ttl", "max_steps", "sampling", "evaluation_sampling", "verifiers", "system_prompt", "max_prompt_tokens", "labels", "environment", "temperature_schedule")
+    __slots__ = ("run_id", "group_size", "groups_per_step", "max_staleness", "lease_order", "partial_batch", "max_deliveries", "max_queued_prompts", "max_experience_bytes", "prompt_lease_ttl", "member_ttl", "result_ttl", "max_steps", "sampling", "evaluation_sampling", "verifiers", "system_prompt", "max_prompt_tokens", "labels", "environment", "temperature_schedule", "long_prompts", "sampling_masks")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +148,8 @@ class RunSpec(_message.Message):
     LABELS_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    LONG_PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_MASKS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     group_size: int
     groups_per_step: int
@@ -160,7 +171,9 @@ class RunSpec(_message.Message):
     labels: _containers.ScalarMap[str, str]
     environment: _experience_pb2.EnvironmentSpec
     temperature_schedule: _experience_pb2.TemperatureSchedule
-    def __init__(self, run_id: _Optional[str] = ..., group_size: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., max_staleness: _Optional[int] = ..., lease_order: _Optional[_Union[LeaseOrder, str]] = ..., partial_batch: _Optional[_Union[PartialBatchPolicy, str]] = ..., max_deliveries: _Optional[int] = ..., max_queued_prompts: _Optional[int] = ..., max_experience_bytes: _Optional[int] = ..., prompt_lease_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., member_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., result_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_steps: _Optional[int] = ..., sampling: _Optional[_Union[_experience_pb2.SamplingParams, _Mapping]] = ..., evaluation_sampling: _Optional[_Union[_experience_pb2.SamplingParams, _Mapping]] = ..., verifiers: _Optional[_Iterable[_Union[_reward_pb2.VerifierSpec, _Mapping]]] = ..., system_prompt: _Optional[str] = ..., max_prompt_tokens: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., environment: _Optional[_Union[_experience_pb2.EnvironmentSpec, _Mapping]] = ..., temperature_schedule: _Optional[_Union[_experience_pb2.TemperatureSchedule, _Mapping]] = ...) -> None: ...
+    long_prompts: LongPromptPolicy
+    sampling_masks: bool
+    def __init__(self, run_id: _Optional[str] = ..., group_size: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., max_staleness: _Optional[int] = ..., lease_order: _Optional[_Union[LeaseOrder, str]] = ..., partial_batch: _Optional[_Union[PartialBatchPolicy, str]] = ..., max_deliveries: _Optional[int] = ..., max_queued_prompts: _Optional[int] = ..., max_experience_bytes: _Optional[int] = ..., prompt_lease_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., member_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., result_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_steps: _Optional[int] = ..., sampling: _Optional[_Union[_experience_pb2.SamplingParams, _Mapping]] = ..., evaluation_sampling: _Optional[_Union[_experience_pb2.SamplingParams, _Mapping]] = ..., verifiers: _Optional[_Iterable[_Union[_reward_pb2.VerifierSpec, _Mapping]]] = ..., system_prompt: _Optional[str] = ..., max_prompt_tokens: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., environment: _Optional[_Union[_experience_pb2.EnvironmentSpec, _Mapping]] = ..., temperature_schedule: _Optional[_Union[_experience_pb2.TemperatureSchedule, _Mapping]] = ..., long_prompts: _Optional[_Union[LongPromptPolicy, str]] = ..., sampling_masks: _Optional[bool] = ...) -> None: ...
 
 class Run(_message.Message):
     __slots__ = ("spec", "state", "reason", "created_at", "policy_version", "committed_step", "prompts_ended", "stats")
