@@ -62,10 +62,25 @@ class Membership:
         while True:
             await self._link.introduce()
             run = await self._register()
+            if reason := self._unfit(run):
+                log.error("this rollout cannot serve the run: %s", reason, extra={"run": self._state.run_id})
+                await self.leave()
+                self._host.stop(reason, exit_code=1)
+                return
             if run.state == _ACTIVE:
                 await self._beat(run)
             if run.state != _ACTIVE:
                 await self._ended(run)
+
+    def _unfit(self, run: broker_pb2.Run) -> str | None:
+        """Return why this engine cannot do what the run asks of its rollouts, or None."""
+        assert self._state.engine is not None  # `run` waits for it
+        if run.spec.sampling_masks and "sampling_masks" not in self._state.engine.capabilities():
+            return (
+                "run.sampling_masks is true, and this engine cannot tell the candidates of its tokens; allowed: the "
+                "transformers engine, the vllm engine in_process with VLLM_USE_V2_MODEL_RUNNER=0, or false"
+            )
+        return None
 
     async def leave(self) -> None:
         """Leave the run; a broker that cannot be reached finds out by the missing heartbeats."""

@@ -18,6 +18,8 @@ def check_prompt_lengths(config: LoadedConfig, max_model_len: int | None) -> Non
     Files that are not here, and lines that are no prompts, are the client's business.
     """
     folder = config.model.path
+    if config.run.long_prompts == "truncate_left":
+        return
     if folder is None or not (folder / "tokenizer.json").is_file():
         return
     context = max_model_len or json.loads((folder / "config.json").read_text()).get("max_position_embeddings")

@@ -14,6 +14,8 @@ from quartet_rollout.sampling import (
     sampling_layers,
     settings_of,
 )
+from quartet_rollout.shortening import shorten_chat, shorten_tokens
+from quartet_rollout.telemetry import SHORTENED
 
 
 class PromptReader:
@@ -32,12 +34,16 @@ class PromptReader:
         Raises:
             PromptRefused, PromptError: the prompt is empty, too long, malformed, or its sampling is out of range.
         """
+        spec = spec if spec is not None else broker_pb2.RunSpec()
         layers = sampling_layers(prompt, spec, purpose)
         n = completions_per_prompt(prompt, spec, purpose)
         wanted = new_tokens_wanted(layers)
-        token_ids = self.token_ids(prompt, spec.system_prompt if spec is not None else "")
-        max_new_tokens = self._fit(token_ids.size, wanted, spec.max_prompt_tokens if spec is not None else 0)
-        return token_ids, Draw(n, settings_of(layers, max_new_tokens))
+        token_ids = self.token_ids(prompt, spec.system_prompt)
+        if spec.long_prompts == broker_pb2.LONG_PROMPT_POLICY_TRUNCATE_LEFT:
+            token_ids = self._shorten(prompt, token_ids, spec, wanted)
+        max_new_tokens = self._fit(token_ids.size, wanted, spec.max_prompt_tokens)
+        masks = spec.sampling_masks and purpose == experience_pb2.PURPOSE_TRAIN
+        return token_ids, Draw(n, settings_of(layers, max_new_tokens, masks))
 
     def token_ids(self, prompt: experience_pb2.Prompt, system_prompt: str) -> np.ndarray:
         """Return the prompt's tokens, int32 [P], whatever their number but none."""
@@ -47,7 +53,7 @@ class PromptReader:
         elif form == "text":
             token_ids = self._encode(prompt.text)
         elif form == "chat":
-            token_ids = self._encode(self._render(prompt.chat, system_prompt))
+            token_ids = self._encode(self._render(self._messages(prompt.chat, system_prompt)))
         else:
             raise PromptRefused("prompt.input", "nothing", "exactly one of chat, text, token_ids")
         if not token_ids.size:
@@ -61,7 +67,7 @@ class PromptReader:
     def _encode(self, text: str) -> np.ndarray:
         return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
 
-    def _render(self, chat: experience_pb2.Chat, system_prompt: str) -> str:
+    def _messages(self, chat: experience_pb2.Chat, system_prompt: str) -> list[dict[str, str]]:
         if not chat.messages:
             raise PromptRefused("prompt.chat.messages", "none", "at least one message")
         if getattr(self._tokenizer, "chat_template", "") is None:
@@ -69,8 +75,13 @@ class PromptReader:
         messages = [{"role": message.role, "content": message.content} for message in chat.messages]
         if system_prompt and not any(message["role"] == "system" for message in messages):
             messages.insert(0, {"role": "system", "content": system_prompt})
+        return messages
+
+    def _render(self, messages: list[dict[str, str]], generation_prompt: bool = True) -> str:
         try:
-            return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            return self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=generation_prompt
+            )
         except Exception as error:  # a chat template is the model author's program and raises what it likes
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise PromptRefused(
@@ -78,6 +89,21 @@ class PromptReader:
                 f"what the model's chat template refuses ({reason})",
                 "a chat it can render, text or token_ids",
             ) from error
+
+    def _shorten(
+        self, prompt: experience_pb2.Prompt, token_ids: np.ndarray, spec: broker_pb2.RunSpec, wanted: int
+    ) -> np.ndarray:
+        """Return the prompt's tokens, at most as many as `_fit` allows."""
+        room = self._max_model_len - max(wanted, 1)
+        if spec.max_prompt_tokens:
+            room = min(room, spec.max_prompt_tokens)
+        if token_ids.size <= room or room < 1:
+            return token_ids  # without any room `_fit` says what is wrong
+        SHORTENED.inc()
+        if prompt.WhichOneof("input") == "chat":
+            messages = self._messages(prompt.chat, spec.system_prompt)
+            return shorten_chat(messages, room, self._render, self._encode)
+        return shorten_tokens(token_ids, room, getattr(self._tokenizer, "bos_token_id", None))
 
     def _fit(self, prompt_tokens: int, wanted: int, max_prompt_tokens: int) -> int:
         """Return max_new_tokens for a prompt of that many tokens, or refuse it as too long."""

@@ -71,7 +71,9 @@ def new_tokens_wanted(layers: list[experience_pb2.SamplingParams]) -> int:
     return wanted
 
 
-def settings_of(layers: list[experience_pb2.SamplingParams], max_new_tokens: int) -> SamplingSettings:
+def settings_of(
+    layers: list[experience_pb2.SamplingParams], max_new_tokens: int, masks: bool = False
+) -> SamplingSettings:
     """Return the engine's settings; `max_new_tokens` is decided already, because it depends on the prompt's length.
 
     Raises:
@@ -93,4 +95,5 @@ def settings_of(layers: list[experience_pb2.SamplingParams], max_new_tokens: int
         stop=first_list("stop"),
         stop_token_ids=first_list("stop_token_ids"),
         seed=first("seed", None),
+        masks=masks,
     )

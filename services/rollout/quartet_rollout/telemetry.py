@@ -12,8 +12,13 @@ GROUPS = metrics.counter(
     "Groups by what became of them: accepted, duplicate, lease_lost, stale, finished, given_back, failed, refused.",
     ["outcome"],
 )
+SHORTENED = metrics.counter("quartet_rollout_prompts_shortened_total", "Prompts that were too long and were cut.")
 SCORING_SECONDS = metrics.histogram("quartet_rollout_scoring_seconds", "From a finished completion to its score.")
 SCORING_RETRIES = metrics.counter("quartet_rollout_scoring_retries_total", "Verifications asked for again.")
+TURNS = metrics.counter("quartet_rollout_turns_total", "Turns of the policy in completions that have an environment.")
+ENVIRONMENT_SECONDS = metrics.histogram(
+    "quartet_rollout_environment_seconds", "From a turn of the policy to the environment's answer.", ["environment"]
+)
 PAUSE_SECONDS = metrics.histogram("quartet_rollout_pause_seconds", "Generation stood still for a weight update.")
 WEIGHT_UPDATES = metrics.counter(
     "quartet_rollout_weight_updates_total",

@@ -134,6 +134,11 @@ class SamplingMask:
     token_ids: np.ndarray
     """int32 [sum of counts]: their ids, ascending for each token, one token after another."""
 
+    @classmethod
+    def nothing_cut(cls, tokens: int) -> SamplingMask:
+        """The mask of so many tokens that were drawn from all of the vocabulary."""
+        return cls(np.zeros(tokens, np.int32), np.empty(0, np.int32))
+
 
 @dataclass(frozen=True)
 class EngineCompletion:

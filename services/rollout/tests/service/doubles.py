@@ -5,6 +5,7 @@ gRPC on real sockets and keep their state in memory.
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import numpy as np
 from quartet.v1 import broker_pb2, broker_pb2_grpc, experience_pb2, reward_pb2, reward_pb2_grpc
@@ -19,6 +20,7 @@ from quartet_rollout.engines.base import (
     EngineError,
     EngineStats,
     ManifestError,
+    SamplingMask,
     SamplingSettings,
     WeightGroupInfo,
 )
@@ -27,7 +29,7 @@ from quartet_rollout.engines.base import (
 class CharTokenizer:
     """One token per character: its code point."""
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool, split_special_tokens: bool = False) -> list[int]:
         assert not add_special_tokens
         return [ord(character) for character in text]
 
@@ -69,6 +71,7 @@ class ScriptedEngine:
         self.transfer_error: EngineError | None = None
         self.install_error: EngineError | None = None
         self.generate_error: EngineError | None = None
+        self.gives_masks = False
         self.group: WeightGroupInfo | None = None
 
     def tokenizer(self) -> CharTokenizer:
@@ -106,7 +109,8 @@ class ScriptedEngine:
                     if done >= min(self.length + index, sampling.max_new_tokens):
                         reason = "stop" if done >= self.length + index else "length"
                         self.running -= 1
-                        yield _completion(index, tokens.pop(index), versions[index], reason)
+                        done = _completion(index, tokens.pop(index), versions[index], reason)
+                        yield replace(done, mask=_mask(done.token_ids)) if sampling.masks else done
         finally:
             self.running -= len(tokens)
 
@@ -129,7 +133,7 @@ class ScriptedEngine:
         return EngineStats(self.running, 0, -1.0, self.tokens_total)
 
     def capabilities(self) -> list[str]:
-        return ["weights.gloo", "weights.full"]
+        return ["weights.gloo", "weights.full", *(["sampling_masks"] if self.gives_masks else [])]
 
     def check_manifest(self, manifest) -> None:
         if self.manifest_error:
@@ -144,7 +148,7 @@ class ScriptedEngine:
         self.calls.append("leave")
         self.group = None
 
-    async def receive_weights(self, manifest, timeout_seconds: float) -> int:
+    async def receive_weights(self, manifest, timeout_seconds: float, path: str = "") -> int:
         self.calls.append("receive")
         await self.arrive.wait()
         if self.transfer_error is not None:
@@ -163,6 +167,12 @@ class ScriptedEngine:
     async def invalidate(self) -> None:
         self.calls.append("invalidate")
         self.policy_version = UNKNOWN_VERSION
+
+
+def _mask(token_ids: np.ndarray) -> SamplingMask:
+    """Candidates: nothing was cut off before the first token, then the token and the one after it."""
+    pairs = [np.asarray([token, token + 1], np.int32) for token in token_ids[1:]]
+    return SamplingMask(np.asarray([0] + [2] * len(pairs), np.int32), np.concatenate(pairs))
 
 
 def _completion(index: int, tokens: list[int], versions: list[int], reason: str) -> EngineCompletion:

@@ -49,6 +49,28 @@ async def test_a_group_is_generated_scored_and_put(world):
     assert transcript.completions[0].finish_reason == experience_pb2.FINISH_REASON_STOP
 
 
+async def test_a_training_group_carries_the_masks_of_a_run_that_wants_them(world):
+    world.engine.gives_masks = True
+    world.broker.create_run(sampling_masks=True)
+    await world.start()
+    await world.broker.submit(instance())
+    await world.broker.until(lambda: world.broker.puts)
+    tensors = world.broker.tensors()
+    assert [row.tolist() for row in decode_ragged(tensors.sampling_mask_counts)] == [[0, 2, 2], [0, 2, 2, 2]]
+    assert [row.tolist() for row in decode_ragged(tensors.sampling_mask_token_ids)] == [[97, 98] * 2, [98, 99] * 3]
+
+    await world.broker.submit(instance("e", purpose=experience_pb2.PURPOSE_EVALUATE))
+    await world.broker.until(lambda: len(world.broker.puts) == 2)
+    assert not world.broker.tensors(1).HasField("sampling_mask_counts")
+
+
+async def test_a_rollout_that_cannot_tell_masks_leaves_a_run_that_wants_them(world):
+    world.broker.create_run(sampling_masks=True)
+    await world.start()
+    await world.until(lambda: world.host.exit_code == 1)
+    assert world.broker.left and not world.broker.members
+
+
 async def test_tokens_of_two_versions_are_told_apart(world):
     world.engine.step, world.engine.length = 0.05, 6
     await world.start()

@@ -1,0 +1,125 @@
+"""Prompts that are too long, under the policy that shortens them: what goes, and what never does."""
+
+import numpy as np
+import pytest
+from conftest import instance
+from doubles import CharTokenizer
+from quartet.v1 import broker_pb2, experience_pb2
+
+from quartet_common.tensors import decode, encode
+from quartet_rollout.prompts import PromptReader
+from quartet_rollout.sampling import PromptRefused
+
+CHATML = (
+    "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nBe brief.<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ALTERNATING = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('the user begins') }}{% endif %}" + CHATML
+
+
+class TemplateTokenizer(CharTokenizer):
+    """One token per character, with a chat template of transformers and its own way to render it."""
+
+    bos_token_id = ord("^")
+
+    def __init__(self, template: str):
+        from transformers import PreTrainedTokenizerBase
+
+        self.chat_template = template
+        self._base = PreTrainedTokenizerBase()
+        self._base.chat_template = template
+
+    def apply_chat_template(self, messages: list[dict], tokenize: bool, add_generation_prompt: bool) -> str:
+        return self._base.apply_chat_template(messages, tokenize=tokenize, add_generation_prompt=add_generation_prompt)
+
+
+def read(
+    room: int,
+    system_prompt: str = "",
+    template: str = CHATML,
+    policy: str = "TRUNCATE_LEFT",
+    context: int = 10_000,
+    **form,
+) -> str:
+    """What is left of a prompt for which there are `room` tokens, as text."""
+    spec = broker_pb2.RunSpec(
+        max_prompt_tokens=room,
+        system_prompt=system_prompt,
+        sampling=experience_pb2.SamplingParams(max_new_tokens=8),
+        long_prompts=broker_pb2.LongPromptPolicy.Value(f"LONG_PROMPT_POLICY_{policy}"),
+    )
+    reader = PromptReader(TemplateTokenizer(template), context)
+    token_ids, _ = reader.read(experience_pb2.Prompt(**form), spec, experience_pb2.PURPOSE_TRAIN)
+    assert token_ids.dtype == np.int32
+    return reader.text(token_ids)
+
+
+def chat(*turns: str) -> experience_pb2.Chat:
+    roles = ("user", "assistant")
+    return experience_pb2.Chat(
+        messages=[experience_pb2.Message(role=roles[at % 2], content=turn) for at, turn in enumerate(turns)]
+    )
+
+
+def test_text_loses_its_first_tokens_but_not_the_beginning_of_sequence() -> None:
+    assert read(4, text="0123456789") == "6789"
+    assert read(4, text="^123456789") == "^789"
+    assert read(10, text="^123456789") == "^123456789"
+    ids = encode(np.frombuffer(b"^abcdef", np.uint8).astype(np.int32))
+    assert read(3, token_ids=ids) == "^ef"
+
+
+def test_the_models_context_bounds_a_prompt_too() -> None:
+    assert read(0, text="0123456789", context=12) == "6789"  # 12 less 8 new tokens
+    assert read(3, text="0123456789", context=12) == "789"
+
+
+def test_a_chat_loses_its_oldest_turns_whole_and_keeps_its_system_message() -> None:
+    head, tail = "<|im_start|>system\nCount.<|im_end|>\n", "<|im_start|>assistant\n"
+    turns = ["one" * 5, "two" * 5, "three" * 5]
+    whole = read(1000, "Count.", chat=chat(*turns))
+    assert whole.startswith(head) and whole.endswith(tail)
+    left = read(len(whole) - 1, "Count.", chat=chat(*turns))
+    assert left == whole.replace(f"<|im_start|>user\n{'one' * 5}<|im_end|>\n", "")
+    last = read(len(left) - 1, "Count.", chat=chat(*turns))
+    assert last == f"{head}<|im_start|>user\n{'three' * 5}<|im_end|>\n{tail}"
+
+
+def test_the_last_turn_is_cut_behind_its_header_and_before_the_generation_prompt() -> None:
+    whole = read(1000, "Count.", chat=chat("0123456789"))
+    assert read(len(whole) - 6, "Count.", chat=chat("older", "answer", "0123456789")) == whole.replace("012345", "")
+    # What the template says of itself where there is no system message stays as well.
+    whole = read(1000, chat=chat(" apples and pears"))
+    assert "Be brief." in whole
+    assert read(len(whole) - 7, chat=chat(" apples and pears")) == whole.replace("apples ", "")
+
+
+def test_a_template_that_wants_the_user_to_begin_never_sees_an_answer_first() -> None:
+    turns = chat("q1" * 9, "a1" * 9, "q2" * 9)
+    whole = read(1000, template=ALTERNATING, chat=turns)
+    alone = read(1000, template=ALTERNATING, chat=chat("q2" * 9))
+    assert read(len(whole) - 1, template=ALTERNATING, chat=turns) == alone
+
+
+def test_without_room_for_what_must_stay_a_prompt_is_refused() -> None:
+    with pytest.raises(PromptRefused, match=r"of which \d+ at least must stay"):
+        read(40, "Count." * 20, chat=chat("0123456789"))
+    with pytest.raises(PromptRefused, match="less max_new_tokens 8"):
+        read(0, text="0123456789", context=8)
+
+
+def test_the_other_policy_refuses() -> None:
+    for policy in ("REFUSE", "UNSPECIFIED"):
+        with pytest.raises(PromptRefused, match="max_prompt_tokens"):
+            read(4, text="0123456789", policy=policy)
+
+
+async def test_a_run_may_have_its_long_prompts_shortened(world):
+    policy = broker_pb2.LONG_PROMPT_POLICY_TRUNCATE_LEFT
+    world.broker.create_run(max_prompt_tokens=4, long_prompts=policy)
+    await world.start()
+    await world.broker.submit(instance(text="12345678"))
+    await world.broker.until(lambda: world.broker.puts)
+    assert world.broker.transcript().prompt_text == "5678"
+    assert bytes(decode(world.broker.tensors().prompt_token_ids).astype("uint8")) == b"5678"
