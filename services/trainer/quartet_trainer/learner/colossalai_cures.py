@@ -7,8 +7,8 @@
 Neither touches a machine with CUDA: there ColossalAI takes its CudaAccelerator, and NCCL answers the second question
 before it is asked. Remove a cure when the pinned ColossalAI no longer needs it.
 
-Importing it also prints advice that is not for our users: to install TensorNVMe, apex and the kernels package, and that
-DDP's `broadcast_buffers`, which its plugin always passes, is deprecated. That is silenced here, message by message.
+Importing and using it also prints advice that is not for our users: to install TensorNVMe, apex and the kernels package,
+and what in its own calls is deprecated: DDP's `broadcast_buffers`, pickled trees. Silenced here, message by message.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _ADVICE = (
     "Please install the latest tensornvme",
     "Please install apex from source",
     "`broadcast_buffers` is deprecated",
+    "`isinstance(treespec, LeafSpec)` is deprecated",
 )
 
 

@@ -12,4 +12,9 @@ __all__ = ["Plugin", "create_plugin"]
 
 def create_plugin(settings: LearnerSettings, ranks: Ranks) -> Plugin:
     """Make the plugin of `settings`. All ranks call."""
+    if settings.plugin == "hybrid_parallel":
+        # Its shardformer imports every model family it knows: seconds, and only here.
+        from quartet_trainer.learner.plugins.hybrid_parallel import HybridParallel
+
+        return HybridParallel(settings, ranks)
     return DataParallel(settings, ranks)

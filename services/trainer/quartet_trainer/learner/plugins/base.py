@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from quartet_trainer.batches import MicroBatch
-from quartet_trainer.learner.base import LearnerError
 from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.names import untied_names
 from quartet_trainer.learner.settings import LearnerSettings

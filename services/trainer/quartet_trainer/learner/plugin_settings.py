@@ -1,0 +1,54 @@
+"""The keys of `[trainer]` that choose how the model is spread over the ranks. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from quartet_common.config import Section
+
+PluginName = Literal["torch_ddp", "torch_fsdp", "low_level_zero", "gemini", "hybrid_parallel"]
+
+
+class LoraSection(Section):
+    """[trainer.lora]: train low-rank adapters of some matrices and leave the model as it is."""
+
+    r: int = Field(default=0, ge=0, description="Rank of the adapters; 0: none, the whole model is trained.")
+    alpha: float = Field(default=16.0, gt=0, description="An adapter's product is scaled by alpha / r.")
+    target_modules: list[str] = Field(
+        default=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        min_length=1,
+        description="Last names of the linear layers that get an adapter.",
+    )
+
+
+class PluginSettings(Section):
+    """How the model and the batch are spread over the ranks. `docs/plugins.md` says what runs where."""
+
+    plugin: PluginName = Field(default="torch_ddp", description="ColossalAI plugin.")
+    tp_size: int = Field(default=1, ge=1, description="Ranks that share each layer's matrices (hybrid_parallel).")
+    pp_size: int = Field(default=1, ge=1, description="Stages of consecutive layers (hybrid_parallel).")
+    zero_stage: Literal[0, 1, 2] | None = Field(
+        default=None,
+        description="What the data-parallel ranks share out: 1 the optimizer's state, 2 gradients too. "
+        "Unset: 1 with low_level_zero, 0 with hybrid_parallel.",
+    )
+    sp_size: int = Field(
+        default=1, ge=1, description="Ranks that share a sequence by all-to-all (hybrid_parallel with CUDA)."
+    )
+    lora: LoraSection = Field(default=LoraSection(), description="Low-rank adapters.")
+
+    @model_validator(mode="after")
+    def _plugin_can(self) -> PluginSettings:
+        hybrid = self.plugin == "hybrid_parallel"
+        for name in ("tp_size", "pp_size", "sp_size"):
+            if getattr(self, name) > 1 and not hybrid:
+                raise ValueError(f'{name}: {getattr(self, name)} needs plugin = "hybrid_parallel", not {self.plugin!r}')
+        allowed = {"low_level_zero": (None, 1, 2), "hybrid_parallel": (None, 0, 1)}.get(self.plugin, (None, 0))
+        if self.zero_stage not in allowed:
+            stages = " or ".join(str(stage) for stage in allowed if stage is not None)
+            raise ValueError(f"zero_stage: got {self.zero_stage}; with plugin {self.plugin!r} it is {stages}")
+        if self.lora.r and self.plugin not in ("torch_ddp", "low_level_zero"):
+            raise ValueError(f'lora.r: adapters need plugin = "torch_ddp" or "low_level_zero", not {self.plugin!r}')
+        return self
