@@ -8,7 +8,8 @@ from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, tensor_pb2
 
 from quartet_common.durations import now_timestamp
 from quartet_common.tensors import encode, encode_ragged
-from quartet_rollout.engines.base import EngineCompletion
+from quartet_rollout.engines.base import EngineCompletion, SamplingMask
+from quartet_rollout.environments.conversation import PlayedCompletion, inserted_tokens
 
 FINISH_REASONS = {
     "stop": experience_pb2.FINISH_REASON_STOP,
@@ -36,6 +37,8 @@ def completion_info(
         finish_reason=FINISH_REASONS[completion.finish_reason],
         tokens=completion.token_ids.size,
         score=score,
+        turns=completion.turns if isinstance(completion, PlayedCompletion) else 1,
+        inserted_tokens=inserted_tokens(completion),
     )
     for version, begin, end in completion.version_spans:
         info.version_spans.add(policy_version=version, begin=begin, end=end)
@@ -92,6 +95,14 @@ def _tensors(
         truncated=encode(truncated),
         version_spans=encode_ragged(spans, tensor_pb2.DTYPE_INT64),
     )
+    if any(one.mask is not None for one in completions):
+        given = [one.mask or SamplingMask.nothing_cut(one.token_ids.size) for one in completions]
+        counts, ids = [mask.counts for mask in given], [mask.token_ids for mask in given]
+        tensors.sampling_mask_counts.CopyFrom(encode_ragged(counts, tensor_pb2.DTYPE_INT32))
+        tensors.sampling_mask_token_ids.CopyFrom(encode_ragged(ids, tensor_pb2.DTYPE_INT32))
+    if any(inserted_tokens(one) for one in completions):
+        masks = [getattr(one, "loss_mask", np.ones(one.token_ids.size, np.uint8)) for one in completions]
+        tensors.loss_mask.CopyFrom(encode_ragged(masks, tensor_pb2.DTYPE_UINT8))
     if all(one.score is not None for one in scored):
         for field, key in (("rewards", "reward"), ("format_acc", "format_acc"), ("ans_acc", "ans_acc")):
             values = np.asarray([getattr(one.score, key) for one in scored], dtype=np.float32)

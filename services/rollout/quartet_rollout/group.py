@@ -1,7 +1,7 @@
 """The life of one prompt group: prompt -> completions -> scores -> experience.
 
     state        what ends it well        what ends it otherwise
-    GENERATING   all completions done     prompt refused, engine failed, pinned version gone, lease lost
+    GENERATING   all completions done     prompt refused, engine or environment failed, pinned version gone, lease lost
     SCORING      all scores there         verifier failed, lease lost
     PUTTING      the broker's outcome     refused, lease lost
 
@@ -11,23 +11,21 @@ However it ends, its lease is settled exactly once: by the put, by giving it bac
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 from enum import Enum
 
 import numpy as np
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
 
-from quartet_rollout.engines.base import (
-    UNKNOWN_VERSION,
-    Engine,
-    EngineCompletion,
-    EngineError,
-    PromptError,
-    SamplingSettings,
-)
+from quartet_rollout.drawing import draw_completions
+from quartet_rollout.engines.base import UNKNOWN_VERSION, Engine, EngineCompletion, EngineError, PromptError
+from quartet_rollout.environments.base import EnvironmentFailed
+from quartet_rollout.environments.chosen import Chosen, Environments, UnknownEnvironment
+from quartet_rollout.environments.conversation import PlayedCompletion, inserted_tokens
+from quartet_rollout.environments.episode import Scene, play
 from quartet_rollout.experience import ScoredCompletion, build_group, versions_of
 from quartet_rollout.prompts import PromptReader
 from quartet_rollout.sampling import Draw, PromptRefused
+from quartet_rollout.schedules import scheduled
 from quartet_rollout.scoring import Scorer, ScoringFailed
 from quartet_rollout.telemetry import COMPLETIONS, TOKENS
 
@@ -67,18 +65,28 @@ class Group:
         self._spec = spec
 
     async def make(
-        self, engine: Engine, reader: PromptReader, scorer: Scorer, rollout_id: str
+        self, engine: Engine, reader: PromptReader, scorer: Scorer, environments: Environments, rollout_id: str
     ) -> experience_pb2.ExperienceGroup:
         """Generate and score. Raises GivenBack."""
         instance = self.lease.instance
         try:
             token_ids, draw = reader.read(instance.prompt, self._spec, instance.purpose)
+            draw = scheduled(draw, instance, self._spec, engine.policy_version)
+            chosen = environments.choose(instance.prompt, self._spec)
         except (PromptRefused, PromptError) as error:
             raise _unusable(error) from error
+        except UnknownEnvironment as error:
+            raise GivenBack("an environment that is not here", str(error)) from error
         self.n = draw.n
         scores: dict[int, asyncio.Future[reward_pb2.Score]] = {}
         try:
-            finished = await self._generate(engine, reader, scorer, token_ids, draw, scores)
+            stream = (
+                draw_completions(engine, self.lease.lease_id, token_ids, draw)
+                if chosen is None
+                else play(self._scene(engine, reader, environments, token_ids, draw, chosen))
+            )
+            last_turn = chosen is not None and chosen.scores_last_turn
+            finished = await self._score_all(stream, reader, scorer, token_ids, draw, scores, last_turn)
             self.stage = Stage.SCORING
             scored = [
                 ScoredCompletion(completion, text, await scores[completion.index] if scores else None)
@@ -88,6 +96,9 @@ class Group:
             raise GivenBack("a completion could not be scored", str(error), error.permanent) from error
         except PromptError as error:
             raise _unusable(error) from error
+        except EnvironmentFailed as error:
+            failure = f"environment: {error}" if error.counted else ""
+            raise GivenBack(f"the environment failed: {error}", failure, error.permanent) from error
         except EngineError as error:
             raise GivenBack("the engine failed", f"engine: {error}", engine_failed=True) from error
         finally:
@@ -96,30 +107,54 @@ class Group:
         self._check_versions([completion for completion, _ in finished])
         return build_group(self.lease, token_ids, reader.text(token_ids), scored, draw.settings.temperature, rollout_id)
 
-    async def _generate(
+    def _scene(
         self,
         engine: Engine,
+        reader: PromptReader,
+        environments: Environments,
+        token_ids: np.ndarray,
+        draw: Draw,
+        chosen: Chosen,
+    ) -> Scene:
+        assert environments.writer is not None  # there is a reader
+        return Scene(
+            engine=engine,
+            request_id=self.lease.lease_id,
+            prompt=self.lease.instance.prompt,
+            prompt_token_ids=token_ids,
+            draw=draw,
+            chosen=chosen,
+            reader=reader,
+            writer=environments.writer,
+            tools=environments.tools,
+            run_id=self._spec.run_id,
+        )
+
+    async def _score_all(
+        self,
+        stream: AsyncGenerator[EngineCompletion, None],
         reader: PromptReader,
         scorer: Scorer,
         token_ids: np.ndarray,
         draw: Draw,
         scores: dict[int, "asyncio.Future[reward_pb2.Score]"],
+        last_turn: bool,
     ) -> list[tuple[EngineCompletion, str]]:
         """Return the completions with their texts; each is handed to the scorer as soon as it is done."""
         instance = self.lease.instance
         template = self._score_item(draw.settings.max_new_tokens, reader.text(token_ids))
         tokens = TOKENS.labels(_PURPOSES.get(instance.purpose, "other"))
         finished: list[tuple[EngineCompletion, str]] = []
-        async with aclosing(draw_completions(engine, self.lease.lease_id, token_ids, draw)) as stream:
+        async with aclosing(stream):
             async for completion in stream:
                 text = reader.text(completion.token_ids)
                 finished.append((completion, text))
-                tokens.inc(completion.token_ids.size)
+                tokens.inc(completion.token_ids.size - inserted_tokens(completion))
                 COMPLETIONS.labels(completion.finish_reason).inc()
                 if template is not None:
                     item = reward_pb2.ScoreItem()
                     item.CopyFrom(template)
-                    item.completion = text
+                    item.completion = _last_turn(completion, reader) if last_turn else text
                     item.completion_tokens = completion.token_ids.size
                     item.truncated = completion.finish_reason == "length"
                     scores[completion.index] = scorer.submit(item)
@@ -164,26 +199,10 @@ def pinned_version(instance: experience_pb2.PromptInstance) -> int | None:
     return None
 
 
-async def draw_completions(
-    engine: Engine, request_id: str, token_ids: np.ndarray, draw: Draw
-) -> AsyncGenerator[EngineCompletion, None]:
-    """Yield `draw.n` completions as they finish; those that a weight update aborted are started again."""
-    aborted = []
-    async with aclosing(engine.generate(request_id, token_ids, draw.n, draw.settings)) as stream:
-        async for completion in stream:
-            if completion.finish_reason == "abort":
-                aborted.append(completion.index)
-            else:
-                yield completion
-    for index in aborted:
-        again = Draw(1, _seeded(draw.settings, index))
-        async with aclosing(draw_completions(engine, f"{request_id}/{index}", token_ids, again)) as stream:
-            async for completion in stream:
-                yield replace(completion, index=index)
-
-
-def _seeded(settings: SamplingSettings, index: int) -> SamplingSettings:
-    return settings if settings.seed is None else replace(settings, seed=settings.seed + index)
+def _last_turn(completion: EngineCompletion, reader: PromptReader) -> str:
+    assert isinstance(completion, PlayedCompletion)
+    begin, end = completion.last_turn
+    return reader.text(completion.token_ids[begin:end])
 
 
 def _forget(score: "asyncio.Future[reward_pb2.Score]") -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from quartet.v1 import broker_pb2
 
 from quartet_common.log import get_logger
+from quartet_rollout.environments import Environments
 from quartet_rollout.group import GivenBack, Group, Stage, pinned_version
 from quartet_rollout.leases import LeaseKeeper
 from quartet_rollout.putting import PutRefused, Putter
@@ -26,11 +27,13 @@ class Groups:
         keeper: LeaseKeeper,
         scorer: Scorer,
         putter: Putter,
+        environments: Environments,
         instance_id: str,
         on_engine_failed: Callable[[str], None],
     ):
         """`on_engine_failed` is told when the engine can generate no more: the service must end."""
         self._state, self._keeper, self._scorer, self._putter = state, keeper, scorer, putter
+        self._environments = environments
         self._instance_id, self._on_engine_failed = instance_id, on_engine_failed
         self._groups: dict[str, Group] = {}
         self._tasks: dict[str, asyncio.Task] = {}
@@ -91,7 +94,7 @@ class Groups:
         lease, engine, reader = group.lease, self._state.engine, self._state.reader
         assert engine is not None and reader is not None
         try:
-            made = await group.make(engine, reader, self._scorer, self._instance_id)
+            made = await group.make(engine, reader, self._scorer, self._environments, self._instance_id)
             group.stage = Stage.PUTTING
             self._state.changes.notify()
             self._settled(lease, await self._putter.put(lease.lease_id, made))

@@ -15,6 +15,9 @@ from quartet_rollout.config import RolloutSection
 from quartet_rollout.direct import DirectGeneration
 from quartet_rollout.engines import EngineError, create_engine
 from quartet_rollout.engines.base import UNKNOWN_VERSION, Engine
+from quartet_rollout.environments import Environments, load_environments
+from quartet_rollout.environments.answers import AnswerWriter
+from quartet_rollout.environments.tools import RewardTools
 from quartet_rollout.groups import Groups
 from quartet_rollout.leases import LeaseKeeper
 from quartet_rollout.membership import Membership
@@ -49,8 +52,16 @@ class RolloutService:
         self._scorer = Scorer(self.state, self._reward_channel, addresses.reward, host.waiting, section.scoring)
         self._keeper = LeaseKeeper(self.state, link)
         self._putter = Putter(self.state, link, section.put_batch_groups, section.put_batch_bytes)
+        tools = RewardTools(self._reward_channel, section.scoring.timeout_seconds)
+        self._environments = Environments(load_environments(), tools)
         self._groups = Groups(
-            self.state, self._keeper, self._scorer, self._putter, host.instance_id, self._engine_failed
+            self.state,
+            self._keeper,
+            self._scorer,
+            self._putter,
+            self._environments,
+            host.instance_id,
+            self._engine_failed,
         )
         self._membership = Membership(
             self.state,
@@ -96,9 +107,11 @@ class RolloutService:
             return
         host = self._host
         host.capabilities.extend([f"engine.{section.engine}", *engine.capabilities()])
+        host.capabilities.extend(f"environment.{name}" for name in self._environments.names)
         host.libraries.update(_libraries())
         host.waiting.discard(_LOADING)
         self._servicer.updates = WeightUpdates(self.state, engine, host.spawn, self._weights_lost)
+        self._environments.writer = AnswerWriter(engine.tokenizer())
         self.state.reader = PromptReader(engine.tokenizer(), engine.max_model_len)
         self.state.engine = engine
         self.state.changes.notify()

@@ -1,0 +1,120 @@
+"""Which environment a prompt's completions have: the prompt's over the run's, read and checked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from pydantic import ValidationError
+from quartet.v1 import broker_pb2, experience_pb2
+
+from quartet_common.durations import to_seconds
+from quartet_rollout.environments.answers import AnswerWriter
+from quartet_rollout.environments.base import Environment, Tools
+from quartet_rollout.sampling import PromptRefused
+
+SINGLE_TURN = "single_turn"
+DEFAULT_TURNS, MOST_TURNS = 8, 1024
+DEFAULT_ANSWER_TOKENS, FEWEST_ANSWER_TOKENS = 1024, 16
+DEFAULT_DEADLINE_SECONDS = 60.0
+_LONGEST_DEADLINE_SECONDS = 86400.0
+
+
+class UnknownEnvironment(Exception):
+    """This rollout has no environment of that name; another may have it."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """An environment with its parameters and the bounds of a completion."""
+
+    environment: Environment
+    parameters: Any
+    max_turns: int
+    """Turns of the policy."""
+    max_turn_tokens: int
+    """Of one turn; 0: what is left."""
+    max_answer_tokens: int
+    """Of one answer, what the chat template adds not counted."""
+    deadline_seconds: float
+    """Of one answer."""
+    scores_last_turn: bool
+    """Verifiers read the last turn only."""
+
+    @property
+    def single_turn(self) -> bool:
+        """Whether nothing answers."""
+        return self.environment.name == SINGLE_TURN
+
+
+class Environments:
+    """All environments of this rollout, and what they may use."""
+
+    def __init__(self, environments: Mapping[str, Environment], tools: Tools):
+        self._environments, self.tools = environments, tools
+        self.writer: AnswerWriter | None = None
+        """Set when the model's tokenizer is there."""
+
+    @property
+    def names(self) -> list[str]:
+        """Their names, in alphabetical order."""
+        return sorted(self._environments)
+
+    def choose(self, prompt: experience_pb2.Prompt, spec: broker_pb2.RunSpec | None) -> Chosen | None:
+        """Return what a prompt's completions have; None where nothing answers.
+
+        Raises:
+            UnknownEnvironment: it is not here.
+            PromptRefused: its parameters or bounds cannot be used.
+        """
+        if prompt.HasField("environment"):
+            chosen = self.read(prompt.environment, "prompt.environment")
+        elif spec is not None and spec.HasField("environment"):
+            chosen = self.read(spec.environment, "run.environment")
+        else:
+            return None
+        return None if chosen.single_turn else chosen
+
+    def read(self, spec: experience_pb2.EnvironmentSpec, field: str) -> Chosen:
+        """Return a specification with its defaults filled in. Raises as `choose`."""
+        name = spec.name or SINGLE_TURN
+        environment = self._environments.get(name)
+        if environment is None:
+            raise UnknownEnvironment(
+                f"{field}.name: this rollout has no environment '{name}'; it has: {', '.join(self.names)}"
+            )
+        deadline = to_seconds(spec.answer_deadline) if spec.HasField("answer_deadline") else DEFAULT_DEADLINE_SECONDS
+        if not 0 < deadline <= _LONGEST_DEADLINE_SECONDS:
+            raise PromptRefused(f"{field}.answer_deadline", f"{deadline:g} s", "above 0 s, at most one day")
+        if spec.scored_text not in experience_pb2.ScoredText.values():
+            allowed = ", ".join(experience_pb2.ScoredText.keys()[1:])
+            raise PromptRefused(f"{field}.scored_text", spec.scored_text, allowed)
+        return Chosen(
+            environment=environment,
+            parameters=_parameters(environment, spec, field),
+            max_turns=_within(f"{field}.max_turns", spec.max_turns or DEFAULT_TURNS, 1, MOST_TURNS),
+            max_turn_tokens=_within(f"{field}.max_turn_tokens", spec.max_turn_tokens, 0),
+            max_answer_tokens=_within(
+                f"{field}.max_answer_tokens", spec.max_answer_tokens or DEFAULT_ANSWER_TOKENS, FEWEST_ANSWER_TOKENS
+            ),
+            deadline_seconds=deadline,
+            scores_last_turn=spec.scored_text == experience_pb2.SCORED_TEXT_LAST_TURN,
+        )
+
+
+def _within(field: str, value: int, least: int, most: int = 2**31 - 1) -> int:
+    if not least <= value <= most:
+        raise PromptRefused(field, value, f"{least} to {most}")
+    return value
+
+
+def _parameters(environment: Environment, spec: experience_pb2.EnvironmentSpec, field: str) -> Any:
+    try:
+        return environment.parameters.model_validate(MessageToDict(spec.parameters))
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        key = ".".join([field, "parameters", *(str(part) for part in problem["loc"])])
+        if problem["type"] == "extra_forbidden":
+            keys = ", ".join(environment.parameters.model_fields) or "none"
+            raise PromptRefused(key, "an unknown parameter", keys) from error
+        raise PromptRefused(key, repr(problem["input"])[:80], problem["msg"]) from error

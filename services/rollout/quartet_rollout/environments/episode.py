@@ -1,0 +1,208 @@
+"""Completions of several turns: the policy's turn, the environment's answer, the policy's next, ...
+
+The first turns of a group are one request to the engine; from there on each completion goes its own way. A turn's
+prompt is the ids of all that stands before it, exactly as they were sampled and appended.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+import numpy as np
+from quartet.v1 import experience_pb2
+
+from quartet_common.log import get_logger
+from quartet_rollout.drawing import draw_completions
+from quartet_rollout.engines.base import Engine, EngineCompletion, FinishReason, SamplingSettings
+from quartet_rollout.environments.answers import AnswerWriter
+from quartet_rollout.environments.base import Answer, EnvironmentFailed, Episode, Start, Tools, Turn
+from quartet_rollout.environments.chosen import Chosen
+from quartet_rollout.environments.conversation import Conversation, PlayedCompletion
+from quartet_rollout.prompts import PromptReader
+from quartet_rollout.sampling import Draw
+from quartet_rollout.telemetry import ENVIRONMENT_SECONDS, TURNS
+
+log = get_logger(__name__)
+
+_CLOSE_SECONDS = 5.0
+_TURN_SEEDS = 1 << 32
+"""Distance of the seeds of a completion's turns: far above any group size."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What the completions of one prompt have in common."""
+
+    engine: Engine
+    request_id: str
+    prompt: experience_pb2.Prompt
+    prompt_token_ids: np.ndarray
+    """int32 [P]."""
+    draw: Draw
+    """Its `max_new_tokens` bounds a whole completion, answers included."""
+    chosen: Chosen
+    reader: PromptReader
+    writer: AnswerWriter
+    tools: Tools
+    run_id: str
+
+    def turn_settings(self, room: int, number: int, index: int) -> SamplingSettings:
+        """Return how a turn is drawn of which the completion may have `room` tokens."""
+        settings, chosen = self.draw.settings, self.chosen
+        seed = settings.seed
+        if seed is not None and number:
+            seed = (seed + index + number * _TURN_SEEDS) % 2**63
+        return replace(
+            settings,
+            max_new_tokens=min(room, chosen.max_turn_tokens or room),
+            stop=tuple(dict.fromkeys([*settings.stop, *chosen.environment.stop(chosen.parameters)])),
+            seed=seed,
+        )
+
+
+async def play(scene: Scene) -> AsyncGenerator[PlayedCompletion, None]:
+    """Yield the completions of a prompt as they finish.
+
+    Raises:
+        EnvironmentFailed: an environment failed; the other completions are given up.
+        EngineError: as the engine raises it.
+    """
+    finished: asyncio.Queue[PlayedCompletion | None] = asyncio.Queue()
+    settings = scene.turn_settings(scene.draw.settings.max_new_tokens, 0, 0)
+
+    async def one(first: EngineCompletion) -> None:
+        finished.put_nowait(await _play_one(scene, first))
+
+    async def every() -> None:
+        try:
+            async with (
+                asyncio.TaskGroup() as group,
+                aclosing(
+                    draw_completions(
+                        scene.engine, scene.request_id, scene.prompt_token_ids, Draw(scene.draw.n, settings)
+                    )
+                ) as stream,
+            ):
+                async for first in stream:
+                    group.create_task(one(first))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        finally:
+            finished.put_nowait(None)
+
+    players = asyncio.create_task(every(), name=f"environment {scene.request_id}")
+    try:
+        while (completion := await finished.get()) is not None:
+            yield completion
+        await players
+    finally:
+        players.cancel()
+        await asyncio.wait({players})
+        if not players.cancelled():
+            players.exception()
+
+
+async def _play_one(scene: Scene, first: EngineCompletion) -> PlayedCompletion:
+    conversation = Conversation(scene.prompt_token_ids)
+    episode = _begin(scene, first.index)
+    try:
+        reason = await _converse(scene, conversation, episode, first)
+    finally:
+        await _close(episode)
+    TURNS.inc(conversation.turns)
+    return conversation.completed(first.index, reason)
+
+
+async def _converse(
+    scene: Scene, conversation: Conversation, episode: Episode, first: EngineCompletion
+) -> FinishReason:
+    """Go on until the completion is complete; return why it ended."""
+    chosen, turn = scene.chosen, first
+    chat = scene.prompt.WhichOneof("input") == "chat"
+    while True:
+        conversation.add_turn(turn)
+        if turn.finish_reason != "stop" or conversation.turns >= chosen.max_turns or not turn.token_ids.size:
+            return turn.finish_reason
+        answer = await _ask(scene, conversation, episode, turn)
+        if answer is None:
+            return "stop"
+        room = scene.draw.settings.max_new_tokens - conversation.size
+        tokens = scene.writer.write(answer, chat, int(turn.token_ids[-1]), room, chosen.max_answer_tokens)
+        if tokens is None:
+            return "length"
+        conversation.insert(tokens)
+        turn = await _next_turn(scene, conversation, first.index)
+
+
+async def _next_turn(scene: Scene, conversation: Conversation, index: int) -> EngineCompletion:
+    number = conversation.turns
+    room = scene.draw.settings.max_new_tokens - conversation.size
+    draw = Draw(1, scene.turn_settings(room, number, index))
+    request_id = f"{scene.request_id}/{index}/turn-{number}"
+    async with aclosing(draw_completions(scene.engine, request_id, conversation.token_ids, draw)) as stream:
+        return await anext(stream)
+
+
+def _begin(scene: Scene, index: int) -> Episode:
+    start = Start(
+        prompt=scene.prompt,
+        prompt_text=scene.reader.text(scene.prompt_token_ids),
+        prompt_token_ids=scene.prompt_token_ids,
+        index=index,
+        run_id=scene.run_id,
+    )
+    try:
+        return scene.chosen.environment.begin(start, scene.chosen.parameters, scene.tools)
+    except EnvironmentFailed:
+        raise
+    except Exception as error:  # an environment is its author's program and raises what it likes
+        raise _raised(scene, error) from error
+
+
+async def _ask(scene: Scene, conversation: Conversation, episode: Episode, turn: EngineCompletion) -> Answer | None:
+    chosen = scene.chosen
+    completion = conversation.completion_token_ids
+    text = scene.reader.text(scene.writer.spoken(turn.token_ids))
+    asked = Turn(
+        number=conversation.turns - 1,
+        text=text,
+        token_ids=turn.token_ids,
+        stop=_stop_of(text, scene.turn_settings(1, 0, 0).stop),
+        completion_text=scene.reader.text(completion),
+        completion_token_ids=completion,
+    )
+    try:
+        with ENVIRONMENT_SECONDS.labels(chosen.environment.name).time():
+            async with asyncio.timeout(chosen.deadline_seconds):
+                answer = await episode.answer(asked)
+    except EnvironmentFailed:
+        raise
+    except TimeoutError as error:
+        message = f"no answer to turn {asked.number} within {chosen.deadline_seconds:g} s"
+        raise EnvironmentFailed(message, counted=not scene.tools.away) from error
+    except Exception as error:
+        raise _raised(scene, error) from error
+    if answer is not None and not isinstance(answer, Answer):
+        raise EnvironmentFailed(f"it answered {type(answer).__name__}; allowed: Answer or None")
+    return answer
+
+
+def _raised(scene: Scene, error: Exception) -> EnvironmentFailed:
+    log.warning("environment %s raised", scene.chosen.environment.name, exc_info=error)
+    return EnvironmentFailed(f"it raised {type(error).__name__}: {error}")
+
+
+def _stop_of(text: str, stops: tuple[str, ...]) -> str:
+    """Return the stop string that ended a turn: the one that is complete first. Empty if it has none."""
+    found = [(text.find(stop) + len(stop), stop) for stop in stops if stop in text]
+    return min(found)[1] if found else ""
+
+
+async def _close(episode: Episode) -> None:
+    """Close an episode. What it raises is its author's to know: the completion stands."""
+    try:
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await episode.close()
+    except Exception:
+        log.exception("an environment's episode could not be closed")

@@ -1,0 +1,55 @@
+"""What environments may use: programs in the reward service's sandbox, by its gRPC."""
+
+import grpc
+from quartet.v1 import reward_pb2, reward_pb2_grpc
+
+from quartet_common.durations import to_duration, to_seconds
+from quartet_common.errors import AWAY, describe, retry_delay
+from quartet_rollout.broker_link import Backoff
+from quartet_rollout.environments.base import EnvironmentFailed, Execution
+
+
+class RewardTools:
+    """Tools behind the reward service's address."""
+
+    def __init__(self, channel: grpc.aio.Channel, wait_seconds: float):
+        """`wait_seconds`: longest wait for a place in the service's queue, per call."""
+        self._stub = reward_pb2_grpc.RewardServiceStub(channel)
+        self._wait_seconds = wait_seconds
+        self._away = False
+
+    @property
+    def away(self) -> bool:
+        """Whether the last call reached nobody: what runs into its deadline meanwhile is nobody's failure."""
+        return self._away
+
+    async def execute(
+        self,
+        source: str,
+        *,
+        stdin: str = "",
+        timeout_seconds: float = 10.0,
+        memory_bytes: int = 0,
+        output_bytes: int = 0,
+        run_id: str = "",
+    ) -> Execution:
+        """Run a program, see the Protocol. A program has no effect outside its sandbox, so the call is repeated."""
+        limits = reward_pb2.ExecutionLimits(
+            wall_time=to_duration(timeout_seconds), memory_bytes=memory_bytes, output_bytes=output_bytes
+        )
+        request = reward_pb2.ExecuteRequest(language="python", source=source, stdin=stdin, limits=limits, run_id=run_id)
+        backoff = Backoff()
+        while True:
+            try:
+                response = await self._stub.Execute(request, timeout=timeout_seconds + self._wait_seconds)
+            except grpc.RpcError as error:
+                self._away = error.code() in AWAY
+                if not self._away and error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    raise EnvironmentFailed(f"the reward service did not run a program: {describe(error)}") from error
+                await backoff.wait(retry_delay(error))
+                continue
+            self._away = False
+            outcome = reward_pb2.ExecutionOutcome.Name(response.outcome).removeprefix("EXECUTION_OUTCOME_").lower()
+            return Execution(
+                outcome, response.exit_code, response.stdout, response.stderr, to_seconds(response.elapsed)
+            )

@@ -1,0 +1,307 @@
+"""Completions of several turns, end to end through the service; the engine is scripted, the environments are real."""
+
+import numpy as np
+import pytest
+from conftest import begin_request, finish_request, instance, join_request
+from environments_under_test import Broken, Echo
+from google.protobuf.duration_pb2 import Duration
+from quartet.v1 import experience_pb2, rollout_pb2
+
+from quartet_common.config import ConfigError
+from quartet_common.tensors import decode, decode_ragged
+from quartet_rollout.environments import registry
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    """The environments of the tests, as if a package had brought them."""
+    Echo.episodes.clear()
+    monkeypatch.setattr(registry, "_BUILT_IN", (*registry._BUILT_IN, Echo, Broken))
+
+
+def environment(name: str = "echo", **fields) -> experience_pb2.EnvironmentSpec:
+    parameters = fields.pop("parameters", {})
+    spec = experience_pb2.EnvironmentSpec(name=name, **fields)
+    spec.parameters.update(parameters)
+    return spec
+
+
+def prompt(spec: experience_pb2.EnvironmentSpec, max_new_tokens: int = 40, **fields) -> experience_pb2.PromptInstance:
+    made = instance(**fields)
+    made.prompt.environment.CopyFrom(spec)
+    made.prompt.sampling.max_new_tokens = max_new_tokens
+    return made
+
+
+async def test_turns_and_answers_are_one_completion(world):
+    world.engine.policy_version = 7
+    await world.start(lease_wait_seconds=0.05)
+    await world.broker.submit(prompt(environment(max_turns=3, parameters={"text": "!?"})))
+    await world.broker.until(lambda: world.broker.puts)
+
+    tensors = world.broker.tensors()
+    rows = ["".join(map(chr, row)) for row in decode_ragged(tensors.completion_token_ids)]
+    # A turn of completion 1 begins as index 0 of its own request.
+    assert rows == ["aaa!?aaa!?aaa", "bbbb!?aaa!?aaa"]
+    masks = decode_ragged(tensors.loss_mask)
+    assert ["".join(map(str, row)) for row in masks] == ["1110011100111", "11110011100111"]
+    assert masks[0].dtype == np.uint8
+    log_probs = decode_ragged(tensors.rollout_log_probs)
+    assert log_probs[0].tolist() == [-0.5] * 3 + [0, 0] + [-0.5] * 3 + [0, 0] + [-0.5] * 3
+    assert [row.tolist() for row in decode_ragged(tensors.version_spans)] == [[7, 0, 13], [7, 0, 14]]
+    assert decode(tensors.truncated).tolist() == [0, 0]
+
+    infos = world.broker.transcript().completions
+    assert [(info.text, info.turns, info.tokens, info.inserted_tokens) for info in infos] == [
+        ("aaa!?aaa!?aaa", 3, 13, 4),
+        ("bbbb!?aaa!?aaa", 3, 14, 4),
+    ]
+    assert {info.finish_reason for info in infos} == {experience_pb2.FINISH_REASON_STOP}
+    assert sorted(item.completion for item in world.reward.items) == ["aaa!?aaa!?aaa", "bbbb!?aaa!?aaa"]
+    assert world.broker.puts[0].group.header.completion_tokens == 27
+
+
+async def test_a_turn_s_prompt_is_the_ids_so_far(world):
+    await world.start(lease_wait_seconds=0.05)
+    spec = environment(max_turns=3, parameters={"text": "!?"})
+    await world.broker.submit(prompt(spec, max_new_tokens=20))
+    await world.broker.until(lambda: world.broker.puts)
+    start = [ord(character) for character in "1+1=?"]
+    first, *others = world.engine.requests
+    assert first[1] == start and first[2] == 2 and first[3].max_new_tokens == 20 and first[3].stop == ("#",)
+    row = decode_ragged(world.broker.tensors().completion_token_ids)[0].tolist()
+    own = sorted(request for request in others if "/0/" in request[0])
+    assert [request[1] for request in own] == [start + row[:5], start + row[:10]]
+    assert [request[3].max_new_tokens for request in own] == [20 - 5, 20 - 10]
+    assert {request[2] for request in others} == {1} and len(others) == 4
+
+
+async def test_an_environment_sees_what_the_policy_wrote(world):
+    await world.start(lease_wait_seconds=0.05)
+    await world.broker.submit(prompt(environment(parameters={"answers": 1})))
+    await world.broker.until(lambda: world.broker.puts)
+    episode = next(one for one in Echo.episodes if one.start.index == 1)
+    assert episode.start.prompt.reference.answer == "2" and episode.start.prompt_text == "1+1=?"
+    assert episode.start.run_id == "demo" and episode.closed == 1
+    first, second = episode.turns
+    assert (first.number, first.text, first.completion_text, first.stop) == (0, "bbbb", "bbbb", "")
+    assert (second.number, second.text, second.completion_text) == (1, "aaa", "bbbb!aaa")
+    assert second.token_ids.tolist() == [97] * 3 and second.completion_token_ids.size == 8
+
+
+async def test_the_last_turn_alone_may_be_scored(world):
+    await world.start(lease_wait_seconds=0.05)
+    spec = environment(max_turns=2, scored_text=experience_pb2.SCORED_TEXT_LAST_TURN)
+    await world.broker.submit(prompt(spec))
+    await world.broker.until(lambda: world.broker.puts)
+    assert [item.completion for item in world.reward.items] == ["aaa", "aaa"]
+    assert sorted(item.completion_tokens for item in world.reward.items) == [7, 8]
+
+
+async def test_the_run_s_environment_is_that_of_prompts_without_one(world):
+    spec = environment(max_turns=2)
+    world.broker.run.spec.environment.CopyFrom(spec)
+    world.broker.run.spec.sampling.max_new_tokens = 30
+    await world.start(lease_wait_seconds=0.05)
+    await world.broker.submit(instance("a"), prompt(environment("single_turn"), name="b"))
+    await world.broker.until(lambda: len(world.broker.puts) == 2)
+    turns = {}
+    for put in range(2):
+        transcript = world.broker.transcript(put)
+        turns[transcript.instance.instance_id] = [info.turns for info in transcript.completions]
+    assert turns == {"a": [2, 2], "b": [1, 1]}
+
+
+async def test_without_an_environment_nothing_is_masked(world):
+    await world.start(lease_wait_seconds=0.05)
+    await world.broker.submit(instance("a"))
+    await world.broker.until(lambda: world.broker.puts)
+    assert not world.broker.tensors().HasField("loss_mask")
+    assert [(info.turns, info.inserted_tokens) for info in world.broker.transcript().completions] == [(1, 0), (1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("budget", "text"),
+    [
+        (11, "aaa"),  # an answer of one token would leave 7 of the 8 that a turn has at least
+        (12, "aaa!aaa"),  # as many as there must be; after the second turn there is no room for another
+        (4, "aaa"),
+        (2, "aa"),  # cut off in its first turn
+    ],
+)
+async def test_answers_and_turns_keep_to_the_budget(world, budget, text):
+    await world.start(lease_wait_seconds=0.05)
+    await world.broker.submit(prompt(environment(), max_new_tokens=budget))
+    await world.broker.until(lambda: world.broker.puts)
+    info = world.broker.transcript().completions[0]
+    assert (info.text, info.finish_reason) == (text, experience_pb2.FINISH_REASON_LENGTH)
+    assert decode(world.broker.tensors().truncated)[0] == 1
+
+
+async def test_a_long_answer_is_shortened_where_it_can_be_seen(world):
+    await world.start(lease_wait_seconds=0.05)
+    long = "".join(chr(33 + i % 90) for i in range(500))
+    spec = environment(max_turns=2, max_answer_tokens=60, parameters={"text": long})
+    without_room = environment(max_turns=2, parameters={"text": long})
+    await world.broker.submit(prompt(spec, max_new_tokens=59), prompt(without_room, max_new_tokens=59, name="b"))
+    await world.broker.until(lambda: len(world.broker.puts) == 2)
+    for put in range(2):
+        text = world.broker.transcript(put).completions[0].text
+        assert text.startswith("aaa" + long[:4]) and text.endswith(long[-4:] + "aaa")
+        assert "left out ...]" in text and len(text) == 59 - 8 + 3  # the answer leaves 8, of which the turn took 3
+
+
+async def test_an_answer_as_long_as_allowed_is_whole(world):
+    await world.start(lease_wait_seconds=0.05)
+    spec = environment(max_turns=2, max_answer_tokens=16, parameters={"text": "x" * 16})
+    await world.broker.submit(prompt(spec))
+    await world.broker.until(lambda: world.broker.puts)
+    assert world.broker.transcript().completions[0].text == "aaa" + "x" * 16 + "aaa"
+
+
+async def test_a_turn_that_is_cut_off_ends_its_completion(world):
+    await world.start(lease_wait_seconds=0.05)
+    await world.broker.submit(prompt(environment(max_turn_tokens=3)))
+    await world.broker.until(lambda: world.broker.puts)
+    first, second = world.broker.transcript().completions
+    assert first.turns == 8  # the default; its turns are three tokens
+    assert (second.text, second.finish_reason) == ("bbb", experience_pb2.FINISH_REASON_LENGTH)
+
+
+async def test_a_chat_is_answered_in_the_form_of_its_template(world):
+    await world.start(lease_wait_seconds=0.05)
+    chat = experience_pb2.Chat(messages=[experience_pb2.Message(role="user", content="hi")])
+    for name, role in (("a", "tool"), ("b", "")):
+        made = prompt(environment(max_turns=2, parameters={"text": "42", "role": role}), name=name)
+        made.prompt.chat.CopyFrom(chat)
+        await world.broker.submit(made)
+    await world.broker.until(lambda: len(world.broker.puts) == 2)
+    texts = {}
+    for put in range(2):
+        transcript = world.broker.transcript(put)
+        texts[transcript.instance.instance_id] = transcript.completions[0].text
+    assert texts == {"a": "aaa[tool]42[assistant]aaa", "b": "aaa42aaa"}
+
+
+@pytest.mark.parametrize(
+    ("how", "failure", "permanent"),
+    [
+        ("raises", "environment: it raised ZeroDivisionError: division by zero", False),
+        ("begin", "environment: it raised KeyError: 'no level 7'", False),
+        ("fails", "environment: the game server is gone", False),
+        ("permanent", "environment: the level does not exist", True),
+        ("hangs", "environment: no answer to turn 0 within 0.2 s", False),
+        ("odd", "environment: it answered str; allowed: Answer or None", False),
+    ],
+)
+async def test_a_failure_of_an_environment_is_never_a_reward(world, how, failure, permanent):
+    await world.start(lease_wait_seconds=0.05)
+    spec = environment("broken", parameters={"how": how}, answer_deadline=Duration(nanos=200_000_000))
+    await world.broker.submit(prompt(spec))
+    await world.broker.until(lambda: world.broker.releases)
+    release = world.broker.releases[0]
+    assert (release.failure, release.permanent) == (failure, permanent)
+    assert not world.broker.puts and world.engine.running == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "failure", "permanent"),
+    [
+        (environment("chess"), "prompt.environment.name: this rollout has no environment 'chess'; it has: broken, ", 0),
+        (environment(max_turns=-1), "prompt.environment.max_turns: got -1; allowed: 1 to 1024", 1),
+        (environment(max_answer_tokens=3), "prompt.environment.max_answer_tokens: got 3; allowed: 16 to", 1),
+        (environment(answer_deadline=Duration()), "prompt.environment.answer_deadline: got 0 s", 1),
+        (environment(parameters={"txt": "x"}), "parameters.txt: got an unknown parameter; allowed: text, role", 1),
+        (environment(parameters={"answers": -1}), "parameters.answers: got -1", 1),
+    ],
+)
+async def test_an_environment_that_cannot_be_used_is_said_by_field(world, spec, failure, permanent):
+    await world.start(lease_wait_seconds=0.05)
+    await world.broker.submit(prompt(spec))
+    await world.broker.until(lambda: world.broker.releases)
+    release = world.broker.releases[0]
+    assert failure in release.failure and release.permanent is bool(permanent)
+
+
+async def test_turns_of_two_versions_are_told_apart(world):
+    world.engine.step, world.engine.length = 0.03, 4
+    await world.start(lease_wait_seconds=0.05)
+    await world.broker.submit(prompt(environment(max_turns=3), max_new_tokens=50))
+    await world.until(lambda: len(world.engine.requests) > 1)  # a second turn has begun
+    await world.load(version=1)
+    await world.broker.until(lambda: world.broker.puts)
+    tensors = world.broker.tensors()
+    for spans, tokens in zip(
+        decode_ragged(tensors.version_spans), decode_ragged(tensors.completion_token_ids), strict=True
+    ):
+        triples = spans.reshape(-1, 3).tolist()
+        assert [version for version, _, _ in triples] == [0, 1]
+        assert triples[0][1] == 0 and triples[0][2] == triples[1][1] and triples[1][2] == tokens.size
+
+
+async def test_a_turn_that_an_update_aborts_is_drawn_again_from_the_same_ids(world):
+    world.engine.step, world.engine.length = 0.03, 4
+    await world.start(lease_wait_seconds=0.05)
+    await world.broker.submit(prompt(environment(max_turns=2)))
+    await world.until(lambda: len(world.engine.requests) > 1)
+    await world.stub.JoinWeightGroup(join_request(), timeout=10)
+    await world.stub.BeginWeightUpdate(begin_request(1, pause_mode=rollout_pb2.PAUSE_MODE_ABORT), timeout=10)
+    await world.stub.FinishWeightUpdate(finish_request(1), timeout=10)
+    await world.broker.until(lambda: world.broker.puts)
+    assert [info.text for info in world.broker.transcript().completions] == ["aaaa!aaaa", "bbbbb!aaaa"]
+
+
+async def test_a_lost_lease_ends_its_episodes(world):
+    world.engine.step = 0.02
+    world.broker.create_run(prompt_lease_ttl=Duration(seconds=1))
+    await world.start(lease_wait_seconds=0.05)
+    await world.broker.submit(prompt(environment(max_turns=1000), max_new_tokens=50))
+    world.engine.max_model_len = 10**6
+    await world.until(lambda: len(world.engine.requests) > 2)
+    world.broker.lost.update(world.broker.leases)
+    await world.until(lambda: Echo.episodes and all(one.closed for one in Echo.episodes) and not world.engine.running)
+    assert not world.broker.puts
+
+
+async def test_seeds_of_turns_differ(world):
+    await world.start(lease_wait_seconds=0.05)
+    made = prompt(environment(max_turns=3))
+    made.prompt.sampling.seed = 5
+    await world.broker.submit(made)
+    await world.broker.until(lambda: world.broker.puts)
+    seeds = [request[3].seed for request in world.engine.requests]
+    assert seeds[0] == 5 and len(set(seeds)) == len(seeds) == 5
+    assert set(seeds[1:]) == {5 + index + (turn << 32) for index in (0, 1) for turn in (1, 2)}
+
+
+async def test_the_handshake_names_the_environments(world):
+    await world.start(lease_wait_seconds=0.05)
+    await world.until(lambda: "environment.single_turn" in world.host.capabilities)
+    assert {"environment.python_tool", "environment.echo"} <= set(world.host.capabilities)
+
+
+class Point:
+    """An entry point."""
+
+    def __init__(self, made):
+        self.value, self._made = "games:Chess", made
+
+    def load(self):
+        return self._made
+
+
+def test_entry_points_are_loaded_and_checked():
+    class Chess(Echo):
+        name = "chess"
+
+    assert "chess" in registry.load_environments([Point(Chess)])
+    assert "single_turn" in registry.load_environments([])
+    for made, complaint in (
+        (Echo, "the name 'echo' is taken"),
+        (object, "it lacks name, description"),
+        (lambda: 1 / 0, "cannot be loaded: ZeroDivisionError"),
+        (type("Odd", (Echo,), {"name": "odd", "parameters": dict}), "'parameters' must be a subclass"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            registry.load_environments([Point(made)])
+        assert complaint.replace("the name", "its environment's name") in str(caught.value)
