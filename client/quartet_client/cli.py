@@ -12,6 +12,7 @@ import click
 
 from quartet_client import __version__
 from quartet_client.commands.audit import audit
+from quartet_client.commands.certs import certs
 from quartet_client.commands.dead import dead
 from quartet_client.commands.evaluate import evaluate
 from quartet_client.commands.generate import generate
@@ -32,7 +33,7 @@ def cli() -> None:
     """Quartet: reinforcement learning of language models by four services."""
 
 
-for command in (run, submit, generate, score, status, watch, runs, audit, dead, evaluate, plot):
+for command in (run, submit, generate, score, status, watch, runs, audit, dead, evaluate, plot, certs):
     cli.add_command(command)
 
 

@@ -7,12 +7,14 @@ reads one asks again.
 
 import json
 from functools import cache
+from typing import cast
 
 import grpc
 from google.protobuf.descriptor_pb2 import MethodOptions
 from quartet.v1 import broker_pb2, common_pb2, reward_pb2, rollout_pb2, trainer_pb2
 
-from quartet_common.config import ConfigError, SecuritySection
+from quartet_common.certificates import RotatingChannel, channel_credentials
+from quartet_common.config import SecuritySection
 
 MAX_MESSAGE_BYTES = 64 << 20
 
@@ -52,50 +54,47 @@ def channel_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[st
     ]
 
 
-def read_pem(security: SecuritySection) -> tuple[bytes, bytes, bytes]:
-    """Return (CA, certificate, key). Raises ConfigError naming the file that cannot be read."""
-    pems = []
-    for key in ("tls_ca", "tls_certificate", "tls_key"):
-        path = getattr(security, key)
-        try:
-            pems.append(path.read_bytes())
-        except OSError as error:
-            raise ConfigError(f"security.{key}: cannot read '{path}': {error.strerror}") from error
-    return pems[0], pems[1], pems[2]
-
-
-def _credentials(security: SecuritySection) -> grpc.ChannelCredentials | None:
-    if not security.tls:
-        return None
-    ca, certificate, key = read_pem(security)
-    return grpc.ssl_channel_credentials(ca, private_key=key, certificate_chain=certificate)
-
-
 def connect(
     address: str, security: SecuritySection | None = None, max_message_bytes: int = MAX_MESSAGE_BYTES
 ) -> grpc.aio.Channel:
-    """Return an asyncio channel to `address` (host:port); it connects when first used."""
+    """Return an asyncio channel to `address` (host:port); it connects when first used.
+
+    With TLS it follows the certificates on disk. Raises ConfigError for files that cannot be used.
+    """
     security = security or SecuritySection()
-    credentials, token = _credentials(security), security.token()
+    token = security.token()
     interceptors = _aio_token_interceptors(token) if token else None
     options = channel_options(max_message_bytes)
-    if credentials:
-        return grpc.aio.secure_channel(address, credentials, options=options, interceptors=interceptors)
-    return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
+    if not security.tls:
+        return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
+
+    def make() -> grpc.aio.Channel:
+        return grpc.aio.secure_channel(
+            address, channel_credentials(security), options=options, interceptors=interceptors
+        )
+
+    return cast(grpc.aio.Channel, RotatingChannel(security, make))
 
 
 def connect_sync(
     address: str, security: SecuritySection | None = None, max_message_bytes: int = MAX_MESSAGE_BYTES
 ) -> grpc.Channel:
-    """Return a blocking channel to `address` (host:port); it connects when first used."""
+    """Return a blocking channel to `address` (host:port); it connects when first used.
+
+    With TLS it follows the certificates on disk. Raises ConfigError for files that cannot be used.
+    """
     security = security or SecuritySection()
-    credentials, token = _credentials(security), security.token()
+    token = security.token()
     options = channel_options(max_message_bytes)
-    if credentials:
-        channel = grpc.secure_channel(address, credentials, options=options)
-    else:
-        channel = grpc.insecure_channel(address, options=options)
-    return grpc.intercept_channel(channel, _SyncToken(token)) if token else channel
+
+    def make() -> grpc.Channel:
+        if security.tls:
+            channel = grpc.secure_channel(address, channel_credentials(security), options=options)
+        else:
+            channel = grpc.insecure_channel(address, options=options)
+        return grpc.intercept_channel(channel, _SyncToken(token)) if token else channel
+
+    return cast(grpc.Channel, RotatingChannel(security, make)) if security.tls else make()
 
 
 def _with_token(details, token: str):

@@ -10,8 +10,9 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -52,6 +53,45 @@ class VerifierSection(Section):
     parameters: dict[str, Any] = Field({}, description="Parameters of the verifier.")
 
 
+class EnvironmentSection(Section):
+    """What answers the policy's turns, see docs/environments.md."""
+
+    name: str = Field("single_turn", min_length=1, description="An environment of the rollouts.")
+    parameters: dict[str, Any] = Field({}, description="Parameters of the environment.")
+    max_turns: int = Field(8, ge=1, le=1024, description="Most turns of the policy in a completion.")
+    max_turn_tokens: int = Field(0, ge=0, description="Most tokens of one turn; 0: what is left of max_new_tokens.")
+    max_answer_tokens: int = Field(1024, ge=16, description="Most tokens of one answer; of a longer one the ends stay.")
+    answer_deadline_seconds: float = Field(60.0, gt=0, le=86400, description="Longest wait for one answer.")
+    scored_text: Literal["whole", "last_turn"] = Field("whole", description="What of a completion verifiers read.")
+
+
+class TemperatureScheduleSection(Section):
+    """The temperature of training prompts by policy version."""
+
+    kind: Literal["constant", "linear", "cosine", "piecewise", "colossalchat"] = Field(
+        description="Curve between the points; colossalchat: from sampling.temperature towards 0.9 in `updates` steps."
+    )
+    points: list[tuple[Annotated[int, Field(ge=0)], Annotated[float, Field(gt=0)]]] = Field(
+        [], description="[policy version, temperature], in order of version."
+    )
+    updates: int = Field(0, ge=0, description="colossalchat: optimizer steps in the first pass over the data.")
+
+    @model_validator(mode="after")
+    def _usable(self) -> "TemperatureScheduleSection":
+        if self.kind == "colossalchat":
+            if self.points or not self.updates:
+                raise ValueError("colossalchat takes `updates`, at least 1, and no points")
+            return self
+        least, most = {"constant": (1, 1), "piecewise": (1, 1024)}.get(self.kind, (2, 1024))
+        if self.updates or not least <= len(self.points) <= most:
+            count = "one point" if most == 1 else f"at least {least} point{'s' if least > 1 else ''}"
+            raise ValueError(f"{self.kind} takes {count} and no `updates`; got {len(self.points)} points")
+        versions = [version for version, _ in self.points]
+        if any(after <= before for before, after in pairwise(versions)):
+            raise ValueError(f"the points' versions must rise; got {versions}")
+        return self
+
+
 class RunSection(Section):
     """[run]: what the run is; becomes the contract's RunSpec."""
 
@@ -85,6 +125,12 @@ class RunSection(Section):
     )
     sampling_masks: bool = Field(False, description="Store the candidates that top_p, top_k and min_p left each token.")
     labels: dict[str, str] = Field({}, description="Free labels.")
+    environment: EnvironmentSection | None = Field(
+        None, description="What answers the policy's turns, for prompts that name none. Default: one turn."
+    )
+    temperature_schedule: TemperatureScheduleSection | None = Field(
+        None, description="Temperature of training prompts by policy version. Default: sampling.temperature throughout."
+    )
 
     @property
     def path(self) -> Path:

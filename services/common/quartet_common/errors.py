@@ -127,6 +127,11 @@ def unauthenticated(description: str) -> ContractError:
     return _plain(grpc.StatusCode.UNAUTHENTICATED, "authorization", description)
 
 
+def permission_denied(method: str, description: str) -> ContractError:
+    """The caller is known and may not do this."""
+    return _plain(grpc.StatusCode.PERMISSION_DENIED, method, description)
+
+
 def _status_of(error: grpc.RpcError) -> status_pb2.Status | None:
     trailing = getattr(error, "trailing_metadata", None)
     for key, value in (trailing() if trailing else None) or ():

@@ -16,7 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from quartet.v1 import common_pb2, common_pb2_grpc
 
-from quartet_common.channel import read_pem
+from quartet_common.certificates import server_credentials
 from quartet_common.config import ConfigError, SecuritySection, ServerSection, is_loopback, split_address
 from quartet_common.handshake import HandshakeServicer, Identity, WaitingFor
 from quartet_common.interceptor import CallInterceptor
@@ -68,7 +68,7 @@ class ServiceHost:
         self._health = health.aio.HealthServicer()
         self._service_name = f"quartet.v1.{kind.capitalize()}Service"
         self.server = grpc.aio.server(
-            interceptors=[CallInterceptor(security.token())],
+            interceptors=[CallInterceptor(security.token(), roles=security.tls and security.roles)],
             options=[
                 ("grpc.max_receive_message_length", settings.max_message_bytes),
                 ("grpc.max_send_message_length", settings.max_message_bytes),
@@ -139,9 +139,7 @@ class ServiceHost:
         target = f"[{self._bind_host}]:{self._port}" if ":" in self._bind_host else f"{self._bind_host}:{self._port}"
         try:
             if self._security.tls:
-                ca, certificate, key = read_pem(self._security)
-                credentials = grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
-                port = self.server.add_secure_port(target, credentials)
+                port = self.server.add_secure_port(target, server_credentials(self._security))
             else:
                 port = self.server.add_insecure_port(target)
         except RuntimeError as error:

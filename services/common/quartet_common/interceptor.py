@@ -12,8 +12,9 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from quartet_common import metrics
-from quartet_common.errors import ContractError, unauthenticated, unreadable
+from quartet_common.errors import ContractError, permission_denied, unauthenticated, unimplemented, unreadable
 from quartet_common.log import get_logger
+from quartet_common.roles import ROLE_URI, allowed_roles, is_open, roles_of
 
 log = get_logger(__name__)
 
@@ -27,7 +28,9 @@ _OPEN_PREFIX = "/grpc.health.v1.Health/"
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Lets servicers raise ContractError, hides the rest as INTERNAL (it is logged), counts and times calls."""
 
-    def __init__(self, token: str | None):
+    def __init__(self, token: str | None, roles: bool = False):
+        """Ask for `token` where there is one, and with `roles` for a certificate whose role may make the call."""
+        self._roles = roles
         self._header = f"Bearer {token}".encode() if token else None
         # A server's methods do not change: each is wrapped once, and once more to be refused.
         self._wrapped: dict[tuple[str, bool], grpc.RpcMethodHandler] = {}
@@ -42,15 +45,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             found = self._wrapped[details.method, refused] = self._wrap(handler, details.method, refused)
         return found
 
-    @staticmethod
-    def _wrap(handler: grpc.RpcMethodHandler, method: str, refused: bool) -> grpc.RpcMethodHandler:
+    def _wrap(self, handler: grpc.RpcMethodHandler, method: str, refused: bool) -> grpc.RpcMethodHandler:
         make, inner = _parts(handler)
+        allowed = allowed_roles(method) if self._roles and not is_open(method) else None
         check = _checked_stream if handler.request_streaming else _checked
 
         if handler.response_streaming:
 
             async def answer_stream(request, context):
-                async with _Guard(method, context, refused):
+                async with _Guard(method, context, refused, allowed):
                     result = inner(check(request), context)
                     if inspect.isasyncgen(result) or hasattr(result, "__aiter__"):
                         async for message in result:
@@ -62,7 +65,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         else:
 
             async def answer(request, context):
-                async with _Guard(method, context, refused):
+                async with _Guard(method, context, refused, allowed):
                     return await inner(check(request), context)
 
             wrapped = answer
@@ -141,13 +144,23 @@ def _refusal(error: BaseException) -> ContractError | None:
 class _Guard:
     """Around one call: refuse, translate what is raised, count."""
 
-    def __init__(self, method: str, context: grpc.aio.ServicerContext, refused: bool):
-        self._method, self._context, self._refused = method, context, refused
+    def __init__(self, method: str, context: grpc.aio.ServicerContext, refused: bool, allowed: frozenset[str] | None):
+        self._method, self._context, self._refused, self._allowed = method, context, refused, allowed
         self._began = time.perf_counter()
 
     async def __aenter__(self) -> None:
         if self._refused:
             await self._abort(unauthenticated("got no valid token; send the metadata 'authorization: Bearer TOKEN'"))
+        if self._allowed is not None:
+            names = self._context.auth_context().get("x509_subject_alternative_name", ())
+            roles = roles_of(names)
+            if not roles & self._allowed:
+                await self._abort(self._forbidden(roles))
+
+    def _forbidden(self, roles: frozenset[str]) -> ContractError:
+        allowed = ", ".join(sorted(self._allowed or ()))
+        came = f"the role {', '.join(sorted(roles))}" if roles else f"no role (a URI {ROLE_URI}NAME)"
+        return permission_denied(self._method, f"the caller's certificate has {came}; allowed: {allowed}")
 
     async def __aexit__(self, kind, error, trace) -> None:
         if error is None:
@@ -159,6 +172,9 @@ class _Guard:
             self._count("CANCELLED")
         elif isinstance(error, grpc.aio.AbortError):
             self._count("ABORT")
+        elif isinstance(error, NotImplementedError) and self._context.code() is grpc.StatusCode.UNIMPLEMENTED:
+            # A generated method that this build's servicer does not override.
+            await self._abort(unimplemented(self._method, "this build of the service does not have it"))
         else:
             log.exception("call failed", exc_info=error, extra={"method": self._method})
             self._count("INTERNAL")

@@ -1,0 +1,218 @@
+"""A small certificate authority for the services of one deployment: mutual TLS without a PKI.
+
+A folder holds the CA (`ca.pem`, `ca-key.pem`) and, for each name, `NAME.pem` and `NAME-key.pem`. A certificate says the
+hosts its holder answers at and the roles it has (`quartet_common.roles`). Keys are P-256, files that hold one are
+readable by their owner alone, and every file is replaced whole, so that running services can take up a renewed set.
+"""
+
+import datetime
+import ipaddress
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from quartet_client.errors import InputError
+from quartet_common.roles import ROLE_URI, ROLES, roles_of
+
+CA_DAYS = 3650
+CERTIFICATE_DAYS = 90
+_CLOCK_SKEW = datetime.timedelta(minutes=5)
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
+
+
+@dataclass(frozen=True)
+class CertificateInfo:
+    """What a certificate says."""
+
+    name: str
+    roles: tuple[str, ...]
+    hosts: tuple[str, ...]
+    not_after: datetime.datetime
+    """UTC; it is no good from then on."""
+
+    def days_left(self) -> float:
+        """Days until it expires; negative when it has."""
+        return (self.not_after - datetime.datetime.now(datetime.UTC)).total_seconds() / 86400
+
+
+def create_authority(folder: Path, days: int = CA_DAYS) -> None:
+    """Make a CA in `folder`, which is made if need be.
+
+    Raises:
+        InputError: there is one already (every certificate it signed would be worth nothing), or it cannot be written.
+    """
+    if (folder / "ca-key.pem").exists():
+        raise InputError(f"'{folder}' holds a CA already; a new one would make all its certificates worthless")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Quartet CA")])
+    certificate = (
+        _builder(name, name, key.public_key(), days)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    _write_pair(folder, "ca", certificate, key)
+
+
+def issue(
+    folder: Path, name: str, roles: Sequence[str], hosts: Sequence[str] = (), days: int = CERTIFICATE_DAYS
+) -> CertificateInfo:
+    """Sign a certificate `name` with the CA of `folder`; one that is there is replaced (renewed).
+
+    Args:
+        folder: of `create_authority`.
+        name: of its files and its common name: lower-case letters, digits, dots, dashes.
+        roles: of `quartet_common.roles.ROLES`, at least one.
+        hosts: names and IP addresses it answers at; `localhost`, 127.0.0.1 and ::1 are always among them.
+        days: it lives, 1 to 825.
+
+    Raises:
+        InputError: a value that is not allowed, no CA there, or files that cannot be read or written.
+    """
+    if not _NAME.fullmatch(name) or name == "ca":
+        raise InputError(f"name is '{name}'; allowed: lower-case letters, digits, dots and dashes, and not 'ca'")
+    unknown = [role for role in roles if role not in ROLES]
+    if unknown or not roles:
+        raise InputError(f"role is '{', '.join(unknown)}'; allowed: {', '.join(ROLES)}")
+    if not 1 <= days <= 825:
+        raise InputError(f"days is {days}; allowed: 1 to 825")
+    ca, ca_key = _read_authority(folder)
+    key = ec.generate_private_key(ec.SECP256R1())
+    all_hosts = list(dict.fromkeys(["localhost", "127.0.0.1", "::1", *hosts]))
+    alternatives = [_host(host) for host in all_hosts]
+    alternatives += [x509.UniformResourceIdentifier(ROLE_URI + role) for role in dict.fromkeys(roles)]
+    certificate = (
+        _builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), ca.subject, key.public_key(), days)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(digital_signature=True), critical=True)
+        # Each service answers some and calls others.
+        .add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
+        )
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    _write_pair(folder, name, certificate, key)
+    return _info(certificate)
+
+
+def read_info(path: Path) -> CertificateInfo:
+    """Return what a PEM certificate says. Raises InputError if it cannot be read."""
+    return _info(_read_certificate(path))
+
+
+def _info(certificate: x509.Certificate) -> CertificateInfo:
+    common = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    hosts: list[str] = []
+    roles: frozenset[str] = frozenset()
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        pass  # a CA has none
+    else:
+        hosts = [str(host) for host in names.get_values_for_type(x509.DNSName)]
+        hosts += [str(host) for host in names.get_values_for_type(x509.IPAddress)]
+        roles = roles_of(names.get_values_for_type(x509.UniformResourceIdentifier))
+    return CertificateInfo(
+        name=str(common[0].value) if common else "",
+        roles=tuple(sorted(roles)),
+        hosts=tuple(hosts),
+        not_after=certificate.not_valid_after_utc,
+    )
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass  # then it is a name
+    if not re.fullmatch(r"(\*\.)?[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", host):
+        raise InputError(f"host is '{host}'; allowed: a DNS name or an IP address")
+    return x509.DNSName(host)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _usage(**given: bool) -> x509.KeyUsage:
+    names = (
+        "digital_signature",
+        "content_commitment",
+        "key_encipherment",
+        "data_encipherment",
+        "key_agreement",
+        "key_cert_sign",
+        "crl_sign",
+        "encipher_only",
+        "decipher_only",
+    )
+    return x509.KeyUsage(**{name: given.get(name, False) for name in names})
+
+
+def _read_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    path = folder / "ca-key.pem"
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except FileNotFoundError as error:
+        raise InputError(f"'{folder}' holds no CA; make one with `quartet certs init {folder}`") from error
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"the CA's key '{path}' cannot be used: {error}") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise InputError(f"the CA's key '{path}' is no elliptic-curve key; allowed: one of `quartet certs init`")
+    return _read_certificate(folder / "ca.pem"), key
+
+
+def _read_certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"the certificate '{path}' cannot be read: {error}") from error
+
+
+def _write_pair(folder: Path, name: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+    pem = serialization.Encoding.PEM
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+        _replace(folder / f"{name}-key.pem", secret, 0o600)
+        _replace(folder / f"{name}.pem", certificate.public_bytes(pem), 0o644)
+    except OSError as error:
+        raise InputError(f"cannot write '{name}' into '{folder}': {error.strerror}") from error
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
+    """Write a file aside, with the owner that the one it replaces has, and put it in its place."""
+    writing = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(writing, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            os.fchmod(file.fileno(), mode)
+            if os.geteuid() == 0 and path.exists():
+                owner = path.stat()
+                os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
+                os.fchmod(file.fileno(), owner.st_mode & 0o777)
+        os.replace(writing, path)
+    except OSError:
+        writing.unlink(missing_ok=True)
+        raise

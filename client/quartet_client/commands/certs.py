@@ -1,0 +1,93 @@
+"""`quartet certs`: certificates for mutual TLS between the services."""
+
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from quartet_client.authority import CA_DAYS, CERTIFICATE_DAYS, CertificateInfo, create_authority, issue, read_info
+from quartet_client.commands.output import console, to_json
+from quartet_client.commands.target import json_option
+from quartet_common.roles import ROLES
+
+_folder = click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path, file_okay=False))
+_hosts = click.option(
+    "--host", "hosts", multiple=True, metavar="HOST", help="Name or IP address it answers at; repeat."
+)
+_days = click.option(
+    "--days", type=click.IntRange(1, 825), default=CERTIFICATE_DAYS, show_default=True, help="Days it is good for."
+)
+
+
+@click.group()
+def certs() -> None:
+    """Make a CA, and certificates for services and clients."""
+
+
+@certs.command()
+@_folder
+@_hosts
+@_days
+@click.option("--ca-days", type=click.IntRange(1, 36500), default=CA_DAYS, show_default=True, help="Days the CA lives.")
+def init(folder: Path, hosts: tuple[str, ...], days: int, ca_days: int) -> int:
+    """Make a CA in FOLDER and one certificate for each role."""
+    create_authority(folder, ca_days)
+    made = [issue(folder, role, [role], hosts, days) for role in ROLES]
+    _show(made)
+    click.echo(f"keep {folder / 'ca-key.pem'} to yourself; a service needs ca.pem, NAME.pem and NAME-key.pem")
+    return 0
+
+
+@certs.command("issue")
+@_folder
+@click.argument("name")
+@click.option("--role", "roles", multiple=True, required=True, type=click.Choice(ROLES), help="What it may do; repeat.")
+@_hosts
+@_days
+def issue_command(folder: Path, name: str, roles: tuple[str, ...], hosts: tuple[str, ...], days: int) -> int:
+    """Sign the certificate NAME with the CA in FOLDER. One of that name is replaced."""
+    _show([issue(folder, name, roles, hosts, days)])
+    return 0
+
+
+@certs.command()
+@_folder
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@_days
+def renew(folder: Path, names: tuple[str, ...], days: int) -> int:
+    """Sign certificates anew, with the roles and hosts they have. Running services take them up by themselves."""
+    found = [(name, read_info(folder / f"{name}.pem")) for name in names]
+    _show([issue(folder, name, info.roles, info.hosts, days) for name, info in found])
+    return 0
+
+
+@certs.command()
+@_folder
+@json_option
+def show(folder: Path, as_json: bool) -> int:
+    """List the certificates in FOLDER. Exits with 1 when one has expired."""
+    files = sorted(file for file in folder.glob("*.pem") if not file.name.endswith("-key.pem"))
+    found = [read_info(file) for file in files]
+    if as_json:
+        click.echo(to_json(found, indent=2))
+    else:
+        _show(found)
+    return int(any(info.days_left() < 0 for info in found))
+
+
+def _show(found: list[CertificateInfo]) -> None:
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for heading in ("certificate", "roles", "hosts", "good until", "days left"):
+        table.add_column(heading)
+    for info in found:
+        left = info.days_left()
+        style = "red" if left < 7 else "yellow" if left < 30 else ""
+        until = f"{info.not_after:%Y-%m-%d %H:%M}"
+        table.add_row(
+            info.name,
+            ", ".join(info.roles),
+            ", ".join(info.hosts),
+            until,
+            f"[{style}]{left:.0f}[/]" if style else f"{left:.0f}",
+        )
+    console().print(table if found else "no certificates there")

@@ -1,0 +1,86 @@
+"""`quartet certs`: what it makes, what it refuses, what it leaves alone."""
+
+import json
+import os
+import ssl
+import stat
+
+import pytest
+from cryptography import x509
+
+from quartet_client.authority import create_authority, issue, read_info
+from quartet_client.cli import main
+from quartet_client.errors import InputError
+from quartet_common.roles import ROLES
+
+
+def test_one_command_makes_what_a_deployment_needs(tmp_path, capsys):
+    folder = tmp_path / "pki"
+    assert main(["certs", "init", str(folder), "--host", "gpu1.example", "--host", "10.0.0.7"]) == 0
+    capsys.readouterr()
+    for role in ROLES:
+        info = read_info(folder / f"{role}.pem")
+        assert (info.name, info.roles) == (role, (role,))
+        assert set(info.hosts) == {"localhost", "127.0.0.1", "::1", "gpu1.example", "10.0.0.7"}
+        assert 89 < info.days_left() <= 90
+        # OpenSSL agrees that key and certificate belong together, and that the CA signed it.
+        context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+        context.load_cert_chain(folder / f"{role}.pem", folder / f"{role}-key.pem")
+        ca = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
+        x509.load_pem_x509_certificate((folder / f"{role}.pem").read_bytes()).verify_directly_issued_by(ca)
+    for file in folder.iterdir():
+        secret = file.name.endswith("-key.pem")
+        assert stat.S_IMODE(file.stat().st_mode) == (0o600 if secret else 0o644), file.name
+
+
+def test_a_second_authority_is_refused(tmp_path, capsys):
+    assert main(["certs", "init", str(tmp_path)]) == 0
+    before = (tmp_path / "ca.pem").read_bytes()
+    capsys.readouterr()
+    assert main(["certs", "init", str(tmp_path)]) == 2
+    assert "holds a CA already" in capsys.readouterr().err
+    assert (tmp_path / "ca.pem").read_bytes() == before
+
+
+def test_renewal_keeps_roles_hosts_and_mode(tmp_path, capsys):
+    create_authority(tmp_path)
+    issue(tmp_path, "worker", ["rollout", "client"], ["gpu1.example"], days=1)
+    os.chmod(tmp_path / "worker-key.pem", 0o640)
+    assert main(["certs", "renew", str(tmp_path), "worker", "--days", "30"]) == 0
+    info = read_info(tmp_path / "worker.pem")
+    assert info.roles == ("client", "rollout") and "gpu1.example" in info.hosts and info.days_left() > 29
+    if os.geteuid() == 0:  # who may change an owner keeps what stands
+        assert stat.S_IMODE((tmp_path / "worker-key.pem").stat().st_mode) == 0o640
+
+
+def test_show_tells_what_stands(tmp_path, capsys):
+    create_authority(tmp_path)
+    issue(tmp_path, "reward", ["reward"])
+    assert main(["certs", "show", str(tmp_path), "--json"]) == 0
+    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    assert set(found) == {"Quartet CA", "reward"} and found["reward"]["roles"] == ["reward"]
+
+
+@pytest.mark.parametrize(
+    ("name", "roles", "hosts", "days", "says"),
+    [
+        ("Ca", ["client"], [], 1, "name is 'Ca'"),
+        ("ca", ["client"], [], 1, "name is 'ca'"),
+        ("../up", ["client"], [], 1, "name is '../up'"),
+        ("good", ["king"], [], 1, "role is 'king'; allowed: broker"),
+        ("good", [], [], 1, "role is ''"),
+        ("good", ["client"], ["a b"], 1, "host is 'a b'"),
+        ("good", ["client"], [], 900, "days is 900; allowed: 1 to 825"),
+    ],
+)
+def test_bad_values_are_named(tmp_path, name, roles, hosts, days, says):
+    create_authority(tmp_path)
+    with pytest.raises(InputError) as caught:
+        issue(tmp_path, name, roles, hosts, days)
+    assert says in str(caught.value)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["ca-key.pem", "ca.pem"]
+
+
+def test_without_a_ca_there_is_nothing_to_sign_with(tmp_path, capsys):
+    assert main(["certs", "issue", str(tmp_path), "reward", "--role", "reward"]) == 2
+    assert "holds no CA" in capsys.readouterr().err

@@ -1,0 +1,214 @@
+"""Certificates on disk, and their rotation: whoever uses them sees a new set without a restart.
+
+A set is three files (CA, certificate, key) that are replaced one after another. One whose key and certificate do not
+belong together is being written just now: the one before goes on until it is whole.
+"""
+
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import grpc
+
+from quartet_common.config import ConfigError, SecuritySection
+from quartet_common.log import get_logger
+
+log = get_logger(__name__)
+
+_FILES = ("tls_ca", "tls_certificate", "tls_key")
+_LOOK_SECONDS = 1.0
+
+ChannelT = TypeVar("ChannelT")
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """A set as PEM."""
+
+    ca: bytes
+    certificate: bytes
+    key: bytes
+
+
+def read_certificates(security: SecuritySection) -> Certificates:
+    """Return the set of files. Raises ConfigError naming the file that cannot be used."""
+    pems = []
+    for name in _FILES:
+        path = getattr(security, name)
+        try:
+            pems.append(path.read_bytes())
+        except OSError as error:
+            raise ConfigError(f"security.{name}: cannot read '{path}': {error.strerror}") from error
+    _check(security)
+    return Certificates(*pems)
+
+
+def _check(security: SecuritySection) -> None:
+    """gRPC itself says no more than that a handshake failed, and to the other side."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_verify_locations(cafile=security.tls_ca)
+    except ssl.SSLError as error:
+        raise ConfigError(f"security.tls_ca: '{security.tls_ca}' holds no PEM certificate") from error
+    try:
+        # An encrypted key would be asked for on the terminal.
+        context.load_cert_chain(str(security.tls_certificate), str(security.tls_key), password=lambda: b"")
+    except ssl.SSLError as error:
+        reason = "are not of one pair" if error.reason == "KEY_VALUES_MISMATCH" else "hold no usable PEM"
+        raise ConfigError(
+            f"security.tls_certificate, security.tls_key: '{security.tls_certificate}' and '{security.tls_key}' "
+            f"{reason}; allowed: a PEM certificate and its unencrypted PEM key"
+        ) from error
+
+
+class Watch:
+    """Tells when a set has changed on disk, looking at most once a second."""
+
+    def __init__(self, security: SecuritySection, clock: Callable[[], float] = time.monotonic):
+        self._security = security
+        self._clock = clock
+        self._looked = clock()
+        self._stamp = self._look()
+        self._warned: str | None = None
+
+    def changed(self) -> Certificates | None:
+        """Return the new set if there is one and it is whole."""
+        now = self._clock()
+        if now - self._looked < _LOOK_SECONDS:
+            return None
+        self._looked = now
+        stamp = self._look()
+        if stamp == self._stamp:
+            return None
+        try:
+            found = read_certificates(self._security)
+        except ConfigError as error:
+            if str(error) != self._warned:
+                log.warning("new certificates cannot be used yet: %s", error)
+                self._warned = str(error)
+            return None
+        self._stamp, self._warned = stamp, None
+        log.info("new certificates: %s", self._security.tls_certificate)
+        return found
+
+    def _look(self) -> tuple[object, ...]:
+        return tuple(_file_stamp(getattr(self._security, name)) for name in _FILES)
+
+
+def _file_stamp(path: Any) -> object:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+def server_credentials(security: SecuritySection) -> grpc.ServerCredentials:
+    """Return mutual TLS for a server, with the set that stands on disk when a connection is made.
+
+    Raises:
+        ConfigError: a file that cannot be used.
+    """
+    watch = Watch(security)
+
+    def configuration(found: Certificates | None) -> Any:
+        if found is None:
+            return None  # the one before goes on
+        return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)], root_certificates=found.ca)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(read_certificates(security)),
+        lambda: configuration(watch.changed()),
+        require_client_authentication=True,
+    )
+
+
+def channel_credentials(security: SecuritySection) -> grpc.ChannelCredentials:
+    """Return mutual TLS for a channel, with the set that stands on disk now. Raises ConfigError."""
+    found = read_certificates(security)
+    return grpc.ssl_channel_credentials(found.ca, private_key=found.key, certificate_chain=found.certificate)
+
+
+class RotatingChannel(Generic[ChannelT]):
+    """A channel, asyncio or blocking, that new calls find made anew when its certificates have changed on disk.
+
+    Calls under way stay on the channel they began on, which is closed at the next change but one.
+    """
+
+    def __init__(self, security: SecuritySection, make: Callable[[], ChannelT]):
+        self._watch = Watch(security)
+        self._make = make
+        self._current: Any = make()
+        self._before: Any = None
+
+    def current(self) -> Any:
+        """Return the channel of the certificates that stand on disk."""
+        if self._watch.changed() is not None:
+            self._before, self._current = self._current, self._make()
+        return self._current
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # also asked for of one that is half made
+            raise AttributeError(name)
+        return getattr(self._current, name)
+
+    def _rotating(self, kind: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> "_Method":
+        return _Method(self, lambda channel: getattr(channel, kind)(*arguments, **keywords))
+
+    def unary_unary(self, *arguments: Any, **keywords: Any) -> "_Method":
+        """As a channel's; the other three alike."""
+        return self._rotating("unary_unary", arguments, keywords)
+
+    def unary_stream(self, *arguments: Any, **keywords: Any) -> "_Method":
+        """As a channel's."""
+        return self._rotating("unary_stream", arguments, keywords)
+
+    def stream_unary(self, *arguments: Any, **keywords: Any) -> "_Method":
+        """As a channel's."""
+        return self._rotating("stream_unary", arguments, keywords)
+
+    def stream_stream(self, *arguments: Any, **keywords: Any) -> "_Method":
+        """As a channel's."""
+        return self._rotating("stream_stream", arguments, keywords)
+
+    async def __aenter__(self) -> "RotatingChannel[ChannelT]":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __enter__(self) -> "RotatingChannel[ChannelT]":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self, *arguments: Any, **keywords: Any) -> Any:
+        """Close it as the channel it stands for is closed: to be awaited for an asyncio one."""
+        return self._current.close(*arguments, **keywords)
+
+
+class _Method:
+    """A method of whatever channel is current when it is called."""
+
+    def __init__(self, rotating: RotatingChannel[Any], make: Callable[[Any], Any]):
+        self._rotating = rotating
+        self._make = make
+        self._channel: Any = None
+        self._method: Any = None
+
+    def _current(self) -> Any:
+        channel = self._rotating.current()
+        if channel is not self._channel:
+            self._channel, self._method = channel, self._make(channel)
+        return self._method
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._current()(*arguments, **keywords)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._current(), name)
