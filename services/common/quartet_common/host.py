@@ -22,6 +22,7 @@ from quartet_common.handshake import HandshakeServicer, Identity, WaitingFor
 from quartet_common.interceptor import CallInterceptor
 from quartet_common.log import get_logger
 from quartet_common.metrics import serve_metrics
+from quartet_common.supervision import Supervisor
 
 log = get_logger(__name__)
 
@@ -63,6 +64,7 @@ class ServiceHost:
         self._security = security
         self._settings = settings
         self._identity = Identity(_KINDS[kind], self.instance_id)
+        self._supervisor = Supervisor()
         self._drains: list[Callable[[], Awaitable[None]]] = []
         self._tasks: set[asyncio.Task] = set()
         self._health = health.aio.HealthServicer()
@@ -153,6 +155,8 @@ class ServiceHost:
             self._serve_metrics()
         await self.server.start()
         await self.set_serving(True)
+        self._supervisor.tell(READY=1, STATUS=f"serving at {self.address}")
+        self.spawn(self._supervisor.feed_watchdog(), "watchdog")
         log.info("serving at %s", self.address)
 
     def _serve_metrics(self) -> None:
@@ -166,6 +170,7 @@ class ServiceHost:
 
     async def drain(self) -> None:
         """Refuse new work, finish what is under way within `drain_seconds`, stop."""
+        self._supervisor.tell(STOPPING=1, STATUS="finishing what is under way")
         await self.set_serving(False)
         try:
             async with asyncio.timeout(self._settings.drain_seconds):
