@@ -4,7 +4,10 @@ Torch-free: the trainer fills the buckets, the rollout reads them, both by the s
 """
 
 import math
-from collections.abc import Iterable, Sequence
+import queue
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import xxhash
 from quartet.v1 import rollout_pb2
@@ -63,6 +66,16 @@ def check_manifest(manifest: rollout_pb2.WeightManifest) -> None:
             raise ValueError(f"tensor '{tensor.name}': bytes {tensor.offset} to {end} do not fit its bucket")
 
 
+def bucket_file(manifest: rollout_pb2.WeightManifest, bucket: int) -> str:
+    """Return the name of a bucket's file, by the file transport, in its version's folder.
+
+    One file has Hugging Face's name for all, or PEFT's; several have Hugging Face's names for shards.
+    """
+    stem = "adapter_model" if manifest.kind == rollout_pb2.WEIGHT_KIND_LORA else "model"
+    count = len(manifest.bucket_bytes)
+    return f"{stem}.safetensors" if count == 1 else f"{stem}-{bucket + 1:05d}-of-{count:05d}.safetensors"
+
+
 class Checksum:
     """XXH3, 64 bits, over the buckets in order."""
 
@@ -76,3 +89,63 @@ class Checksum:
     def value(self) -> int:
         """Return the checksum of all bytes so far, 0 <= value < 2**64."""
         return self._hash.intdigest()
+
+
+class BackgroundChecksum:
+    """A Checksum that is computed on a thread of its own while other bytes are on their way.
+
+    xxHash lets the interpreter go while it works, so the thread costs neither packing nor a transfer its time.
+    """
+
+    def __init__(self) -> None:
+        self._checksum = Checksum()
+        self._pieces: queue.SimpleQueue[tuple[Callable[[], memoryview], threading.Event] | None] = queue.SimpleQueue()
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._work, name="weight-checksum", daemon=True)
+        self._thread.start()
+
+    def add(self, piece: Callable[[], memoryview]) -> threading.Event:
+        """Take in the next bytes, which `piece` returns when it is called on the thread. The event is set once they
+        have been read and may change."""
+        read = threading.Event()
+        self._pieces.put((piece, read))
+        return read
+
+    def value(self) -> int:
+        """Wait for all pieces and return the checksum. Call it once; raises what a piece raised."""
+        self.close()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+        return self._checksum.value()
+
+    def close(self) -> None:
+        """End the thread after what it has been given. Again is allowed."""
+        self._pieces.put(None)
+
+    def _work(self) -> None:
+        while (item := self._pieces.get()) is not None:
+            piece, read = item
+            try:
+                if self._failure is None:
+                    self._checksum.update(piece())
+            except Exception as error:  # handed over to whoever asks for the value
+                self._failure = error
+            finally:
+                read.set()
+
+
+def folder_checksum(folder: Path) -> int:
+    """XXH3, 64 bits, over the bytes of a model folder's safetensors files, in the order of their names.
+
+    Two services compare it to know that they read the same base model. Raises OSError, ValueError without such files.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"there is no *.safetensors file in '{folder}'")
+    checksum = Checksum()
+    for path in files:
+        with path.open("rb") as file:
+            while block := file.read(16 << 20):
+                checksum.update(block)
+    return checksum.value()

@@ -18,9 +18,10 @@ from quartet_rollout.weight_updates import NO_EPOCH, UpdateRequest, WeightUpdate
 
 log = get_logger(__name__)
 
-_TRANSPORTS: dict[int, Literal["gloo", "nccl"]] = {
+_TRANSPORTS: dict[int, Literal["gloo", "nccl", "file"]] = {
     rollout_pb2.WEIGHT_TRANSPORT_GLOO: "gloo",
     rollout_pb2.WEIGHT_TRANSPORT_NCCL: "nccl",
+    rollout_pb2.WEIGHT_TRANSPORT_FILE: "file",
 }
 _PAUSE_MODES: dict[int, PauseMode] = {
     rollout_pb2.PAUSE_MODE_UNSPECIFIED: "keep",
@@ -71,10 +72,11 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         if request.transport == rollout_pb2.WEIGHT_TRANSPORT_UNSPECIFIED:
             raise invalid_argument("transport", "WEIGHT_TRANSPORT_UNSPECIFIED", "a transport")
         if request.transport not in _TRANSPORTS:
-            raise unimplemented("transport", "this rollout receives weights by GLOO and NCCL")
-        if not request.store_host:
+            raise unimplemented("transport", "this rollout receives weights by GLOO, NCCL and FILE")
+        needs_store = request.transport != rollout_pb2.WEIGHT_TRANSPORT_FILE
+        if needs_store and not request.store_host:
             raise invalid_argument("store_host", "''", "the host of the group's TCPStore")
-        if not 1 <= request.store_port <= 65535:
+        if needs_store and not 1 <= request.store_port <= 65535:
             raise invalid_argument("store_port", request.store_port, "1 to 65535")
         if request.rank < 1:
             raise invalid_argument("rank", request.rank, "1 or more: the trainer is rank 0")
@@ -118,6 +120,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             pause_mode=_PAUSE_MODES[request.pause_mode],
             keep_kv_cache=request.keep_kv_cache,
             timeout_seconds=self._timeout(request.timeout),
+            path=request.path,
         )
         return rollout_pb2.BeginWeightUpdateResponse(paused_completions=await updates.begin(update))
 

@@ -73,6 +73,8 @@ class UpdateRequest:
     pause_mode: PauseMode
     keep_kv_cache: bool
     timeout_seconds: float
+    path: str = ""
+    """Where the files are, with the file transport."""
 
 
 @dataclass(eq=False)
@@ -219,7 +221,7 @@ class WeightUpdates:
         try:
             left = update.deadline - time.monotonic()
             async with asyncio.timeout(left):
-                received = await self._engine.receive_weights(request.manifest, max(left, 0.001))
+                received = await self._engine.receive_weights(request.manifest, max(left, 0.001), request.path)
                 expected = await asyncio.shield(update.expected)  # the deadline must not cancel what finish sets
         except TimeoutError:
             reason = f"the update was not finished within {request.timeout_seconds:g} s"

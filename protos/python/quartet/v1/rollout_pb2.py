@@ -27,7 +27,7 @@ from quartet.v1 import experience_pb2 as quartet_dot_v1_dot_experience__pb2
 from quartet.v1 import tensor_pb2 as quartet_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18quartet/v1/rollout.proto\x12\nquartet.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bquartet/v1/experience.proto\x1a\x17quartet/v1/tensor.proto\" \n\x1eRolloutServiceGetStatusRequest\"\xa9\x02\n\x1fRolloutServiceGetStatusResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x16\n\x0epolicy_version\x18\x03 \x01(\x03\x12\x13\n\x0bgroup_epoch\x18\x04 \x01(\x03\x12\x0f\n\x07running\x18\x05 \x01(\x05\x12\x0f\n\x07waiting\x18\x06 \x01(\x05\x12\x14\n\x0ckv_cache_use\x18\x07 \x01(\x01\x12\x19\n\x11tokens_per_second\x18\x08 \x01(\x01\x12\x0e\n\x06paused\x18\t \x01(\x08\x12\x13\n\x0bwaiting_for\x18\n \x03(\t\x12\x14\n\x0ctokens_total\x18\x0b \x01(\x03\x12\x14\n\x0cgroups_total\x18\x0c \x01(\x03\x12\x15\n\rmax_model_len\x18\r \x01(\x05\"\xeb\x02\n\x16JoinWeightGroupRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bgroup_epoch\x18\x02 \x01(\x03\x12.\n\ttransport\x18\x03 \x01(\x0e\x32\x1b.quartet.v1.WeightTransport\x12\x12\n\nstore_host\x18\x04 \x01(\t\x12\x12\n\nstore_port\x18\x05 \x01(\x05\x12\x0c\n\x04rank\x18\x06 \x01(\x05\x12\x12\n\nworld_size\x18\x07 \x01(\x05\x12*\n\x07timeout\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x44\n\tlibraries\x18\t \x03(\x0b\x32\x31.quartet.v1.JoinWeightGroupRequest.LibrariesEntry\x12\x0e\n\x06secret\x18\n \x01(\x0c\x1a\x30\n\x0eLibrariesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"(\n\x17JoinWeightGroupResponse\x12\r\n\x05ranks\x18\x01 \x01(\x05\"m\n\x0cWeightTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x05\x64type\x18\x02 \x01(\x0e\x32\x11.quartet.v1.Dtype\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x0e\n\x06\x62ucket\x18\x04 \x01(\x05\x12\x0e\n\x06offset\x18\x05 \x01(\x03\">\n\nLoraConfig\x12\t\n\x01r\x18\x01 \x01(\x05\x12\r\n\x05\x61lpha\x18\x02 \x01(\x01\x12\x16\n\x0etarget_modules\x18\x03 \x03(\t\"\xb9\x01\n\x0eWeightManifest\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.quartet.v1.WeightKind\x12)\n\x07tensors\x18\x02 \x03(\x0b\x32\x18.quartet.v1.WeightTensor\x12\x14\n\x0c\x62ucket_bytes\x18\x03 \x03(\x03\x12$\n\x04lora\x18\x04 \x01(\x0b\x32\x16.quartet.v1.LoraConfig\x12\x1a\n\x12\x63hecksum_algorithm\x18\x05 \x01(\t\"\x81\x02\n\x18\x42\x65ginWeightUpdateRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bgroup_epoch\x18\x02 \x01(\x03\x12\x16\n\x0epolicy_version\x18\x03 \x01(\x03\x12,\n\x08manifest\x18\x04 \x01(\x0b\x32\x1a.quartet.v1.WeightManifest\x12)\n\npause_mode\x18\x05 \x01(\x0e\x32\x15.quartet.v1.PauseMode\x12\x15\n\rkeep_kv_cache\x18\x06 \x01(\x08\x12\x0c\n\x04path\x18\x07 \x01(\t\x12*\n\x07timeout\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\"7\n\x19\x42\x65ginWeightUpdateResponse\x12\x1a\n\x12paused_completions\x18\x01 \x01(\x05\"j\n\x19\x46inishWeightUpdateRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bgroup_epoch\x18\x02 \x01(\x03\x12\x16\n\x0epolicy_version\x18\x03 \x01(\x03\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\x06\"_\n\x1a\x46inishWeightUpdateResponse\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12)\n\x06paused\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"g\n\x18\x41\x62ortWeightUpdateRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bgroup_epoch\x18\x02 \x01(\x03\x12\x16\n\x0epolicy_version\x18\x03 \x01(\x03\x12\x0e\n\x06reason\x18\x04 \x01(\t\"3\n\x19\x41\x62ortWeightUpdateResponse\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\"5\n\x0fGenerateRequest\x12\"\n\x06prompt\x18\x01 \x01(\x0b\x32\x12.quartet.v1.Prompt\"H\n\x10GenerateResponse\x12\x34\n\x0b\x63ompletions\x18\x01 \x03(\x0b\x32\x1f.quartet.v1.GeneratedCompletion\";\n\x15GenerateStreamRequest\x12\"\n\x06prompt\x18\x01 \x01(\x0b\x32\x12.quartet.v1.Prompt\"M\n\x16GenerateStreamResponse\x12\x33\n\ncompletion\x18\x01 \x01(\x0b\x32\x1f.quartet.v1.GeneratedCompletion\"\x8d\x01\n\x13GeneratedCompletion\x12(\n\x04info\x18\x01 \x01(\x0b\x32\x1a.quartet.v1.CompletionInfo\x12%\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x12.quartet.v1.Tensor\x12%\n\tlog_probs\x18\x03 \x01(\x0b\x32\x12.quartet.v1.Tensor*\x84\x01\n\x0fWeightTransport\x12 \n\x1cWEIGHT_TRANSPORT_UNSPECIFIED\x10\x00\x12\x19\n\x15WEIGHT_TRANSPORT_GLOO\x10\x01\x12\x19\n\x15WEIGHT_TRANSPORT_NCCL\x10\x02\x12\x19\n\x15WEIGHT_TRANSPORT_FILE\x10\x03*U\n\nWeightKind\x12\x1b\n\x17WEIGHT_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10WEIGHT_KIND_FULL\x10\x01\x12\x14\n\x10WEIGHT_KIND_LORA\x10\x02*g\n\tPauseMode\x12\x1a\n\x16PAUSE_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fPAUSE_MODE_KEEP\x10\x01\x12\x13\n\x0fPAUSE_MODE_WAIT\x10\x02\x12\x14\n\x10PAUSE_MODE_ABORT\x10\x03\x32\xb6\x05\n\x0eRolloutService\x12i\n\tGetStatus\x12*.quartet.v1.RolloutServiceGetStatusRequest\x1a+.quartet.v1.RolloutServiceGetStatusResponse\"\x03\x90\x02\x01\x12_\n\x0fJoinWeightGroup\x12\".quartet.v1.JoinWeightGroupRequest\x1a#.quartet.v1.JoinWeightGroupResponse\"\x03\x90\x02\x02\x12\x65\n\x11\x42\x65ginWeightUpdate\x12$.quartet.v1.BeginWeightUpdateRequest\x1a%.quartet.v1.BeginWeightUpdateResponse\"\x03\x90\x02\x02\x12h\n\x12\x46inishWeightUpdate\x12%.quartet.v1.FinishWeightUpdateRequest\x1a&.quartet.v1.FinishWeightUpdateResponse\"\x03\x90\x02\x02\x12\x65\n\x11\x41\x62ortWeightUpdate\x12$.quartet.v1.AbortWeightUpdateRequest\x1a%.quartet.v1.AbortWeightUpdateResponse\"\x03\x90\x02\x02\x12\x45\n\x08Generate\x12\x1b.quartet.v1.GenerateRequest\x1a\x1c.quartet.v1.GenerateResponse\x12Y\n\x0eGenerateStream\x12!.quartet.v1.GenerateStreamRequest\x1a\".quartet.v1.GenerateStreamResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18quartet/v1/rollout.proto\x12\nquartet.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bquartet/v1/experience.proto\x1a\x17quartet/v1/tensor.proto\" \n\x1eRolloutServiceGetStatusRequest\"\xa9\x02\n\x1fRolloutServiceGetStatusResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x16\n\x0epolicy_version\x18\x03 \x01(\x03\x12\x13\n\x0bgroup_epoch\x18\x04 \x01(\x03\x12\x0f\n\x07running\x18\x05 \x01(\x05\x12\x0f\n\x07waiting\x18\x06 \x01(\x05\x12\x14\n\x0ckv_cache_use\x18\x07 \x01(\x01\x12\x19\n\x11tokens_per_second\x18\x08 \x01(\x01\x12\x0e\n\x06paused\x18\t \x01(\x08\x12\x13\n\x0bwaiting_for\x18\n \x03(\t\x12\x14\n\x0ctokens_total\x18\x0b \x01(\x03\x12\x14\n\x0cgroups_total\x18\x0c \x01(\x03\x12\x15\n\rmax_model_len\x18\r \x01(\x05\"\xeb\x02\n\x16JoinWeightGroupRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bgroup_epoch\x18\x02 \x01(\x03\x12.\n\ttransport\x18\x03 \x01(\x0e\x32\x1b.quartet.v1.WeightTransport\x12\x12\n\nstore_host\x18\x04 \x01(\t\x12\x12\n\nstore_port\x18\x05 \x01(\x05\x12\x0c\n\x04rank\x18\x06 \x01(\x05\x12\x12\n\nworld_size\x18\x07 \x01(\x05\x12*\n\x07timeout\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x44\n\tlibraries\x18\t \x03(\x0b\x32\x31.quartet.v1.JoinWeightGroupRequest.LibrariesEntry\x12\x0e\n\x06secret\x18\n \x01(\x0c\x1a\x30\n\x0eLibrariesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"(\n\x17JoinWeightGroupResponse\x12\r\n\x05ranks\x18\x01 \x01(\x05\"m\n\x0cWeightTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x05\x64type\x18\x02 \x01(\x0e\x32\x11.quartet.v1.Dtype\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x0e\n\x06\x62ucket\x18\x04 \x01(\x05\x12\x0e\n\x06offset\x18\x05 \x01(\x03\"U\n\nLoraConfig\x12\t\n\x01r\x18\x01 \x01(\x05\x12\r\n\x05\x61lpha\x18\x02 \x01(\x01\x12\x16\n\x0etarget_modules\x18\x03 \x03(\t\x12\x15\n\rbase_checksum\x18\x04 \x01(\x06\"\xb9\x01\n\x0eWeightManifest\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.quartet.v1.WeightKind\x12)\n\x07tensors\x18\x02 \x03(\x0b\x32\x18.quartet.v1.WeightTensor\x12\x14\n\x0c\x62ucket_bytes\x18\x03 \x03(\x03\x12$\n\x04lora\x18\x04 \x01(\x0b\x32\x16.quartet.v1.LoraConfig\x12\x1a\n\x12\x63hecksum_algorithm\x18\x05 \x01(\t\"\x81\x02\n\x18\x42\x65ginWeightUpdateRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bgroup_epoch\x18\x02 \x01(\x03\x12\x16\n\x0epolicy_version\x18\x03 \x01(\x03\x12,\n\x08manifest\x18\x04 \x01(\x0b\x32\x1a.quartet.v1.WeightManifest\x12)\n\npause_mode\x18\x05 \x01(\x0e\x32\x15.quartet.v1.PauseMode\x12\x15\n\rkeep_kv_cache\x18\x06 \x01(\x08\x12\x0c\n\x04path\x18\x07 \x01(\t\x12*\n\x07timeout\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\"7\n\x19\x42\x65ginWeightUpdateResponse\x12\x1a\n\x12paused_completions\x18\x01 \x01(\x05\"j\n\x19\x46inishWeightUpdateRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bgroup_epoch\x18\x02 \x01(\x03\x12\x16\n\x0epolicy_version\x18\x03 \x01(\x03\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\x06\"_\n\x1a\x46inishWeightUpdateResponse\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12)\n\x06paused\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"g\n\x18\x41\x62ortWeightUpdateRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bgroup_epoch\x18\x02 \x01(\x03\x12\x16\n\x0epolicy_version\x18\x03 \x01(\x03\x12\x0e\n\x06reason\x18\x04 \x01(\t\"3\n\x19\x41\x62ortWeightUpdateResponse\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\"5\n\x0fGenerateRequest\x12\"\n\x06prompt\x18\x01 \x01(\x0b\x32\x12.quartet.v1.Prompt\"H\n\x10GenerateResponse\x12\x34\n\x0b\x63ompletions\x18\x01 \x03(\x0b\x32\x1f.quartet.v1.GeneratedCompletion\";\n\x15GenerateStreamRequest\x12\"\n\x06prompt\x18\x01 \x01(\x0b\x32\x12.quartet.v1.Prompt\"M\n\x16GenerateStreamResponse\x12\x33\n\ncompletion\x18\x01 \x01(\x0b\x32\x1f.quartet.v1.GeneratedCompletion\"\x8d\x01\n\x13GeneratedCompletion\x12(\n\x04info\x18\x01 \x01(\x0b\x32\x1a.quartet.v1.CompletionInfo\x12%\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x12.quartet.v1.Tensor\x12%\n\tlog_probs\x18\x03 \x01(\x0b\x32\x12.quartet.v1.Tensor*\x84\x01\n\x0fWeightTransport\x12 \n\x1cWEIGHT_TRANSPORT_UNSPECIFIED\x10\x00\x12\x19\n\x15WEIGHT_TRANSPORT_GLOO\x10\x01\x12\x19\n\x15WEIGHT_TRANSPORT_NCCL\x10\x02\x12\x19\n\x15WEIGHT_TRANSPORT_FILE\x10\x03*U\n\nWeightKind\x12\x1b\n\x17WEIGHT_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10WEIGHT_KIND_FULL\x10\x01\x12\x14\n\x10WEIGHT_KIND_LORA\x10\x02*g\n\tPauseMode\x12\x1a\n\x16PAUSE_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fPAUSE_MODE_KEEP\x10\x01\x12\x13\n\x0fPAUSE_MODE_WAIT\x10\x02\x12\x14\n\x10PAUSE_MODE_ABORT\x10\x03\x32\xb6\x05\n\x0eRolloutService\x12i\n\tGetStatus\x12*.quartet.v1.RolloutServiceGetStatusRequest\x1a+.quartet.v1.RolloutServiceGetStatusResponse\"\x03\x90\x02\x01\x12_\n\x0fJoinWeightGroup\x12\".quartet.v1.JoinWeightGroupRequest\x1a#.quartet.v1.JoinWeightGroupResponse\"\x03\x90\x02\x02\x12\x65\n\x11\x42\x65ginWeightUpdate\x12$.quartet.v1.BeginWeightUpdateRequest\x1a%.quartet.v1.BeginWeightUpdateResponse\"\x03\x90\x02\x02\x12h\n\x12\x46inishWeightUpdate\x12%.quartet.v1.FinishWeightUpdateRequest\x1a&.quartet.v1.FinishWeightUpdateResponse\"\x03\x90\x02\x02\x12\x65\n\x11\x41\x62ortWeightUpdate\x12$.quartet.v1.AbortWeightUpdateRequest\x1a%.quartet.v1.AbortWeightUpdateResponse\"\x03\x90\x02\x02\x12\x45\n\x08Generate\x12\x1b.quartet.v1.GenerateRequest\x1a\x1c.quartet.v1.GenerateResponse\x12Y\n\x0eGenerateStream\x12!.quartet.v1.GenerateStreamRequest\x1a\".quartet.v1.GenerateStreamResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,12 +46,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROLLOUTSERVICE'].methods_by_name['FinishWeightUpdate']._serialized_options = b'\220\002\002'
   _globals['_ROLLOUTSERVICE'].methods_by_name['AbortWeightUpdate']._loaded_options = None
   _globals['_ROLLOUTSERVICE'].methods_by_name['AbortWeightUpdate']._serialized_options = b'\220\002\002'
-  _globals['_WEIGHTTRANSPORT']._serialized_start=2325
-  _globals['_WEIGHTTRANSPORT']._serialized_end=2457
-  _globals['_WEIGHTKIND']._serialized_start=2459
-  _globals['_WEIGHTKIND']._serialized_end=2544
-  _globals['_PAUSEMODE']._serialized_start=2546
-  _globals['_PAUSEMODE']._serialized_end=2649
+  _globals['_WEIGHTTRANSPORT']._serialized_start=2348
+  _globals['_WEIGHTTRANSPORT']._serialized_end=2480
+  _globals['_WEIGHTKIND']._serialized_start=2482
+  _globals['_WEIGHTKIND']._serialized_end=2567
+  _globals['_PAUSEMODE']._serialized_start=2569
+  _globals['_PAUSEMODE']._serialized_end=2672
   _globals['_ROLLOUTSERVICEGETSTATUSREQUEST']._serialized_start=126
   _globals['_ROLLOUTSERVICEGETSTATUSREQUEST']._serialized_end=158
   _globals['_ROLLOUTSERVICEGETSTATUSRESPONSE']._serialized_start=161
@@ -65,31 +65,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WEIGHTTENSOR']._serialized_start=868
   _globals['_WEIGHTTENSOR']._serialized_end=977
   _globals['_LORACONFIG']._serialized_start=979
-  _globals['_LORACONFIG']._serialized_end=1041
-  _globals['_WEIGHTMANIFEST']._serialized_start=1044
-  _globals['_WEIGHTMANIFEST']._serialized_end=1229
-  _globals['_BEGINWEIGHTUPDATEREQUEST']._serialized_start=1232
-  _globals['_BEGINWEIGHTUPDATEREQUEST']._serialized_end=1489
-  _globals['_BEGINWEIGHTUPDATERESPONSE']._serialized_start=1491
-  _globals['_BEGINWEIGHTUPDATERESPONSE']._serialized_end=1546
-  _globals['_FINISHWEIGHTUPDATEREQUEST']._serialized_start=1548
-  _globals['_FINISHWEIGHTUPDATEREQUEST']._serialized_end=1654
-  _globals['_FINISHWEIGHTUPDATERESPONSE']._serialized_start=1656
-  _globals['_FINISHWEIGHTUPDATERESPONSE']._serialized_end=1751
-  _globals['_ABORTWEIGHTUPDATEREQUEST']._serialized_start=1753
-  _globals['_ABORTWEIGHTUPDATEREQUEST']._serialized_end=1856
-  _globals['_ABORTWEIGHTUPDATERESPONSE']._serialized_start=1858
-  _globals['_ABORTWEIGHTUPDATERESPONSE']._serialized_end=1909
-  _globals['_GENERATEREQUEST']._serialized_start=1911
-  _globals['_GENERATEREQUEST']._serialized_end=1964
-  _globals['_GENERATERESPONSE']._serialized_start=1966
-  _globals['_GENERATERESPONSE']._serialized_end=2038
-  _globals['_GENERATESTREAMREQUEST']._serialized_start=2040
-  _globals['_GENERATESTREAMREQUEST']._serialized_end=2099
-  _globals['_GENERATESTREAMRESPONSE']._serialized_start=2101
-  _globals['_GENERATESTREAMRESPONSE']._serialized_end=2178
-  _globals['_GENERATEDCOMPLETION']._serialized_start=2181
-  _globals['_GENERATEDCOMPLETION']._serialized_end=2322
-  _globals['_ROLLOUTSERVICE']._serialized_start=2652
-  _globals['_ROLLOUTSERVICE']._serialized_end=3346
+  _globals['_LORACONFIG']._serialized_end=1064
+  _globals['_WEIGHTMANIFEST']._serialized_start=1067
+  _globals['_WEIGHTMANIFEST']._serialized_end=1252
+  _globals['_BEGINWEIGHTUPDATEREQUEST']._serialized_start=1255
+  _globals['_BEGINWEIGHTUPDATEREQUEST']._serialized_end=1512
+  _globals['_BEGINWEIGHTUPDATERESPONSE']._serialized_start=1514
+  _globals['_BEGINWEIGHTUPDATERESPONSE']._serialized_end=1569
+  _globals['_FINISHWEIGHTUPDATEREQUEST']._serialized_start=1571
+  _globals['_FINISHWEIGHTUPDATEREQUEST']._serialized_end=1677
+  _globals['_FINISHWEIGHTUPDATERESPONSE']._serialized_start=1679
+  _globals['_FINISHWEIGHTUPDATERESPONSE']._serialized_end=1774
+  _globals['_ABORTWEIGHTUPDATEREQUEST']._serialized_start=1776
+  _globals['_ABORTWEIGHTUPDATEREQUEST']._serialized_end=1879
+  _globals['_ABORTWEIGHTUPDATERESPONSE']._serialized_start=1881
+  _globals['_ABORTWEIGHTUPDATERESPONSE']._serialized_end=1932
+  _globals['_GENERATEREQUEST']._serialized_start=1934
+  _globals['_GENERATEREQUEST']._serialized_end=1987
+  _globals['_GENERATERESPONSE']._serialized_start=1989
+  _globals['_GENERATERESPONSE']._serialized_end=2061
+  _globals['_GENERATESTREAMREQUEST']._serialized_start=2063
+  _globals['_GENERATESTREAMREQUEST']._serialized_end=2122
+  _globals['_GENERATESTREAMRESPONSE']._serialized_start=2124
+  _globals['_GENERATESTREAMRESPONSE']._serialized_end=2201
+  _globals['_GENERATEDCOMPLETION']._serialized_start=2204
+  _globals['_GENERATEDCOMPLETION']._serialized_end=2345
+  _globals['_ROLLOUTSERVICE']._serialized_start=2675
+  _globals['_ROLLOUTSERVICE']._serialized_end=3369
 # @@protoc_insertion_point(module_scope)

@@ -129,14 +129,16 @@ class WeightTensor(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[_tensor_pb2.Dtype, str]] = ..., shape: _Optional[_Iterable[int]] = ..., bucket: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class LoraConfig(_message.Message):
-    __slots__ = ("r", "alpha", "target_modules")
+    __slots__ = ("r", "alpha", "target_modules", "base_checksum")
     R_FIELD_NUMBER: _ClassVar[int]
     ALPHA_FIELD_NUMBER: _ClassVar[int]
     TARGET_MODULES_FIELD_NUMBER: _ClassVar[int]
+    BASE_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     r: int
     alpha: float
     target_modules: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, r: _Optional[int] = ..., alpha: _Optional[float] = ..., target_modules: _Optional[_Iterable[str]] = ...) -> None: ...
+    base_checksum: int
+    def __init__(self, r: _Optional[int] = ..., alpha: _Optional[float] = ..., target_modules: _Optional[_Iterable[str]] = ..., base_checksum: _Optional[int] = ...) -> None: ...
 
 class WeightManifest(_message.Message):
     __slots__ = ("kind", "tensors", "bucket_bytes", "lora", "checksum_algorithm")

@@ -33,7 +33,8 @@ def load_spec(model_path: str) -> ModelSpec:
 
     from quartet_rollout.weights.manifest import ModelSpec
 
-    return ModelSpec.from_config(AutoConfig.from_pretrained(model_path, local_files_only=True))
+    config = AutoConfig.from_pretrained(model_path, local_files_only=True)
+    return ModelSpec.from_config(config, Path(model_path))
 
 
 def config_dtype(model_path: str) -> str:

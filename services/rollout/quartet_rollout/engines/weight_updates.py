@@ -43,10 +43,18 @@ class WeightUpdates:
 
     async def load_spec(self) -> None:
         """Read the model's names and shapes; once, at the start."""
+        from quartet_rollout.weights.adapter import Base
         from quartet_rollout.weights.receiver import WeightReceiver
 
-        self.receiver = WeightReceiver()
-        self._spec = await asyncio.to_thread(self._load_spec)
+        spec = await asyncio.to_thread(self._load_spec)
+        self.receiver = WeightReceiver(Base(spec.folder, spec.shapes) if spec.folder is not None else None)
+        self._spec = spec
+
+    def weight_capabilities(self) -> list[str]:
+        """What the handshake tells of weights."""
+        from quartet_rollout.weights.transport import transports
+
+        return [*(f"weights.{name}" for name in transports()), "weights.full", "weights.lora", "weights.in_flight"]
 
     def check_manifest(self, manifest: rollout_pb2.WeightManifest) -> None:
         if self._spec is None:
@@ -62,9 +70,12 @@ class WeightUpdates:
         if self._spec is not None:
             self.receiver.leave()
 
-    async def receive_weights(self, manifest: rollout_pb2.WeightManifest, timeout_seconds: float) -> int:
+    async def receive_weights(
+        self, manifest: rollout_pb2.WeightManifest, timeout_seconds: float, path: str = ""
+    ) -> int:
         self.check_manifest(manifest)
-        return await self._within(timeout_seconds, "the transfer", self.receiver.receive, manifest, timeout_seconds)
+        receive = self.receiver.receive
+        return await self._within(timeout_seconds, "the transfer", receive, manifest, timeout_seconds, path)
 
     def received_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """What was received, to install. Raises EngineError when nothing was."""

@@ -1,8 +1,12 @@
-"""How weights arrive: a process group of our own, buckets into buffers, tensors as views of them.
+"""How weights arrive: by a transport, in buckets, into buffers; tensors are views of them.
 
-    gloo.py      the Gloo process group of a group epoch, outside torch's default group
-    receiver.py  takes the buckets of one update into reusable buffers and checksums them
-    manifest.py  does an announced update fit the model; tensors as views of received buckets
+    transport.py  what a transport is on this side, and which there are
+    gloo.py       the Gloo process group of a group epoch, outside torch's default group
+    nccl.py       the NCCL communicator of a group epoch, into GPU memory
+    files.py      safetensors files in a folder that the trainer sees too
+    receiver.py   takes the buckets of one update into reusable buffers and checksums them
+    manifest.py   does an announced update fit the model; tensors as views of received buckets
+    adapter.py    a LoRA adapter that arrived, as full weights: base + B A alpha / r
 
 Nothing here touches a model: an engine installs what a receiver holds.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from quartet.v1 import rollout_pb2, tensor_pb2
 from quartet_common.weights import ALIGNMENT
 from quartet_common.weights import check_manifest as check_consistency
 from quartet_rollout.engines.base import ManifestError
+from quartet_rollout.weights import adapter
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -34,9 +36,11 @@ class ModelSpec:
     """Every parameter, tied ones under each of their names."""
     tied: frozenset[str]
     """Names that may be left out because they are another parameter."""
+    folder: Path | None = None
+    """The model's folder, whose weights adapters are added to."""
 
     @classmethod
-    def from_config(cls, config: PretrainedConfig) -> ModelSpec:
+    def from_config(cls, config: PretrainedConfig, folder: Path | None = None) -> ModelSpec:
         """Read it off a model built without storage."""
         from transformers import AutoModelForCausalLM
 
@@ -44,13 +48,25 @@ class ModelSpec:
             model: Any = AutoModelForCausalLM.from_config(config)
         canonical = {name for name, _ in model.named_parameters()}
         shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters(remove_duplicate=False)}
-        return cls(shapes=shapes, tied=frozenset(shapes.keys() - canonical))
+        return cls(shapes=shapes, tied=frozenset(shapes.keys() - canonical), folder=folder)
 
     def check(self, manifest: rollout_pb2.WeightManifest) -> None:
-        """Raise ManifestError, naming the tensor, unless the manifest carries exactly this model."""
-        if manifest.kind != rollout_pb2.WEIGHT_KIND_FULL:
+        """Raise ManifestError, naming the tensor, unless the manifest carries exactly this model, or an adapter of it.
+
+        An adapter is checked by `adapter.shapes_of`: its tensors are those of some of the model's matrices.
+        """
+        if manifest.kind == rollout_pb2.WEIGHT_KIND_LORA:
+            self._check_tensors(manifest, adapter.shapes_of(manifest, self.shapes), frozenset())
+        elif manifest.kind == rollout_pb2.WEIGHT_KIND_FULL:
+            self._check_tensors(manifest, self.shapes, self.tied)
+        else:
             kind = rollout_pb2.WeightKind.Name(manifest.kind)
-            raise ManifestError(f"manifest.kind: got {kind}; allowed: WEIGHT_KIND_FULL")
+            raise ManifestError(f"manifest.kind: got {kind}; allowed: WEIGHT_KIND_FULL, WEIGHT_KIND_LORA")
+
+    @staticmethod
+    def _check_tensors(
+        manifest: rollout_pb2.WeightManifest, shapes: Mapping[str, tuple[int, ...]], tied: frozenset[str]
+    ) -> None:
         try:
             check_consistency(manifest)
         except ValueError as error:
@@ -59,21 +75,19 @@ class ModelSpec:
         padded_bytes = 0
         for tensor in manifest.tensors:
             name, shape = tensor.name, tuple(tensor.shape)
-            if name not in self.shapes:
+            if name not in shapes:
                 raise ManifestError(f"manifest: tensor '{name}' is not a parameter of this model")
             if name in seen:
                 raise ManifestError(f"manifest: tensor '{name}' comes twice")
-            if shape != self.shapes[name]:
-                raise ManifestError(
-                    f"manifest: tensor '{name}' has shape {list(shape)}; allowed: {list(self.shapes[name])}"
-                )
+            if shape != shapes[name]:
+                raise ManifestError(f"manifest: tensor '{name}' has shape {list(shape)}; allowed: {list(shapes[name])}")
             if tensor.dtype not in TORCH_DTYPES:
                 came = tensor_pb2.Dtype.Name(tensor.dtype)
                 allowed = ", ".join(tensor_pb2.Dtype.Name(dtype) for dtype in TORCH_DTYPES)
                 raise ManifestError(f"manifest: tensor '{name}' has dtype {came}; allowed: {allowed}")
             seen.add(name)
             padded_bytes += -(-_size(tensor) // ALIGNMENT) * ALIGNMENT
-        missing = sorted(self.shapes.keys() - self.tied - seen)
+        missing = sorted(shapes.keys() - tied - seen)
         if missing:
             more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
             raise ManifestError(f"manifest: parameter '{missing[0]}'{more} missing")
@@ -87,8 +101,13 @@ class ModelSpec:
 def views(manifest: rollout_pb2.WeightManifest, buckets: Sequence[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name, tensor) in the manifest's order; the tensors share memory with the uint8 `buckets`."""
     for tensor in manifest.tensors:
-        flat = buckets[tensor.bucket][tensor.offset : tensor.offset + _size(tensor)]
-        yield tensor.name, flat.view(TORCH_DTYPES[tensor.dtype]).view(tuple(tensor.shape))
+        yield tensor.name, view(tensor, buckets[tensor.bucket])
+
+
+def view(tensor: rollout_pb2.WeightTensor, bucket: torch.Tensor) -> torch.Tensor:
+    """One tensor, in the memory of its bucket."""
+    flat = bucket[tensor.offset : tensor.offset + _size(tensor)]
+    return flat.view(TORCH_DTYPES[tensor.dtype]).view(tuple(tensor.shape))
 
 
 def _size(tensor: rollout_pb2.WeightTensor) -> int:

@@ -175,7 +175,7 @@ def _outside(manifest: rollout_pb2.WeightManifest) -> str:
 
 def _adapter(manifest: rollout_pb2.WeightManifest) -> str:
     manifest.kind = rollout_pb2.WEIGHT_KIND_LORA
-    return "WEIGHT_KIND_FULL"
+    return "manifest.lora.r: got 0; allowed: at least 1"
 
 
 @pytest.mark.parametrize("spoil", [_without, _renamed, _reshaped, _twice, _too_large, _outside, _adapter])
@@ -199,7 +199,7 @@ def test_receiving_outside_a_group_says_so(harness: Harness) -> None:
 
 def test_a_transport_it_does_not_have_is_refused(harness: Harness) -> None:
     info = WeightGroupInfo("nccl", "127.0.0.1", 1, 1, 2, 5.0, b"", 1)
-    with pytest.raises(EngineError, match="'nccl' is not available here; allowed: gloo"):
+    with pytest.raises(EngineError, match="'nccl' is not available here; allowed: gloo, file"):
         harness.run(harness.engine.join_weight_group(info))
     harness.left_group()
 

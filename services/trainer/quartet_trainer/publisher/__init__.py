@@ -1,10 +1,13 @@
-"""Weights on their way to the rollouts: a process group outside the default one, packed buckets, a checksum, deadlines.
+"""Weights on their way to the rollouts: groups of their own, packed buckets, a checksum, deadlines.
 
 | module | holds |
 |---|---|
 | `publisher` | `Publisher`: who needs which version, and what is done when one fails |
-| `group` | `WeightStore`, `WeightGroup`: the private TCPStore and the Gloo group of one epoch |
-| `transfer` | one update of one group: Begin at all, packed broadcast, Finish at all |
+| `group` | `WeightGroup`: the members of one epoch, and how they are invited |
+| `store` | `WeightStore`: the private TCPStore at which they meet |
+| `transfer` | one update of one group: Begin at all, the tensors, Finish at all |
+| `transport` | what a transport is, and which there are: `gloo`, `nccl`, `files` |
+| `pipeline` | packing, sending and checksumming at once, for transports that broadcast |
 | `packing` | tensors into reused uint8 buckets |
 | `calls` | one RPC to many rollouts at once, with a deadline and an eye on who dies |
 """

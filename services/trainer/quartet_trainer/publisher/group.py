@@ -1,121 +1,36 @@
-"""The process group that weights travel by: its own store, its own epoch, no part of the default group.
+"""The group that weights travel by: the trainer, rank 0, and some rollouts, for one epoch.
 
-The trainer is rank 0. A group is never repaired: when a member fails it is dropped, and one of a higher epoch is made.
+A group is never repaired: when a member fails it is dropped, and one of a higher epoch is made.
 """
 
-import contextlib
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from datetime import timedelta
+from dataclasses import dataclass
 
-import torch
-import torch.distributed as dist
 from quartet.v1 import broker_pb2, rollout_pb2, rollout_pb2_grpc
 
-from quartet_common.config import ConfigError
 from quartet_common.durations import to_duration
 from quartet_common.log import get_logger
 from quartet_trainer.publisher.calls import LOOK_SECONDS, TransferFailed, gather
+from quartet_trainer.publisher.store import JOIN_SECONDS, WeightStore
+from quartet_trainer.publisher.transport import Channel, Transport
 
 log = get_logger(__name__)
 
-# Making a group is a matter of a second; a rollout that takes longer is not well.
-JOIN_SECONDS = 20.0
 
-
-class WeightStore:
-    """The TCPStore of all epochs, listening at one address only. Each epoch has its own secret prefix."""
-
-    def __init__(self, host: str, port: int = 0):
-        """Listen at host:port; port 0 takes a free one.
-
-        Raises:
-            ConfigError: the address is not to be had.
-        """
-        try:
-            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            listener = socket.socket(family, socket.SOCK_STREAM)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(128)
-        except OSError as error:
-            raise ConfigError(
-                f"trainer.weights.store_host: cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}"
-            ) from error
-        self.host = host
-        self.port: int = listener.getsockname()[1]
-        # TCPStore by itself listens on all interfaces; given a socket it keeps to that, and owns it from here on.
-        self._store = dist.TCPStore(
-            host,
-            self.port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=JOIN_SECONDS),
-            master_listen_fd=listener.detach(),
-        )
-
-    def epoch(self, epoch: int, secret: bytes) -> dist.PrefixStore:
-        """Return the part of the store that belongs to one group."""
-        return dist.PrefixStore(f"quartet/{epoch}/{secret.hex()}", self._store)
-
-
+@dataclass(frozen=True)
 class WeightGroup:
-    """One epoch's process group: the trainer and some rollouts."""
+    """One epoch's group: some rollouts, and the channel to them."""
 
-    def __init__(self, epoch: int, members: Mapping[str, broker_pb2.Member], group: dist.ProcessGroupGloo):
-        self.epoch = epoch
-        self.members = dict(members)
-        self._group: dist.ProcessGroupGloo | None = group
-
-    def broadcast(self, bucket: torch.Tensor) -> Callable[[float, Callable[[], str]], None]:
-        """Begin to send a bucket, uint8, to all. Returns a function that waits for the end of it.
-
-        That function takes a deadline (time.monotonic) and a check that names a member that is gone, or nothing; it
-        raises TransferFailed.
-        """
-        assert self._group is not None, "the group was dropped"
-        done = threading.Event()
-        work = self._group.broadcast([bucket], dist.BroadcastOptions())
-        work.get_future().add_done_callback(lambda _: done.set())
-
-        def wait(deadline: float, gone: Callable[[], str]) -> None:
-            while not done.wait(LOOK_SECONDS):
-                if time.monotonic() > deadline:
-                    raise TransferFailed("the broadcast did not end in time")
-                if name := gone():
-                    raise TransferFailed("the broadcast was given up", {name: "is gone"})
-            try:
-                work.wait()
-            except RuntimeError as error:
-                raise TransferFailed(f"the broadcast failed: {str(error).splitlines()[0]}") from error
-
-        return wait
-
-    def drop(self, wait: float = 0.0) -> None:
-        """Leave the group. What is under way there ends by its own deadline, and another thread waits for that.
-
-        Args:
-            wait: seconds to wait for that thread: at exit, none should be inside torch.
-        """
-        holder = [self._group]
-        self._group = None
-        if holder[0] is not None:
-            thread = threading.Thread(target=_destroy, args=(holder,), name="drop-weight-group", daemon=True)
-            thread.start()
-            thread.join(wait)
-
-
-def _destroy(holder: list[dist.ProcessGroupGloo]) -> None:
-    """Release the last reference, which is in `holder` alone: whoever does that waits for operations under way."""
-    with contextlib.suppress(RuntimeError):  # there is no use in an error of what is thrown away
-        holder[0].abort()
-    holder.clear()
+    epoch: int
+    members: Mapping[str, broker_pb2.Member]
+    channel: Channel
 
 
 def form_group(
+    transport: Transport,
     store: WeightStore,
     run_id: str,
     epoch: int,
@@ -137,34 +52,31 @@ def form_group(
     secret = secrets.token_bytes(16)
     deadline = time.monotonic() + JOIN_SECONDS
     world_size = 1 + sum(ranks.get(name, 1) for name in members)
-    result: list[dist.ProcessGroupGloo | RuntimeError] = []
-    formed = threading.Event()
+    result: list[Channel | RuntimeError] = []
+    formed, abandoned = threading.Event(), threading.Event()
 
-    def join_as_root() -> None:
-        options = dist.ProcessGroupGloo._Options()
-        options._timeout = timedelta(seconds=timeout)
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=store.host)]
+    def meet() -> None:
         try:
-            result.append(dist.ProcessGroupGloo(store.epoch(epoch, secret), 0, world_size, options))
+            result.append(transport.meet(epoch, secret, world_size, timeout))
         except RuntimeError as error:
             result.append(error)
         if abandoned.is_set():
             result.clear()
         formed.set()
 
-    abandoned = threading.Event()
-    threading.Thread(target=join_as_root, name=f"weight-group-{epoch}", daemon=True).start()
+    threading.Thread(target=meet, name=f"weight-group-{epoch}", daemon=True).start()
     calls, rank = {}, 1
     for name in members:
         request = rollout_pb2.JoinWeightGroupRequest(
             run_id=run_id,
             group_epoch=epoch,
-            transport=rollout_pb2.WEIGHT_TRANSPORT_GLOO,
+            transport=transport.code,
             store_host=store.host,
             store_port=store.port,
             rank=rank,
             world_size=world_size,
             timeout=to_duration(timeout),
+            libraries=transport.libraries,
             secret=secret,
         )
         calls[name] = stubs[name].JoinWeightGroup.future(request, timeout=JOIN_SECONDS)
@@ -185,7 +97,8 @@ def form_group(
     except TransferFailed:
         abandoned.set()
         raise
-    if isinstance(result[0], RuntimeError):
-        raise TransferFailed(f"weight group {epoch} did not come about: {str(result[0]).splitlines()[0]}")
-    log.info("weight group made", extra={"epoch": epoch, "ranks": world_size})
-    return WeightGroup(epoch, members, result.pop())
+    channel = result.pop()
+    if isinstance(channel, RuntimeError):
+        raise TransferFailed(f"weight group {epoch} did not come about: {str(channel).splitlines()[0]}")
+    log.info("weight group made", extra={"epoch": epoch, "ranks": world_size, "transport": transport.name})
+    return WeightGroup(epoch, dict(members), channel)

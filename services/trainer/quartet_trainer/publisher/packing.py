@@ -1,4 +1,4 @@
-"""Tensors into buckets: two reused buffers, one filled while the other is sent."""
+"""Tensors into buckets: a few reused buffers, one filled while the others are sent."""
 
 import math
 from collections.abc import Iterator
@@ -18,24 +18,34 @@ _DTYPES = {
 }
 
 
+BUFFERS = 3
+"""One is filled, one is sent, one waits for its turn."""
+
+
 class Packer:
     """Fills the buckets of a manifest. Memory is allocated once: fresh pages cost more than the copy."""
 
-    def __init__(self, manifest: rollout_pb2.WeightManifest):
-        largest = max(manifest.bucket_bytes, default=0)
-        self._manifest = manifest
-        self._buffers = [torch.zeros(largest, dtype=torch.uint8) for _ in range(min(2, len(manifest.bucket_bytes)))]
+    def __init__(self, manifest: rollout_pb2.WeightManifest, device: torch.device | None = None):
+        """`device`: where the buckets are; default: the CPU, in memory that a GPU can write at full speed."""
+        self.manifest = manifest
+        device = device or torch.device("cpu")
+        pinned = device.type == "cpu" and torch.cuda.is_available()
+        size = max(manifest.bucket_bytes, default=0)
+        self._buffers = [
+            torch.zeros(size, dtype=torch.uint8, device=device, pin_memory=pinned)
+            for _ in range(min(BUFFERS, len(manifest.bucket_bytes)))
+        ]
 
     def pack(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[torch.Tensor]:
-        """Yield each bucket, uint8 [bucket_bytes], in order; it is overwritten when the next but one is asked for.
+        """Yield each bucket, uint8 [bucket_bytes], in order; it is overwritten when the BUFFERS-th after it is due.
 
         Raises:
             ValueError: the weights are not those of the manifest; the text names the tensor.
         """
-        tensors = iter(self._manifest.tensors)
+        tensors = iter(self.manifest.tensors)
         planned = next(tensors, None)
-        for index, size in enumerate(self._manifest.bucket_bytes):
-            bucket = self._buffers[index % 2][:size]
+        for index, size in enumerate(self.manifest.bucket_bytes):
+            bucket = self._buffers[index % BUFFERS][:size]
             end = 0
             while planned is not None and planned.bucket == index:
                 name, tensor = next(weights, ("", None))
@@ -50,3 +60,10 @@ class Packer:
                 planned = next(tensors, None)
             bucket[end:].zero_()
             yield bucket
+
+
+def view(tensor: rollout_pb2.WeightTensor, bucket: torch.Tensor) -> torch.Tensor:
+    """One tensor, in the memory of its packed bucket."""
+    dtype = next(dtype for dtype, wire in _DTYPES.items() if wire == tensor.dtype)
+    flat = bucket[tensor.offset : tensor.offset + math.prod(tensor.shape) * dtype.itemsize]
+    return flat.view(dtype).view(tuple(tensor.shape))

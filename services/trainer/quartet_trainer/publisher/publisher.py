@@ -4,10 +4,10 @@ The publisher never hangs and never gives up the training: a rollout that fails 
 served by a new group, and with no rollout at all there is nothing to do.
 """
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 import torch
@@ -22,13 +22,14 @@ from quartet_common.weights import plan_buckets
 from quartet_trainer.config import WeightsSection
 from quartet_trainer.members import Members
 from quartet_trainer.publisher.calls import TransferFailed
-from quartet_trainer.publisher.group import WeightGroup, WeightStore, form_group
+from quartet_trainer.publisher.group import WeightGroup, form_group
 from quartet_trainer.publisher.packing import Packer
+from quartet_trainer.publisher.store import WeightStore
 from quartet_trainer.publisher.transfer import PAUSE_MODES, Transfer
+from quartet_trainer.publisher.transport import create_transport
 
 log = get_logger(__name__)
 
-CAPABILITY = "weights.gloo"
 FIRST_BACKOFF_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 30.0
 STATUS_SECONDS = 5.0
@@ -78,16 +79,32 @@ class Publisher:
         security: SecuritySection,
         specs: Sequence[tuple[str, int, Sequence[int]]],
         stopping: Callable[[], bool] = lambda: False,
+        folder: Path = Path("weights"),
+        lora: rollout_pb2.LoraConfig | None = None,
     ):
-        """`specs`: name, Dtype and shape of each tensor, as the learner's `weight_specs`."""
+        """Prepare the buckets.
+
+        Args:
+            specs: name, Dtype and shape of each tensor, as the learner's `weight_specs`.
+            folder: where the file transport writes, if the settings name no folder.
+            lora: the adapter whose tensors `specs` are; None: they are all of the model's.
+
+        Raises:
+            ConfigError: the configured transport cannot work here.
+        """
         self._run_id = run_id
         self._settings = settings
         self._store = store
         self._members = members
         self._security = security
         self._stopping = stopping
-        self._manifest = plan_buckets(rollout_pb2.WEIGHT_KIND_FULL, specs, settings.bucket_bytes)
-        self._packer = Packer(self._manifest)
+        self._transport = create_transport(settings, store, folder)
+        kind = rollout_pb2.WEIGHT_KIND_FULL if lora is None else rollout_pb2.WEIGHT_KIND_LORA
+        self._manifest = plan_buckets(kind, specs, settings.bucket_bytes)
+        if lora is not None:
+            self._manifest.lora.CopyFrom(lora)
+        self._packer = Packer(self._manifest, self._transport.device)
+        self._capabilities = [f"weights.{self._transport.name}", "weights.full" if lora is None else "weights.lora"]
         self._peers: dict[str, _Peer] = {}
         self._ranks: dict[str, int] = {}
         self._group: WeightGroup | None = None
@@ -178,18 +195,22 @@ class Publisher:
         stubs = {name: self._peers[name].stub for name in targets}
         if self._group is None or self._group.members.keys() != targets.keys():
             self._make_group(targets, stubs)
-        transfer = Transfer(self._run_id, version, self._group, stubs, self._worth_waiting_for, deadline)
+        transfer = Transfer(
+            self._run_id,
+            version,
+            self._group,
+            stubs,
+            self._worth_waiting_for,
+            deadline,
+            self._packer,
+            weights,
+            PAUSE_MODES[self._settings.pause_mode],
+            self._settings.keep_kv_cache,
+        )
         for name in targets:
             self._peers[name].version = None  # unknown from here on
         try:
-            with contextlib.closing(weights()) as tensors:
-                answers = transfer.run(
-                    self._manifest,
-                    self._packer,
-                    tensors,
-                    PAUSE_MODES[self._settings.pause_mode],
-                    self._settings.keep_kv_cache,
-                )
+            answers = transfer.run()
         except Exception as failure:
             transfer.abort(str(failure))
             raise
@@ -204,7 +225,9 @@ class Publisher:
             peer = self._peers[name]
             if not peer.shaken:
                 try:
-                    handshake_sync(peer.channel, common_pb2.SERVICE_KIND_TRAINER, [CAPABILITY], timeout=STATUS_SECONDS)
+                    handshake_sync(
+                        peer.channel, common_pb2.SERVICE_KIND_TRAINER, self._capabilities, timeout=STATUS_SECONDS
+                    )
                     peer.shaken = True
                 except grpc.RpcError as error:
                     refused[name] = describe(error)
@@ -217,6 +240,7 @@ class Publisher:
         self._drop_group()
         self._last_epoch = 1 + max(self._last_epoch, self._members.epoch, *(self._epoch_at(name) for name in targets))
         self._group = form_group(
+            self._transport,
             self._store,
             self._run_id,
             self._last_epoch,
@@ -253,7 +277,7 @@ class Publisher:
 
     def _drop_group(self, wait: float = 0.0) -> None:
         if self._group is not None:
-            self._group.drop(wait)
+            self._group.channel.drop(wait)
             self._group = None
 
     def close(self) -> None:

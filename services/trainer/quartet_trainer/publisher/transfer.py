@@ -1,5 +1,6 @@
-"""One weight update of one group: Begin at every rollout, packed broadcast, Finish with the checksum at every one."""
+"""One weight update of one group: Begin at every rollout, the tensors, Finish with the checksum at every one."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,8 +10,7 @@ from quartet.v1 import rollout_pb2, rollout_pb2_grpc
 
 from quartet_common.durations import to_duration
 from quartet_common.log import get_logger
-from quartet_common.weights import Checksum
-from quartet_trainer.publisher.calls import Answers, gather
+from quartet_trainer.publisher.calls import Answers, TransferFailed, gather
 from quartet_trainer.publisher.group import WeightGroup
 from quartet_trainer.publisher.packing import Packer
 
@@ -27,7 +27,7 @@ PAUSE_MODES = {
 
 @dataclass
 class Transfer:
-    """An update of the members of `group` to `version`."""
+    """An update of the members of `group` to `version`; a `Carriage` to the transport."""
 
     run_id: str
     version: int
@@ -36,22 +36,24 @@ class Transfer:
     alive: Callable[[str], bool]
     deadline: float
     """Of the whole update, by time.monotonic."""
+    packer: Packer
+    weights: Callable[[], Iterator[tuple[str, torch.Tensor]]]
+    """Called once, if the tensors are needed; what it returns is always exhausted or closed."""
+    pause_mode: int = rollout_pb2.PAUSE_MODE_KEEP
+    keep_kv_cache: bool = False
 
-    def run(
-        self,
-        manifest: rollout_pb2.WeightManifest,
-        packer: Packer,
-        weights: Iterator[tuple[str, torch.Tensor]],
-        pause_mode: int,
-        keep_kv_cache: bool,
-    ) -> Answers[rollout_pb2.FinishWeightUpdateResponse]:
+    @property
+    def manifest(self) -> rollout_pb2.WeightManifest:
+        """See `Carriage.manifest`."""
+        return self.packer.manifest
+
+    def run(self) -> Answers[rollout_pb2.FinishWeightUpdateResponse]:
         """Carry it out and return what each rollout answered to Finish.
 
         Raises:
-            TransferFailed: not every rollout began, or the broadcast failed; the caller aborts.
+            TransferFailed: not every rollout began, or the tensors did not go through; the caller aborts.
         """
-        self._begin(manifest, pause_mode, keep_kv_cache)
-        checksum = self._send(packer, weights)
+        checksum = self.group.channel.carry(self)
         finish = rollout_pb2.FinishWeightUpdateRequest(
             run_id=self.run_id, group_epoch=self.group.epoch, policy_version=self.version, checksum=checksum
         )
@@ -61,14 +63,21 @@ class Transfer:
         }
         return gather(calls, self.deadline, self.alive)
 
-    def _begin(self, manifest: rollout_pb2.WeightManifest, pause_mode: int, keep_kv_cache: bool) -> None:
+    def buckets(self) -> Iterator[torch.Tensor]:
+        """See `Carriage.buckets`."""
+        with contextlib.closing(self.weights()) as tensors:
+            yield from self.packer.pack(tensors)
+
+    def begin(self, path: str = "") -> None:
+        """See `Carriage.begin`."""
         request = rollout_pb2.BeginWeightUpdateRequest(
             run_id=self.run_id,
             group_epoch=self.group.epoch,
             policy_version=self.version,
-            manifest=manifest,
-            pause_mode=pause_mode,
-            keep_kv_cache=keep_kv_cache,
+            manifest=self.manifest,
+            pause_mode=self.pause_mode,
+            keep_kv_cache=self.keep_kv_cache,
+            path=path,
             timeout=to_duration(self._left()),
         )
         calls = {
@@ -77,18 +86,12 @@ class Transfer:
         }
         gather(calls, self.deadline, self.alive).raise_if_bad(f"beginning update to version {self.version}")
 
-    def _send(self, packer: Packer, weights: Iterator[tuple[str, torch.Tensor]]) -> int:
-        """Broadcast every bucket, the next one packed meanwhile, and return the checksum of them all."""
-        checksum = Checksum()
-        wait_for_previous: Callable[[float, Callable[[], str]], None] | None = None
-        for bucket in packer.pack(weights):
-            if wait_for_previous is not None:
-                wait_for_previous(self.deadline, self._gone)
-            wait_for_previous = self.group.broadcast(bucket)
-            checksum.update(memoryview(bucket.numpy()))
-        if wait_for_previous is not None:
-            wait_for_previous(self.deadline, self._gone)
-        return checksum.value()
+    def check(self) -> None:
+        """See `Carriage.check`."""
+        if time.monotonic() > self.deadline:
+            raise TransferFailed("the tensors did not go through in time")
+        if gone := next((name for name in self.group.members if not self.alive(name)), ""):
+            raise TransferFailed("the update was given up", {gone: "is gone"})
 
     def abort(self, reason: str) -> Answers[rollout_pb2.AbortWeightUpdateResponse]:
         """Tell every member that is alive that the update is given up; return which version stands at each."""
@@ -101,9 +104,6 @@ class Transfer:
             if self.alive(name)
         }
         return gather(calls, time.monotonic() + ABORT_SECONDS, self.alive)
-
-    def _gone(self) -> str:
-        return next((name for name in self.group.members if not self.alive(name)), "")
 
     def _left(self) -> float:
         return max(0.1, self.deadline - time.monotonic())

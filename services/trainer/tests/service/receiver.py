@@ -1,4 +1,4 @@
-"""A rollout that only receives weights: RolloutService and Gloo, in a process of its own, for the publisher's tests.
+"""A rollout that only receives weights, by Gloo or from files, in a process of its own, for the publisher's tests.
 
     python receiver.py NAME FOLDER [--at VERSION:BUCKET:SIGNAL] [--spoil VERSION] [--without-gloo]
 
@@ -19,6 +19,7 @@ import grpc
 import torch
 import torch.distributed as dist
 from quartet.v1 import common_pb2, common_pb2_grpc, rollout_pb2, rollout_pb2_grpc
+from safetensors.torch import load_file
 
 from quartet_common.weights import Checksum, check_manifest
 
@@ -35,7 +36,9 @@ class Receiver(rollout_pb2_grpc.RolloutServiceServicer, common_pb2_grpc.Handshak
         self.done = threading.Event()
 
     def Handshake(self, request, context):
-        capabilities = [] if self.options.without_gloo else ["weights.gloo"]
+        capabilities = ["weights.full", "weights.lora", "weights.file"]
+        if not self.options.without_gloo:
+            capabilities.append("weights.gloo")
         lacking = set(request.required_capabilities) - set(capabilities)
         if lacking:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this rollout lacks {', '.join(lacking)}")
@@ -49,6 +52,9 @@ class Receiver(rollout_pb2_grpc.RolloutServiceServicer, common_pb2_grpc.Handshak
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"epoch {request.group_epoch} < {self.epoch}")
         self.epoch, self.group, formed = request.group_epoch, None, threading.Event()
         self.formed = formed
+        if request.transport == rollout_pb2.WEIGHT_TRANSPORT_FILE:
+            formed.set()
+            return rollout_pb2.JoinWeightGroupResponse(ranks=1)
 
         def join():
             store = dist.TCPStore(request.store_host, request.store_port, timeout=timedelta(seconds=20))
@@ -76,8 +82,11 @@ class Receiver(rollout_pb2_grpc.RolloutServiceServicer, common_pb2_grpc.Handshak
                 for index, bucket in enumerate(buckets):
                     if self.options.at and self.options.at[:2] == [request.policy_version, index]:
                         os.kill(os.getpid(), self.options.at[2])
-                    group.broadcast([bucket], dist.BroadcastOptions()).wait()
-            except RuntimeError as error:
+                    if request.path:
+                        read(request, index, bucket)
+                    else:
+                        group.broadcast([bucket], dist.BroadcastOptions()).wait()
+            except (RuntimeError, OSError) as error:
                 self.failure = str(error)
             done.set()
 
@@ -106,6 +115,18 @@ class Receiver(rollout_pb2_grpc.RolloutServiceServicer, common_pb2_grpc.Handshak
     def AbortWeightUpdate(self, request, context):
         self.epoch, self.group = -1, None
         return rollout_pb2.AbortWeightUpdateResponse(policy_version=self.version)
+
+
+def read(request: rollout_pb2.BeginWeightUpdateRequest, index: int, bucket: torch.Tensor) -> None:
+    """Fill a bucket from whichever of the folder's files has its tensors."""
+    contents: dict[str, torch.Tensor] = {}
+    for path in Path(request.path).glob("*.safetensors"):
+        contents |= load_file(path)
+    bucket.zero_()
+    for tensor in request.manifest.tensors:
+        if tensor.bucket == index:
+            data = contents[tensor.name].reshape(-1).view(torch.uint8)
+            bucket[tensor.offset : tensor.offset + len(data)] = data
 
 
 def at(text: str) -> list[int]:

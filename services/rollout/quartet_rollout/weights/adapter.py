@@ -1,0 +1,94 @@
+"""A LoRA adapter that arrived, as full weights: W = W0 + B A alpha / r (arXiv:2106.09685).
+
+W0 is the model folder's, read anew from its files for each update, never what an earlier update left: an adapter can
+not be added twice. Names are PEFT's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from quartet.v1 import rollout_pb2
+from safetensors import SafetensorError, safe_open
+
+from quartet_common.weights import folder_checksum
+from quartet_rollout.engines.base import EngineError, ManifestError
+
+PREFIX = "base_model.model."
+
+
+def shapes_of(manifest: rollout_pb2.WeightManifest, model: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """The tensors of an adapter of this model: A [r, in] and B [out, r] of every matrix [out, in] that it targets.
+
+    Raises ManifestError when the configuration of the adapter is none.
+    """
+    lora = manifest.lora
+    if lora.r < 1:
+        raise ManifestError(f"manifest.lora.r: got {lora.r}; allowed: at least 1")
+    if not 0 < abs(lora.alpha) < float("inf"):
+        raise ManifestError(f"manifest.lora.alpha: got {lora.alpha:g}; allowed: a finite number, not 0")
+    shapes: dict[str, tuple[int, ...]] = {}
+    for target in lora.target_modules:
+        found = [
+            name for name in _modules(model) if name.rpartition(".")[2] == target and len(model[f"{name}.weight"]) == 2
+        ]
+        if not found or target == "embed_tokens":
+            raise ManifestError(f"manifest.lora.target_modules: '{target}' is no linear layer of this model")
+        for name in found:
+            out, into = model[f"{name}.weight"]
+            shapes[f"{PREFIX}{name}.lora_A.weight"] = (lora.r, into)
+            shapes[f"{PREFIX}{name}.lora_B.weight"] = (out, lora.r)
+    if not shapes:
+        raise ManifestError("manifest.lora.target_modules: got none; allowed: at least one module, e.g. q_proj")
+    return shapes
+
+
+def _modules(model: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+    return (name.removesuffix(".weight") for name in model if name.endswith(".weight"))
+
+
+class Base:
+    """The weights that adapters are added to: those of a model folder."""
+
+    def __init__(self, folder: Path, names: Container[str]) -> None:
+        """`names`: the model's parameters; what else a folder holds is left out."""
+        self._folder = folder
+        self._names = names
+        self._checksum: int | None = None
+
+    def check(self, lora: rollout_pb2.LoraConfig) -> None:
+        """Raise EngineError unless the trainer's base model is this one. Reads all of it, the first time."""
+        if not lora.base_checksum:
+            return
+        if self._checksum is None:
+            try:
+                self._checksum = folder_checksum(self._folder)
+            except (OSError, ValueError) as error:
+                raise EngineError(f"the base model of the adapter cannot be read: {error}") from error
+        if self._checksum != lora.base_checksum:
+            raise EngineError(
+                f"the adapter is for a base model of checksum {lora.base_checksum:016x}, and '{self._folder}' has "
+                f"{self._checksum:016x}: give trainer and rollout the same model.path"
+            )
+
+    def merged(
+        self, lora: rollout_pb2.LoraConfig, adapter: Mapping[str, torch.Tensor]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield every tensor of the model by name, the adapter added where it has a part: float32 sums, rounded once
+        to the folder's own dtype. Raises EngineError when the folder cannot be read."""
+        scale = lora.alpha / lora.r
+        try:
+            for path in sorted(self._folder.glob("*.safetensors")):
+                with safe_open(path, framework="pt") as file:
+                    for name in (name for name in file.keys() if name in self._names):  # noqa: SIM118 (no mapping)
+                        weight = file.get_tensor(name)
+                        part = PREFIX + name.removesuffix(".weight")
+                        a, b = adapter.get(f"{part}.lora_A.weight"), adapter.get(f"{part}.lora_B.weight")
+                        if a is not None and b is not None:
+                            delta = (b.float() @ a.float()) * scale
+                            weight = (weight.float() + delta.to(weight.device)).to(weight.dtype)
+                        yield name, weight
+        except (OSError, SafetensorError) as error:
+            raise EngineError(f"the base model of the adapter cannot be read: {error}") from error
