@@ -9,8 +9,8 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 from quartet.v1 import experience_pb2, reward_pb2, tensor_pb2
 
 from quartet_client.errors import InputError
-from quartet_common.config import SamplingSection, Section, VerifierSection
-from quartet_common.run_spec import verifier_spec
+from quartet_common.config import EnvironmentSection, SamplingSection, Section, VerifierSection
+from quartet_common.run_spec import environment_spec, verifier_spec
 
 
 def _answer_text(value: Any) -> Any:
@@ -69,6 +69,10 @@ class Prompt(Section):
     id: str = Field("", description="Name of the problem, stable from pass to pass; at most 256 bytes.")
     verifiers: list[VerifierSection] = Field([], description="Verifiers of this prompt; empty: the run's.")
     sampling: SamplingSection | None = Field(None, description="Sampling of this prompt; unset keys: the run's.")
+    environment: EnvironmentSection | None = Field(
+        None,
+        description="What answers the policy's turns on this prompt, by name or with parameters; unset: the run's.",
+    )
     metadata: dict[str, Annotated[str, BeforeValidator(_note_text)]] = Field({}, description="Notes, kept as text.")
 
     @field_validator("messages", mode="before")
@@ -82,6 +86,11 @@ class Prompt(Section):
         if isinstance(value, list):
             return [{"name": item} if isinstance(item, str) else item for item in value]
         return value
+
+    @field_validator("environment", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
 
     @field_validator("id")
     @classmethod
@@ -153,6 +162,8 @@ class Prompt(Section):
         if self.sampling is not None:
             given = self.sampling.model_dump(exclude_unset=True, exclude_none=True)
             message.sampling.CopyFrom(experience_pb2.SamplingParams(**given))
+        if self.environment is not None:
+            message.environment.CopyFrom(environment_spec(self.environment))
         return message
 
 

@@ -38,6 +38,25 @@ def test_our_own_fields():
     assert not proto.sampling.HasField("top_p") and proto.sampling.max_new_tokens == 0  # unset: the run's
 
 
+def test_a_prompt_may_name_its_environment():
+    named, told, unset = (
+        prompt.to_proto()
+        for prompt in parse_lines(
+            [
+                '{"prompt": "a", "environment": "python_tool"}',
+                '{"prompt": "a", "environment": {"name": "game", "max_turns": 3, "parameters": {"level": 7}}}',
+                '{"prompt": "a"}',
+            ],
+            "x",
+        )
+    )
+    assert named.environment.name == "python_tool" and named.environment.max_turns == 8
+    assert told.environment.max_turns == 3 and dict(told.environment.parameters) == {"level": 7}
+    assert not unset.HasField("environment")
+    with pytest.raises(InputError, match='"environment.max_turns": got 0'):
+        parse_lines(['{"prompt": "a", "environment": {"max_turns": 0}}'], "x")
+
+
 def test_function_style_cases_travel_as_json():
     line = '{"prompt": "f", "test_cases": {"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}}'
     reference = parse_lines([line], "x")[0].reference()

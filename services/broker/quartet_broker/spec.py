@@ -43,6 +43,9 @@ def complete(given: broker_pb2.RunSpec) -> broker_pb2.RunSpec:
     for field, value in (("temperature", 1.0), ("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
         if not spec.sampling.HasField(field):
             setattr(spec.sampling, field, value)
+    validation.environment("spec.environment", spec.environment)
+    if spec.HasField("temperature_schedule"):
+        validation.temperature_schedule("spec.temperature_schedule", spec.temperature_schedule)
     for n, verifier in enumerate(spec.verifiers):
         validation.identifier(f"spec.verifiers[{n}].name", verifier.name)
     return spec

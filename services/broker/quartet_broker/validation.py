@@ -104,6 +104,37 @@ def prompt(field: str, value: experience_pb2.Prompt) -> None:
                         f"{field}.chat.messages[{n}].role", came=repr(message.role), allowed=", ".join(_ROLES)
                     )
     sampling(f"{field}.sampling", value.sampling)
+    environment(f"{field}.environment", value.environment)
+
+
+def environment(field: str, value: experience_pb2.EnvironmentSpec) -> None:
+    """Check an environment's bounds; zero and unset mean the default. Name and parameters are the rollouts' to know."""
+    integer(f"{field}.max_turns", value.max_turns, 0, 1024)
+    integer(f"{field}.max_turn_tokens", value.max_turn_tokens, 0)
+    if value.max_answer_tokens:
+        integer(f"{field}.max_answer_tokens", value.max_answer_tokens, 16)
+    if value.HasField("answer_deadline") and not 0 < to_seconds(value.answer_deadline) <= 86400:
+        raise invalid_argument(
+            f"{field}.answer_deadline", f"{to_seconds(value.answer_deadline):g} s", "above 0 s, at most one day"
+        )
+    if value.scored_text not in experience_pb2.ScoredText.values():
+        raise invalid_argument(
+            f"{field}.scored_text", value.scored_text, ", ".join(experience_pb2.ScoredText.keys()[1:])
+        )
+
+
+def temperature_schedule(field: str, value: experience_pb2.TemperatureSchedule) -> None:
+    """Check a schedule that is there."""
+    if value.curve not in experience_pb2.TemperatureCurve.values():
+        raise invalid_argument(f"{field}.curve", value.curve, ", ".join(experience_pb2.TemperatureCurve.keys()[1:]))
+    if not value.points:
+        raise invalid_argument(f"{field}.points", "none", "at least one")
+    least = 0
+    for n, point in enumerate(value.points):
+        integer(f"{field}.points[{n}].policy_version", point.policy_version, least)
+        least = point.policy_version + 1
+        if not 0 < point.temperature < float("inf"):
+            raise invalid_argument(f"{field}.points[{n}].temperature", point.temperature, "> 0")
 
 
 def sampling(field: str, value: experience_pb2.SamplingParams) -> None:

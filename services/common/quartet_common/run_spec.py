@@ -2,7 +2,13 @@
 
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
 
-from quartet_common.config import RunSection, SamplingSection, VerifierSection
+from quartet_common.config import (
+    EnvironmentSection,
+    RunSection,
+    SamplingSection,
+    TemperatureScheduleSection,
+    VerifierSection,
+)
 from quartet_common.durations import to_duration
 
 _LEASE_ORDERS = {
@@ -17,6 +23,18 @@ _LONG_PROMPTS = {
     "refuse": broker_pb2.LONG_PROMPT_POLICY_REFUSE,
     "truncate_left": broker_pb2.LONG_PROMPT_POLICY_TRUNCATE_LEFT,
 }
+_SCORED_TEXTS = {
+    "whole": experience_pb2.SCORED_TEXT_WHOLE,
+    "last_turn": experience_pb2.SCORED_TEXT_LAST_TURN,
+}
+_CURVES = {
+    "constant": experience_pb2.TEMPERATURE_CURVE_STEP,
+    "piecewise": experience_pb2.TEMPERATURE_CURVE_STEP,
+    "linear": experience_pb2.TEMPERATURE_CURVE_LINEAR,
+    "colossalchat": experience_pb2.TEMPERATURE_CURVE_LINEAR,
+    "cosine": experience_pb2.TEMPERATURE_CURVE_COSINE,
+}
+_COLOSSALCHAT_LAST = 0.9
 
 
 def run_spec(run: RunSection) -> broker_pb2.RunSpec:
@@ -44,6 +62,8 @@ def run_spec(run: RunSection) -> broker_pb2.RunSpec:
         labels=run.labels,
         long_prompts=_LONG_PROMPTS[run.long_prompts],
         sampling_masks=run.sampling_masks,
+        environment=environment_spec(run.environment) if run.environment is not None else None,
+        temperature_schedule=temperature_schedule(run.temperature_schedule, run.sampling.temperature),
     )
 
 
@@ -57,3 +77,46 @@ def verifier_spec(verifier: VerifierSection) -> reward_pb2.VerifierSpec:
     spec = reward_pb2.VerifierSpec(name=verifier.name, weight=verifier.weight)
     spec.parameters.update(verifier.parameters)
     return spec
+
+
+def environment_spec(environment: EnvironmentSection) -> experience_pb2.EnvironmentSpec:
+    """Return the environment's choice with its parameters as a Struct."""
+    spec = experience_pb2.EnvironmentSpec(
+        name=environment.name,
+        max_turns=environment.max_turns,
+        max_turn_tokens=environment.max_turn_tokens,
+        max_answer_tokens=environment.max_answer_tokens,
+        answer_deadline=to_duration(environment.answer_deadline_seconds),
+        scored_text=_SCORED_TEXTS[environment.scored_text],
+    )
+    spec.parameters.update(environment.parameters)
+    return spec
+
+
+def temperature_schedule(
+    schedule: TemperatureScheduleSection | None, temperature: float
+) -> experience_pb2.TemperatureSchedule | None:
+    """Return the schedule as points and a curve.
+
+    ColossalChat generates micro-batch 0 of its first pass at T0 and, after each micro-batch i of L, sets the
+    temperature to (1 - i/L) T0 + (i/L) 0.9; after the pass it stays. With one micro-batch an update, version v >= 1
+    comes after micro-batch v - 1: a straight line from version 1 to L, where i is L - 1.
+
+    Args:
+        schedule: of the run file.
+        temperature: the run's, T0 of ColossalChat's schedule.
+    """
+    if schedule is None:
+        return None
+    points = schedule.points
+    if schedule.kind == "colossalchat":
+        updates = schedule.updates
+        share = (updates - 1) / updates
+        last = (updates, (1 - share) * temperature + share * _COLOSSALCHAT_LAST)
+        points = [(1, temperature), last] if updates > 1 else [last]
+    return experience_pb2.TemperatureSchedule(
+        points=[
+            experience_pb2.TemperaturePoint(policy_version=version, temperature=value) for version, value in points
+        ],
+        curve=_CURVES[schedule.kind],
+    )

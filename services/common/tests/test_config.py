@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import Field
+from quartet.v1 import experience_pb2
 
 from quartet_common.config import ConfigError, Section, load_config, split_address
 from quartet_common.run_spec import run_spec
@@ -103,3 +104,52 @@ def test_the_run_section_becomes_the_contracts_spec(tmp_path):
     assert spec.evaluation_sampling.n == 1 and spec.evaluation_sampling.temperature == 0.5
     assert spec.verifiers[0].parameters["correct_reward"] == 2.0
     assert spec.prompt_lease_ttl.seconds == 60
+
+
+def test_an_environment_of_the_run_file_becomes_the_contracts(tmp_path):
+    assert not run_spec(load("[run]\nid='a'", tmp_path).run).HasField("environment")
+    config = load(
+        "[run.environment]\nname='python_tool'\nmax_turns=3\nscored_text='last_turn'\nanswer_deadline_seconds=2.5\n"
+        "[run.environment.parameters]\ntimeout_seconds=5.0",
+        tmp_path,
+    )
+    spec = run_spec(config.run).environment
+    assert (spec.name, spec.max_turns, spec.max_turn_tokens, spec.max_answer_tokens) == ("python_tool", 3, 0, 1024)
+    assert spec.scored_text == experience_pb2.SCORED_TEXT_LAST_TURN and spec.answer_deadline.nanos == 500_000_000
+    assert dict(spec.parameters) == {"timeout_seconds": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("toml", "curve", "points"),
+    [
+        ("kind='constant'\npoints=[[0, 0.7]]", "STEP", [(0, 0.7)]),
+        ("kind='linear'\npoints=[[0, 1.2], [100, 0.8]]", "LINEAR", [(0, 1.2), (100, 0.8)]),
+        ("kind='cosine'\npoints=[[10, 1], [20, 0.5]]", "COSINE", [(10, 1.0), (20, 0.5)]),
+        ("kind='piecewise'\npoints=[[0, 1], [5, 0.5], [9, 2]]", "STEP", [(0, 1.0), (5, 0.5), (9, 2.0)]),
+        # T0 = 1.2, 4 updates: after micro-batches 0, 1, 2, 3 it is 1.2, 1.125, 1.05, 0.975.
+        ("kind='colossalchat'\nupdates=4", "LINEAR", [(1, 1.2), (4, 0.975)]),
+        ("kind='colossalchat'\nupdates=1", "LINEAR", [(1, 1.2)]),
+    ],
+)
+def test_a_temperature_schedule_becomes_points_and_a_curve(tmp_path, toml, curve, points):
+    config = load(f"[run.sampling]\ntemperature=1.2\n[run.temperature_schedule]\n{toml}", tmp_path)
+    schedule = run_spec(config.run).temperature_schedule
+    assert schedule.curve == experience_pb2.TemperatureCurve.Value(f"TEMPERATURE_CURVE_{curve}")
+    assert [point.policy_version for point in schedule.points] == [version for version, _ in points]
+    assert [point.temperature for point in schedule.points] == pytest.approx([value for _, value in points])
+
+
+@pytest.mark.parametrize(
+    ("toml", "sentence"),
+    [
+        ("kind='lineal'\npoints=[[0, 1]]", "run.temperature_schedule.kind"),
+        ("kind='linear'\npoints=[[0, 1]]", "linear takes at least 2 points and no `updates`; got 1"),
+        ("kind='constant'\npoints=[[0, 1], [1, 1]]", "constant takes one point"),
+        ("kind='linear'\npoints=[[5, 1], [5, 2]]", "versions must rise; got \\[5, 5\\]"),
+        ("kind='linear'\npoints=[[0, 1], [5, 0]]", "run.temperature_schedule.points.1.1.*greater than 0"),
+        ("kind='colossalchat'", "colossalchat takes `updates`"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused(tmp_path, toml, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        load(f"[run.temperature_schedule]\n{toml}", tmp_path)

@@ -7,8 +7,12 @@ from typing import Any, Literal
 from pydantic import Field
 
 from quartet_common.config import ConfigError, LoadedConfig, Section
+from quartet_common.run_spec import environment_spec
 from quartet_rollout.engines.options import TransformersOptions, VllmOptions
+from quartet_rollout.environments import load_environments
+from quartet_rollout.environments.chosen import UnknownEnvironment, read_environment
 from quartet_rollout.prompt_lengths import check_prompt_lengths
+from quartet_rollout.sampling import PromptRefused
 
 
 class ScoringSection(Section):
@@ -82,9 +86,16 @@ def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
         "model": str(folder),
         "broker": config.addresses.broker,
         "reward": config.addresses.reward,
+    environments = load_environments()
+    if config.run.environment is not None:
+        try:
+            read_environment(environments, environment_spec(config.run.environment), "run.environment")
+        except (UnknownEnvironment, PromptRefused) as error:
+            raise ConfigError(str(error)) from error
         "threads": section.engine_options.threads,
     }
 
+        "environments": list(environments),
 
 def limit_threads(threads: int) -> None:
     """Set the thread count of torch's libraries; they read it once, when they are first imported."""

@@ -68,38 +68,41 @@ class Environments:
             PromptRefused: its parameters or bounds cannot be used.
         """
         if prompt.HasField("environment"):
-            chosen = self.read(prompt.environment, "prompt.environment")
+            chosen = read_environment(self._environments, prompt.environment, "prompt.environment")
         elif spec is not None and spec.HasField("environment"):
-            chosen = self.read(spec.environment, "run.environment")
+            chosen = read_environment(self._environments, spec.environment, "run.environment")
         else:
             return None
         return None if chosen.single_turn else chosen
 
-    def read(self, spec: experience_pb2.EnvironmentSpec, field: str) -> Chosen:
-        """Return a specification with its defaults filled in. Raises as `choose`."""
-        name = spec.name or SINGLE_TURN
-        environment = self._environments.get(name)
-        if environment is None:
-            raise UnknownEnvironment(
-                f"{field}.name: this rollout has no environment '{name}'; it has: {', '.join(self.names)}"
-            )
-        deadline = to_seconds(spec.answer_deadline) if spec.HasField("answer_deadline") else DEFAULT_DEADLINE_SECONDS
-        if not 0 < deadline <= _LONGEST_DEADLINE_SECONDS:
-            raise PromptRefused(f"{field}.answer_deadline", f"{deadline:g} s", "above 0 s, at most one day")
-        if spec.scored_text not in experience_pb2.ScoredText.values():
-            allowed = ", ".join(experience_pb2.ScoredText.keys()[1:])
-            raise PromptRefused(f"{field}.scored_text", spec.scored_text, allowed)
-        return Chosen(
-            environment=environment,
-            parameters=_parameters(environment, spec, field),
-            max_turns=_within(f"{field}.max_turns", spec.max_turns or DEFAULT_TURNS, 1, MOST_TURNS),
-            max_turn_tokens=_within(f"{field}.max_turn_tokens", spec.max_turn_tokens, 0),
-            max_answer_tokens=_within(
-                f"{field}.max_answer_tokens", spec.max_answer_tokens or DEFAULT_ANSWER_TOKENS, FEWEST_ANSWER_TOKENS
-            ),
-            deadline_seconds=deadline,
-            scores_last_turn=spec.scored_text == experience_pb2.SCORED_TEXT_LAST_TURN,
+
+def read_environment(
+    environments: Mapping[str, Environment], spec: experience_pb2.EnvironmentSpec, field: str
+) -> Chosen:
+    """Return a specification with its defaults filled in. Raises as `Environments.choose`."""
+    name = spec.name or SINGLE_TURN
+    environment = environments.get(name)
+    if environment is None:
+        raise UnknownEnvironment(
+            f"{field}.name: this rollout has no environment '{name}'; it has: {', '.join(sorted(environments))}"
         )
+    deadline = to_seconds(spec.answer_deadline) if spec.HasField("answer_deadline") else DEFAULT_DEADLINE_SECONDS
+    if not 0 < deadline <= _LONGEST_DEADLINE_SECONDS:
+        raise PromptRefused(f"{field}.answer_deadline", f"{deadline:g} s", "above 0 s, at most one day")
+    if spec.scored_text not in experience_pb2.ScoredText.values():
+        allowed = ", ".join(experience_pb2.ScoredText.keys()[1:])
+        raise PromptRefused(f"{field}.scored_text", spec.scored_text, allowed)
+    return Chosen(
+        environment=environment,
+        parameters=_parameters(environment, spec, field),
+        max_turns=_within(f"{field}.max_turns", spec.max_turns or DEFAULT_TURNS, 1, MOST_TURNS),
+        max_turn_tokens=_within(f"{field}.max_turn_tokens", spec.max_turn_tokens, 0),
+        max_answer_tokens=_within(
+            f"{field}.max_answer_tokens", spec.max_answer_tokens or DEFAULT_ANSWER_TOKENS, FEWEST_ANSWER_TOKENS
+        ),
+        deadline_seconds=deadline,
+        scores_last_turn=spec.scored_text == experience_pb2.SCORED_TEXT_LAST_TURN,
+    )
 
 
 def _within(field: str, value: int, least: int, most: int = 2**31 - 1) -> int:

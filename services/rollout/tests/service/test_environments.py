@@ -1,5 +1,7 @@
 """Completions of several turns, end to end through the service; the engine is scripted, the environments are real."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from conftest import begin_request, finish_request, instance, join_request
@@ -7,8 +9,9 @@ from environments_under_test import Broken, Echo
 from google.protobuf.duration_pb2 import Duration
 from quartet.v1 import experience_pb2, rollout_pb2
 
-from quartet_common.config import ConfigError
+from quartet_common.config import ConfigError, EnvironmentSection, ModelSection, RunSection, load_config
 from quartet_common.tensors import decode, decode_ragged
+from quartet_rollout.config import RolloutSection, preflight
 from quartet_rollout.environments import registry
 
 
@@ -305,3 +308,21 @@ def test_entry_points_are_loaded_and_checked():
         with pytest.raises(ConfigError) as caught:
             registry.load_environments([Point(made)])
         assert complaint.replace("the name", "its environment's name") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "sentence"),
+    [
+        ({"name": "chess"}, "run.environment.name: this rollout has no environment 'chess'; it has: broken, echo, "),
+        ({"name": "echo", "parameters": {"txt": "x"}}, "run.environment.parameters.txt: got an unknown parameter"),
+        ({"name": "python_tool", "parameters": {"timeout_seconds": 0}}, "run.environment.parameters.timeout_seconds"),
+    ],
+)
+def test_the_run_file_s_environment_is_checked_before_anything_starts(tmp_path, section, sentence):
+    (tmp_path / "config.json").write_text("{}")
+    config = load_config("rollout", RolloutSection, overrides=["rollout.engine=transformers"])
+    config = replace(config, model=ModelSection(path=tmp_path))
+    assert "single_turn" in preflight(config)["environments"]
+    with pytest.raises(ConfigError) as caught:
+        preflight(replace(config, run=RunSection(environment=EnvironmentSection(**section))))
+    assert str(caught.value).startswith(sentence)

@@ -1,0 +1,100 @@
+"""Temperatures by policy version: golden numbers, and what reaches the engine and the samples."""
+
+import pytest
+from conftest import instance
+from quartet.v1 import experience_pb2
+
+from quartet_common.config import RunSection, SamplingSection, TemperatureScheduleSection
+from quartet_common.run_spec import run_spec
+from quartet_common.tensors import decode
+from quartet_rollout.sampling import PromptRefused
+from quartet_rollout.schedules import temperature
+
+STEP, LINEAR, COSINE = (
+    experience_pb2.TEMPERATURE_CURVE_STEP,
+    experience_pb2.TEMPERATURE_CURVE_LINEAR,
+    experience_pb2.TEMPERATURE_CURVE_COSINE,
+)
+POINTS = ((10, 1.2), (20, 0.8), (40, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("curve", "by_version"),
+    [
+        (STEP, {0: 1.2, 10: 1.2, 19: 1.2, 20: 0.8, 39: 0.8, 40: 1.0, 1000: 1.0}),
+        (LINEAR, {0: 1.2, 10: 1.2, 11: 1.16, 15: 1.0, 20: 0.8, 30: 0.9, 40: 1.0, 1000: 1.0}),
+        # (1 - cos(pi/4)) / 2 = 0.14644661; a quarter of the way from 0.8 to 1.0 is 0.8 + 0.2 * that.
+        (COSINE, {0: 1.2, 10: 1.2, 15: 1.0, 20: 0.8, 25: 0.829289322, 30: 0.9, 40: 1.0, 1000: 1.0}),
+    ],
+)
+def test_golden_numbers(curve, by_version):
+    for version, expected in by_version.items():
+        assert temperature(POINTS, curve, version) == pytest.approx(expected, abs=1e-9), version
+
+
+def test_one_point_is_a_constant():
+    assert {temperature(((5, 0.7),), curve, version) for curve in (STEP, LINEAR, COSINE) for version in (0, 5, 9)} == {
+        0.7
+    }
+
+
+@pytest.mark.parametrize(("updates", "first"), [(1, 1.0), (2, 1.2), (8, 1.2), (500, 0.6)])
+def test_colossalchat_s_annealing_is_that_of_its_loop(updates, first):
+    """Its loop, as its notes describe it: one micro-batch an update, two passes over the data."""
+    used, now = [], first
+    for data_pass in range(2):
+        for i in range(updates):
+            used.append(now)
+            if data_pass == 0:
+                now = (1 - i / updates) * first + (i / updates) * 0.9
+    run = RunSection(
+        sampling=SamplingSection(temperature=first),
+        temperature_schedule=TemperatureScheduleSection(kind="colossalchat", updates=updates),
+    )
+    schedule = run_spec(run).temperature_schedule
+    points = tuple((point.policy_version, point.temperature) for point in schedule.points)
+    ours = [temperature(points, schedule.curve, version) for version in range(2 * updates)]
+    assert ours == pytest.approx(used, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("points", "curve", "field"),
+    [
+        ((), LINEAR, "points"),
+        (((0, 1.0), (0, 1.0)), LINEAR, r"points\[1\].policy_version"),
+        (((-1, 1.0),), LINEAR, r"points\[0\].policy_version"),
+        (((0, 0.0),), LINEAR, r"points\[0\].temperature"),
+        (((0, float("nan")),), LINEAR, r"points\[0\].temperature"),
+        (((0, 1.0),), 17, "curve"),
+    ],
+)
+def test_a_schedule_that_cannot_be_used_is_refused(points, curve, field):
+    with pytest.raises(PromptRefused, match=f"run.temperature_schedule.{field}: got"):
+        temperature(points, curve, 3)
+
+
+async def test_each_sample_carries_the_temperature_it_was_drawn_at(world):
+    world.engine.policy_version = 15
+    spec = world.broker.run.spec
+    spec.temperature_schedule.curve = LINEAR
+    for version, value in POINTS:
+        spec.temperature_schedule.points.add(policy_version=version, temperature=value)
+    await world.start(lease_wait_seconds=0.05)
+    own = instance("own")
+    own.prompt.sampling.temperature = 0.3
+    served = instance("served", purpose=experience_pb2.PURPOSE_SERVE)
+    evaluated = instance("evaluated", purpose=experience_pb2.PURPOSE_EVALUATE)
+    await world.broker.submit(instance("scheduled"), own, served, evaluated)
+    await world.broker.until(lambda: len(world.broker.puts) == 4)
+    await world.load(version=30)
+    await world.broker.submit(instance("later"))
+    await world.broker.until(lambda: len(world.broker.puts) == 5)
+    drawn = {
+        put.group.header.instance_id: decode(world.broker.tensors(i).temperatures).tolist()
+        for i, put in enumerate(world.broker.puts)
+    }
+    assert drawn["scheduled"] == pytest.approx([1.0, 1.0]) and drawn["later"] == pytest.approx([0.9, 0.9])
+    assert drawn["own"] == pytest.approx([0.3, 0.3])
+    assert drawn["served"] == [1.0, 1.0] and drawn["evaluated"] == [1.0]
+    by_temperature = sorted(round(request[3].temperature, 6) for request in world.engine.requests)
+    assert by_temperature == [0.3, 0.9, 1.0, 1.0, 1.0]
