@@ -46,6 +46,11 @@ def is_step_1(w, answer):
     assert answer.step == 1
 
 
+def paused(w):
+    w.call("TrainerService.Pause", pb.PauseRequest())
+    return pb.ResumeRequest()
+
+
 CASES = [
     Good(
         "TrainerService.GetStatus",
@@ -88,6 +93,10 @@ CASES = [
         "TrainerService.ListCheckpoints", "after one was saved", saved, oldest_first, volatile=("elapsed", "saved_at")
     ),
     NoBadInput("TrainerService.ListCheckpoints", "the request has no field; where there is none, the list is empty"),
+    Good("TrainerService.Pause", "between steps", lambda w: pb.PauseRequest(reason="a look at it"), is_step_1),
+    NoBadInput("TrainerService.Pause", "its one field is a reason for the log: any text will do"),
+    Good("TrainerService.Resume", "after a pause", paused, is_step_1),
+    NoBadInput("TrainerService.Resume", "the request has no field; where there is no pause it changes nothing"),
     Good(
         "TrainerService.Stop",
         "ends it with a checkpoint",

@@ -1,11 +1,14 @@
 """Durable states of the training and their place in the run: save, commit, tell, thin out; and the way back."""
 
+from __future__ import annotations
+
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quartet.v1 import broker_pb2, trainer_pb2
 
@@ -14,14 +17,22 @@ from quartet_common.durations import to_duration
 from quartet_common.ledger import LEDGER_FILE, Ledger, LedgerError
 from quartet_common.log import get_logger
 from quartet_trainer.checkpoints import CheckpointFolder, checkpoint_folder, find_checkpoints, prune
+from quartet_trainer.checkpoints.best import BEST_FILE, Best, better, read_best, write_best
+from quartet_trainer.checkpoints.lock import FolderInUse, FolderLock
+from quartet_trainer.config import CheckpointSection
 from quartet_trainer.control import Stopped
 from quartet_trainer.errors import TrainingError
-from quartet_trainer.learner.base import Learner
 from quartet_trainer.records.reporter import Reporter
 from quartet_trainer.session import BrokerSession
 from quartet_trainer.status import Status
 
+if TYPE_CHECKING:
+    from quartet_trainer.distribute import Alone, Ensemble  # imports torch, which the servicer must not wait for
+
 log = get_logger(__name__)
+
+# A trainer that was just stopped or killed is gone by then.
+LOCK_SECONDS = 10.0
 
 
 @dataclass
@@ -52,32 +63,66 @@ class Consumed:
         return {"by_step": self.by_step, "last_commit": self.last_commit}
 
     @classmethod
-    def from_json(cls, saved: dict[str, Any]) -> "Consumed":
+    def from_json(cls, saved: dict[str, Any]) -> Consumed:
         """Return what `to_json` gave."""
         return cls({int(step): list(ids) for step, ids in saved["by_step"].items()}, saved["last_commit"])
 
 
+@dataclass
+class _Writing:
+    """A checkpoint on its way to the disk."""
+
+    step: int
+    folder: Path
+    began: float
+    done: Future[None]
+
+
 class Checkpointer:
-    """Saves the learner with what a later life needs to go on."""
+    """Saves the learner with what a later life needs to go on.
+
+    A learner that can make snapshots is written by a thread while training goes on; at most one at a time. A checkpoint
+    counts, and its steps are committed, when it is durable. All methods are for the loop's thread.
+    """
 
     def __init__(
         self,
         root: Path,
-        keep_last: int,
+        settings: CheckpointSection,
         run: broker_pb2.Run,
-        learner: Learner,
+        learner: Alone | Ensemble,
         session: BrokerSession,
         status: Status,
+        on_durable: Callable[[], None] = lambda: None,
     ):
+        """`on_durable`: called, in the writing thread, when a checkpoint is written: `settle` has something to do."""
         self._root = root
-        self._keep_last = keep_last
+        self._settings = settings
         self._run = run
         self._learner = learner
         self._session = session
         self._status = status
+        self._on_durable = on_durable
         self._last: trainer_pb2.Checkpoint | None = None
+        self._writing: _Writing | None = None
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="write-checkpoint")
         self._ledger = Ledger(root / LEDGER_FILE)
+        self._lock = FolderLock(root)
         self.consumed = Consumed()
+        self.best: Best | None = None
+        self.extra: dict[str, Callable[[], Any]] = {}
+        """What else a checkpoint holds: name and what makes its JSON, asked when the snapshot is taken."""
+        self.restored: dict[str, Any] = {}
+        """What `extra` was in the checkpoint that was loaded."""
+
+    def lock(self, pause: Callable[[float], None]) -> None:
+        """Take the folder for this process. Raises TrainingError if another trainer has it; what `pause` raises."""
+        try:
+            self._lock.acquire(LOCK_SECONDS, pause)
+        except FolderInUse as error:
+            raise TrainingError(f"{error}: stop that one, or choose another trainer.checkpoint.folder") from error
+        except OSError as error:
+            raise TrainingError(f"cannot write in the folder of checkpoints '{self._root}': {error}") from error
 
     def restore(self) -> None:
         """Load the newest complete checkpoint, if there is one, and go back to its place in the ledger.
@@ -98,6 +143,12 @@ class Checkpointer:
         manifest = (newest and read_manifest(newest.path)) or {}
         with self._writing_ledger():
             self._ledger.rewind(manifest.get("ledger"))
+        self.best = read_best(self._root)
+        if self.best is not None and (
+            self.best.step not in {checkpoint.step for checkpoint in found}
+            or self.best.metric != self._settings.best_metric
+        ):
+            self.best = None  # its checkpoint was never complete, or it is of another setting
 
     def _load(self, newest: CheckpointFolder) -> None:
         state = self._learner.load(newest.path)
@@ -108,6 +159,7 @@ class Checkpointer:
                 f"'{ours[0]}' created at {ours[1]}: choose another run.folder, or move them away"
             )
         self.consumed = Consumed.from_json(state["consumed"])
+        self.restored = state.get("extra", {})
         self._last = as_message(newest)
         self._status.step = self._status.checkpoint_step = newest.step
         log.info("going on from checkpoint", extra={"step": newest.step, "path": str(newest.path)})
@@ -119,30 +171,76 @@ class Checkpointer:
             self._ledger.append(step, instance_ids)
 
     def save(self, reporter: Reporter) -> trainer_pb2.Checkpoint:
-        """Save the present step unless it is saved already, commit it, remove old ones. Returns the checkpoint."""
+        """Save the present step unless it is saved already; returns when it is durable and committed."""
+        self.begin(reporter)
+        self.settle(reporter, wait=True)
+        assert self._last is not None, "a checkpoint was just written"
+        return self._last
+
+    def begin(self, reporter: Reporter) -> None:
+        """Begin to save the present step, unless it is saved or on its way. Waits for the one before."""
         step = self._learner.step
-        if self._last is not None and self._last.step == step:
-            return self._last
-        began = time.perf_counter()
+        if (self._writing and self._writing.step == step) or (self._last and self._last.step == step):
+            return
+        self.settle(reporter, wait=True)
         with self._status.during(trainer_pb2.TRAINER_PHASE_CHECKPOINTING):
-            folder = checkpoint_folder(self._root, step)
+            began, folder = time.perf_counter(), checkpoint_folder(self._root, step)
             run_id, created_at = self._identity()
             identity = {"run_id": run_id, "run_created_at": created_at}
             with self._writing_ledger():
                 mark = self._ledger.mark()  # on disk before the checkpoint that carries it
-            state = {**identity, "consumed": self.consumed.to_json()}
-            self._learner.save(folder, state, {**identity, "ledger": mark})
-            self._commit(step)
-            removed = prune(self._root, self._keep_last)
+            extra = {name: make() for name, make in self.extra.items()}
+            state = {**identity, "consumed": self.consumed.to_json(), "extra": extra}
+            facts = {**identity, "ledger": mark}
+            if self._settings.background and self._learner.has_snapshots:
+                done = self._executor.submit(self._learner.snapshot(state, facts), folder)
+                done.add_done_callback(lambda _: self._on_durable())
+            else:
+                self._learner.save(folder, state, facts)
+                done = Future()
+                done.set_result(None)
+            self._writing = _Writing(step, folder, began, done)
+        self.settle(reporter)
+
+    def settle(self, reporter: Reporter, wait: bool = False) -> None:
+        """Commit the checkpoint that became durable, remove old ones; with `wait`, also one still being written.
+
+        Raises:
+            LearnerError: it could not be written.
+        """
+        writing = self._writing
+        if writing is None or not (wait or writing.done.done()):
+            return
+        with self._status.during(trainer_pb2.TRAINER_PHASE_CHECKPOINTING):
+            self._writing = None
+            writing.done.result()
+            self._commit(writing.step)
+            removed = self._prune()
         checkpoint = trainer_pb2.Checkpoint(
-            step=step, path=str(folder), elapsed=to_duration(time.perf_counter() - began)
+            step=writing.step, path=str(writing.folder), elapsed=to_duration(time.perf_counter() - writing.began)
         )
         checkpoint.saved_at.GetCurrentTime()
         self._last = checkpoint
-        self._status.checkpoint_step = step
-        reporter.report(checkpoint=broker_pb2.CheckpointSaved(step=step, path=str(folder)))
-        log.info("checkpoint saved", extra={"step": step, "path": str(folder), "removed": len(removed)})
-        return checkpoint
+        self._status.checkpoint_step = writing.step
+        reporter.report(checkpoint=broker_pb2.CheckpointSaved(step=writing.step, path=str(writing.folder)))
+        log.info("checkpoint saved", extra={"step": writing.step, "path": str(writing.folder), "removed": len(removed)})
+
+    def keep_if_best(self, metric: str, value: float, reporter: Reporter) -> None:
+        """Save the present step, and keep it, if `value` is the best yet of `checkpoint.best_metric`."""
+        if self.best is not None and not better(value, self.best.value, self._settings.best_mode):
+            return
+        step = self._learner.step
+        self.save(reporter)
+        self.best = Best(metric, value, step)
+        try:
+            write_best(self._root, self.best)
+        except OSError as error:
+            raise TrainingError(f"cannot write '{self._root / BEST_FILE}': {error}") from error
+        log.info("best so far", extra={"step": step, metric: value})
+        self._prune()
+
+    def _prune(self) -> list[CheckpointFolder]:
+        return prune(self._root, self._settings.keep_last, keep={self.best.step} if self.best else ())
 
     def _commit(self, step: int) -> None:
         try:
@@ -163,8 +261,10 @@ class Checkpointer:
             raise TrainingError(f"cannot write the ledger '{self._root / LEDGER_FILE}': {error}") from error
 
     def close(self) -> None:
-        """Close the ledger."""
+        """Wait for what is being written, close the ledger, let the folder go."""
+        self._executor.shutdown(wait=True)
         self._ledger.close()
+        self._lock.release()
 
     def _identity(self) -> tuple[str, str]:
         return self._run.spec.run_id, self._run.created_at.ToJsonString()

@@ -1,9 +1,9 @@
 """The trainer's section of the run file, `[trainer]`: the learner's keys and the service's. No torch."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from quartet_common.config import Section
 from quartet_trainer.learner.settings import LearnerSettings
@@ -37,14 +37,45 @@ class CheckpointSection(Section):
         100, ge=0, description="Optimizer steps between checkpoints; 0: only at the end and when stopped."
     )
     keep_last: int = Field(2, ge=1, description="Checkpoints kept; older ones are removed.")
+    background: bool = Field(
+        True, description="Write from a copy in memory while training goes on; false: training waits for the disk."
+    )
+    best_metric: str = Field(
+        "",
+        pattern=r"^$|^eval/.+/.+$",
+        description="Evaluation metric, e.g. eval/heldout/ans_acc, whose best checkpoint is kept. Empty: none.",
+    )
+    best_mode: Literal["max", "min"] = Field("max", description="Whether more or less of best_metric is better.")
     folder: Path | None = Field(None, description="Where they go. Default: checkpoints in the run's folder.")
+
+
+class EarlyStopSection(Section):
+    """[trainer.early_stop]: the run is finished when an evaluation's metric has stopped getting better."""
+
+    metric: str = Field(
+        "",
+        pattern=r"^$|^eval/.+/.+$",
+        description="Evaluation metric, e.g. eval/heldout/ans_acc. Empty: the run is not ended early.",
+    )
+    mode: Literal["max", "min"] = Field("max", description="Whether more or less of the metric is better.")
+    patience: int = Field(5, ge=1, description="Evaluations in a row without improvement after which the run ends.")
+    min_delta: float = Field(0.0, ge=0, description="Improvement that counts: by more than this.")
 
 
 class WeightsSection(Section):
     """[trainer.weights]: how new weights travel to the rollouts."""
 
-    transport: Literal["gloo"] = Field("gloo", description="Way of the tensors: torch.distributed Gloo, between CPUs.")
-    bucket_bytes: int = Field(64 << 20, ge=1 << 10, description="Size of the packed buckets.")
+    transport: Literal["gloo", "nccl", "file"] = Field(
+        "gloo",
+        description="Way of the tensors. gloo: between CPUs, by TCP; nccl: between GPUs; file: safetensors in a folder "
+        "that all see.",
+    )
+    folder: Path | None = Field(
+        None,
+        description="With the file transport: where versions are written, the same path at every rollout. Default: "
+        "weights in the run's folder.",
+    )
+    bucket_bytes: int = Field(16 << 20, ge=1 << 10, description="Size of the packed buckets.")
     timeout_seconds: float = Field(
         60.0, gt=0, description="Time in which an update must reach the rollouts, retries included."
     )
@@ -54,6 +85,9 @@ class WeightsSection(Section):
     store_port: int = Field(0, ge=0, le=65535, description="Port of the TCPStore; 0: any free one.")
     pause_mode: Literal["keep", "wait", "abort"] = Field(
         "keep", description="Completions under way: kept and continued, finished first, or started again."
+    )
+    overlap: bool = Field(
+        True, description="Send from a copy while the next step is trained; false: training waits for the update."
     )
     keep_kv_cache: bool = Field(
         False, description="Keep the old weights' KV cache: faster, and wrong by the change of weights."
@@ -69,6 +103,8 @@ class TrainerSection(LearnerSettings):
     dynamic_sampling: DynamicSamplingSection = Field(
         DynamicSamplingSection(), description="Groups that teach nothing are replaced."
     )
+    early_stop: EarlyStopSection = Field(EarlyStopSection(), description="When a run ends before its last step.")
+    prefetch: bool = Field(True, description="Fetch the next batch while this one is trained.")
     checkpoint: CheckpointSection = Field(CheckpointSection(), description="Checkpoints.")
     weights: WeightsSection = Field(WeightsSection(), description="Weight updates.")
     samples_interval: int = Field(10, ge=0, description="Steps between readable samples of the batch; 0: none.")
@@ -77,6 +113,22 @@ class TrainerSection(LearnerSettings):
     broker_timeout_seconds: float = Field(
         600.0, gt=0, description="How long a broker that went away during the run is waited for."
     )
+
+    @model_validator(mode="after")
+    def _metrics_are_evaluated(self) -> Self:
+        for key, name in (
+            ("checkpoint.best_metric", self.checkpoint.best_metric),
+            ("early_stop.metric", self.early_stop.metric),
+        ):
+            if not name:
+                continue
+            if not (self.evaluation.interval or self.evaluation.before_training):
+                raise ValueError(f"{key} is {name!r}, but nothing is evaluated on the way: set evaluation.interval")
+            if self.evaluation.sets is not None and name.split("/")[1] not in self.evaluation.sets:
+                raise ValueError(
+                    f"{key} is {name!r}, but evaluation.sets has {self.evaluation.sets}: name one of them after 'eval/'"
+                )
+        return self
 
     @property
     def samples_dynamically(self) -> bool:

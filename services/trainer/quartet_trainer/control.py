@@ -59,17 +59,29 @@ class Attention:
 
 
 class Control:
-    """Requests to stop and to save a checkpoint."""
+    """Requests to stop, to pause between steps, and to save a checkpoint."""
 
     def __init__(self) -> None:
         self.attention = Attention()
         self.stopping = threading.Event()
+        self.held = threading.Event()
+        """Set: no step begins."""
         self._lock = threading.Lock()
         self._checkpoints: list[Future[trainer_pb2.Checkpoint]] = []
 
     def stop(self) -> None:
         """Ask the loop to end after the step in progress."""
         self.stopping.set()
+        self.attention.call_for()
+
+    def hold(self) -> None:
+        """Ask the loop to begin no further step until `let_go`."""
+        self.held.set()
+        self.attention.call_for()
+
+    def let_go(self) -> None:
+        """Let the loop go on."""
+        self.held.clear()
         self.attention.call_for()
 
     def pause(self, seconds: float) -> None:

@@ -5,7 +5,7 @@ deadline of the training's collectives, nor occupy a GPU. An announcement is one
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,16 @@ class Ensemble:
         self._announcements.send("save", folder=str(folder), state=state, facts=facts)
         self._learner.save(folder, state, facts)
 
+    @property
+    def has_snapshots(self) -> bool:
+        """Whether `snapshot` may be called."""
+        return hasattr(self._learner, "snapshot")
+
+    def snapshot(self, state: dict[str, Any], facts: dict[str, Any] | None = None) -> Callable[[Path], None]:
+        """As Learner.snapshot."""
+        self._announcements.send("snapshot", state=state, facts=facts)
+        return self._learner.snapshot(state, facts)
+
     def load(self, folder: Path) -> dict[str, Any]:
         """As Learner.load."""
         self._announcements.send("load", folder=str(folder))
@@ -120,6 +130,11 @@ class Alone:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._learner, name)
 
+    @property
+    def has_snapshots(self) -> bool:
+        """Whether `snapshot` may be called."""
+        return hasattr(self._learner, "snapshot")
+
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """As Learner.weights, as a generator that can be closed."""
         yield from self._learner.weights()
@@ -144,6 +159,8 @@ def follow(learner: Learner, announcements: Announcements) -> None:
                 pass
         elif command == "save":
             learner.save(Path(arguments["folder"]), arguments["state"], arguments["facts"])
+        elif command == "snapshot":
+            learner.snapshot(arguments["state"], arguments["facts"])
         elif command == "load":
             learner.load(Path(arguments["folder"]))
         elif command == "export":

@@ -9,6 +9,7 @@ from quartet.v1 import broker_pb2, experience_pb2, trainer_pb2
 from quartet_common.log import get_logger
 from quartet_trainer.config import EvaluationSection
 from quartet_trainer.control import Control, Stopped
+from quartet_trainer.records.disk import writing
 from quartet_trainer.records.evaluations import evaluation_metrics, write_evaluation
 from quartet_trainer.records.journal import Journal
 from quartet_trainer.records.reporter import Reporter
@@ -61,8 +62,8 @@ class Evaluator:
             return self._settings.before_training
         return bool(self._settings.interval) and version % self._settings.interval == 0
 
-    def run(self, version: int, keep_current: Callable[[], int]) -> None:
-        """Evaluate all sets at `version`.
+    def run(self, version: int, keep_current: Callable[[], int]) -> dict[str, float]:
+        """Evaluate all sets at `version` and return the metrics of those that came about.
 
         Args:
             keep_current: brings late rollouts to `version`; returns how many have it.
@@ -72,25 +73,29 @@ class Evaluator:
             RunEnded: the run was ended meanwhile.
         """
         with self._status.during(trainer_pb2.TRAINER_PHASE_EVALUATING):
+            measured: dict[str, float] = {}
             for name in self._sets:
-                self._run_set(name, version, keep_current)
+                measured |= self._run_set(name, version, keep_current)
         self._last_version = version
+        return measured
 
-    def _run_set(self, name: str, version: int, keep_current: Callable[[], int]) -> None:
+    def _run_set(self, name: str, version: int, keep_current: Callable[[], int]) -> dict[str, float]:
         evaluation_id = self._start(name, version)
         answer = evaluation_id and self._wait(evaluation_id, keep_current)
         if not answer:
-            return
+            return {}
         full = self._session.get_evaluation(evaluation_id, summary_only=False)
         transcripts = [experience_pb2.GroupTranscript.FromString(data) for data in full.transcripts]
         metrics = evaluation_metrics(name, transcripts, full.dead)
-        path = write_evaluation(self._folder, name, version, transcripts)
+        with writing(self._folder):
+            path = write_evaluation(self._folder, name, version, transcripts)
         self._journal.evaluation(name, version, metrics)
         self._reporter.report(
             evaluation=broker_pb2.EvaluationFinished(evaluation_set=name, policy_version=version, metrics=metrics)
         )
         accuracy = metrics.get(f"eval/{name}/ans_acc")
         log.info("evaluated", extra={"set": name, "version": version, "ans_acc": accuracy, "path": str(path)})
+        return metrics
 
     def _start(self, name: str, version: int) -> str | None:
         deadline = time.monotonic() + SET_SECONDS

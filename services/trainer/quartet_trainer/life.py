@@ -4,6 +4,7 @@ All of it happens in the training thread; this module imports torch and is itsel
 """
 
 import contextlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,18 +16,22 @@ from quartet_common.channel import connect_sync
 from quartet_common.config import LoadedConfig, split_address
 from quartet_trainer import launch
 from quartet_trainer.checkpointing import Checkpointer
+from quartet_trainer.checkpoints.best import Patience
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control, Stopped
 from quartet_trainer.distribute import Alone, Announcements, Ensemble, follow
 from quartet_trainer.dynamic_sampling import DynamicSampling
 from quartet_trainer.errors import TrainingError
 from quartet_trainer.evaluation import Evaluator
+from quartet_trainer.fetching import BatchFetcher
+from quartet_trainer.handout import WeightHandout
 from quartet_trainer.learner import Learner, create_learner
 from quartet_trainer.learner.distributed import shutdown
 from quartet_trainer.loop import TrainingLoop
 from quartet_trainer.members import Members
 from quartet_trainer.publisher import Publisher
 from quartet_trainer.publisher.group import WeightStore
+from quartet_trainer.randomness import random_state, restore_random_state
 from quartet_trainer.records.journal import Journal
 from quartet_trainer.records.reporter import Reporter
 from quartet_trainer.session import BrokerSession
@@ -90,13 +95,57 @@ def live(around: Surroundings) -> str:
 
 
 def _train(around: Surroundings, session: BrokerSession, learner: Alone | Ensemble, run: broker_pb2.Run) -> str:
+    settings, control, status = around.config.section, around.control, around.status
+    checkpointer = Checkpointer(
+        around.checkpoint_root,
+        settings.checkpoint,
+        run,
+        learner,
+        session,
+        status,
+        on_durable=control.attention.call_for,
+    )
+    with contextlib.ExitStack() as parts:
+        parts.callback(checkpointer.close)
+        checkpointer.lock(control.pause)
+        checkpointer.restore()
+        patience = _patience(settings, checkpointer)
+        if "random" in checkpointer.restored:
+            restore_random_state(checkpointer.restored["random"])
+        checkpointer.extra["random"] = random_state
+        session.open(learner.step, checkpointer.consumed.ids())
+        status.session_epoch = session.epoch
+        return _run_loop(around, session, learner, run, checkpointer, patience, parts)
+
+
+def _patience(settings: TrainerSection, checkpointer: Checkpointer) -> Patience | None:
+    """Early stopping as it stands in the checkpoint; None if the run is not ended early."""
+    if not settings.early_stop.metric:
+        return None
+    patience = Patience(settings.early_stop.mode, settings.early_stop.patience, settings.early_stop.min_delta)
+    if "early_stop" in checkpointer.restored:
+        patience.restore(checkpointer.restored["early_stop"])
+    checkpointer.extra["early_stop"] = patience.to_json
+    return patience
+
+
+def _run_loop(
+    around: Surroundings,
+    session: BrokerSession,
+    learner: Alone | Ensemble,
+    run: broker_pb2.Run,
+    checkpointer: Checkpointer,
+    patience: Patience | None,
+    parts: contextlib.ExitStack,
+) -> str:
+    """Put the parts together, each closed again by `parts`, and train."""
     config, settings, control, status = around.config, around.config.section, around.control, around.status
     folder = config.run.path
-    checkpointer = Checkpointer(around.checkpoint_root, settings.checkpoint.keep_last, run, learner, session, status)
-    checkpointer.restore()
-    session.open(learner.step, checkpointer.consumed.ids())
-    status.session_epoch = session.epoch
-
+    closing = threading.Event()
+    journal = Journal(folder, first_step=learner.step, tensorboard=settings.tensorboard)
+    parts.callback(journal.close)
+    reporter = Reporter(session.stub, config.run.id, around.instance_id)
+    parts.callback(reporter.close)
     members = Members(
         session.stub,
         config.run.id,
@@ -104,6 +153,8 @@ def _train(around: Surroundings, session: BrokerSession, learner: Alone | Ensemb
         heartbeat_seconds=run.spec.member_ttl.ToTimedelta().total_seconds() / 3,
         on_change=control.attention.call_for,
     )
+    members.start()
+    parts.callback(members.close)
     store_host = settings.weights.store_host or split_address(config.addresses.trainer)[0]
     publisher = Publisher(
         config.run.id,
@@ -112,10 +163,10 @@ def _train(around: Surroundings, session: BrokerSession, learner: Alone | Ensemb
         members,
         config.security,
         specs=learner.weight_specs(),
-        stopping=control.stopping.is_set,
+        stopping=lambda: control.stopping.is_set() or closing.is_set(),
     )
-    reporter = Reporter(session.stub, config.run.id, around.instance_id)
-    journal = Journal(folder, first_step=learner.step, tensorboard=settings.tensorboard)
+    handout = WeightHandout(publisher, learner, settings.weights.overlap, on_end=control.attention.call_for)
+    parts.callback(handout.close)
     evaluator = Evaluator(
         around.evaluation_sets,
         settings.evaluation,
@@ -126,30 +177,26 @@ def _train(around: Surroundings, session: BrokerSession, learner: Alone | Ensemb
         journal=journal,
         reporter=reporter,
     )
+    batches = BatchFetcher(session, DynamicSampling(settings, session), on_arrival=control.attention.call_for)
+    parts.callback(batches.close)
+    parts.callback(closing.set)  # first of all: an update under way need not come to its end
     loop = TrainingLoop(
         settings=settings,
         max_steps=run.spec.max_steps,
         folder=folder,
         learner=learner,
         session=session,
-        sampling=DynamicSampling(settings, session),
-        publisher=publisher,
+        batches=batches,
+        handout=handout,
         checkpointer=checkpointer,
         evaluator=evaluator,
         journal=journal,
         reporter=reporter,
         control=control,
         status=status,
+        patience=patience,
     )
-    members.start()
-    try:
-        return loop.run().value
-    finally:
-        publisher.close()
-        members.close()
-        reporter.close()
-        journal.close()
-        checkpointer.close()
+    return loop.run().value
 
 
 def _load(config: LoadedConfig[TrainerSection]) -> Learner:

@@ -1,6 +1,5 @@
 """The life of a training, as prose: read `TrainingLoop.run` first."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -11,23 +10,29 @@ from quartet_common.durations import now_timestamp, to_duration
 from quartet_common.log import get_logger
 from quartet_trainer.batches import ExperienceError
 from quartet_trainer.checkpointing import Checkpointer
+from quartet_trainer.checkpoints.best import Patience
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control, Stopped
 from quartet_trainer.distribute import Alone, Ensemble
-from quartet_trainer.dynamic_sampling import DynamicSampling
 from quartet_trainer.errors import TrainingError
 from quartet_trainer.evaluation import Evaluator, RunEnded
-from quartet_trainer.publisher import Published, Publisher
+from quartet_trainer.fetching import BatchFetcher, Fetched
+from quartet_trainer.handout import WeightHandout
+from quartet_trainer.publisher import Published
+from quartet_trainer.records.disk import writing
 from quartet_trainer.records.journal import Journal
 from quartet_trainer.records.reporter import Reporter
 from quartet_trainer.records.samples import write_sample
-from quartet_trainer.records.step_metrics import batch_metrics, public_names, time_metrics
-from quartet_trainer.session import Batch, BrokerSession
+from quartet_trainer.records.step_metrics import batch_metrics, public_names, time_metrics, update_metrics
+from quartet_trainer.session import BrokerSession
 from quartet_trainer.status import Status
 
 log = get_logger(__name__)
 
 NO_ROLLOUT = "a rollout to join the run"
+PAUSED = "Resume: the training is paused"
+# How often, while a batch is awaited, rollouts that rest after a failed update are tried again.
+LOOK_SECONDS = 2.0
 
 
 class Ending(Enum):
@@ -37,6 +42,8 @@ class Ending(Enum):
     """run.max_steps is reached: the run is finished."""
     END_OF_DATA = "the prompts have ended"
     """No batch will come any more: the run is finished."""
+    EARLY_STOP = "the evaluations have stopped getting better"
+    """trainer.early_stop: the run is finished."""
     RUN_ENDED = "the run was ended"
     """By someone else, e.g. cancelled."""
     STOPPED = "the trainer was asked to stop"
@@ -45,12 +52,16 @@ class Ending(Enum):
     @property
     def complete(self) -> bool:
         """Whether the training did what it was to do."""
-        return self in (Ending.MAX_STEPS, Ending.END_OF_DATA)
+        return self in (Ending.MAX_STEPS, Ending.END_OF_DATA, Ending.EARLY_STOP)
 
 
 @dataclass
 class TrainingLoop:
-    """The loop and its parts. All of it happens in one thread, which nothing else blocks."""
+    """The loop and its parts. It decides everything in one thread; what takes long beside training has its own.
+
+    While a step is trained, the next batch is fetched, the weights before it are on their way to the rollouts, and a
+    checkpoint may be on its way to the disk.
+    """
 
     settings: TrainerSection
     max_steps: int
@@ -59,21 +70,28 @@ class TrainingLoop:
     """The run's folder."""
     learner: Alone | Ensemble
     session: BrokerSession
-    sampling: DynamicSampling
-    publisher: Publisher
+    batches: BatchFetcher
+    handout: WeightHandout
     checkpointer: Checkpointer
     evaluator: Evaluator
     journal: Journal
     reporter: Reporter
     control: Control
     status: Status
+    patience: Patience | None = None
+    """Of early stopping; None: the run is not ended early."""
     _last_batch: bool = False
+    _stopped_early: bool = False
+    _updates: list[Published] = field(default_factory=list)
+    """Weight updates that ended since the last step was reported."""
     _phase_seconds: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> Ending:
         """Train until the run is over or the trainer is asked to stop; then leave everything durable."""
         ending = self._train()
         log.info("training ends: %s", ending.value, extra={"step": self.learner.step})
+        self.batches.close()
+        self._collect_update(wait=True)
         if self.learner.step > 0:
             self.checkpointer.save(self.reporter)
         if ending.complete:
@@ -86,13 +104,15 @@ class TrainingLoop:
         try:
             while not self._all_steps_done():
                 if self.evaluator.due(self.learner.step):
-                    self.evaluator.run(self.learner.step, self._keep_current)
-                batch = self._next_batch()
-                if isinstance(batch, Ending):
-                    if batch.complete:
+                    self._evaluate()
+                    if self._stopped_early:
+                        return Ending.EARLY_STOP
+                fetched = self._next_batch()
+                if isinstance(fetched, Ending):
+                    if fetched.complete:
                         self._evaluate_at_end()
-                    return batch
-                self._step(batch)
+                    return fetched
+                self._step(fetched)
             self._evaluate_at_end()
             return Ending.END_OF_DATA if self._last_batch else Ending.MAX_STEPS
         except Stopped:
@@ -103,93 +123,132 @@ class TrainingLoop:
     def _all_steps_done(self) -> bool:
         return self._last_batch or 0 < self.max_steps <= self.learner.step
 
-    def _next_batch(self) -> Batch | Ending:
+    def _next_batch(self) -> Fetched | Ending:
         """Wait for the batch of this step, keeping rollouts current and answering requests meanwhile."""
+        step = self.learner.step
+        self.batches.ask(step)
         with self.status.during(trainer_pb2.TRAINER_PHASE_WAITING_FOR_BATCH):
             while True:
                 self.control.attention.take()
                 if self.control.stopping.is_set():
                     return Ending.STOPPED
-                self._answer_checkpoint_requests()
+                self._settle()
+                if self.control.held.is_set():
+                    self._hold()
+                    continue
+                fetched = self.batches.take(step)
+                if fetched is not None:
+                    break
                 self._keep_current()
-                batch = self.session.lease(self.learner.step)
-                if batch is None:
-                    continue  # called away: someone came, or asked for something
-                if batch.manifest.granted:
-                    self.status.wait_for("")
-                    if self.sampling.filter(self.learner.step, batch):
-                        continue  # some groups teach nothing: others will take their place
-                    self._last_batch = batch.manifest.end_of_data
-                    return batch
-                if batch.manifest.run_finished:
-                    return Ending.RUN_ENDED
-                if batch.manifest.end_of_data:
-                    return Ending.END_OF_DATA
+                self.control.attention.wait(LOOK_SECONDS)
+        self.status.wait_for("")
+        if fetched.manifest.granted:
+            self._last_batch = fetched.manifest.end_of_data
+            return fetched
+        return Ending.RUN_ENDED if fetched.manifest.run_finished else Ending.END_OF_DATA
 
-    def _step(self, batch: Batch) -> None:
+    def _hold(self) -> None:
+        """Be paused until something happens; rollouts are kept current, requests are answered."""
+        with self.status.during(trainer_pb2.TRAINER_PHASE_PAUSED):
+            self._keep_current()
+            self.status.wait_for(PAUSED)
+            self.control.attention.wait(LOOK_SECONDS)
+        if not self.control.held.is_set():
+            self.status.wait_for("")
+
+    def _step(self, fetched: Fetched) -> None:
         """Train on a batch, hand out the new weights, say what happened, and save if it is time."""
-        step = self.learner.step
-        groups = [experience_pb2.GroupTensors.FromString(group.tensors) for group in batch.groups]
+        step, groups = self.learner.step, fetched.groups
+        if self.settings.prefetch and not self._last_batch and not 0 < self.max_steps <= step + 1:
+            self.batches.ask(step + 1)
         try:
-            learned = public_names(self.learner.train_step(groups))
+            learned = public_names(self.learner.train_step(fetched.tensors))
         except ExperienceError as error:
             raise TrainingError(f"the batch of step {step} cannot be trained: {error}") from error
         self.session.mark_trained(step)
-        self.checkpointer.trained(step, list(batch.manifest.instance_ids))
+        self.checkpointer.trained(step, list(fetched.manifest.instance_ids))
         self.status.step, self.status.batches = step + 1, self.status.batches + 1
-        published = self._publish()
-        measured = batch_metrics(step, groups, [group.header for group in batch.groups]) | self.sampling.metrics()
-        self._report(step, {**learned, **measured, **self._costs(published, learned)})
-        self._sample(step, batch.groups)
+        self._publish()
+        measured = batch_metrics(step, fetched.tensors, [group.header for group in groups]) | fetched.metrics
+        self._report(step, {**learned, **measured, **self._costs(learned)})
+        self._sample(step, groups)
         interval = self.settings.checkpoint.interval
         if interval and self.learner.step % interval == 0:
-            self.checkpointer.save(self.reporter)
-        self._answer_checkpoint_requests()
+            self.checkpointer.begin(self.reporter)
+        self._settle()
 
-    def _keep_current(self) -> int:
-        """Bring late and healed rollouts to this version. Returns how many rollouts have it."""
+    def _settle(self) -> None:
+        """Take in what ended beside the training, and answer requests."""
+        self.checkpointer.settle(self.reporter)
+        for request in self.control.take_checkpoint_requests():
+            request.set_result(self.checkpointer.save(self.reporter))
+
+    # Weights
+
+    def _keep_current(self) -> None:
+        """Bring late and healed rollouts to this version, as long as it takes, while the caller goes on."""
         self.learner.idle()
-        self._publish()
-        rollouts = self.publisher.current(self.learner.step)
+        self._collect_update()
+        if not self.handout.under_way:
+            self._begin_update()
+        if not self.handout.under_way:
+            self.status.wait_for("" if self.handout.current() else NO_ROLLOUT)
+
+    def _bring_all(self) -> int:
+        """Bring every rollout to this version, and wait for it. Returns how many rollouts have it."""
+        self.learner.idle()
+        self._collect_update(wait=True)
+        self._begin_update()
+        self._collect_update(wait=True)
+        rollouts = self.handout.current()
         self.status.wait_for("" if rollouts else NO_ROLLOUT)
         return rollouts
 
-    def _publish(self) -> Published | None:
-        version = self.learner.step
-        if not self.publisher.behind(version):
-            return None
+    def _publish(self) -> None:
+        """Hand out the version just trained. Only the update before it, if it is not done yet, is waited for."""
+        self._collect_update(wait=True)
+        self._begin_update()
+
+    def _begin_update(self) -> None:
         with self.status.during(trainer_pb2.TRAINER_PHASE_PUBLISHING):
-            published = self.publisher.publish(version, self.learner.weights)
-        self.status.group_epoch = self.publisher.epoch
+            self.handout.begin()
+        self._collect_update()
+
+    def _collect_update(self, wait: bool = False) -> None:
+        """Take in the update under way if it has ended; with `wait`, when it has."""
+        if not self.handout.under_way:
+            return
+        with self.status.during(trainer_pb2.TRAINER_PHASE_PUBLISHING):
+            published = self.handout.collect(wait)
+        if self.handout.under_way:
+            return
+        self.status.group_epoch = self.handout.epoch
         if published is None:
-            return None
+            return
+        self._updates.append(published)
         for failure in published.failures:
-            self.reporter.notice("warning", f"weight update to version {version}: {failure}")
+            self.reporter.notice("warning", f"weight update to version {published.version}: {failure}")
         if published.rollouts:
-            self.status.published_version = version
+            self.status.published_version = published.version
             self.reporter.report(
                 weights=broker_pb2.WeightsPublished(
-                    policy_version=version,
+                    policy_version=published.version,
                     group_epoch=published.epoch,
                     rollouts=published.rollouts,
                     bytes=published.bytes,
                     elapsed=to_duration(published.elapsed),
                 )
             )
-        return published
 
-    def _costs(self, published: Published | None, learned: dict[str, float]) -> dict[str, float]:
-        """Return time per phase since the last step's report, and what the weight update came to."""
+    # Records
+
+    def _costs(self, learned: dict[str, float]) -> dict[str, float]:
+        """Return time per phase since the last step's report, and what the weight updates came to."""
         before, self._phase_seconds = self._phase_seconds, self.status.phase_seconds()
-        costs = time_metrics(
+        updates, self._updates = self._updates, []
+        return time_metrics(
             before, self._phase_seconds, learned["batch/completion_tokens"], learned["batch/completions"]
-        )
-        costs["weights/rollouts"] = float(published.rollouts if published else 0)
-        if published:
-            costs["weights/seconds"] = published.elapsed
-            costs["weights/bytes"] = float(published.bytes)
-            costs["weights/failures"] = float(len(published.failures))
-        return costs
+        ) | update_metrics(updates)
 
     def _report(self, step: int, metrics: dict[str, float]) -> None:
         self.journal.step(step, metrics)
@@ -198,21 +257,31 @@ class TrainingLoop:
         shown = {name: round(metrics[f"reward/{name}"], 4) for name in ("mean", "ans_acc")}
         log.info("step done", extra={"step": step, "reward": shown["mean"], "ans_acc": shown["ans_acc"]})
 
-    def _sample(self, step: int, groups: Sequence[experience_pb2.ExperienceGroup]) -> None:
+    def _sample(self, step: int, groups: list[experience_pb2.ExperienceGroup]) -> None:
         if self.settings.samples_interval and step % self.settings.samples_interval == 0:
             shown = [group.transcript for group in groups[: self.settings.samples_groups]]
-            write_sample(
-                self.folder / "samples", step, [experience_pb2.GroupTranscript.FromString(data) for data in shown]
-            )
+            with writing(self.folder / "samples"):
+                write_sample(
+                    self.folder / "samples", step, [experience_pb2.GroupTranscript.FromString(data) for data in shown]
+                )
             self.reporter.report(sample=broker_pb2.GroupSample(transcript=shown[0]))
 
-    def _answer_checkpoint_requests(self) -> None:
-        for request in self.control.take_checkpoint_requests():
-            request.set_result(self.checkpointer.save(self.reporter))
+    # Evaluations
+
+    def _evaluate(self) -> None:
+        """Evaluate the present version; keep its checkpoint if it is the best, and see whether to go on."""
+        version = self.learner.step
+        measured = self.evaluator.run(version, self._bring_all)
+        best = measured.get(self.settings.checkpoint.best_metric)
+        if best is not None and version > 0:
+            self.checkpointer.keep_if_best(self.settings.checkpoint.best_metric, best, self.reporter)
+        watched = measured.get(self.settings.early_stop.metric)
+        if watched is not None and self.patience is not None:
+            self._stopped_early = self.patience.exhausted_by(version, watched)
 
     def _evaluate_at_end(self) -> None:
         if self.evaluator.due(self.learner.step, last=True):
-            self.evaluator.run(self.learner.step, self._keep_current)
+            self._evaluate()
 
     def _finish(self, ending: Ending) -> None:
         """Leave the model as a plain Hugging Face folder and end the run."""

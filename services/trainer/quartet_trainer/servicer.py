@@ -7,11 +7,14 @@ from pathlib import Path
 from quartet.v1 import trainer_pb2, trainer_pb2_grpc
 
 from quartet_common.errors import failed_precondition, invalid_argument
+from quartet_common.log import get_logger
 from quartet_trainer.checkpointing import as_message
 from quartet_trainer.checkpoints import find_checkpoints
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control, Stopped
 from quartet_trainer.status import Status
+
+log = get_logger(__name__)
 
 
 class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
@@ -77,3 +80,19 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         step = self._status.step + (1 if training else 0)
         self._stop(f"asked to by Stop: {request.reason or 'no reason given'}")
         return trainer_pb2.StopResponse(step=step)
+
+    async def Pause(self, request, context):  # noqa: N802
+        self._refuse_when_finished("pause")
+        training = self._status.phase == trainer_pb2.TRAINER_PHASE_TRAINING
+        log.info("paused: %s", request.reason or "no reason given")
+        self._control.hold()
+        return trainer_pb2.PauseResponse(step=self._status.step + (1 if training else 0))
+
+    async def Resume(self, request, context):  # noqa: N802
+        self._refuse_when_finished("resume")
+        self._control.let_go()
+        return trainer_pb2.ResumeResponse(step=self._status.step)
+
+    def _refuse_when_finished(self, what: str) -> None:
+        if self._status.phase == trainer_pb2.TRAINER_PHASE_FINISHED:
+            raise failed_precondition(what, "the training has ended")

@@ -1,4 +1,6 @@
-"""The trainer's session with the broker: batches in, steps and checkpoints reported. Blocking, in the loop's thread.
+"""The trainer's session with the broker: batches in, steps and checkpoints reported. Blocking.
+
+The loop's thread calls all of it but `lease`, which the fetching thread calls.
 
 A broker that is away is waited for and called again; every call here may be repeated. A session that was fenced,
 because another trainer opened the run, ends the training with `SessionLost`.
@@ -17,7 +19,7 @@ from quartet_common.durations import to_duration
 from quartet_common.errors import AWAY, describe, retry_delay
 from quartet_common.handshake import handshake_sync
 from quartet_common.log import get_logger
-from quartet_trainer.control import Control, Stopped
+from quartet_trainer.control import Attention, Control, Stopped
 from quartet_trainer.errors import SessionLost, TrainingError
 from quartet_trainer.status import Status
 
@@ -107,8 +109,8 @@ class BrokerSession:
         self.epoch = answer.session_epoch
         return answer
 
-    def lease(self, step: int) -> Batch | None:
-        """Wait a few seconds for the batch of `step`. None when called away by the control's attention."""
+    def lease(self, step: int, cancelled: Attention) -> Batch | None:
+        """Wait a few seconds for the batch of `step`. None when called away by `cancelled`, in any thread."""
         request = broker_pb2.LeaseExperienceRequest(
             run_id=self._run_id,
             session_epoch=self.epoch,
@@ -116,12 +118,12 @@ class BrokerSession:
             wait=to_duration(LEASE_WAIT_SECONDS),
             max_groups_per_message=MAX_GROUPS_PER_MESSAGE,
         )
-        return self._insist(f"LeaseExperience of step {step}", lambda: self._lease_once(request))
+        return self._insist(f"LeaseExperience of step {step}", lambda: self._lease_once(request, cancelled))
 
-    def _lease_once(self, request: broker_pb2.LeaseExperienceRequest) -> Batch | None:
+    def _lease_once(self, request: broker_pb2.LeaseExperienceRequest, cancelled: Attention) -> Batch | None:
         call = self._stub.LeaseExperience(request, timeout=LEASE_WAIT_SECONDS + CALL_SECONDS)
         batch: Batch | None = None
-        with self._control.attention.may_cancel(call):
+        with cancelled.may_cancel(call):
             try:
                 for part in call:
                     if part.WhichOneof("part") == "manifest":
@@ -130,7 +132,7 @@ class BrokerSession:
                         # A broker that does not know of `groups` sends them one by one.
                         batch.groups += part.groups.groups or [part.group]
             except grpc.RpcError as error:
-                if error.code() == grpc.StatusCode.CANCELLED and self._control.attention.wait(0):
+                if error.code() == grpc.StatusCode.CANCELLED and cancelled.wait(0):
                     return None
                 raise
         if batch is None:

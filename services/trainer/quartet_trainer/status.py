@@ -38,9 +38,9 @@ class Status:
     session_epoch: int = -1
     batches: int = 0
     """Batches trained by this process."""
-    waiting_for: str = ""
     on_waiting: Callable[[str, str], None] | None = None
     """Called with (what was waited for, what is now); each may be empty."""
+    _waits: dict[int, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _phase: int = Phase.TRAINER_PHASE_STARTING
     _since: float = field(default_factory=time.perf_counter)
@@ -81,11 +81,22 @@ class Status:
             seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - self._since
         return seconds
 
+    @property
+    def waiting_for(self) -> str:
+        """What is waited for, in words; empty: nothing. Of several threads that wait, the one that began first."""
+        return next(iter(self._waits.values()), "")
+
     def wait_for(self, what: str) -> None:
-        """Say in words what is waited for; empty: for nothing."""
-        before, self.waiting_for = self.waiting_for, what
-        if before != what and self.on_waiting:
-            self.on_waiting(before, what)
+        """Say in words what the calling thread waits for; empty: for nothing."""
+        with self._lock:
+            before, who = self.waiting_for, threading.get_ident()
+            if what:
+                self._waits[who] = what
+            else:
+                self._waits.pop(who, None)
+            now = self.waiting_for
+        if before != now and self.on_waiting:
+            self.on_waiting(before, now)
 
     def record(self, report: trainer_pb2.WatchMetricsResponse) -> None:
         """Take in a step's metrics and wake those who watch."""

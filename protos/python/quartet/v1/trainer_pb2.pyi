@@ -22,6 +22,7 @@ class TrainerPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TRAINER_PHASE_EVALUATING: _ClassVar[TrainerPhase]
     TRAINER_PHASE_CHECKPOINTING: _ClassVar[TrainerPhase]
     TRAINER_PHASE_FINISHED: _ClassVar[TrainerPhase]
+    TRAINER_PHASE_PAUSED: _ClassVar[TrainerPhase]
 TRAINER_PHASE_UNSPECIFIED: TrainerPhase
 TRAINER_PHASE_STARTING: TrainerPhase
 TRAINER_PHASE_WAITING_FOR_BROKER: TrainerPhase
@@ -31,6 +32,7 @@ TRAINER_PHASE_PUBLISHING: TrainerPhase
 TRAINER_PHASE_EVALUATING: TrainerPhase
 TRAINER_PHASE_CHECKPOINTING: TrainerPhase
 TRAINER_PHASE_FINISHED: TrainerPhase
+TRAINER_PHASE_PAUSED: TrainerPhase
 
 class TrainerServiceGetStatusRequest(_message.Message):
     __slots__ = ()
@@ -133,6 +135,28 @@ class StopRequest(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class StopResponse(_message.Message):
+    __slots__ = ("step",)
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    def __init__(self, step: _Optional[int] = ...) -> None: ...
+
+class PauseRequest(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class PauseResponse(_message.Message):
+    __slots__ = ("step",)
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    def __init__(self, step: _Optional[int] = ...) -> None: ...
+
+class ResumeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResumeResponse(_message.Message):
     __slots__ = ("step",)
     STEP_FIELD_NUMBER: _ClassVar[int]
     step: int

@@ -60,6 +60,16 @@ class TrainerServiceStub:
                 request_serializer=quartet_dot_v1_dot_trainer__pb2.StopRequest.SerializeToString,
                 response_deserializer=quartet_dot_v1_dot_trainer__pb2.StopResponse.FromString,
                 _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/quartet.v1.TrainerService/Pause',
+                request_serializer=quartet_dot_v1_dot_trainer__pb2.PauseRequest.SerializeToString,
+                response_deserializer=quartet_dot_v1_dot_trainer__pb2.PauseResponse.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/quartet.v1.TrainerService/Resume',
+                request_serializer=quartet_dot_v1_dot_trainer__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=quartet_dot_v1_dot_trainer__pb2.ResumeResponse.FromString,
+                _registered_method=True)
 
 
 class TrainerServiceServicer:
@@ -113,6 +123,25 @@ class TrainerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pause(self, request, context):
+        """Pause lets the step in progress end and begins no other until Resume. Rollouts are kept current, heartbeats and
+        requests go on. A pause ends with the process: a trainer that is started again trains.
+
+        Called by: clients. Idempotent; safe to retry. Errors: FAILED_PRECONDITION when the training has ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Resume ends a pause; where there is none it changes nothing.
+
+        Called by: clients. Idempotent; safe to retry. Errors: as Pause.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TrainerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -140,6 +169,16 @@ def add_TrainerServiceServicer_to_server(servicer, server):
                     servicer.Stop,
                     request_deserializer=quartet_dot_v1_dot_trainer__pb2.StopRequest.FromString,
                     response_serializer=quartet_dot_v1_dot_trainer__pb2.StopResponse.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=quartet_dot_v1_dot_trainer__pb2.PauseRequest.FromString,
+                    response_serializer=quartet_dot_v1_dot_trainer__pb2.PauseResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=quartet_dot_v1_dot_trainer__pb2.ResumeRequest.FromString,
+                    response_serializer=quartet_dot_v1_dot_trainer__pb2.ResumeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -278,6 +317,60 @@ class TrainerService:
             '/quartet.v1.TrainerService/Stop',
             quartet_dot_v1_dot_trainer__pb2.StopRequest.SerializeToString,
             quartet_dot_v1_dot_trainer__pb2.StopResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quartet.v1.TrainerService/Pause',
+            quartet_dot_v1_dot_trainer__pb2.PauseRequest.SerializeToString,
+            quartet_dot_v1_dot_trainer__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quartet.v1.TrainerService/Resume',
+            quartet_dot_v1_dot_trainer__pb2.ResumeRequest.SerializeToString,
+            quartet_dot_v1_dot_trainer__pb2.ResumeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,18 +41,20 @@ def find_checkpoints(root: Path) -> list[CheckpointFolder]:
     return [found[step] for step in sorted(found)]
 
 
-def prune(root: Path, keep_last: int) -> list[CheckpointFolder]:
+def prune(root: Path, keep_last: int, keep: Container[int] = ()) -> list[CheckpointFolder]:
     """Remove all but the `keep_last` (>= 1) newest checkpoints, and what killed writers left. Returns what it removed.
+
+    `keep`: steps whose checkpoints stay however old they are.
 
     Call it only while nothing is being written under `root`.
     """
     if keep_last < 1:
         raise ValueError(f"keep_last: got {keep_last}, allowed: 1 or more")
     checkpoints = find_checkpoints(root)
-    surplus = checkpoints[:-keep_last]
+    surplus = [checkpoint for checkpoint in checkpoints[:-keep_last] if checkpoint.step not in keep]
     for checkpoint in surplus:
         shutil.rmtree(checkpoint.path)
-    kept = {checkpoint.path for checkpoint in checkpoints[-keep_last:]}
+    kept = {checkpoint.path for checkpoint in checkpoints if checkpoint not in surplus}
     for path in root.iterdir() if root.is_dir() else ():
         left_over = path.name.startswith(WRITING_PREFIX) or path.name.endswith(REPLACED_SUFFIX)
         if left_over and path not in kept:

@@ -5,7 +5,7 @@ This module imports no torch at run time: the loop, the configuration and the te
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -69,6 +69,14 @@ class Learner(Protocol):
 
         Raises:
             LearnerError: the folder could not be written; on every rank.
+        """
+
+    def snapshot(self, state: dict[str, Any], facts: dict[str, Any] | None = None) -> Callable[[Path], None]:
+        """Copy into memory all that `save` would write, and return what writes it as `save` does.
+
+        The function returned is not collective: rank 0 calls it, once, in any thread, while training goes on; on other
+        ranks it does nothing. It raises LearnerError. A learner that cannot do this has no such method, and is saved by
+        `save`.
         """
 
     def load(self, folder: Path) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 """metrics.jsonl and TensorBoard: one line, one scalar per metric, for each step and evaluation."""
 
+import contextlib
 import json
 import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+
+from quartet_trainer.records.disk import writing
 
 
 class Journal:
@@ -12,10 +15,11 @@ class Journal:
 
     def __init__(self, folder: Path, first_step: int, tensorboard: bool = True):
         """`first_step`: the first that will be written; records of it and later ones are of a life that is lost."""
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "metrics.jsonl"
-        _cut_off(path, first_step)
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._path = path = folder / "metrics.jsonl"
+        with writing(path):
+            folder.mkdir(parents=True, exist_ok=True)
+            _cut_off(path, first_step)
+            self._file = path.open("a", encoding="utf-8", buffering=1)
         self._writer = None
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
@@ -31,14 +35,16 @@ class Journal:
         self._write({"kind": "evaluation", "set": name, "step": version, "policy_version": version}, version, metrics)
 
     def _write(self, head: dict[str, object], at: int, metrics: Mapping[str, float]) -> None:
-        self._file.write(json.dumps({**head, "time": round(time.time(), 3), **metrics}) + "\n")
+        with writing(self._path):
+            self._file.write(json.dumps({**head, "time": round(time.time(), 3), **metrics}) + "\n")
         if self._writer is not None:
             for name, value in metrics.items():
                 self._writer.add_scalar(name, value, at)
 
     def close(self) -> None:
         """Flush and close both."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # what is still in its buffer could not be written, as was said
+            self._file.close()
         if self._writer is not None:
             self._writer.close()
 

@@ -9,6 +9,7 @@ import numpy as np
 from quartet.v1 import experience_pb2
 
 from quartet_common.tensors import decode, decode_ragged
+from quartet_trainer.publisher import Published
 
 _PUBLIC = {
     "reward_mean": "reward/mean",
@@ -78,13 +79,25 @@ def time_metrics(
 ) -> dict[str, float]:
     """Return seconds per phase between two readings of `Status.phase_seconds`, the idle fraction and throughput.
 
-    Idle is what the trainer spends waiting for batches.
+    Idle is what the trainer spends waiting: for a batch, or for weights to be sent.
     """
     spent = {name: after[name] - before.get(name, 0.0) for name in after}
     total = sum(spent.values())
     metrics = {f"time/{name}": seconds for name, seconds in spent.items() if seconds > 0}
     metrics["time/step"] = total
-    metrics["time/idle_fraction"] = spent.get("waiting_for_batch", 0.0) / total if total else 0.0
+    idle = spent.get("waiting_for_batch", 0.0) + spent.get("publishing", 0.0)
+    metrics["time/idle_fraction"] = idle / total if total else 0.0
     metrics["throughput/tokens_per_second"] = completion_tokens / total if total else 0.0
     metrics["throughput/completions_per_second"] = completions / total if total else 0.0
+    return metrics
+
+
+def update_metrics(updates: Sequence[Published]) -> dict[str, float]:
+    """Return what the weight updates that ended since the last step's report came to, together."""
+    metrics = {"weights/rollouts": float(updates[-1].rollouts if updates else 0)}
+    if updates:
+        metrics["weights/version"] = float(updates[-1].version)
+        metrics["weights/seconds"] = sum(update.elapsed for update in updates)
+        metrics["weights/bytes"] = float(sum(update.bytes for update in updates))
+        metrics["weights/failures"] = float(sum(len(update.failures) for update in updates))
     return metrics

@@ -1,0 +1,107 @@
+"""New weights handed to the rollouts while the training goes on: from a snapshot, by a thread of its own.
+
+At most one update is under way. A snapshot is of one version and is not touched until the update that reads it has
+ended; its memory is used again for the next, because fresh pages cost more than the copy.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from quartet_trainer.distribute import Alone, Ensemble
+from quartet_trainer.publisher import Published, Publisher
+
+
+class Snapshot:
+    """A copy of the weights of one version, in buffers that are made once."""
+
+    def __init__(self, device: torch.device | None = None):
+        """`device`: where the copy stands; None: where the weights are."""
+        self.version = -1
+        self._device = device
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def take(self, version: int, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+        """Copy the weights of `version`."""
+        self.version = -1
+        for name, tensor in weights:
+            buffer = self._buffers.get(name)
+            if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+                buffer = torch.empty_like(tensor, device=self._device or tensor.device)
+                self._buffers[name] = buffer
+            buffer.copy_(tensor)
+        self.version = version
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield name and tensor, in the order of the learner."""
+        yield from self._buffers.items()
+
+
+class WeightHandout:
+    """The publisher, one update at a time. All methods are for the loop's thread."""
+
+    def __init__(
+        self, publisher: Publisher, learner: Alone | Ensemble, overlap: bool, on_end: Callable[[], None] = lambda: None
+    ):
+        """Take over `publisher`.
+
+        Args:
+            overlap: send from a snapshot while the caller goes on; else `begin` returns when the update has ended.
+            on_end: called, in the sending thread, when an update has ended.
+        """
+        self._publisher = publisher
+        self._learner = learner
+        self._overlap = overlap
+        self._on_end = on_end
+        self._snapshot = Snapshot(torch.device("cpu"))
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="publish-weights")
+        self._update: Future[Published | None] | None = None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether an update has begun whose outcome was not collected."""
+        return self._update is not None
+
+    @property
+    def epoch(self) -> int:
+        """As Publisher.epoch."""
+        return self._publisher.epoch
+
+    def begin(self) -> bool:
+        """Begin to bring the rollouts that lack the learner's version to it; False if there are none.
+
+        Only when none is under way: `collect` with `wait` first.
+        """
+        assert self._update is None, "an update is under way"
+        version = self._learner.step
+        if not self._publisher.behind(version):
+            return False
+        if not self._overlap:
+            self._update = Future()
+            self._update.set_result(self._publisher.publish(version, self._learner.weights))
+            return True
+        if self._snapshot.version != version:
+            self._snapshot.take(version, self._learner.weights())
+        self._update = self._executor.submit(self._publisher.publish, version, self._snapshot.weights)
+        self._update.add_done_callback(lambda _: self._on_end())
+        return True
+
+    def collect(self, wait: bool = False) -> Published | None:
+        """Return what the update under way came to; None if there is none, or it has not ended and `wait` is false.
+
+        It ends in time: the publisher bounds every update by `weights.timeout_seconds`.
+        """
+        if self._update is None or not (wait or self._update.done()):
+            return None
+        update, self._update = self._update, None
+        return update.result()
+
+    def current(self) -> int:
+        """Return the number of live rollouts that have the learner's version, while no update is under way."""
+        return self._publisher.current(self._learner.step)
+
+    def close(self) -> None:
+        """Wait for the update under way, then leave the group."""
+        self._executor.shutdown(wait=True)
+        self._publisher.close()
