@@ -5,8 +5,9 @@ one blocking channel, step by step. Groups are made of arrays and become arrays 
 """
 
 import asyncio
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -18,11 +19,13 @@ from quartet.v1 import broker_pb2_grpc, common_pb2, experience_pb2, tensor_pb2
 from quartet_common.channel import channel_options, connect_sync
 from quartet_common.durations import to_duration
 from quartet_common.tensors import decode, decode_ragged, encode
+from quartet_common.wire import Bytes, put_experience, put_group, put_request
 
 WAIT_SECONDS = 5.0
 CALL_SECONDS = 30.0
 HEARTBEAT_SECONDS = 5.0
 SUBMIT_MOST = 1024  # instances in one call
+PUT_BYTES = 6 << 20  # most of a put, as a rollout's put_batch_bytes has it
 NEWEST = 1 << 40  # a policy version that no trainer reaches: these rollouts have every new weights at once
 
 _DTYPES = {
@@ -136,6 +139,7 @@ class Rollout:
         options = [*channel_options(), ("grpc.use_local_subchannel_pool", 1)]
         self._channel = grpc.aio.insecure_channel(address, options=options)
         self._stub = broker_pb2_grpc.BrokerServiceStub(self._channel)
+        self._put = put_experience(self._channel)
         self._run_id, self._name = run_id, name
         self._per_call, self._in_flight, self._think = per_call, in_flight, think
         self._member = pb.Member(
@@ -187,14 +191,28 @@ class Rollout:
             if self._think is not None:
                 await asyncio.sleep(self._think())
             produced.first_put = produced.first_put or time.monotonic()
-            request = pb.PutExperienceRequest(run_id=self._run_id)
-            for lease in leases:
-                self._answer(request.groups.add(), lease, payload(_number(lease)))
-            answer = await self._stub.PutExperience(request, timeout=CALL_SECONDS)
-            unexpected = set(answer.outcomes) - {pb.PUT_OUTCOME_ACCEPTED, pb.PUT_OUTCOME_STALE}
-            if unexpected:
-                raise RuntimeError(f"groups were refused: {[pb.PutOutcome.Name(each) for each in unexpected]}")
-            produced.groups += len(leases)
+            for request, count in self._requests(leases, payload):
+                answer = await self._put(request, timeout=CALL_SECONDS)
+                unexpected = set(answer.outcomes) - {pb.PUT_OUTCOME_ACCEPTED, pb.PUT_OUTCOME_STALE}
+                if unexpected:
+                    raise RuntimeError(f"groups were refused: {[pb.PutOutcome.Name(each) for each in unexpected]}")
+                produced.groups += count
+
+    def _requests(
+        self, leases: Sequence[pb.PromptLease], payload: Callable[[int], bytes]
+    ) -> Iterator[tuple[bytes, int]]:
+        """Yield the puts that answer leases, each with how many it answers; about PUT_BYTES each at most.
+
+        Each is encoded when the one before is done: what was just written is still in the processor's cache.
+        """
+        first = self._answer(leases[0], payload(_number(leases[0])))
+        puts = math.ceil(sum(map(len, first)) * len(leases) / PUT_BYTES)  # groups of a run are alike
+        ends = [len(leases) * (n + 1) // puts for n in range(puts)]
+        groups, begin = [first], 1
+        for end in ends:
+            groups += [self._answer(lease, payload(_number(lease))) for lease in leases[begin:end]]
+            yield put_request(self._run_id, groups), len(groups)
+            groups, begin = [], end
 
     async def _lease(self, wanted: int, produced: Produced) -> list[pb.PromptLease]:
         request = pb.LeasePromptsRequest(
@@ -211,17 +229,19 @@ class Rollout:
         self._version = max(self._version, answer.policy_version)
         return list(answer.leases)
 
-    def _answer(self, put: pb.PutGroup, lease: pb.PromptLease, tensors: bytes) -> None:
-        put.lease_id = lease.lease_id
-        put.group.tensors = tensors  # in its place, as above
-        header = put.group.header
-        header.instance_id = lease.instance.instance_id
-        header.purpose = lease.instance.purpose
-        header.min_policy_version = header.max_policy_version = self._version
-        header.completions = COMPLETIONS
-        header.completion_tokens = COMPLETIONS * 614
-        header.attempt = lease.attempt
-        header.reward_mean = header.reward_std = 0.5
+    def _answer(self, lease: pb.PromptLease, tensors: bytes) -> list[Bytes]:
+        header = experience_pb2.GroupHeader(
+            instance_id=lease.instance.instance_id,
+            purpose=lease.instance.purpose,
+            min_policy_version=self._version,
+            max_policy_version=self._version,
+            completions=COMPLETIONS,
+            completion_tokens=COMPLETIONS * 614,
+            attempt=lease.attempt,
+            reward_mean=0.5,
+            reward_std=0.5,
+        )
+        return put_group(lease.lease_id, header, tensors)
 
 
 def _number(lease: pb.PromptLease) -> int:

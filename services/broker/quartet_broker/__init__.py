@@ -9,7 +9,7 @@ number of brokers may serve one Redis. `docs/broker.md` has the table of states.
 - `store`: Redis and its failures; `trips`: round trips to it; `servers`, `redis_url`: which server has a key;
   `scripts`: the Lua files; `keys`: names of keys.
 - `bell`: waiting without polling; `lanes`: those who wait at the gate stand in line.
-- `wire`: a batch's messages as bytes; `audit`: a run's books, proved.
+- `puts`: a put cut out of its bytes; `wire`: a batch's messages as bytes; `audit`: a run's books, proved.
 - `sweeper`: what time does: expiry, health, gauges.
 - `config`, `__main__`: the [broker] section and the command line.
 

@@ -12,11 +12,13 @@ from quartet_broker import keys, validation
 from quartet_broker.bell import Bell
 from quartet_broker.config import BrokerSection
 from quartet_broker.prompts import purpose_name
+from quartet_broker.puts import Put, PutRequest
 from quartet_broker.sessions import refuse
 from quartet_broker.store import Store, Value
 from quartet_broker.wire import one_group, several_groups
 from quartet_common import metrics
 from quartet_common.errors import aborted, invalid_argument
+from quartet_common.wire import Bytes
 
 _PUT = metrics.counter("quartet_broker_groups_put_total", "Groups put by rollouts, by outcome.", ["run", "outcome"])
 # About how much of a batch is read from Redis, and sent, at once.
@@ -36,12 +38,12 @@ class Experience:
         # Groups of a run are alike: what those of its last batch came to tells how many make a message.
         self._group_bytes: dict[str, int] = {}
 
-    async def put(self, request: broker_pb2.PutExperienceRequest) -> broker_pb2.PutExperienceResponse:
+    async def put(self, request: PutRequest) -> broker_pb2.PutExperienceResponse:
         """Store finished groups and settle their leases, each group atomically."""
         run_id = validation.name("run_id", request.run_id)
         validation.count("groups", request.groups, 256)
         for n, put in enumerate(request.groups):
-            _check(f"groups[{n}].group.header", put.group.header)
+            _check(n, put.header)
         answers = await self._put(run_id, request.groups)
         counted: Counter[str] = Counter()
         response = broker_pb2.PutExperienceResponse()
@@ -54,19 +56,18 @@ class Experience:
             _PUT.labels(run_id, outcome).inc(number)
         return response
 
-    async def _put(self, run_id: str, groups: Sequence[broker_pb2.PutGroup]) -> list[bytes]:
+    async def _put(self, run_id: str, groups: Sequence[Put]) -> list[bytes]:
         """Store what the groups are made of and have them accepted, in one round trip; return the outcome of each."""
         prefix, nonce = keys.prefix(run_id), secrets.token_hex(8)
-        values: dict[str, bytes] = {}
+        values: dict[str, Bytes] = {}
         arguments: list[Value] = [self._samples]
         for n, put in enumerate(groups):
-            header, name, transcript = put.group.header, f"{nonce}-{n}", put.group.transcript
+            header, name, transcript = put.header, f"{nonce}-{n}", put.transcript
             trains = header.purpose == experience_pb2.PURPOSE_TRAIN
-            payload = b""
+            payload: Bytes = b""
             if trains:
                 # What is in it is between rollout and trainer: kept as it will be sent, but for the transcript.
-                put.group.ClearField("transcript")
-                payload = values[f"{prefix}payload:{name}"] = put.group.SerializeToString()
+                payload = values[f"{prefix}payload:{name}"] = put.stored
             if transcript:
                 values[f"{prefix}transcript:{name}"] = transcript
             arguments += (
@@ -85,7 +86,7 @@ class Experience:
             index, purpose = answer
             raise invalid_argument(
                 f"groups[{index}].group.header.purpose",
-                came=experience_pb2.Purpose.Name(groups[index].group.header.purpose),
+                came=experience_pb2.Purpose.Name(groups[index].header.purpose),
                 allowed=f"PURPOSE_{purpose.decode()}, the instance's",
             )
         return answer
@@ -168,7 +169,8 @@ class Experience:
         return broker_pb2.DropExperienceResponse(dropped=reply[1])
 
 
-def _check(field: str, header: experience_pb2.GroupHeader) -> None:
+def _check(n: int, header: experience_pb2.GroupHeader) -> None:
+    field = f"groups[{n}].group.header"
     validation.identifier(f"{field}.instance_id", header.instance_id, most=512)
     if header.purpose not in validation.PURPOSES:
         raise invalid_argument(f"{field}.purpose", came=header.purpose, allowed="the instance's")

@@ -2,7 +2,6 @@
 
 import asyncio
 
-from quartet.v1 import broker_pb2_grpc
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, RedisError
 
@@ -10,7 +9,7 @@ from quartet_broker import keys
 from quartet_broker.config import BrokerSection
 from quartet_broker.redis_url import parse, without_password
 from quartet_broker.servers import Servers, connect
-from quartet_broker.servicer import BrokerServicer
+from quartet_broker.servicer import BrokerServicer, add_to
 from quartet_broker.store import Store
 from quartet_broker.sweeper import Sweeper
 from quartet_broker.trips import Command, trip
@@ -87,7 +86,7 @@ async def serve(config: LoadedConfig[BrokerSection], host: ServiceHost) -> None:
     servers = connect(section)
     try:
         servicer = BrokerServicer(servers, section)
-        broker_pb2_grpc.add_BrokerServiceServicer_to_server(servicer, host.server)
+        add_to(host.server, servicer)
         host.capabilities.append("broker.redis")
         host.on_drain(servicer.bell.close)
         host.spawn(servicer.bell.listen(), "subscription to Redis")

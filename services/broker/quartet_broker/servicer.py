@@ -1,5 +1,6 @@
 """BrokerService: each RPC handed on to the part it is about."""
 
+import grpc
 from quartet.v1 import broker_pb2, broker_pb2_grpc
 
 from quartet_broker.audit import Audit
@@ -11,6 +12,7 @@ from quartet_broker.events import Events
 from quartet_broker.experience import Experience
 from quartet_broker.members import Members
 from quartet_broker.prompts import Prompts
+from quartet_broker.puts import put_handler
 from quartet_broker.results import Results
 from quartet_broker.runs import Runs, state_value
 from quartet_broker.servers import Servers
@@ -19,6 +21,8 @@ from quartet_broker.store import Store
 
 # gRPC names methods in CamelCase.
 # ruff: noqa: N802
+
+SERVICE = broker_pb2.DESCRIPTOR.services_by_name["BrokerService"].full_name
 
 
 class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
@@ -131,3 +135,10 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
     async def AuditRun(self, request, context):
         async for response in self.audit.run(request):
             yield response
+
+
+def add_to(server: grpc.aio.Server, servicer: BrokerServicer) -> None:
+    """Have a server answer the contract's calls."""
+    broker_pb2_grpc.add_BrokerServiceServicer_to_server(servicer, server)
+    # In place of the one just added: its requests are cut, not parsed.
+    server.add_registered_method_handlers(SERVICE, {"PutExperience": put_handler(servicer.PutExperience)})

@@ -18,6 +18,7 @@ from quartet_broker.scripts import Script, script
 from quartet_broker.servers import Servers, Single, connect
 from quartet_broker.trips import Command, Value, trip
 from quartet_common.errors import ContractError, failed_precondition, not_found, unavailable
+from quartet_common.wire import Bytes
 
 # Redis answers but cannot write just now. Inside a script the code stands somewhere in the sentence.
 _REFUSAL = re.compile(
@@ -72,7 +73,7 @@ class Store:
             await asyncio.gather(*(server.ping() for server in await self.servers.all()))
 
     async def run(
-        self, name: str, run_id: str, *arguments: Value, values: Mapping[str, bytes] | None = None
+        self, name: str, run_id: str, *arguments: Value, values: Mapping[str, Bytes] | None = None
     ) -> list[Any]:
         """Run one script for a run and return its answer.
 
@@ -120,7 +121,7 @@ class Store:
         return replies
 
     async def _run_with(
-        self, values: Mapping[str, bytes], chosen: Script, key: str, arguments: Sequence[Value]
+        self, values: Mapping[str, Bytes], chosen: Script, key: str, arguments: Sequence[Value]
     ) -> list[Any]:
         commands: list[Command] = [
             ("MULTI",),

@@ -5,7 +5,7 @@ telemetry), which cost a small call as much again as the connection.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import hiredis
@@ -14,7 +14,9 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-Value = str | bytes | int | float
+from quartet_common.wire import Bytes
+
+Value = str | Bytes | int | float
 Command = Sequence[Value]
 
 
@@ -41,20 +43,31 @@ async def _exchange(connection: AbstractConnection, commands: Sequence[Command])
     # One limit for the whole trip, the caller's: the connection's own would start a timer for each answer.
     limit, connection.socket_timeout = connection.socket_timeout, None
     try:
-        await connection.send_packed_command(_pack(connection, commands), check_health=False)
+        await connection.send_packed_command(_pack(commands), check_health=False)
         return [await _answer(connection) for _ in commands]
     finally:
         connection.socket_timeout = limit
 
 
-def _pack(connection: AbstractConnection, commands: Iterable[Command]) -> list[bytes]:
-    pieces: list[bytes] = []
+def _pack(commands: Iterable[Command]) -> list[Bytes]:
+    pieces: list[Bytes] = []
     for command in commands:
         if command[0] == "MSET":
-            pieces += connection.pack_command(*command)  # large values stay pieces of their own: they are not copied
+            pieces += _pack_values(command)
         else:
             pieces.append(hiredis.pack_command(tuple(command)))  # in C: scripts have hundreds of arguments
     return pieces
+
+
+def _pack_values(command: Command) -> Iterator[Bytes]:
+    """Yield MSET in pieces: each value is one of its own, and so not copied."""
+    between = b"*%d\r\n$4\r\nMSET\r\n" % len(command)
+    for name, value in zip(command[1::2], command[2::2], strict=True):
+        key = name.encode()
+        yield b"%b$%d\r\n%b\r\n$%d\r\n" % (between, len(key), key, len(value))
+        yield value
+        between = b"\r\n"
+    yield between
 
 
 async def _answer(connection: AbstractConnection) -> Any:

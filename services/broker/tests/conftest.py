@@ -12,7 +12,7 @@ from redis_process import RedisProcess, redis_executable, valkey_executable
 from world import World
 
 from quartet_broker.config import BrokerSection
-from quartet_broker.servicer import BrokerServicer
+from quartet_broker.servicer import BrokerServicer, add_to
 from quartet_broker.store import connect as connect_redis
 from quartet_broker.sweeper import Sweeper
 from quartet_common.channel import connect
@@ -57,7 +57,7 @@ async def serving(url: str, sweeping: bool = True, **settings):
     client = connect_redis(section)
     host = ServiceHost("broker", "127.0.0.1:0", SecuritySection(), ServerSection(metrics=False, drain_seconds=5))
     servicer = BrokerServicer(client, section)
-    broker_pb2_grpc.add_BrokerServiceServicer_to_server(servicer, host.server)
+    add_to(host.server, servicer)
     host.on_drain(servicer.bell.close)
     host.spawn(servicer.bell.listen(), "bell")
     if sweeping:

@@ -9,6 +9,7 @@ from quartet.v1 import broker_pb2_grpc, common_pb2
 from quartet_common.errors import AWAY, describe, retry_delay
 from quartet_common.handshake import WaitingFor, handshake
 from quartet_common.log import get_logger
+from quartet_common.wire import put_experience
 
 log = get_logger(__name__)
 
@@ -39,6 +40,7 @@ class BrokerLink:
     def __init__(self, channel: grpc.aio.Channel, address: str, waiting: WaitingFor, timeout: float):
         self._channel = channel
         self._stub = broker_pb2_grpc.BrokerServiceStub(channel)
+        self._stub.PutExperience = put_experience(channel)
         self._thing = f"broker at {address}"
         self._waiting = waiting
         self._timeout = timeout
@@ -59,7 +61,7 @@ class BrokerLink:
                 return
 
     async def call(self, method: str, request: Any, timeout: float | None = None) -> Any:
-        """Make one call. Raises grpc.RpcError."""
+        """Make one call; PutExperience with the bytes of its request. Raises grpc.RpcError."""
         try:
             response = await getattr(self._stub, method)(request, timeout=timeout or self._timeout)
         except grpc.RpcError as error:

@@ -8,6 +8,7 @@ from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_common.errors import describe, retry_delay
 from quartet_common.log import get_logger
+from quartet_common.wire import Bytes, put_group, put_request
 from quartet_rollout.broker_link import TRANSIENT, Backoff, BrokerLink
 from quartet_rollout.state import RolloutState
 
@@ -29,7 +30,7 @@ class PutRefused(Exception):
 
 @dataclass(eq=False)
 class _Put:
-    group: broker_pb2.PutGroup
+    parts: list[Bytes]  # of the serialized PutGroup
     size: int
     outcome: asyncio.Future[int]
 
@@ -50,12 +51,12 @@ class Putter:
             PutRefused: the broker cannot accept such a group.
         """
         loop = asyncio.get_running_loop()
-        put = broker_pb2.PutGroup(lease_id=lease_id, group=group)
-        size = put.ByteSize()
+        parts = put_group(lease_id, group.header, group.tensors, group.transcript)
+        size = sum(map(len, parts))
         if size > _LARGEST_GROUP:
             raise PutRefused(f"the group has {size} bytes; allowed: at most {_LARGEST_GROUP}, the size of a message")
         while True:
-            item = _Put(put, size, loop.create_future())
+            item = _Put(parts, size, loop.create_future())
             self._queue.put_nowait(item)
             outcome = await item.outcome
             if outcome != broker_pb2.PUT_OUTCOME_NO_ROOM:
@@ -89,7 +90,7 @@ class Putter:
         return batch
 
     async def _send(self, batch: list[_Put]) -> None:
-        request = broker_pb2.PutExperienceRequest(run_id=self._state.run_id, groups=[item.group for item in batch])
+        request = put_request(self._state.run_id, [item.parts for item in batch])
         backoff, failures = Backoff(), 0
         while True:
             try:

@@ -1,0 +1,125 @@
+"""A put's groups as Redis will hold them, cut out of the request's bytes.
+
+A call brings up to 64 MiB, of which the broker reads the headers: through a message object every group would be copied
+into the message, and out of it again. So the request is cut where the fields of its groups begin. One whose fields
+stand in another order than our clients write them, or are unknown here, goes through the message object, and becomes
+the same.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+from google.protobuf.message import DecodeError
+from quartet.v1 import broker_pb2, experience_pb2
+
+from quartet_common.wire import Bytes
+
+# Tags of the fields that are read here: their number, and that their length follows.
+_RUN_ID = broker_pb2.PutExperienceRequest.RUN_ID_FIELD_NUMBER << 3 | 2
+_GROUPS = broker_pb2.PutExperienceRequest.GROUPS_FIELD_NUMBER << 3 | 2
+_LEASE_ID = broker_pb2.PutGroup.LEASE_ID_FIELD_NUMBER << 3 | 2
+_GROUP = broker_pb2.PutGroup.GROUP_FIELD_NUMBER << 3 | 2
+_HEADER = experience_pb2.ExperienceGroup.HEADER_FIELD_NUMBER << 3 | 2
+_TENSORS = experience_pb2.ExperienceGroup.TENSORS_FIELD_NUMBER << 3 | 2
+_TRANSCRIPT = experience_pb2.ExperienceGroup.TRANSCRIPT_FIELD_NUMBER << 3 | 2
+_LONGEST_VARINT = 5  # bytes; of a length that fits a message
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """A group that was put.
+
+    Attributes:
+        stored: a serialized ExperienceGroup without its transcript.
+        transcript: b"" if there is none.
+    """
+
+    lease_id: str
+    header: experience_pb2.GroupHeader
+    stored: Bytes
+    transcript: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PutRequest:
+    """PutExperienceRequest."""
+
+    run_id: str
+    groups: Sequence[Put]
+
+
+class _Unusual(Exception):
+    """The request is not as `_cut` reads them."""
+
+
+def put_handler(answer: Callable[..., Awaitable[broker_pb2.PutExperienceResponse]]) -> grpc.RpcMethodHandler:
+    """Return the handler of PutExperience whose requests are `PutRequest`s."""
+    return grpc.unary_unary_rpc_method_handler(
+        answer,
+        request_deserializer=read_put_request,
+        response_serializer=broker_pb2.PutExperienceResponse.SerializeToString,
+    )
+
+
+def read_put_request(data: bytes) -> PutRequest:
+    """Return the request whose bytes these are. Raises DecodeError if they are no PutExperienceRequest."""
+    try:
+        return _cut(data)
+    except (_Unusual, IndexError, UnicodeDecodeError, DecodeError):
+        return _of_message(broker_pb2.PutExperienceRequest.FromString(data))
+
+
+def _of_message(request: broker_pb2.PutExperienceRequest) -> PutRequest:
+    puts = []
+    for put in request.groups:
+        group, transcript = put.group, put.group.transcript
+        group.ClearField("transcript")
+        puts.append(Put(put.lease_id, group.header, group.SerializeToString(), transcript))
+    return PutRequest(request.run_id, puts)
+
+
+def _cut(data: bytes) -> PutRequest:
+    whole, size = memoryview(data), len(data)
+    at, end = _field(data, 0, _RUN_ID, size)
+    run_id, puts = data[at:end].decode(), []
+    while end < size:
+        at, put_end = _field(data, end, _GROUPS, size)
+        at, end = _field(data, at, _LEASE_ID, put_end)
+        lease_id = data[at:end].decode()
+        group, end = _field(data, end, _GROUP, put_end)
+        if end != put_end:
+            raise _Unusual
+        at, stored_end = _field(data, group, _HEADER, end)
+        header = experience_pb2.GroupHeader.FromString(whole[at:stored_end])
+        if stored_end < end and data[stored_end] == _TENSORS:
+            _, stored_end = _field(data, stored_end, _TENSORS, end)
+        transcript: Bytes = b""
+        if stored_end < end:
+            at, transcript_end = _field(data, stored_end, _TRANSCRIPT, end)
+            if transcript_end != end:
+                raise _Unusual
+            transcript = whole[at:end]
+        puts.append(Put(lease_id, header, whole[group:stored_end], transcript))
+    return PutRequest(run_id, puts)
+
+
+def _field(data: bytes, at: int, tag: int, limit: int) -> tuple[int, int]:
+    """Return where the contents of the field that must stand at `at` begin and end. Raises _Unusual, IndexError."""
+    if data[at] != tag:
+        raise _Unusual
+    length = data[at + 1]
+    start = at + 2
+    if length > 0x7F:
+        length, shift = length & 0x7F, 7
+        for byte in data[start : start + _LONGEST_VARINT - 1]:
+            start += 1
+            length |= (byte & 0x7F) << shift
+            shift += 7
+            if byte <= 0x7F:
+                break
+        else:
+            raise _Unusual
+    if start + length > limit:
+        raise _Unusual
+    return start, start + length

@@ -1,0 +1,146 @@
+"""A put that is cut out of its bytes is the put that Protocol Buffers reads."""
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from quartet.v1 import broker_pb2, experience_pb2
+
+from quartet_broker import puts
+from quartet_broker.puts import read_put_request
+from quartet_common.wire import field, put_group, put_request
+
+headers = st.builds(
+    experience_pb2.GroupHeader,
+    instance_id=st.text(max_size=20),
+    purpose=st.sampled_from([0, 1, 2, 3]),
+    max_policy_version=st.integers(0, 2**53),
+    reward_mean=st.floats(allow_nan=False),
+)
+# Lengths around the steps of a varint: one byte to 127, two to 16383, three to 2 MiB.
+blobs = st.sampled_from([0, 1, 127, 128, 16383, 16384, 70000]).map(lambda size: bytes(range(256)) * size)
+groups = st.builds(experience_pb2.ExperienceGroup, header=headers, tensors=blobs, transcript=blobs)
+requests = st.builds(
+    broker_pb2.PutExperienceRequest,
+    run_id=st.text(min_size=1, max_size=20),
+    groups=st.lists(
+        st.builds(broker_pb2.PutGroup, lease_id=st.text(min_size=1, max_size=200), group=groups), max_size=3
+    ),
+)
+
+
+def of_client(request: broker_pb2.PutExperienceRequest) -> bytes:
+    """The request as a client of ours sends it."""
+    made = [
+        put_group(each.lease_id, each.group.header, each.group.tensors, each.group.transcript)
+        for each in request.groups
+    ]
+    return put_request(request.run_id, made)
+
+
+def read(data: bytes):
+    """What becomes of a request's bytes; None if they are none."""
+    try:
+        request = read_put_request(data)
+    except DecodeError:
+        return None
+    return request.run_id, [
+        (each.lease_id, each.header, bytes(each.stored), bytes(each.transcript)) for each in request.groups
+    ]
+
+
+def parsed(data: bytes):
+    """The same, by Protocol Buffers."""
+    try:
+        request = broker_pb2.PutExperienceRequest.FromString(data)
+    except DecodeError:
+        return None
+    found = []
+    for put in request.groups:
+        stored = experience_pb2.ExperienceGroup()
+        stored.CopyFrom(put.group)
+        stored.ClearField("transcript")
+        found.append((put.lease_id, put.group.header, stored.SerializeToString(), put.group.transcript))
+    return request.run_id, found
+
+
+@settings(max_examples=60, deadline=None)
+@given(requests)
+def test_requests_are_what_protocol_buffers_makes(request):
+    data = of_client(request)
+    assert broker_pb2.PutExperienceRequest.FromString(data) == request
+    assert data == request.SerializeToString(deterministic=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(requests)
+def test_our_clients_requests_are_cut(request):
+    cut = puts._cut(of_client(request))  # noqa: SLF001 - it is what must not fall back
+    assert len(cut.groups) == len(request.groups)
+    assert read(of_client(request)) == parsed(of_client(request))
+
+
+def some(**fields) -> experience_pb2.ExperienceGroup:
+    return experience_pb2.ExperienceGroup(header=experience_pb2.GroupHeader(instance_id="a/1"), **fields)
+
+
+def in_request(group: bytes, lease: bytes = b"lease") -> bytes:
+    put = [*field(1, [lease]), *field(2, [group])]
+    return b"".join([*field(1, [b"run"]), *field(2, put)])
+
+
+HEADER = b"".join(field(1, [some().header.SerializeToString()]))
+TENSORS, TRANSCRIPT, UNKNOWN = (b"".join(field(number, [b"x" * 300])) for number in (2, 3, 4000))
+UNUSUAL = {
+    "transcript-first": in_request(TRANSCRIPT + HEADER + TENSORS),
+    "tensors-twice": in_request(HEADER + TENSORS + TENSORS),
+    "transcript-twice": in_request(HEADER + TRANSCRIPT + TRANSCRIPT),
+    "header-in-two": in_request(HEADER + HEADER),
+    "no-header": in_request(TENSORS),
+    "nothing": in_request(b""),
+    "unknown-field": in_request(HEADER + TENSORS + UNKNOWN),
+    "no-lease": b"".join([*field(1, [b"run"]), *field(2, field(2, [HEADER]))]),
+    "group-twice": b"".join([*field(1, [b"run"]), *field(2, [*field(1, [b"l"]), *field(2, [HEADER])] * 2)]),
+    "run-last": b"".join([*field(2, [*field(1, [b"l"]), *field(2, [HEADER])]), *field(1, [b"run"])]),
+    "empty": b"",
+    "length-in-five-bytes": in_request(HEADER).replace(b"\x0a\x03run", b"\x0a\x83\x80\x80\x80\x00run"),
+    "length-in-ten-bytes": in_request(HEADER).replace(b"\x0a\x03run", b"\x0a\x83" + b"\x80" * 8 + b"\x00run"),
+    "lease-is-no-text": in_request(HEADER, b"\xff\xfe"),
+    "header-is-none": in_request(b"".join(field(1, [b"\x0a\xff"]))),
+    "longer-than-it-is": in_request(HEADER + TENSORS)[:-5],
+}
+
+
+@pytest.mark.parametrize("data", UNUSUAL.values(), ids=UNUSUAL)
+def test_unusual_requests_are_read_as_protocol_buffers_reads_them(data):
+    assert read(data) == parsed(data)
+
+
+WHOLE = of_client(
+    broker_pb2.PutExperienceRequest(
+        run_id="run",
+        groups=[
+            broker_pb2.PutGroup(lease_id="lease", group=some(tensors=b"x" * 200, transcript=b"y" * 5)) for _ in range(2)
+        ],
+    )
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.integers(0, len(WHOLE) - 1), st.integers(0, 255))
+@example(0, 0x12)
+def test_a_byte_that_is_another_does_not_make_another_request_of_it(place, byte):
+    data = WHOLE[:place] + bytes([byte]) + WHOLE[place + 1 :]
+    got, expected = read(data), parsed(data)
+    if got and expected and got != expected:
+        # Bytes as they came, where the message object would write what is unknown at another place.
+        got_groups, expected_groups = got[1], expected[1]
+        assert (got[0], [each[:2] for each in got_groups]) == (expected[0], [each[:2] for each in expected_groups])
+        for (_, _, stored, transcript), (_, _, other, other_transcript) in zip(
+            got_groups, expected_groups, strict=True
+        ):
+            message = experience_pb2.ExperienceGroup
+            assert message.FromString(stored) == message.FromString(other)
+            assert transcript == other_transcript
+    else:
+        assert got == expected
