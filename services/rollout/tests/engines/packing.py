@@ -10,10 +10,15 @@ from quartet_common.weights import Checksum, plan_buckets
 DTYPES = {torch.float32: tensor_pb2.DTYPE_FLOAT32, torch.bfloat16: tensor_pb2.DTYPE_BFLOAT16}
 
 
-def pack(weights: dict[str, torch.Tensor], bucket_bytes: int) -> tuple[rollout_pb2.WeightManifest, list[torch.Tensor]]:
-    """The manifest of these weights, and the uint8 buckets it describes."""
+def pack(
+    weights: dict[str, torch.Tensor], bucket_bytes: int, lora: rollout_pb2.LoraConfig | None = None
+) -> tuple[rollout_pb2.WeightManifest, list[torch.Tensor]]:
+    """The manifest of these weights, or of this adapter's, and the uint8 buckets it describes."""
     specs = [(name, DTYPES[tensor.dtype], list(tensor.shape)) for name, tensor in weights.items()]
-    manifest = plan_buckets(rollout_pb2.WEIGHT_KIND_FULL, specs, bucket_bytes)
+    kind = rollout_pb2.WEIGHT_KIND_FULL if lora is None else rollout_pb2.WEIGHT_KIND_LORA
+    manifest = plan_buckets(kind, specs, bucket_bytes)
+    if lora is not None:
+        manifest.lora.CopyFrom(lora)
     buckets = [torch.zeros(size, dtype=torch.uint8) for size in manifest.bucket_bytes]
     for entry in manifest.tensors:
         data = weights[entry.name].contiguous().view(-1).view(torch.uint8)

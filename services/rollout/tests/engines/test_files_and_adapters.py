@@ -1,0 +1,169 @@
+"""Contract of every engine: weights from files, and adapters that are added to the model folder's own weights."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from harness import BUCKET_BYTES, PATIENCE, PROMPT, Harness
+from models import read_weights
+from packing import checksum, pack
+from quartet.v1 import rollout_pb2
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+from quartet_common.weights import bucket_file, folder_checksum
+from quartet_rollout.engines import EngineError, ManifestError, SamplingSettings, WeightGroupInfo, WeightTransferError
+
+pytestmark = pytest.mark.timeout(2 * PATIENCE)
+GREEDY = SamplingSettings(temperature=0.0, max_new_tokens=20)
+TOLERANCE = 1e-4
+TARGETS = ("q_proj", "v_proj", "down_proj")
+RANK, ALPHA = 4, 12.0
+NO_MEETING = WeightGroupInfo("file", "", 0, 1, 2, 30.0, b"", 1)
+
+
+def write(weights: dict[str, torch.Tensor], folder: Path, lora: rollout_pb2.LoraConfig | None = None):
+    """Write a version's folder as docs/weights.md says; return its manifest and checksum."""
+    manifest, buckets = pack(weights, BUCKET_BYTES, lora)
+    for index in range(len(buckets)):
+        names = [tensor.name for tensor in manifest.tensors if tensor.bucket == index]
+        save_file({name: weights[name] for name in names}, folder / bucket_file(manifest, index))
+    return manifest, checksum(buckets)
+
+
+async def update(harness: Harness, manifest: rollout_pb2.WeightManifest, folder: Path, version: int) -> int:
+    """A whole update from files; return the checksum of what came."""
+    harness.left_group()
+    harness._installed = None
+    await harness.engine.join_weight_group(NO_MEETING)
+    await harness.engine.pause("keep")
+    try:
+        came = await harness.engine.receive_weights(manifest, 60.0, str(folder))
+        await harness.engine.install_weights(version)
+    finally:
+        await harness.engine.resume()
+    return came
+
+
+def test_weights_from_files_are_installed_as_any_others(harness: Harness, tmp_path: Path) -> None:
+    manifest, sent = write(read_weights(harness.folders[1]), tmp_path)
+    assert len(manifest.bucket_bytes) > 2
+    assert harness.run(update(harness, manifest, tmp_path, 3)) == sent
+    (completion,) = harness.run(harness.collect(PROMPT, 1, GREEDY))
+    assert completion.version_spans == ((3, 0, len(completion.token_ids)),)
+    expected = harness.log_probs(harness.folders[1], PROMPT, completion.token_ids)
+    np.testing.assert_allclose(completion.log_probs, expected, atol=TOLERANCE)
+
+
+def test_files_that_are_not_there_or_broken_leave_the_old_weights(harness: Harness, tmp_path: Path) -> None:
+    manifest, _ = write(read_weights(harness.folders[1]), tmp_path)
+    before = harness.generate(temperature=0.0, max_new_tokens=20)[0]
+    (tmp_path / bucket_file(manifest, 1)).write_bytes(b"no safetensors")
+    with pytest.raises(WeightTransferError, match=r"model-00002-of-\d+.safetensors' cannot be read"):
+        harness.run(update(harness, manifest, tmp_path, 1))
+    with pytest.raises(WeightTransferError, match="cannot be read"):
+        harness.run(update(harness, manifest, tmp_path / "nowhere", 1))
+    with pytest.raises(WeightTransferError, match="without the path"):
+        harness.run(_without_path(harness, manifest))
+    assert harness.engine.policy_version == 0
+    after = harness.generate(temperature=0.0, max_new_tokens=20)[0]
+    np.testing.assert_array_equal(before.token_ids, after.token_ids)
+
+
+async def _without_path(harness: Harness, manifest: rollout_pb2.WeightManifest) -> None:
+    await harness.engine.join_weight_group(NO_MEETING)
+    await harness.engine.receive_weights(manifest, 30.0)
+
+
+# ------------------------------------------------------------------ adapters
+
+
+def config(harness: Harness) -> rollout_pb2.LoraConfig:
+    return rollout_pb2.LoraConfig(
+        r=RANK, alpha=ALPHA, target_modules=TARGETS, base_checksum=folder_checksum(harness.folders[0])
+    )
+
+
+def adapter(harness: Harness, seed: int, size: float = 0.1) -> dict[str, torch.Tensor]:
+    """Random A and B for every matrix that TARGETS names, under PEFT's names."""
+    generator = torch.Generator().manual_seed(seed)
+    made = {}
+    for name, weight in read_weights(harness.folders[0]).items():
+        module = name.removesuffix(".weight")
+        if module.rpartition(".")[2] in TARGETS and weight.dim() == 2:
+            out, into = weight.shape
+            made[f"base_model.model.{module}.lora_A.weight"] = torch.randn(RANK, into, generator=generator) * size
+            made[f"base_model.model.{module}.lora_B.weight"] = torch.randn(out, RANK, generator=generator) * size
+    return made
+
+
+def unmerged(harness: Harness, weights: dict[str, torch.Tensor], output: np.ndarray) -> np.ndarray:
+    """Log-probs by plain transformers with the adapter beside its layer: y = W0 x + B (A x) alpha / r."""
+    model = AutoModelForCausalLM.from_pretrained(harness.folders[0], dtype=torch.float32).eval()
+    for name, module in model.named_modules():
+        a = weights.get(f"base_model.model.{name}.lora_A.weight")
+        b = weights.get(f"base_model.model.{name}.lora_B.weight")
+        if a is not None:
+            module.register_forward_hook(
+                lambda _, inputs, result, a=a, b=b: result + inputs[0] @ a.T @ b.T * ALPHA / RANK
+            )
+    with torch.no_grad():
+        logits = model(torch.tensor([[*PROMPT, *output.tolist()]])).logits[0, len(PROMPT) - 1 : -1]
+    every = torch.log_softmax(logits, dim=-1)
+    return every.gather(-1, torch.tensor(output, dtype=torch.int64)[:, None])[:, 0].numpy()
+
+
+def install(harness: Harness, weights: dict[str, torch.Tensor], folder: Path, version: int):
+    """Install an adapter from files; return a greedy completion."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    manifest, sent = write(weights, folder, config(harness))
+    assert harness.run(update(harness, manifest, folder, version)) == sent
+    (completion,) = harness.run(harness.collect(PROMPT, 1, GREEDY))
+    assert completion.version_spans[0][0] == version
+    return completion
+
+
+def test_adapters_are_added_to_the_base_once_however_often_they_come(harness: Harness, tmp_path: Path) -> None:
+    base = harness.run(harness.collect(PROMPT, 1, GREEDY))[0]
+    first, second = adapter(harness, 1), adapter(harness, 2)
+    for version, weights in enumerate((first, first, second, first), start=1):
+        completion = install(harness, weights, tmp_path / "adapter", version)
+        expected = unmerged(harness, weights, completion.token_ids)
+        np.testing.assert_allclose(completion.log_probs, expected, atol=TOLERANCE)
+        assert np.abs(expected - harness.log_probs(harness.folders[0], PROMPT, completion.token_ids)).max() > 0.01
+    nothing = {name: tensor * 0 for name, tensor in first.items()}
+    completion = install(harness, nothing, tmp_path / "adapter", 9)
+    np.testing.assert_array_equal(completion.token_ids, base.token_ids)
+    np.testing.assert_allclose(completion.log_probs, base.log_probs, atol=1e-6)
+
+
+def test_an_adapter_of_another_base_model_is_refused(harness: Harness, tmp_path: Path) -> None:
+    lora = config(harness)
+    lora.base_checksum ^= 1
+    manifest, _ = write(adapter(harness, 1), tmp_path, lora)
+    with pytest.raises(EngineError, match="the adapter is for a base model of checksum"):
+        harness.run(update(harness, manifest, tmp_path, 1))
+    assert harness.engine.policy_version == 0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda m: m.lora.ClearField("alpha"), "manifest.lora.alpha: got 0"),
+        (lambda m: m.lora.target_modules.append("no_proj"), "'no_proj' is no linear layer"),
+        (lambda m: m.lora.target_modules.append("o_proj"), "o_proj.lora_A.weight' and 3 more are missing"),
+        (lambda m: m.tensors.pop(), "is missing"),
+        (lambda m: setattr(m.lora, "r", RANK + 1), r"has shape \[4, (\d+)\]; allowed: \[5, \1\]"),
+    ],
+)
+def test_adapters_that_do_not_fit_are_refused_by_name(harness: Harness, spoil, words: str) -> None:
+    manifest, _ = pack(adapter(harness, 1), BUCKET_BYTES, config(harness))
+    harness.engine.check_manifest(manifest)
+    spoil(manifest)
+    with pytest.raises(ManifestError, match=words):
+        harness.engine.check_manifest(manifest)
