@@ -7,13 +7,15 @@
 Neither touches a machine with CUDA: there ColossalAI takes its CudaAccelerator, and NCCL answers the second question
 before it is asked. Remove a cure when the pinned ColossalAI no longer needs it.
 
-Importing and using it also prints advice that is not for our users: to install TensorNVMe, apex and the kernels package,
-and what in its own calls is deprecated: DDP's `broadcast_buffers`, pickled trees. Silenced here, message by message.
+Importing and using it also prints advice that is not for our users: to install TensorNVMe, apex and the kernels
+package, and what is deprecated in its own calls: DDP's `broadcast_buffers`, pickled trees. That is silenced here,
+message by message.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 
 import torch
@@ -30,7 +32,7 @@ _ADVICE = (
 def apply() -> None:
     """Import ColossalAI and apply the cures; again is harmless. Call before anything else imports ColossalAI."""
     for message in _ADVICE:
-        warnings.filterwarnings("ignore", message=message)
+        warnings.filterwarnings("ignore", message=re.escape(message))
     logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
         lambda record: "kernels-community" not in record.getMessage()
     )

@@ -202,4 +202,4 @@ class HybridParallel(Plugin):
         for name in self.specs:
             for moment in ("exp_avg", "exp_avg_sq"):
                 yield f"{moment}/{name}", self._shards.whole(name, lambda p, m=moment: states[p][m], self.dtype)
-            yield f"step/{name}", step
+            yield f"step/{name}", step.clone()

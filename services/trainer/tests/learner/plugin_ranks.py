@@ -1,0 +1,98 @@
+"""The ranks of `test_plugins`: one start of the interpreter, forked, for all jobs; each leaves what it saw."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from learner_helpers import VOCABULARY, Run, settings
+from quartet.v1 import experience_pb2
+from safetensors.torch import save_file
+
+from quartet_trainer.learner import colossalai_cures
+
+colossalai_cures.apply()
+
+import quartet_trainer.learner.plugins.hybrid_parallel  # noqa: E402, F401 - imported once, before the fork
+from quartet_trainer.batches import decode_groups  # noqa: E402
+from quartet_trainer.learner import create_learner, distributed  # noqa: E402
+
+
+def whole_gradients(learner: Any, groups: list) -> dict[str, torch.Tensor]:
+    """The gradient of one batch by name, put together from all ranks, without taking the step."""
+    plan, *_ = learner._planner.plan(batch := decode_groups(groups, VOCABULARY))
+    learner._accumulator.run(batch, plan)
+    plugin = learner._plugin
+    if plugin.settings.plugin == "hybrid_parallel":
+        found = {name: plugin._shards.whole(name, lambda p: p.grad, plugin.dtype).clone() for name in plugin.specs}
+    else:
+        found = {name: parameter.grad.clone() for name, parameter in plugin.parameters()}
+    plugin.optimizer.zero_grad()
+    return found
+
+
+def do(job: dict[str, Any], batches: list[list], out: Path, rank: int) -> None:
+    folder = out / job["name"]
+    folder.mkdir(exist_ok=True)
+    learner = create_learner(settings(**job["settings"]), Path(job["model"]), Run())
+    if job["resume"]:
+        assert learner.load(out / job["resume"] / "checkpoint") == {"saved": job["resume"]}
+    gradient = whole_gradients(learner, batches[0])
+    metrics = [learner.train_step(groups) for groups in batches]
+    weights = {name: tensor.clone() for name, tensor in learner.weights()}
+    specs = {name: list(shape) for name, _, shape in learner.weight_specs()}
+    learner.save(folder / "checkpoint", {"saved": job["name"]})
+    learner.export(folder / "export")
+    if rank in (0, 3):
+        save_file(gradient, folder / f"gradient-{rank}.safetensors")
+        save_file(weights, folder / f"weights-{rank}.safetensors")
+        seen = {"metrics": metrics, "specs": specs}
+        (folder / f"seen-{rank}.json").write_text(json.dumps(seen), encoding="utf-8")
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    out = Path(sys.argv[1])
+    work = json.loads((out / "work.json").read_text(encoding="utf-8"))
+    batches = [
+        [experience_pb2.GroupTensors.FromString(bytes.fromhex(group)) for group in groups] for groups in work["batches"]
+    ]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ.update(WORLD_SIZE=str(work["ranks"]), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    children = []
+    for rank in range(work["ranks"]):
+        if child := os.fork():
+            children.append(child)
+            continue
+        try:
+            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+            distributed.initialize(seed=0)
+            for job in work["jobs"]:
+                do(job, batches, out, rank)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+    failed = False
+    while children:  # whichever ends first: if one has failed, the others wait for it in vain
+        child, status = os.wait()
+        children.remove(child)
+        if status and not failed:
+            failed = True
+            for other in children:
+                os.kill(other, signal.SIGKILL)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

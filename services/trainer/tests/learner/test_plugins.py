@@ -1,0 +1,131 @@
+"""Under every plugin that runs here: the gradient, the metrics and the weights of one process with whole batches."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from learner_helpers import Run, gradients, make_batch, make_model, settings
+from safetensors.torch import load_file
+from test_invariance import assert_same_gradient, comparable
+from transformers import AutoModelForCausalLM
+
+from quartet_trainer.learner import LearnerError, create_learner
+
+pytestmark = pytest.mark.timeout(600)  # the ranks start once, within the first test
+
+HERE = Path(__file__).parent
+RANKS = 4
+TP2_DP2 = {"plugin": "hybrid_parallel", "tp_size": 2}
+PP2_DP2 = {"plugin": "hybrid_parallel", "pp_size": 2}
+TP2_PP2 = {"plugin": "hybrid_parallel", "tp_size": 2, "pp_size": 2}
+CHECKPOINTING = {"gradient_checkpointing": True}
+COMMON = {"micro_batch_tokens": 60, "max_grad_norm": 0.5}
+
+JOBS: dict[str, dict[str, Any]] = {
+    "tp2-dp2": {"settings": {**TP2_DP2, "algorithm": "dapo"}},
+    # Two pipelines of two stages; in one batch one of them has no work, in another none has.
+    "pp2-dp2": {"settings": {**PP2_DP2, "algorithm": "dapo"}},
+    "tp2-pp2": {"settings": {**TP2_PP2, "entropy_coefficient": 0.05, "kl_coefficient": 0.2, **CHECKPOINTING}},
+    "pp2-dp2, llama": {"settings": {**PP2_DP2, "kl_coefficient": 0.2, "kl_in": "reward"}, "model": "llama"},
+    "tp2-dp2, llama": {"settings": TP2_DP2, "model": "llama"},
+    "ddp goes on from tp2-dp2": {"settings": {"algorithm": "dapo"}, "resume": "tp2-dp2"},
+    "tp2-pp2 goes on from ddp": {"settings": {**TP2_PP2, "algorithm": "dapo"}, "resume": "ddp goes on from tp2-dp2"},
+}
+
+
+def make_batches() -> list[list]:
+    """Unequal lengths; a batch with work for one share only; one with work for none."""
+    one_needed = make_batch(seed=21, groups=1, size=3)
+    one_needed[0].rewards.data = torch.tensor([1.0, 1.0, 4.0]).numpy().tobytes()
+    one_needed[0].truncated.data = bytes([1, 1, 0])  # dapo leaves the truncated ones out
+    none_needed = make_batch(seed=22, groups=1)
+    none_needed[0].rewards.data = bytes(16)
+    return [make_batch(seed=20, groups=5, size=3), one_needed, none_needed]
+
+
+def make_llama(folder: Path) -> Path:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(5)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False}
+    LlamaForCausalLM(LlamaConfig(**sizes, **heads, initializer_range=0.2)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def models(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {"qwen2": model_path, "llama": make_llama(tmp_path_factory.mktemp("llama"))}
+
+
+@pytest.fixture(scope="session")
+def done(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All jobs, in one start of the ranks."""
+    out = tmp_path_factory.mktemp("ranks")
+    jobs = [
+        {
+            "name": name,
+            "model": str(models[job.get("model", "qwen2")]),
+            "settings": {**COMMON, **job["settings"]},
+            "resume": job.get("resume"),
+        }
+        for name, job in JOBS.items()
+    ]
+    batches = [[group.SerializeToString().hex() for group in groups] for groups in make_batches()]
+    work = {"ranks": RANKS, "jobs": jobs, "batches": batches}
+    (out / "work.json").write_text(json.dumps(work), encoding="utf-8")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([*sys.path, str(HERE)])}
+    command = [sys.executable, str(HERE / "plugin_ranks.py"), str(out)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    assert ended.returncode == 0, ended.stderr[-6000:]
+    return out
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_as_one_process(models: dict[str, Path], done: Path, name: str) -> None:
+    job, folder, batches = JOBS[name], done / name, make_batches()
+    alike = {k: v for k, v in job["settings"].items() if k not in ("plugin", "tp_size", "pp_size")}
+    alone = create_learner(settings(**COMMON, **alike), models[job.get("model", "qwen2")], Run())
+    if resume := job.get("resume"):
+        assert alone.load(done / resume / "checkpoint") == {"saved": resume}
+    expected_gradient = gradients(alone, batches[0])
+    expected = [alone.train_step(groups) for groups in batches]
+    expected_weights = dict(alone.weights())
+    for rank in (0, RANKS - 1):
+        assert_same_gradient(load_file(folder / f"gradient-{rank}.safetensors"), expected_gradient)
+        seen = json.loads((folder / f"seen-{rank}.json").read_text(encoding="utf-8"))
+        for ours, theirs in zip(seen["metrics"], expected, strict=True):
+            assert comparable(ours) == pytest.approx(comparable(theirs), rel=1e-5, abs=1e-8)
+        weights = load_file(folder / f"weights-{rank}.safetensors")
+        assert list(seen["specs"]) == list(expected_weights)
+        assert seen["specs"] == {tensor_name: list(tensor.shape) for tensor_name, tensor in weights.items()}
+        for tensor_name, tensor in expected_weights.items():
+            torch.testing.assert_close(weights[tensor_name], tensor, rtol=1e-5, atol=1e-7, msg=tensor_name)
+
+
+@pytest.mark.parametrize("name", ["tp2-pp2", "pp2-dp2, llama"])
+def test_exports_are_hugging_face_folders(done: Path, name: str) -> None:
+    exported = AutoModelForCausalLM.from_pretrained(done / name / "export").state_dict()
+    for tensor_name, tensor in load_file(done / name / "weights-0.safetensors").items():
+        assert torch.equal(exported[tensor_name], tensor), tensor_name
+
+
+@pytest.mark.parametrize(
+    ("values", "config", "message"),
+    [
+        (TP2_DP2, {}, "trainer.tp_size 2 * trainer.pp_size 1 must divide the number of ranks, 1"),
+    ],
+)
+def test_what_cannot_be_spread_is_refused(
+    tmp_path: Path, values: dict[str, Any], config: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(LearnerError) as caught:
+        create_learner(settings(**values), make_model(tmp_path / "model", **config), Run())
+    assert str(caught.value) == message
