@@ -83,6 +83,7 @@ SUITES = (
     Suite("trainer", "trainer", 900, "services/trainer/tests"),
     Suite("client", "client", 300, "client/tests"),
     Suite("launcher", "dev", 900, "deploy/local/tests"),
+    Suite("deploy", "dev", 500, "tests/deploy"),
     Suite("contract", "dev", 500, "tests/contract"),
     Suite("integration", "dev", 700, "tests/integration"),
     Suite("hostile", "reward", 400, "tests/hostile"),

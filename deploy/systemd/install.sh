@@ -1,0 +1,165 @@
+#!/usr/bin/env bash
+# Installs one of Quartet's services on this host, or takes it away again. Run it as root, from a checkout.
+#
+#   install.sh SERVICE                     user, environment, configuration, unit; running it again upgrades
+#   install.sh --uninstall SERVICE         unit, environment; keeps configuration, data and user
+#   install.sh --uninstall --purge SERVICE and configuration, data and user
+#
+# SERVICE: broker, reward, rollout, trainer.  Options: --no-start (do not enable and start it), --python PATH (3.11 or 3.12).
+# What it makes: /opt/quartet/SERVICE (a Python environment with pinned packages), /etc/quartet/SERVICE.{toml,env} (kept
+# if they are there), the system user quartet-SERVICE, /etc/systemd/system/quartet-SERVICE.service.
+set -euo pipefail
+
+readonly UV_VERSION=0.13.8
+readonly HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+readonly CHECKOUT="$(cd "$HERE/../.." && pwd)"
+readonly PREFIX=/opt/quartet
+readonly CONFIGURATION=/etc/quartet
+readonly UNITS=/etc/systemd/system
+
+fail() { echo "install.sh: $*" >&2; exit 2; }
+say() { echo "install.sh: $*"; }
+
+usage() { sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+
+# Whether systemd runs this host; in a container or a build it does not, and everything but the start is done.
+has_systemd() { [[ -d /run/systemd/system ]]; }
+
+make_user() {
+    local user="quartet-$1"
+    if ! getent passwd "$user" >/dev/null; then
+        useradd --system --user-group --home-dir "/var/lib/$user" --no-create-home --shell /usr/sbin/nologin "$user"
+        say "made the user $user"
+    fi
+}
+
+suits() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; }
+
+# The host's own comes first: one in a home folder is of no use to another user.
+find_python() {
+    local candidate
+    for candidate in /usr/bin/python3.11 /usr/bin/python3.12 /usr/local/bin/python3.11 /usr/local/bin/python3.12 python3; do
+        if suits "$candidate"; then echo "$candidate"; return; fi
+    done
+}
+
+check_python() {
+    suits "$1" || fail "${1:-python3} is not Python 3.11 or 3.12, for which the packages are pinned; name one with --python"
+    setpriv --reuid="$2" --regid="$2" --clear-groups "$1" -c '' 2>/dev/null ||
+        fail "the user $2 may not run $1, which lies in another user's folder; name one with --python"
+}
+
+# What pip was told goes for uv, too.
+installer() {
+    [[ -n ${PIP_FIND_LINKS:-} ]] && export UV_FIND_LINKS="${UV_FIND_LINKS:-$PIP_FIND_LINKS}"
+    [[ -n ${PIP_INDEX_URL:-} ]] && export UV_DEFAULT_INDEX="${UV_DEFAULT_INDEX:-$PIP_INDEX_URL}"
+    [[ -n ${PIP_EXTRA_INDEX_URL:-} ]] && export UV_INDEX="${UV_INDEX:-$PIP_EXTRA_INDEX_URL}"
+    [[ -n ${PIP_CERT:-} ]] && export SSL_CERT_FILE="${SSL_CERT_FILE:-$PIP_CERT}"
+    [[ -n ${HOME:-} ]] || export UV_CACHE_DIR="${UV_CACHE_DIR:-/var/cache/quartet}"
+    "$PREFIX/.tools/bin/uv" --no-progress --quiet "$@"
+}
+
+make_tools() {
+    local python="$1"
+    if [[ "$("$PREFIX/.tools/bin/uv" --version 2>/dev/null)" != "uv $UV_VERSION"* ]]; then
+        "$python" -m venv "$PREFIX/.tools" || fail "$python cannot make environments: install its venv package (Debian: python3-venv)"
+        "$PREFIX/.tools/bin/python" -m pip install --quiet "uv==$UV_VERSION"
+    fi
+}
+
+make_environment() {
+    local service="$1" python="$2" folder="$PREFIX/$1" source="$CHECKOUT/services/$1"
+    install -d -m 755 "$PREFIX"
+    make_tools "$python"
+    # Made aside and exchanged at the end: what runs now keeps its files until it is started again.
+    local making="$folder.new" overrides=()
+    [[ -f $source/overrides.txt ]] && overrides=(--overrides "$source/overrides.txt")
+    rm -rf "$making"
+    installer venv --python "$python" --relocatable "$making"
+    say "installing the requirements of $service"
+    installer pip install --python "$making/bin/python" -r "$source/requirements.txt" "${overrides[@]}"
+    installer pip install --python "$making/bin/python" --no-deps "$CHECKOUT/protos" "$CHECKOUT/services/common" "$source"
+    rm -rf "$folder.old"
+    [[ -d $folder ]] && mv "$folder" "$folder.old"
+    mv "$making" "$folder"
+    rm -rf "$folder.old"
+}
+
+make_configuration() {
+    local service="$1" user="quartet-$1"
+    install -d -m 755 "$CONFIGURATION"
+    local file
+    for file in toml env; do
+        if [[ ! -e $CONFIGURATION/$service.$file ]]; then
+            # Readable by the service alone: it may come to hold a password.
+            install -m 640 -o root -g "$user" "$HERE/$service.$file" "$CONFIGURATION/$service.$file"
+            say "wrote $CONFIGURATION/$service.$file; look at it"
+        fi
+    done
+    "$PREFIX/$service/bin/quartet-$service" "$CONFIGURATION/$service.toml" --dry-run >/dev/null ||
+        say "the configuration is not complete yet: the service says above what is missing"
+}
+
+install_service() {
+    local service="$1" python="$2" start="$3"
+    make_user "$service"
+    check_python "$python" "quartet-$service"
+    make_environment "$service" "$python"
+    make_configuration "$service"
+    install -m 644 "$HERE/quartet-$service.service" "$UNITS/quartet-$service.service"
+    if has_systemd; then
+        systemctl daemon-reload
+        if [[ $start == yes ]]; then
+            systemctl enable --quiet "quartet-$service"
+            systemctl restart "quartet-$service"
+            say "quartet-$service runs: systemctl status quartet-$service"
+            return
+        fi
+    fi
+    say "installed; start it with: systemctl enable --now quartet-$service"
+}
+
+uninstall_service() {
+    local service="$1" purge="$2" unit="quartet-$1"
+    if has_systemd && [[ -e $UNITS/$unit.service ]]; then
+        systemctl disable --quiet --now "$unit"
+    fi
+    rm -f "$UNITS/$unit.service"
+    rm -rf "${PREFIX:?}/$service"
+    if has_systemd; then systemctl daemon-reload; fi
+    if [[ $purge == yes ]]; then
+        rm -rf "${CONFIGURATION:?}/$service.toml" "${CONFIGURATION:?}/$service.env" "/var/lib/$unit"
+        if getent passwd "$unit" >/dev/null; then userdel "$unit"; fi
+    fi
+    say "$service is gone"
+}
+
+main() {
+    local action=install purge=no start=yes python="" service=""
+    while (($#)); do
+        case "$1" in
+            --uninstall) action=uninstall ;;
+            --purge) purge=yes ;;
+            --no-start) start=no ;;
+            --python) python="${2:-}"; shift || fail "--python needs a path" ;;
+            -h | --help) usage; exit 0 ;;
+            -*) fail "option $1 does not exist; there are --uninstall, --purge, --no-start, --python, --help" ;;
+            *) [[ -z $service ]] || fail "one service at a time, got $service and $1"; service="$1" ;;
+        esac
+        shift
+    done
+    case "$service" in
+        broker | reward | rollout | trainer) ;;
+        "") usage >&2; exit 2 ;;
+        *) fail "service is '$service'; allowed: broker, reward, rollout, trainer" ;;
+    esac
+    [[ $EUID == 0 ]] || fail "run it as root: it makes a user and a unit"
+    if [[ $action == uninstall ]]; then
+        uninstall_service "$service" "$purge"
+        return
+    fi
+    [[ -n $python ]] || python="$(find_python)"
+    install_service "$service" "$python" "$start"
+}
+
+main "$@"

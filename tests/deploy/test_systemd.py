@@ -1,0 +1,157 @@
+"""The systemd units and their installer: what systemd itself says of them, and a service installed and run by them.
+
+There is no systemd to start units in a test; the installer runs for real, and the unit's own command line is started as
+the unit's user with a notification socket, which is what systemd would do.
+"""
+
+import os
+import pwd
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+UNITS = ROOT / "deploy" / "systemd"
+INSTALLER = UNITS / "install.sh"
+SERVICES = ("broker", "reward", "rollout", "trainer")
+EXPOSURE = {"broker": 2.5, "reward": 2.5, "rollout": 4.0, "trainer": 4.0}
+"""The most that `systemd-analyze security` may say."""
+
+needs_systemd_analyze = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not here")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the installer makes users: it needs root")
+not_installed = pytest.mark.skipif(
+    Path("/opt/quartet").exists() or Path("/etc/quartet").exists(), reason="Quartet is installed on this host"
+)
+
+
+def unit(service: str) -> Path:
+    return UNITS / f"quartet-{service}.service"
+
+
+def directives(service: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in unit(service).read_text().splitlines():
+        if match := re.fullmatch(r"([A-Za-z]+)=(.*)", line):
+            found.setdefault(match[1], []).append(match[2])
+    return found
+
+
+@needs_systemd_analyze
+@pytest.mark.parametrize("service", SERVICES)
+def test_systemd_understands_the_unit(service, tmp_path):
+    """With a command that exists, as `verify` looks for it."""
+    copy = tmp_path / unit(service).name
+    copy.write_text(unit(service).read_text().replace(f"/opt/quartet/{service}/bin/quartet-{service}", "/bin/true"))
+    answer = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, timeout=60)
+    assert (answer.returncode, answer.stderr) == (0, "")
+
+
+@needs_systemd_analyze
+@pytest.mark.parametrize("service", SERVICES)
+def test_exposure_stays_low(service):
+    command = ["systemd-analyze", "security", "--offline=true", str(unit(service))]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    exposure = float(re.search(r"exposure level for \S+: ([0-9.]+)", answer.stdout)[1])
+    assert exposure <= EXPOSURE[service], answer.stdout
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_what_every_unit_must_say(service):
+    said = directives(service)
+    assert said["Type"] == ["notify"] and int(said["WatchdogSec"][0]) > 0
+    assert said["User"] == said["Group"] == [f"quartet-{service}"]
+    assert said["RestartPreventExitStatus"] == ["2"]
+    # The drain's default is 10 seconds; systemd must not kill before it.
+    assert int(said["TimeoutStopSec"][0]) >= 15
+    assert said["Restart"] == ["on-failure" if service == "trainer" else "always"]
+
+
+def install(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(INSTALLER), *arguments], capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["king"], "service is 'king'; allowed: broker, reward, rollout, trainer"),
+        (["broker", "reward"], "one service at a time"),
+        (["--force", "broker"], "option --force does not exist"),
+    ],
+)
+@needs_root
+def test_the_installer_refuses_what_it_cannot_do(arguments, says):
+    answer = install(*arguments)
+    assert answer.returncode == 2 and says in answer.stderr
+
+
+@needs_root
+@not_installed
+def test_a_python_that_the_service_may_not_run_is_refused(tmp_path):
+    hidden = tmp_path / "python"
+    hidden.symlink_to(shutil.which("python3"))
+    tmp_path.chmod(0o700)
+    try:
+        for python, says in ((hidden, "may not run"), ("/bin/false", "/bin/false is not Python 3.11 or 3.12")):
+            answer = install("--no-start", "--python", str(python), "broker")
+            assert answer.returncode == 2 and says in answer.stderr
+    finally:
+        assert install("--uninstall", "--purge", "broker").returncode == 0
+
+
+@needs_root
+@not_installed
+@pytest.mark.timeout(400)
+def test_a_service_is_installed_runs_as_its_user_and_is_taken_away(tmp_path):
+    try:
+        made = install("--no-start", "reward")
+        assert made.returncode == 0, made.stdout + made.stderr
+        first = Path("/opt/quartet/reward").stat().st_ino
+        configuration = Path("/etc/quartet/reward.toml")
+        configuration.write_text(configuration.read_text().replace(":7102", ":17102"))
+        again = install("--no-start", "reward")
+        assert again.returncode == 0, again.stdout + again.stderr
+        assert ":17102" in configuration.read_text(), "an upgrade keeps the configuration"
+        assert Path("/opt/quartet/reward").stat().st_ino != first, "and exchanges the environment"
+        assert Path("/etc/systemd/system/quartet-reward.service").read_text() == unit("reward").read_text()
+        run_as_the_unit_would("reward", tmp_path)
+    finally:
+        gone = install("--uninstall", "--purge", "reward")
+        for folder in ("/opt/quartet", "/etc/quartet"):
+            shutil.rmtree(folder, ignore_errors=True)
+    assert gone.returncode == 0, gone.stderr
+    assert not Path("/etc/systemd/system/quartet-reward.service").exists()
+    with pytest.raises(KeyError):
+        pwd.getpwnam("quartet-reward")
+
+
+def run_as_the_unit_would(service: str, folder: Path) -> None:
+    """Start the unit's command as its user; wait for READY, a sign of life, and an orderly end on SIGTERM."""
+    user = pwd.getpwnam(f"quartet-{service}")
+    command = [word for word in shlex.split(directives(service)["ExecStart"][0]) if word != "$QUARTET_OPTIONS"]
+    # pytest's folders are the test user's alone.
+    address = f"\0quartet-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(address)
+        listener.settimeout(60)
+        environment = {"PATH": "/usr/bin:/bin", "NOTIFY_SOCKET": "@" + address[1:], "WATCHDOG_USEC": "1000000"}
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                command, user=user.pw_uid, group=user.pw_gid, extra_groups=[], env=environment, cwd="/", stderr=log
+            )
+        try:
+            heard = {line for _ in range(2) for line in listener.recv(4096).decode().splitlines()}
+            assert {"READY=1", "WATCHDOG=1"} <= heard
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        except BaseException:
+            print((folder / "log").read_text())
+            raise
+        finally:
+            process.kill()
+            process.wait()
