@@ -1,0 +1,69 @@
+"""All checks of a service, in the order in which a person would go about it."""
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import grpc
+from quartet.v1 import common_pb2
+
+from quartet_client.data import DataSection
+from quartet_client.doctor import host, program, security
+from quartet_client.doctor.findings import Finding, failure, ok
+from quartet_common.channel import connect
+from quartet_common.config import LoadedConfig, load_config
+from quartet_common.errors import describe
+from quartet_common.handshake import handshake
+
+SERVICES = ("broker", "reward", "rollout", "trainer")
+_NEEDS = {"broker": (), "reward": (), "rollout": ("broker", "reward"), "trainer": ("broker",)}
+_PEER_SECONDS = 5.0
+
+
+async def examine(
+    kind: str, file: Path | None = None, overrides: Sequence[str] = (), running: bool = False
+) -> AsyncIterator[Finding]:
+    """Look at this host as the place of a service.
+
+    Args:
+        kind: of `SERVICES`.
+        file: its run file.
+        overrides: KEY=VALUE, as its own `--set`.
+        running: it runs already, so its ports are taken, by itself.
+
+    Raises:
+        ConfigError: the run file cannot be used at all.
+    """
+    config: LoadedConfig[DataSection] = load_config("data", DataSection, file, overrides)
+    found = program.find_program(kind)
+    yield program.check_program(kind, found)
+    if found is not None:
+        yield program.check_preflight(found, file, overrides, port=not running)
+    address = getattr(config.addresses, kind)
+    for finding in security.check_security(kind, address, config.server.bind_host, config.security):
+        yield finding
+    if kind == "trainer":
+        yield host.check_disk(config.run.path, "checkpoints and metrics")
+    else:
+        yield host.check_disk(Path("/tmp"), "temporary files")
+    if kind == "reward":
+        yield host.check_namespaces()
+    if kind in ("rollout", "trainer"):
+        yield host.check_shared_memory()
+        for finding in host.check_gpu(found.parent / "python" if found else None):
+            yield finding
+    yield host.check_open_files()
+    yield host.check_clock()
+    for peer in _NEEDS[kind]:
+        yield await _check_peer(peer, config)
+
+
+async def _check_peer(peer: str, config: LoadedConfig[DataSection]) -> Finding:
+    address = getattr(config.addresses, peer)
+    async with connect(address, config.security) as channel:
+        try:
+            answer = await handshake(channel, common_pb2.SERVICE_KIND_CLIENT, timeout=_PEER_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            cure = f"start the {peer}, or correct addresses.{peer}; look for a firewall between the hosts"
+            return failure(peer, f"{address}: {describe(error)}", cure)
+    waits = f", waits for {', '.join(answer.waiting_for)}" if answer.waiting_for else ""
+    return ok(peer, f"{answer.instance_id} answers at {address}{waits}")

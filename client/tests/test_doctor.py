@@ -1,0 +1,97 @@
+"""`quartet doctor`: the service itself is asked, peers are called, certificates read; each trouble has a cure."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from quartet_client.authority import create_authority, issue
+from quartet_client.cli import main
+from quartet_client.doctor import host, program, security
+from quartet_common.config import SecuritySection
+
+
+def fake_program(folder: Path, answer: str, status: int) -> Path:
+    """Stands for a service's program where its answer is what matters: the real ones are in other environments."""
+    path = folder / "quartet-reward"
+    path.write_text(f"#!/bin/sh\n[ $1 = --version ] && echo quartet-reward 9 && exit 0\n{answer}\nexit {status}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def found(capsys, *arguments: str) -> tuple[int, dict[str, dict]]:
+    status = main(["doctor", *arguments, "--json"])
+    return status, {each["check"]: each for each in json.loads(capsys.readouterr().out)}
+
+
+def test_a_missing_program_says_how_to_install_it(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(program, "find_program", lambda kind: None)
+    status, checks = found(capsys, "reward")
+    assert status == 1 and checks["program"]["state"] == "failure"
+    assert "install.sh reward" in checks["program"]["cure"]
+    assert "preflight" not in checks
+
+
+def test_the_service_is_asked_about_its_configuration(tmp_path):
+    good = fake_program(tmp_path, """echo '{"address": "127.0.0.1:7102", "sandbox": "namespaces"}'""", 0)
+    assert program.check_program("reward", good).what == f"quartet-reward 9 at {good}"
+    answer = program.check_preflight(good, None, [], port=True)
+    assert (answer.state, answer.what) == ("ok", "address 127.0.0.1:7102, sandbox namespaces")
+    bad = fake_program(tmp_path, "echo 'quartet-reward: reward.workers: 0; allowed: at least 1' >&2", 2)
+    answer = program.check_preflight(bad, None, ["reward.workers=0"], port=True)
+    assert (answer.state, answer.what) == ("failure", "quartet-reward: reward.workers: 0; allowed: at least 1")
+
+
+def test_a_peer_that_is_not_there_is_a_failure_with_a_cure(capsys):
+    status, checks = found(capsys, "trainer", "--set", "addresses.broker=127.0.0.1:1")
+    assert status == 1 and checks["broker"]["state"] == "failure"
+    assert "127.0.0.1:1" in checks["broker"]["what"] and "addresses.broker" in checks["broker"]["cure"]
+
+
+def test_plaintext_off_loopback():
+    def state(security_section: SecuritySection) -> list[str]:
+        found = security.check_security("reward", "10.0.0.7:7102", "", security_section)
+        return [finding.state for finding in found]
+
+    assert state(SecuritySection()) == ["failure"]
+    assert state(SecuritySection(insecure=True)) == ["warning"]
+
+
+@pytest.mark.parametrize(
+    ("role", "days", "host_name", "expected"),
+    [
+        ("reward", 90, "127.0.0.1", {"certificate": "ok"}),
+        ("reward", 3, "127.0.0.1", {"certificate": "warning"}),
+        ("trainer", 90, "127.0.0.1", {"certificate": "ok", "role": "failure"}),
+        ("reward", 90, "gpu9.example", {"certificate": "ok", "host name": "failure"}),
+    ],
+)
+def test_a_certificate_is_read_as_others_will(tmp_path, role, days, host_name, expected):
+    create_authority(tmp_path)
+    issue(tmp_path, "mine", [role], days=days)
+    section = SecuritySection(
+        tls_ca=tmp_path / "ca.pem", tls_certificate=tmp_path / "mine.pem", tls_key=tmp_path / "mine-key.pem"
+    )
+    findings = security.check_security("reward", f"{host_name}:7102", "", section)
+    assert {finding.check: finding.state for finding in findings} == expected
+
+
+def test_a_torn_pair_of_key_and_certificate_is_found(tmp_path):
+    create_authority(tmp_path)
+    for name in ("one", "two"):
+        issue(tmp_path, name, ["reward"])
+    section = SecuritySection(
+        tls_ca=tmp_path / "ca.pem", tls_certificate=tmp_path / "one.pem", tls_key=tmp_path / "two-key.pem"
+    )
+    (finding,) = security.check_security("reward", "127.0.0.1:7102", "", section)
+    assert finding.state == "failure" and "not of one pair" in finding.what
+
+
+def test_disk_is_looked_at_where_the_folder_will_be(tmp_path, monkeypatch):
+    usage = type("Usage", (), {"free": 1 << 20, "total": 1 << 40})
+    monkeypatch.setattr(host.shutil, "disk_usage", lambda path: usage)
+    finding = host.check_disk(tmp_path / "not" / "yet", "checkpoints")
+    assert finding.state == "failure" and str(tmp_path) in finding.what
