@@ -6,7 +6,7 @@ ENVIRONMENTS = $(PYTHON) deploy/local/environments.py
 DEV = .quartet/envs/dev/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench learn chaos fuzz soak hostile agreement clean
+.PHONY: help demo test lint bench learn chaos resume fuzz soak hostile agreement clean
 
 help:
 	@echo 'make demo [ENGINE=transformers]   four services train a small model on this machine'
@@ -15,6 +15,7 @@ help:
 	@echo 'make bench [BENCHMARKS=broker]    benchmarks, each against a named peer or limit'
 	@echo 'make learn                        learning curves of every algorithm (not built yet)'
 	@echo 'make chaos [CHAOS="--seed 7"]     kill everything, lose nothing; CHAOS=--help lists options'
+	@echo 'make resume [RESUME="--seed 7"]   kill the trainer 20 times in 40 steps: the same weights as if left alone'
 	@echo 'make fuzz [CASES=20000]           made-up messages to broker and reward; 50,000 steps of the broker model'
 	@echo 'make soak [ITEMS=100000]          mixed verifications, 10% hostile: does the reward service leak?'
 	@echo 'make hostile                      programs, cheats and answers that attack (docs/sandbox.md)'
@@ -40,6 +41,10 @@ bench:
 chaos:
 	@$(ENVIRONMENTS) broker reward dev
 	@$(DEV)/python tests/chaos/run.py $(CHAOS)
+
+resume:
+	@$(ENVIRONMENTS) broker trainer dev
+	@$(DEV)/python tests/resume/run.py $(RESUME)
 
 fuzz:
 	@$(ENVIRONMENTS) --with-tests broker reward dev

@@ -88,6 +88,7 @@ SUITES = (
     Suite("integration", "dev", 700, "tests/integration"),
     Suite("hostile", "reward", 400, "tests/hostile"),
     Suite("chaos", "dev", 400, "tests/chaos"),
+    Suite("resume", "dev", 400, "tests/resume"),
     Suite("learning", "dev", 600, "tests/learning"),
 )
 

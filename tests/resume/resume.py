@@ -1,0 +1,319 @@
+"""A run whose trainer is killed again and again: real trainer, real broker, Redis, and a deterministic producer.
+
+`train` plays one run to its end and returns what it left; the killed and the unkilled one are compared by the caller.
+"""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import numpy as np
+from producer import COMPLETIONS, Producer
+from quartet.v1 import broker_pb2, broker_pb2_grpc, experience_pb2
+from safetensors.numpy import load_file
+
+from quartet_common.ledger import LEDGER_FILE, read_ledger
+from quartet_local.redis import find_server
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENTS = ROOT / ".quartet" / "envs"
+RUN = "resume"
+GROUPS_PER_STEP = 2
+LOOK_SECONDS = 0.003
+LIFE_SECONDS = 180.0
+START_SECONDS = 180.0
+
+
+@dataclass(frozen=True)
+class Kill:
+    """SIGKILL for the trainer once `step` steps are marked trained: after `delay`, or in the midst of a checkpoint.
+
+    Attributes:
+        step: of the run, as the broker counts.
+        delay: seconds after it.
+        in_checkpoint: wait for the next checkpoint being written, then `delay`.
+    """
+
+    step: int
+    delay: float
+    in_checkpoint: bool
+
+
+def draw(seed: int, steps: int, kills: int) -> list[Kill]:
+    """Random moments, in order; every second one in mid-checkpoint."""
+    chance = random.Random(seed)
+    at = sorted(chance.randrange(0, steps - 1) for _ in range(kills))
+    return [
+        Kill(step, chance.uniform(0, 0.02 if n % 2 else 0.15), in_checkpoint=bool(n % 2)) for n, step in enumerate(at)
+    ]
+
+
+@dataclass
+class Left:
+    """What a run left behind."""
+
+    weights: dict[str, np.ndarray]
+    ledger: list[tuple[int, list[str]]]
+    metrics: list[dict]
+    stats: broker_pb2.RunStats
+    state: int
+    lives: int = 0
+    killed: Counter = field(default_factory=Counter)
+    """Kills by what the trainer was doing."""
+
+    def times(self) -> Counter:
+        """How often each instance is in the weights."""
+        return Counter(name for _, names in self.ledger for name in names)
+
+
+class Trainers:
+    """The process that trainers are forked from; see trainers.py."""
+
+    def __init__(self, folder: Path):
+        self.model, self.log = folder / "model", folder / "trainer.log"
+        environment = {
+            **os.environ,
+            "TRAINER_LOG": str(self.log),
+            "OMP_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "0",
+        }
+        command = [str(ENVIRONMENTS / "trainer/bin/python"), str(Path(__file__).with_name("trainers.py"))]
+        self._process = subprocess.Popen(
+            [*command, str(self.model)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        assert self._event()["event"] == "ready"
+
+    def start(self, arguments: list[str]) -> int:
+        """Start a life; returns its pid."""
+        self._process.stdin.write(json.dumps(arguments) + "\n")
+        self._process.stdin.flush()
+        return self._event()["pid"]
+
+    def wait(self) -> int:
+        """Wait for the life to end; returns its exit status, minus the signal's number if it was killed."""
+        return self._event()["status"]
+
+    def _event(self) -> dict:
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the process that starts trainers has ended; the trainers' log is {self.log}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """End it; the life under way, if any, was ended by whoever began it."""
+        self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Town:
+    """Redis and broker over a folder."""
+
+    def __init__(self, folder: Path):
+        folder.mkdir(parents=True)
+        self._processes: list[subprocess.Popen] = []
+        redis, broker = free_port(), free_port()
+        self.address = f"127.0.0.1:{broker}"
+        self._log = (folder / "services.log").open("ab")
+        options = [
+            "--bind",
+            "127.0.0.1",
+            "--port",
+            str(redis),
+            "--dir",
+            str(folder),
+            "--appendonly",
+            "yes",
+            "--save",
+            "",
+        ]
+        self._start([find_server(), *options])
+        settings = {
+            "run.id": RUN,
+            "run.folder": folder / "run",
+            "addresses.broker": self.address,
+            "broker.redis_url": f"redis://127.0.0.1:{redis}/0",
+            "server.metrics": "false",
+        }
+        words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        self._start([str(ENVIRONMENTS / "broker/bin/python"), "-m", "quartet_broker", *words])
+        self._channel = grpc.insecure_channel(self.address)
+        self.stub = broker_pb2_grpc.BrokerServiceStub(self._channel)
+
+    def _start(self, command: list[str]) -> None:
+        self._processes.append(subprocess.Popen(command, stdout=self._log, stderr=self._log, stdin=subprocess.DEVNULL))
+
+    def make_run(self, steps: int) -> None:
+        """Make the run and submit exactly the prompts of `steps` steps."""
+        spec = broker_pb2.RunSpec(
+            run_id=RUN, group_size=COMPLETIONS, groups_per_step=GROUPS_PER_STEP, max_staleness=0, max_steps=steps
+        )
+        spec.member_ttl.FromSeconds(600)
+        spec.prompt_lease_ttl.FromSeconds(600)
+        self.stub.CreateRun(broker_pb2.CreateRunRequest(spec=spec), timeout=60, wait_for_ready=True)
+        instances = [
+            experience_pb2.PromptInstance(
+                instance_id=f"pass-0/{n}",
+                purpose=experience_pb2.PURPOSE_TRAIN,
+                prompt=experience_pb2.Prompt(prompt_id=str(n), text=f"{n}+1=?"),
+            )
+            for n in range(steps * GROUPS_PER_STEP)
+        ]
+        self.stub.SubmitPrompts(broker_pb2.SubmitPromptsRequest(run_id=RUN, instances=instances), timeout=60)
+        self.stub.EndPrompts(broker_pb2.EndPromptsRequest(run_id=RUN), timeout=20)
+
+    def run(self) -> broker_pb2.Run:
+        """The run as it stands."""
+        return self.stub.GetRun(broker_pb2.GetRunRequest(run_id=RUN), timeout=20).run
+
+    def close(self) -> None:
+        """End what was started."""
+        self._channel.close()
+        for process in reversed(self._processes):
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._log.close()
+
+
+def train(folder: Path, trainers: Trainers, steps: int, kills: list[Kill], checkpoint_every: int = 1) -> Left:
+    """Play a run of `steps` steps in `folder`, killing its trainer at `kills`."""
+    town = Town(folder)
+    killed: Counter = Counter()
+    try:
+        town.make_run(steps)
+        producer = Producer(town.stub, RUN)
+        producer.start()
+        settings = {
+            "run.id": RUN,
+            "run.folder": folder / "run",
+            "addresses.broker": town.address,
+            "addresses.trainer": "127.0.0.1:0",
+            "server.metrics": "false",
+            "model.path": trainers.model,
+            "trainer.learning_rate": 3e-3,
+            "trainer.tensorboard": "false",
+            "trainer.checkpoint.interval": checkpoint_every,
+        }
+        arguments = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        lives = 0
+        for kill in [*kills, None]:
+            lives += 1
+            pid = trainers.start(arguments)
+            timer = threading.Timer(LIFE_SECONDS, os.killpg, (pid, signal.SIGKILL))
+            timer.start()
+            try:
+                if kill is not None:
+                    killed[_kill(town, folder / "run" / "checkpoints", pid, kill)] += 1
+                status = trainers.wait()
+            finally:
+                timer.cancel()
+            if kill is None and status != 0:
+                raise RuntimeError(f"the last trainer ended with status {status}; its log is {trainers.log}")
+            if kill is not None and status != -signal.SIGKILL:
+                raise RuntimeError(f"a trainer ended with status {status} before it was killed; see {trainers.log}")
+        producer.close()
+        if producer.failure is not None:
+            raise RuntimeError(f"the producer failed: {producer.failure}")
+        return _left(town, folder / "run", lives, killed)
+    finally:
+        town.close()
+
+
+def _kill(town: Town, checkpoints: Path, pid: int, kill: Kill) -> str:
+    """Kill at the moment given; returns what the trainer was doing."""
+    deadline = time.monotonic() + LIFE_SECONDS
+    while not _is_at(town, kill.step) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if kill.in_checkpoint:
+        while not _being_written(checkpoints) and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+    time.sleep(kill.delay)
+    doing = "in mid-checkpoint" if _being_written(checkpoints) else "between checkpoints"
+    os.killpg(pid, signal.SIGKILL)
+    return doing
+
+
+def _is_at(town: Town, step: int) -> bool:
+    return town.run().policy_version >= step
+
+
+def _being_written(checkpoints: Path) -> bool:
+    return checkpoints.is_dir() and any(path.name.startswith(".writing-") for path in checkpoints.iterdir())
+
+
+def _left(town: Town, folder: Path, lives: int, killed: Counter) -> Left:
+    run = town.run()
+    newest = sorted((folder / "checkpoints").glob("step-*"))[-1]
+    manifest = json.loads((newest / "manifest.json").read_text(encoding="utf-8"))
+    return Left(
+        weights=load_file(folder / "model" / "model.safetensors"),
+        ledger=read_ledger(folder / "checkpoints" / LEDGER_FILE, manifest["ledger"]),
+        metrics=[json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()],
+        stats=run.stats,
+        state=run.state,
+        lives=lives,
+        killed=killed,
+    )
+
+
+def difference(one: Left, other: Left) -> float:
+    """The largest difference of any weight."""
+    assert one.weights.keys() == other.weights.keys()
+    return max(float(np.abs(one.weights[name] - other.weights[name]).max()) for name in one.weights)
+
+
+def wrong(left: Left, steps: int) -> list[str]:
+    """What is wrong with a run of `steps` steps, in sentences."""
+    wanted = [f"pass-0/{n}" for n in range(steps * GROUPS_PER_STEP)]
+    times, found = left.times(), []
+    found += [f"'{name}' was trained {times[name]} times" for name in wanted if times[name] != 1]
+    found += [f"'{name}' was trained and never submitted" for name in times.keys() - set(wanted)]
+    if left.state != broker_pb2.RUN_STATE_SUCCEEDED:
+        found.append(f"the run is {broker_pb2.RunState.Name(left.state)}")
+    if left.stats.committed != len(wanted):
+        found.append(f"{left.stats.committed} groups are committed, not {len(wanted)}")
+    if [line["step"] for line in left.metrics if line["kind"] == "step"] != list(range(steps)):
+        found.append("metrics.jsonl has not every step once")
+    return found
+
+
+def main_summary(killed: Left, unkilled: Left, steps: int) -> tuple[bool, str]:
+    """Whether all is right, and a line that says it."""
+    faults = wrong(killed, steps) + wrong(unkilled, steps)
+    apart = difference(killed, unkilled)
+    what = ", ".join(f"{count} {name}" for name, count in sorted(killed.killed.items()))
+    line = (
+        f"resume     {steps} steps, {sum(killed.killed.values())} kills ({what}), {killed.lives} lives: "
+        f"{sum(times == 1 for times in killed.times().values())} groups exactly once; "
+        f"final weights apart by at most {apart:.2g}"
+    )
+    return not faults and apart <= 1e-5, "\n".join([line, *faults])
+
+
+def tell(text: str) -> None:
+    """Print at once."""
+    print(text, flush=True, file=sys.stdout)

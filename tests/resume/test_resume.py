@@ -1,0 +1,29 @@
+"""A trainer that is killed goes on as if it had not been: the short form of tests/resume/run.py."""
+
+from pathlib import Path
+
+import pytest
+import resume
+
+STEPS, KILLS, SEED = 6, 3, 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_killed_trainer_ends_with_the_weights_of_one_that_was_not(tmp_path: Path):
+    trainers = resume.Trainers(tmp_path)
+    try:
+        unkilled = resume.train(tmp_path / "unkilled", trainers, STEPS, [])
+        killed = resume.train(tmp_path / "killed", trainers, STEPS, resume.draw(SEED, STEPS, KILLS))
+    finally:
+        trainers.close()
+    right, text = resume.main_summary(killed, unkilled, STEPS)
+    assert right, text
+    assert killed.lives == KILLS + 1 and sum(killed.killed.values()) == KILLS
+
+
+def test_kills_come_in_order_and_every_second_in_mid_checkpoint():
+    kills = resume.draw(1, 40, 20)
+    assert [kill.step for kill in kills] == sorted(kill.step for kill in kills)
+    assert sum(kill.in_checkpoint for kill in kills) == 10
+    assert kills == resume.draw(1, 40, 20)
