@@ -14,8 +14,10 @@ from quartet_client import __version__
 from quartet_client.commands.audit import audit
 from quartet_client.commands.certs import certs
 from quartet_client.commands.dead import dead
+from quartet_client.commands.doctor import doctor
 from quartet_client.commands.evaluate import evaluate
 from quartet_client.commands.generate import generate
+from quartet_client.commands.migrate import migrate_colossalchat
 from quartet_client.commands.plot import plot
 from quartet_client.commands.run import run
 from quartet_client.commands.runs import runs
@@ -33,7 +35,22 @@ def cli() -> None:
     """Quartet: reinforcement learning of language models by four services."""
 
 
-for command in (run, submit, generate, score, status, watch, runs, audit, dead, evaluate, plot, certs):
+for command in (
+    run,
+    submit,
+    generate,
+    score,
+    status,
+    watch,
+    runs,
+    audit,
+    dead,
+    evaluate,
+    plot,
+    certs,
+    doctor,
+    migrate_colossalchat,
+):
     cli.add_command(command)
 
 

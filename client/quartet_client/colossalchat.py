@@ -1,0 +1,258 @@
+"""ColossalChat's command line (`rl_example.py`), as a run file. docs/colossalchat.md tells the flags one by one."""
+
+import argparse
+import json
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from quartet_client.errors import InputError
+
+# Advantage, loss and its normalisation, as ColossalChat's four names mean them.
+PRESETS: dict[str, dict[str, Any]] = {
+    "GRPO": {"algorithm": "grpo", "clip_low": 0.2, "clip_high": 0.2, "aggregation": "sequence-mean-token-mean"},
+    "DAPO": {"algorithm": "dapo", "clip_low": 0.2, "clip_high": 0.28, "aggregation": "token-mean"},
+    "REINFORCE_PPB": {
+        "algorithm": "reinforce_pp_baseline",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "aggregation": "sequence-mean-token-mean",
+    },
+    "RLOO": {"algorithm": "rloo", "clip_low": 0.2, "clip_high": 0.2, "aggregation": "sequence-mean-token-mean"},
+}
+
+# Flags that have no counterpart, and why.
+_NOT_NEEDED = {
+    "num_inferencer": "start as many rollouts as you like, whenever you like; the launcher starts one",
+    "inference_batch_size": "rollouts batch continuously",
+    "inference_microbatch_size": "rollouts batch continuously",
+    "train_microbatch_size": "trainer.micro_batch_tokens bounds memory; the gradient does not depend on the cut",
+    "train_minibatch_size": "trainer.micro_batch_tokens bounds memory; the gradient does not depend on the cut",
+    "master_address": "only with several hosts: torchrun has it",
+    "master_port": "only with several hosts: torchrun has it",
+    "ray_dir": "there is no Ray",
+    "eval_generation_config": "write [run.evaluation_sampling]",
+    "code_verifier": "the sandbox is part of the reward service",
+    "consumer_batch_size_limit": "run.max_experience_bytes bounds the memory of what waits",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"ColossalChat's flags: {message}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="rl_example.py", add_help=False, allow_abbrev=False)
+    add = parser.add_argument
+    add("-m", "--model", required=True)
+    add("-d", "--dataset", required=True)
+    add("-ed", "--eval-dataset", default="")
+    add("-p", "--project", default="GRPO")
+    add("-e", "--num-episodes", type=int, default=1)
+    add("-t", "--num-trainers", type=int, default=2)
+    add("-i", "--num-inferencer", type=int)
+    add("-g", "--num-generations", type=int, default=8)
+    add("-ibs", "--inference-batch-size", type=int)
+    add("-imbs", "--inference-microbatch-size", type=int)
+    add("-tbs", "--train-batch-size", type=int, default=32)
+    add("-tMbs", "--train-minibatch-size", type=int)
+    add("-tmbs", "--train-microbatch-size", type=int)
+    add("-tp", "--tensor-parallel-size", type=int, default=1)
+    add("-pp", "--pipeline-parallel-size", type=int, default=1)
+    add("-zero", "--zero-stage", type=int, default=0, choices=[0, 1, 2])
+    add("-b", "--backend", default="transformers", choices=["transformers", "vllm"])
+    add("-temp", "--temperature", type=float, default=1.0)
+    add("-topk", "--top-k", type=int)
+    add("-topp", "--top-p", type=float, default=1.0)
+    add("-s", "--system-prompt", default="")
+    add("-mnt", "--max-new-tokens", type=int, default=3584)
+    add("-mpt", "--max-prompt-tokens", type=int, default=512)
+    add("-ptp", "--producer-tensor-parallel-size", type=int, default=1)
+    add("-a", "--algo", default="GRPO", choices=list(PRESETS))
+    add("-lr", "--learning-rate", type=float, default=1e-6)
+    add("-kl", "--kl-coeff", type=float, default=0.01)
+    add("-rt", "--reward-type", default="think_answer_tags", choices=["think_answer_tags", "boxed", "code"])
+    add("-cv", "--code-verifier", "--code-verifier-api-url", dest="code_verifier")
+    add("-ei", "--eval-interval", type=int, default=-1)
+    add("-nb", "--n-behind", type=int, default=0)
+    add("-si", "--save-interval", type=int, default=100)
+    add("-sd", "--save-dir", default="")
+    add("-esd", "--eval-save-dir", default="")
+    add("-rsd", "--rollout-save-dir", default="")
+    add("-egc", "--eval-generation-config")
+    add("-ma", "--master-address")
+    add("-mp", "--master-port", type=int)
+    add("--ray_dir", "--ray-dir", dest="ray_dir")
+    add("--enable_profiling", "--enable-profiling", dest="enable_profiling", action="store_true")
+    add("-cbsl", "--consumer-batch-size-limit", "--data_actor_buffer_size_limit", dest="consumer_batch_size_limit")
+    return parser
+
+
+@dataclass
+class RunFile:
+    """A run file in the making: sections in order, and remarks for its head."""
+
+    sections: dict[str, dict[str, Any]] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+    def put(self, section: str, **values: Any) -> None:
+        """Add keys to a section; those that are None are left out."""
+        self.sections.setdefault(section, {}).update({key: v for key, v in values.items() if v is not None})
+
+    def text(self, head: str) -> str:
+        """The TOML."""
+        lines = [f"# {line}" for line in (head, *self.remarks)]
+        for name, values in self.sections.items():
+            if values:
+                lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in values.items())]
+        return "\n".join(lines) + "\n"
+
+
+def migrate(flags: str) -> str:
+    """Return the run file that does what ColossalChat does with `flags`, e.g. "-m Qwen -d train.jsonl -a DAPO -g 8".
+
+    Raises:
+        InputError: a flag that ColossalChat has not, one without which there is no run, or a value that it refuses.
+    """
+    try:
+        words = shlex.split(flags)
+    except ValueError as error:
+        raise InputError(f"ColossalChat's flags cannot be read: {error}") from error
+    while words and not words[0].startswith("-"):
+        words = words[1:]  # "python rl_example.py"
+    given = _parser().parse_args(words)
+    file = RunFile()
+    model_parallel = given.tensor_parallel_size * given.pipeline_parallel_size
+    if given.num_trainers % model_parallel:
+        raise InputError(f"-t {given.num_trainers} is no multiple of -tp x -pp = {model_parallel}")
+    groups_per_step = given.train_batch_size * (given.num_trainers // model_parallel)
+    steps = _steps(Path(given.dataset), given.num_episodes, groups_per_step)
+    dapo = given.algo == "DAPO"
+    _run(file, given, groups_per_step, dapo)
+    file.put("model", path=given.model)
+    evaluation = _evaluation_sets(given.eval_dataset)
+    file.put("data", train=given.dataset, passes=given.num_episodes, shuffle_seed=42)
+    file.put("data.evaluation", **evaluation)
+    file.put("rollout", engine=given.backend)
+    _trainer(file, given, steps, model_parallel)
+    file.put(
+        "trainer.evaluation",
+        sets=list(evaluation) if given.eval_interval > 0 else [],
+        interval=max(0, given.eval_interval),
+    )
+    file.put("trainer.checkpoint", interval=given.save_interval, folder=given.save_dir or None)
+    _remarks(file, given, groups_per_step, steps)
+    return file.text(f"From ColossalChat: {shlex.join(words)}")
+
+
+def _run(file: RunFile, given: argparse.Namespace, groups_per_step: int, dapo: bool) -> None:
+    verifiers: list[dict[str, Any]] = [{"name": given.reward_type}]
+    if dapo:
+        verifiers.append({"name": "length", "parameters": {"buffer_tokens": min(1024, given.max_new_tokens // 4)}})
+    file.put(
+        "run",
+        id=given.project,
+        group_size=given.num_generations,
+        groups_per_step=groups_per_step,
+        max_staleness=given.n_behind,
+        max_prompt_tokens=given.max_prompt_tokens,
+        system_prompt=given.system_prompt or None,
+        verifiers=verifiers,
+    )
+    file.put(
+        "run.sampling",
+        temperature=given.temperature,
+        top_p=given.top_p,
+        top_k=given.top_k,
+        max_new_tokens=given.max_new_tokens,
+    )
+    file.put("run.evaluation_sampling", temperature=0.6, max_new_tokens=given.max_new_tokens)
+
+
+def _trainer(file: RunFile, given: argparse.Namespace, steps: int | None, model_parallel: int) -> None:
+    plugin = "hybrid_parallel" if model_parallel > 1 else "low_level_zero" if given.zero_stage else "torch_ddp"
+    file.put(
+        "trainer",
+        **PRESETS[given.algo],
+        learning_rate=given.learning_rate,
+        weight_decay=0.01,
+        max_grad_norm=1.0,
+        schedule="cosine" if steps else None,
+        schedule_steps=steps,
+        min_learning_rate_ratio=0.1,
+        kl_coefficient=0.0 if given.algo == "DAPO" else given.kl_coeff,
+        precision="bf16",
+        gradient_checkpointing=True,
+        ranks=given.num_trainers,
+        plugin=plugin,
+        tp_size=given.tensor_parallel_size if given.tensor_parallel_size > 1 else None,
+        pp_size=given.pipeline_parallel_size if given.pipeline_parallel_size > 1 else None,
+        zero_stage=given.zero_stage or None,
+    )
+
+
+def _remarks(file: RunFile, given: argparse.Namespace, groups_per_step: int, steps: int | None) -> None:
+    file.remarks.append(
+        f"groups_per_step: -tbs {given.train_batch_size} prompts x {groups_per_step // given.train_batch_size} "
+        "data-parallel groups"
+    )
+    if steps is None:
+        file.remarks.append(
+            f"'{given.dataset}' is not here, so its steps could not be counted: the learning rate is constant. For the "
+            'cosine set trainer.schedule = "cosine" and trainer.schedule_steps'
+        )
+    if given.algo == "DAPO":
+        file.remarks.append(
+            "DAPO there: groups of mean accuracy 0 or 1 are replaced; here those whose rewards are equal"
+        )
+        if given.kl_coeff:
+            file.remarks.append("-kl is ignored by DAPO, there and here")
+    if given.algo == "REINFORCE_PPB":
+        file.remarks.append("REINFORCE_PPB: whitening divides by the deviation; there it multiplied by it, by mistake")
+    if given.eval_dataset and given.eval_interval <= 0:
+        file.remarks.append("-ei is not given: nothing is evaluated, as there; trainer.evaluation.sets would")
+    for flag, section in (("eval_save_dir", "evaluations/"), ("rollout_save_dir", "samples/")):
+        if getattr(given, flag):
+            file.remarks.append(f"--{flag.replace('_', '-')} is not needed: {section} in run.folder")
+    if given.producer_tensor_parallel_size > 1:
+        file.remarks.append(
+            f"-ptp {given.producer_tensor_parallel_size} has no counterpart yet: a rollout has one device; start several"
+        )
+    if given.enable_profiling:
+        file.remarks.append("--enable_profiling is not needed: the time/* metrics tell each phase's share")
+    for name, why in _NOT_NEEDED.items():
+        if getattr(given, name) is not None:
+            file.remarks.append(f"--{name.replace('_', '-')} is not needed: {why}")
+
+
+def _steps(dataset: Path, episodes: int, groups_per_step: int) -> int | None:
+    """Optimizer steps of the run, by the lines of the data; None if the file is not here."""
+    try:
+        with dataset.open("rb") as lines:
+            prompts = sum(1 for line in lines if line.strip())
+    except OSError:
+        return None
+    return max(1, prompts * episodes // groups_per_step)
+
+
+def _evaluation_sets(text: str) -> dict[str, str]:
+    """`-ed`: a JSON map of name to file, there."""
+    if not text:
+        return {}
+    try:
+        sets = json.loads(text)
+    except ValueError:
+        return {Path(text).stem: text}
+    if not isinstance(sets, dict) or not all(isinstance(path, str) for path in sets.values()):
+        raise InputError(f"-ed takes a JSON object of names and files, got {text}")
+    return sets
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,95 @@
+"""ColossalChat's flags as a run file: values, defaults, remarks, refusals."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from quartet_client.cli import main
+from quartet_client.colossalchat import PRESETS, migrate
+from quartet_client.errors import InputError
+
+
+def read(flags: str) -> dict:
+    return tomllib.loads(migrate(flags))
+
+
+def test_defaults_are_colossalchats(tmp_path: Path):
+    data = tmp_path / "train.jsonl"
+    data.write_text("{}\n" * 640)
+    file = read(f"-m /models/qwen -d {data}")
+    assert file["run"]["group_size"] == 8 and file["run"]["max_staleness"] == 0
+    assert file["run"]["groups_per_step"] == 64, "32 prompts for each of two data-parallel ranks"
+    assert file["run"]["max_prompt_tokens"] == 512 and file["run"]["sampling"]["max_new_tokens"] == 3584
+    assert file["run"]["verifiers"] == [{"name": "think_answer_tags"}]
+    trainer = file["trainer"]
+    assert (trainer["algorithm"], trainer["learning_rate"], trainer["kl_coefficient"]) == ("grpo", 1e-6, 0.01)
+    assert (trainer["schedule"], trainer["schedule_steps"], trainer["min_learning_rate_ratio"]) == ("cosine", 10, 0.1)
+    assert (trainer["weight_decay"], trainer["max_grad_norm"], trainer["precision"]) == (0.01, 1.0, "bf16")
+    assert file["rollout"]["engine"] == "transformers" and file["data"]["passes"] == 1
+    assert trainer["evaluation"]["sets"] == [] and trainer["checkpoint"]["interval"] == 100
+
+
+@pytest.mark.parametrize("algorithm", PRESETS)
+def test_each_algorithm_has_its_preset(algorithm: str):
+    trainer = read(f"-m m -d d -a {algorithm}")["trainer"]
+    assert {key: trainer[key] for key in PRESETS[algorithm]} == PRESETS[algorithm]
+    assert trainer["kl_coefficient"] == (0.0 if algorithm == "DAPO" else 0.01)
+
+
+def test_dapo_punishes_length_softly():
+    file = read("-m m -d d -a DAPO -mnt 2000")
+    assert file["run"]["verifiers"][1] == {"name": "length", "parameters": {"buffer_tokens": 500}}
+
+
+def test_parallel_sizes_choose_the_plugin():
+    assert read("-m m -d d -zero 2")["trainer"]["plugin"] == "low_level_zero"
+    hybrid = read("-m m -d d -t 8 -tp 2 -pp 2")
+    assert (hybrid["trainer"]["plugin"], hybrid["trainer"]["tp_size"], hybrid["trainer"]["pp_size"]) == (
+        "hybrid_parallel",
+        2,
+        2,
+    )
+    assert hybrid["run"]["groups_per_step"] == 64, "two data-parallel groups"
+
+
+def test_what_has_no_counterpart_is_named_with_the_reason():
+    text = migrate("python rl_example.py -m m -d d -ibs 64 -cv http://judge -cbsl 4 --enable_profiling -i 3 -ptp 4")
+    for words in (
+        "--inference-batch-size is not needed: rollouts batch continuously",
+        "--code-verifier is not needed: the sandbox is part of the reward service",
+        "--consumer-batch-size-limit is not needed: run.max_experience_bytes",
+        "--num-inferencer is not needed: start as many rollouts as you like",
+        "--enable_profiling is not needed",
+        "-ptp 4 has no counterpart yet",
+        "'d' is not here, so its steps could not be counted",
+    ):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("-d d", "-m/--model"),
+        ("-m m -d d -a PPO", "invalid choice: 'PPO'"),
+        ("-m m -d d -g eight", "invalid int value: 'eight'"),
+        ("-m m -d d --colour red", "unrecognized arguments: --colour red"),
+        ("-m m -d d -t 3 -tp 2", "-t 3 is no multiple of -tp x -pp = 2"),
+        ("-m 'm", "cannot be read: No closing quotation"),
+        ("-m m -d d -ed '[1]'", "-ed takes a JSON object"),
+    ],
+)
+def test_what_it_cannot_read_is_refused_in_one_sentence(flags: str, sentence: str):
+    with pytest.raises(InputError) as refused:
+        migrate(flags)
+    assert sentence in str(refused.value)
+
+
+def test_the_command_prints_the_file(capsys: pytest.CaptureFixture[str]):
+    assert main(["migrate-colossalchat", "-m m -d d -b vllm -ptp 2 -s 'Think \"first\".'"]) == 0
+    file = tomllib.loads(capsys.readouterr().out)
+    assert file["rollout"]["engine"] == "vllm" and file["run"]["system_prompt"] == 'Think "first".'
+    assert main(["migrate-colossalchat", "-m", "hello", "-d", "with a space"]) == 0
+    assert tomllib.loads(capsys.readouterr().out)["data"]["train"] == "with a space"
+    assert main(["migrate-colossalchat", "-m m"]) == 2
+    assert "the following arguments are required" in capsys.readouterr().err
