@@ -10,7 +10,14 @@
 | `colossalai_cures` | what ColossalAI 0.5.0 needs on a CPU with this torch |
 | `policy` | the causal language model, giving log-probs of completion tokens and nothing else |
 | `booster_learner` | `BoosterLearner`: a step, the weights, checkpoints, under any plugin |
+| `plugin_settings` | the keys that choose plugin, sizes and adapters (no torch) |
+| `adapter` | LoRA: adapters in a model, their names, the merged model |
+| `vocab_parallel` | log-probs where each rank has a part of the vocabulary |
 | `plugins` | ColossalAI's plugins behind one interface: spread a model, accumulate, gather |
+| `planner` | from a global batch to advantages, weights and shares; what they need is computed beforehand |
+| `objective` | the loss of a micro-batch from its log-probs |
+| `critic` | PPO's value model, its optimizer and its part of a step |
+| `ptx` | texts for a language-model loss beside the policy's |
 | `accumulation` | one global batch through micro-batches: loss, gradient, sums for metrics |
 | `optimizer` | AdamW and its parameter groups, the learning-rate schedule |
 | `metrics` | names and meanings of the metrics, and how sums over ranks become them |

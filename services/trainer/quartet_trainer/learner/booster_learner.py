@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -9,24 +10,29 @@ from typing import Any
 
 import torch
 from colossalai.interface import OptimizerWrapper
-from quartet.v1 import experience_pb2, tensor_pb2
+from quartet.v1 import experience_pb2, rollout_pb2, tensor_pb2
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from quartet_common.log import get_logger
+from quartet_common.weights import folder_checksum
 from quartet_trainer.algorithms import create_algorithm
-from quartet_trainer.batches import ExperienceBatch, StepPlan, decode_groups, plan_step
+from quartet_trainer.batches import decode_groups
 from quartet_trainer.checkpoints import atomic_folder
 from quartet_trainer.learner import distributed, storage
 from quartet_trainer.learner.accumulation import Accumulator
+from quartet_trainer.learner.adapter import check_base, write_adapter_files
 from quartet_trainer.learner.base import LearnerError, RunLike
-from quartet_trainer.learner.metrics import PEAKS, batch_metrics, computed_metrics
+from quartet_trainer.learner.critic import Critic
+from quartet_trainer.learner.metrics import PEAKS, SUMS, batch_metrics, computed_metrics
 from quartet_trainer.learner.model_folder import check_model_folder
 from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
+from quartet_trainer.learner.planner import Planner
 from quartet_trainer.learner.plugins import create_plugin
 from quartet_trainer.learner.policy import load_causal_lm
+from quartet_trainer.learner.ptx import PretrainingTexts
 from quartet_trainer.learner.settings import LearnerSettings
-from quartet_trainer.losses.aggregation import token_weights
 
 log = get_logger(__name__)
 
@@ -49,7 +55,6 @@ class BoosterLearner:
         self.step = 0
         self._settings = settings
         self._model_path = model_path
-        self._max_new_tokens = run.sampling.max_new_tokens
         self._algorithm = create_algorithm(settings)
         self._learning_rate = LearningRate(settings, run.max_steps)
         self._ranks = distributed.initialize(settings.seed)
@@ -59,9 +64,18 @@ class BoosterLearner:
         dtype = torch.float64 if settings.precision == "fp64" else torch.float32
         self._plugin = create_plugin(settings, self._ranks)
         self._plugin.boost(self._load(dtype), lambda model: create_optimizer(model, settings))
+        self._base_checksum = folder_checksum(model_path) if settings.lora.r else 0
         if settings.kl_coefficient > 0:
-            self._plugin.keep_reference(self._load(dtype, frozen=True))
-        self._accumulator = Accumulator(settings, self._algorithm, self._plugin)
+            self._plugin.keep_reference(lambda: self._load(dtype, frozen=True))
+        self._kl_in_loss = settings.kl_coefficient > 0 and self._algorithm.kl_in == "loss"
+        self._plugin.reference_in_loss = self._kl_in_loss
+        texts, config = None, self._causal_lm.config
+        if settings.ptx.coefficient:
+            texts = PretrainingTexts(settings, config.vocab_size, getattr(config, "max_position_embeddings", None))
+        self._accumulator = Accumulator(settings, self._algorithm, self._plugin, texts)
+        self._critic = Critic(settings, model_path, self._plugin, run.max_steps) if self._algorithm.has_critic else None
+        values = self._critic.values if self._critic else None
+        self._planner = Planner(settings, self._algorithm, self._plugin, run.sampling.max_new_tokens, values)
 
     def _load(self, dtype: torch.dtype, *, frozen: bool = False) -> PreTrainedModel:
         causal_lm = load_causal_lm(self._model_path, dtype)
@@ -74,57 +88,47 @@ class BoosterLearner:
         """See `Learner.train_step`."""
         started = time.perf_counter()
         batch = decode_groups(groups, self._causal_lm.config.vocab_size)
-        plan = self._plan(batch)
-        sums, peaks = self._accumulator.run(batch, plan)
+        plan, targets, known = self._planner.plan(batch)
+        sums, peaks = self._accumulator.run(batch, plan, self.step)
+        if self._critic and targets:
+            known |= self._critic.learn(batch, targets, self.step)
+        ratio = distributed.sum_over_ranks(sums[[SUMS.index("ratio_mean"), SUMS.index("computed_tokens")]])
 
         optimizer_started = time.perf_counter()
         learning_rate = self._learning_rate(self.step)
-        grad_norm = self._update(learning_rate)
+        grad_norm, updated = self._update(learning_rate, mean_ratio=(ratio[0] / ratio[1].clamp(min=1)).item())
         ended = time.perf_counter()
         peaks |= {"optimizer_seconds": ended - optimizer_started, "train_step_seconds": ended - started}
         peak_values = torch.tensor([peaks[name] for name in PEAKS], dtype=torch.float64, device=sums.device)
         distributed.sum_and_max(sums, peak_values)
         return {
             **batch_metrics(batch, plan),
-            **computed_metrics(sums, peak_values, self._settings.kl_coefficient),
+            **computed_metrics(sums, peak_values, kl_in_loss=self._kl_in_loss, ptx=self._settings.ptx.coefficient > 0),
+            **known,
             "grad_norm": grad_norm,
-            "update_skipped": float(not torch.isfinite(torch.tensor(grad_norm))),
+            "update_skipped": float(not updated),
             "learning_rate": learning_rate,
         }
 
-    def _plan(self, batch: ExperienceBatch) -> StepPlan:
-        settings, algorithm = self._settings, self._algorithm
-        mask = batch.loss_mask
-        if algorithm.mask_truncated:
-            mask = mask & ~batch.per_token(batch.truncated)
-        weights = token_weights(
-            algorithm.aggregation, mask, batch.rows, completions=batch.completions, length=self._max_new_tokens
-        )
-        return plan_step(
-            batch,
-            mask=mask,
-            weights=weights,
-            advantages=algorithm.advantages(batch),
-            skip_zero_advantage=settings.skip_zero_advantage and settings.kl_coefficient == 0,
-            micro_batch_tokens=settings.micro_batch_tokens,
-            max_padding=settings.max_padding,
-            rank=self._plugin.data_rank,
-            world_size=self._plugin.data_size,
-        )
+    def _update(self, learning_rate: float, mean_ratio: float) -> tuple[float, bool]:
+        """One optimizer step; returns the gradient's norm, and whether the weights were changed.
 
-    def _update(self, learning_rate: float) -> float:
-        """One optimizer step; returns the gradient's norm. A gradient that is not finite leaves all as it was."""
-        max_norm = self._settings.max_grad_norm or torch.inf
-        grad_norm = self._plugin.clip_gradient(max_norm)
+        A gradient that is not finite, or a mean ratio above the algorithm's bound, leaves all as it was.
+        """
+        grad_norm = self._plugin.clip_gradient(self._settings.max_grad_norm or torch.inf)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        if torch.isfinite(torch.tensor(grad_norm)):
+        highest = self._algorithm.max_mean_ratio or math.inf
+        updated = math.isfinite(grad_norm) and mean_ratio <= highest
+        if updated:
             self._optimizer.step()
+        elif mean_ratio > highest:
+            log.warning(f"the mean ratio is {mean_ratio:.3g}; the weights stay", extra={"step": self.step})
         else:
             log.warning("the gradient is not finite; the weights stay", extra={"step": self.step})
         self._optimizer.zero_grad()
         self.step += 1
-        return grad_norm
+        return grad_norm, updated
 
     @property
     def _optimizer(self) -> OptimizerWrapper:
@@ -137,13 +141,28 @@ class BoosterLearner:
 
     def weight_specs(self) -> list[tuple[str, int, tuple[int, ...]]]:
         """See `Learner.weight_specs`."""
-        dtype = _WIRE_DTYPE[self._published_dtype]
+        dtype = _WIRE_DTYPE[self._wire_dtype]
         return [(name, dtype, tuple(shape)) for name, shape in self._plugin.specs.items()]
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """See `Learner.weights`."""
         for name, tensor in self._plugin.weights():
-            yield name, tensor.to(self._published_dtype).contiguous()
+            yield name, tensor.detach().to(self._wire_dtype).contiguous()
+
+    @property
+    def _wire_dtype(self) -> torch.dtype:
+        """An adapter is small, and its product is added to weights of fewer digits: it keeps its own."""
+        return torch.float32 if self._plugin.adapter else self._published_dtype
+
+    @property
+    def lora(self) -> rollout_pb2.LoraConfig | None:
+        """See `Learner.lora`."""
+        lora = self._settings.lora
+        if not lora.r:
+            return None
+        return rollout_pb2.LoraConfig(
+            r=lora.r, alpha=lora.alpha, target_modules=lora.target_modules, base_checksum=self._base_checksum
+        )
 
     def save(self, folder: Path, state: dict[str, Any], facts: dict[str, Any] | None = None) -> None:
         """See `Learner.save`."""
@@ -173,12 +192,19 @@ class BoosterLearner:
     def _writer(self, place: Path, state: dict[str, Any], facts: dict[str, Any] | None) -> Callable[..., None]:
         """What writes weights and moments of the present step as a checkpoint, whenever it is called."""
         step, settings, specs = self.step, self._settings.model_dump(mode="json"), self._plugin.specs
-        dtype = next(self._causal_lm.parameters()).dtype
+        dtype, adapter = self._plugin.dtype, self._plugin.adapter
+        critic = self._critic.copies() if self._critic and self._ranks.is_first else None
 
         def write(weights: Tensors, moments: Tensors, folder: Path = place) -> None:
             with atomic_folder(folder, {**(facts or {}), "format": storage.FORMAT, "step": step}) as writing:
-                storage.write_model(weights, specs, writing / "model", self._model_path, dtype)
+                if adapter is None:
+                    storage.write_model(weights, specs, writing / "model", self._model_path, dtype)
+                else:
+                    storage.write_adapter(weights, writing / "adapter")
+                    write_adapter_files(writing / "adapter", self._settings.lora, self._model_path, self._base_checksum)
                 storage.write_optimizer(moments, writing / "optimizer.safetensors")
+                if critic is not None:
+                    save_file(critic, writing / "critic.safetensors")
                 storage.write_learner(writing / "learner.json", step, settings, state)
 
         return write
@@ -188,9 +214,9 @@ class BoosterLearner:
 
         def write(weights: Tensors) -> None:
             with atomic_folder(folder) as writing:
-                storage.write_model(weights, self._plugin.specs, writing, self._model_path, self._published_dtype)
+                storage.write_model(weights, self._plugin.model_specs, writing, self._model_path, self._published_dtype)
 
-        self._write_together(write, self._plugin.weights(), what=f"write the model {folder}")
+        self._write_together(write, self._plugin.model_weights(), what=f"write the model {folder}")
 
     def _write_together(self, write: Callable[..., None], *collective: Tensors, what: str) -> None:
         """Have rank 0 write what all ranks gather. The others go through the same, and so does rank 0 if it fails."""
@@ -208,7 +234,17 @@ class BoosterLearner:
     def load(self, folder: Path) -> dict[str, Any]:
         """See `Learner.load`."""
         saved = storage.read_learner(folder)
-        storage.read_model(self._plugin, folder / "model")
+        trained = folder / ("adapter" if self._plugin.adapter else "model")
+        if not trained.is_dir():
+            other = "a whole model" if self._plugin.adapter else "an adapter"
+            raise LearnerError(
+                f"{folder} holds {other}: trainer.lora.r was {'0' if self._plugin.adapter else 'above 0'}"
+            )
+        if self._plugin.adapter:
+            check_base(trained, self._model_path)
+        storage.read_model(self._plugin, trained)
         storage.read_optimizer(self._plugin, folder / "optimizer.safetensors")
+        if self._critic:
+            self._critic.load(folder / "critic.safetensors")
         self.step = saved["step"]
         return saved["state"]

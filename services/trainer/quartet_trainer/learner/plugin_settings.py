@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from quartet_common.config import Section
 
@@ -19,8 +19,15 @@ class LoraSection(Section):
     target_modules: list[str] = Field(
         default=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
         min_length=1,
-        description="Last names of the linear layers that get an adapter.",
+        description="Last names of the linear layers that get an adapter; not lm_head, not embed_tokens.",
     )
+
+    @field_validator("target_modules")
+    @classmethod
+    def _inner_layers(cls, names: list[str]) -> list[str]:
+        if outer := {"lm_head", "embed_tokens"} & set(names):
+            raise ValueError(f"{min(outer)!r} cannot have an adapter: it may be tied to the other end of the model")
+        return names
 
 
 class PluginSettings(Section):

@@ -3,7 +3,9 @@
 ```
 step-00000012/
   model/                  Hugging Face folder, transformers-4.51 form, in the trained precision; tokenizer files copied
+  adapter/                in place of model/ with lora.r: PEFT's adapter folder, and base.json: {"path", "checksum"}
   optimizer.safetensors   AdamW's state: "exp_avg/NAME", "exp_avg_sq/NAME", "step/NAME" for each parameter NAME
+  critic.safetensors      with a critic only: "model/NAME", "exp_avg/NAME", "exp_avg_sq/NAME", "step/NAME"
   learner.json            {"step", "settings", "state"}: state is the training loop's own
   manifest.json           written last: {"format", "step", "files": {name: bytes}} and the training loop's facts:
                           {"run_id", "run_created_at", "ledger"}; see `quartet_common.ledger`
@@ -75,6 +77,13 @@ def write_model(
     config["torch_dtype"] = str(dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     copy_companions(source, folder)
+
+
+def write_adapter(weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
+    """Write an adapter's tensors by PEFT's names; `adapter.write_adapter_files` writes the rest of its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in weights}
+    save_file(state, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def _files(specs: Mapping[str, torch.Size], itemsize: int) -> dict[str, list[str]]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from quartet_trainer.batches import MicroBatch
+from quartet_trainer.learner.adapter import Adapter
 from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.names import untied_names
 from quartet_trainer.learner.settings import LearnerSettings
@@ -47,7 +48,11 @@ class Plugin(ABC):
     causal_lm: PreTrainedModel
     """This rank's part of the model."""
     specs: dict[str, torch.Size]
-    """Names and shapes of the whole model's tensors, in order, each storage once."""
+    """Names and shapes of the trained tensors, whole, in order, each storage once: the model's, or the adapter's."""
+    model_specs: dict[str, torch.Size]
+    """Names and shapes of the model's."""
+    adapter: Adapter | None = None
+    """What is trained in place of the model, with `lora.r`."""
     reference_in_loss = True
     """Whether `accumulate` gives the reference model's log-probs to its criterion; may be set."""
 
@@ -66,15 +71,19 @@ class Plugin(ABC):
 
     def boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None:
         """Spread a whole model, which this takes over, and make its optimizer."""
-        self.specs = {name: causal_lm.state_dict()[name].shape for name in untied_names(causal_lm)}
+        state = causal_lm.state_dict()
+        self.specs = self.model_specs = {name: state[name].shape for name in untied_names(causal_lm)}
+        if self.settings.lora.r:
+            self.adapter = Adapter(self.booster, causal_lm, self.settings.lora, self.settings.seed)
+            self.specs = {name: parameter.shape for name, parameter in self.adapter.parameters()}
         self._boost(causal_lm, create_optimizer)
 
     @abstractmethod
     def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None: ...
 
     @abstractmethod
-    def keep_reference(self, causal_lm: PreTrainedModel) -> None:
-        """Spread a second model, never trained, whose log-probs the criterion gets."""
+    def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
+        """Keep the model as it is now for `reference_log_probs`; `load` gives a second, whole one, if it takes one."""
 
     @abstractmethod
     def accumulate(self, count: int, load: Load, criterion: Criterion) -> Seconds:
@@ -103,7 +112,7 @@ class Plugin(ABC):
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's parameters, or their pieces, by the whole tensor's name. Local."""
-        yield from self.causal_lm.named_parameters()
+        yield from self.adapter.parameters() if self.adapter else self.causal_lm.named_parameters()
 
     def trained(self, parameter: nn.Parameter) -> Tensor:
         """What the optimizer updates for a parameter: itself, or its copy with more digits. Local."""
@@ -114,10 +123,14 @@ class Plugin(ABC):
         return whole
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The whole model's tensors in the order of `specs`, on the training device; maybe the parameters' memory."""
-        state = self.causal_lm.state_dict()
+        """The trained tensors, whole, in the order of `specs`, on the training device; maybe the parameters' memory."""
+        state = dict(self.adapter.parameters()) if self.adapter else self.causal_lm.state_dict()
         for name in self.specs:
             yield name, state[name].detach()
+
+    def model_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The whole model's tensors in the order of `model_specs`, adapters added where there are some."""
+        yield from self.adapter.merged() if self.adapter else self.weights()
 
     def moments(self) -> Iterator[tuple[str, Tensor]]:
         """The whole optimizer's state: "exp_avg/NAME", "exp_avg_sq/NAME", "step/NAME"."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -92,9 +92,9 @@ class HybridParallel(Plugin):
             autocast=None,
         )
 
-    def keep_reference(self, causal_lm: PreTrainedModel) -> None:
+    def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
         """Sharded as the policy is, without DDP around it, which needs gradients."""
-        causal_lm.eval().requires_grad_(False)
+        causal_lm = load().eval().requires_grad_(False)
         sharded, _ = ShardFormer(self._parallel.shard_config).optimize(causal_lm)
         self._reference = self._make_stage(sharded.to(self.ranks.device))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
@@ -25,17 +26,20 @@ class DataParallel(Plugin):
             settings, ranks, Booster(plugin=TorchDDPPlugin(gradient_as_bucket_view=True, broadcast_buffers=False))
         )
         self._autocast = torch.bfloat16 if settings.precision == "bf16" else None
-        self._reference: Policy | None = None
+        self._has_reference = False
+        self._reference: Policy
 
     def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None:
         policy = Policy(causal_lm, self._autocast, entropy_gradient=self.settings.entropy_coefficient > 0)
         self.causal_lm = causal_lm
         self.model, self.optimizer, *_ = self.booster.boost(policy, create_optimizer(policy))
 
-    def keep_reference(self, causal_lm: PreTrainedModel) -> None:
-        """Not boosted: DDP has nothing to do for a model without gradients."""
-        reference = Policy(causal_lm, self._autocast)
-        self._reference = reference.to(self.ranks.device).eval().requires_grad_(False)
+    def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
+        """Not boosted: DDP has nothing to do for a model without gradients. Under an adapter it is there already."""
+        self._has_reference = True
+        if self.adapter is None:
+            reference = Policy(load(), self._autocast)
+            self._reference = reference.to(self.ranks.device).eval().requires_grad_(False)
 
     def log_probs(self, micro_batch: MicroBatch) -> Tensor:
         """See `Plugin.log_probs`."""
@@ -45,6 +49,9 @@ class DataParallel(Plugin):
 
     def reference_log_probs(self, micro_batch: MicroBatch) -> Tensor:
         """See `Plugin.reference_log_probs`."""
+        if self.adapter is not None:
+            with self.adapter.disabled():
+                return self.log_probs(micro_batch)
         with torch.no_grad():
             log_probs, _ = self._reference(*micro_batch.inputs)
         return log_probs
@@ -58,7 +65,7 @@ class DataParallel(Plugin):
             with nullcontext() if is_last else self.booster.no_sync(self.model, self.optimizer):
                 log_probs, entropy = self.model(*micro_batch.inputs)
                 reference = None
-                if self._reference is not None and self.reference_in_loss:
+                if self._has_reference and self.reference_in_loss:
                     reference = self.reference_log_probs(micro_batch)
                 loss = criterion(index, micro_batch, log_probs, entropy, reference)
                 forward_ended = self.clock()

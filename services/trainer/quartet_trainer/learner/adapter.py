@@ -1,0 +1,112 @@
+"""A LoRA adapter of a model: W = W0 + B A alpha / r, of which only A and B are trained (arXiv:2106.09685).
+
+The tensors have PEFT's names, as files and rollouts know them; inside the model each has the adapter's name in it too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch
+from colossalai.booster import Booster
+from peft import LoraConfig
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from quartet_common.weights import folder_checksum
+from quartet_trainer.learner.base import LearnerError
+from quartet_trainer.learner.plugin_settings import LoraSection
+
+BASE_FILE = "base.json"
+_NAME = "default"
+_PREFIX = "base_model.model."
+
+
+class Adapter:
+    """Adapters in a model: after `Adapter(...)` the model has them, they alone have gradients, and B is 0."""
+
+    def __init__(self, booster: Booster, causal_lm: PreTrainedModel, settings: LoraSection, seed: int) -> None:
+        """Put them in.
+
+        Args:
+            booster: of a plugin that can train adapters.
+            causal_lm: changed in place.
+            settings: rank, scale, and where.
+            seed: of A's first values, which depend on nothing else.
+
+        Raises:
+            LearnerError: the model has no linear layer of a name in `settings.target_modules`.
+        """
+        linear = {
+            name.rpartition(".")[2] for name, module in causal_lm.named_modules() if isinstance(module, nn.Linear)
+        }
+        linear -= {"lm_head"}
+        for target in settings.target_modules:
+            if target not in linear:
+                raise LearnerError(
+                    f"trainer.lora.target_modules: the model has no inner linear layer {target!r}; "
+                    f"it has {', '.join(sorted(linear))}"
+                )
+        config = LoraConfig(
+            task_type="CAUSAL_LM",
+            r=settings.r,
+            lora_alpha=settings.alpha,
+            lora_dropout=0.0,
+            target_modules=settings.target_modules,
+        )
+        self._causal_lm = causal_lm
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self._peft = booster.enable_lora(causal_lm, lora_config=config)
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """A and B of every matrix, by PEFT's names."""
+        for name, parameter in self._causal_lm.named_parameters():
+            if parameter.requires_grad:
+                yield _PREFIX + name.replace(f".{_NAME}.", "."), parameter
+
+    def disabled(self) -> AbstractContextManager:
+        """The model as it was, inside the block."""
+        return self._peft.disable_adapter()
+
+    def merged(self) -> Iterator[tuple[str, Tensor]]:
+        """The whole model's tensors under their own names, each adapter added to its matrix."""
+        layers = {name: m for name, m in self._causal_lm.named_modules() if isinstance(m, LoraLayer)}
+        for name, parameter in self._causal_lm.named_parameters():
+            if ".lora_" in name:
+                continue
+            layer, _, kind = name.partition(".base_layer.")
+            tensor = parameter.detach()
+            if kind == "weight":
+                tensor = tensor + layers[layer].get_delta_weight(_NAME).detach()
+            yield f"{layer}.{kind}" if kind else name, tensor
+
+
+def write_adapter_files(folder: Path, settings: LoraSection, base: Path, checksum: int) -> None:
+    """Write what stands beside an adapter's tensors: PEFT's configuration, and which model it belongs to."""
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(base.absolute()),
+        "r": settings.r,
+        "lora_alpha": settings.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": settings.target_modules,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    of = {"path": str(base.absolute()), "checksum": f"{checksum:016x}"}
+    (folder / BASE_FILE).write_text(json.dumps(of, indent=2) + "\n", encoding="utf-8")
+
+
+def check_base(folder: Path, model_path: Path) -> None:
+    """Raise LearnerError if the adapter in `folder` belongs to other weights than those of `model_path`."""
+    base = json.loads((folder / BASE_FILE).read_text(encoding="utf-8"))
+    if (found := f"{folder_checksum(model_path):016x}") != base["checksum"]:
+        raise LearnerError(
+            f"{folder} is an adapter of the model that was at {base['path']}, checksum {base['checksum']}; "
+            f"{model_path} has {found}"
+        )

@@ -1,0 +1,145 @@
+"""Adapters: only they are trained, sent and saved; merged, they are the model that was trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import plain_loop
+import pytest
+import torch
+from learner_helpers import VOCABULARY, Run, make_batch, make_model, settings
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from pydantic import ValidationError
+from quartet.v1 import tensor_pb2
+from transformers import AutoModelForCausalLM
+
+from quartet_common.weights import folder_checksum
+from quartet_trainer.batches import decode_groups
+from quartet_trainer.learner import LearnerError, create_learner
+
+LORA = {"r": 4, "alpha": 8.0, "target_modules": ["q_proj", "v_proj", "down_proj"]}
+
+
+def make_learner(path: Path, **values: Any) -> Any:
+    return create_learner(settings(learning_rate=1e-2, lora=LORA, **values), path, Run())
+
+
+def by_hand(path: Path, adapter: dict[str, torch.Tensor]) -> PeftModel:
+    """PEFT's model with this adapter, in float64."""
+    config = LoraConfig(
+        task_type="CAUSAL_LM", r=4, lora_alpha=8, lora_dropout=0.0, target_modules=LORA["target_modules"]
+    )
+    model = get_peft_model(plain_loop.load(path, torch.float64), config)
+    names = {f"{name.removesuffix('.weight')}.default.weight": tensor.double() for name, tensor in adapter.items()}
+    missing, unexpected = model.load_state_dict(names, strict=False)
+    assert not unexpected
+    assert not [name for name in missing if "lora_" in name]
+    return model
+
+
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=torch.arange(40)[None]).logits[0].double()
+
+
+def copy(learner: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in learner.weights()}
+
+
+def test_a_step_is_the_step_that_peft_takes(model_path: Path) -> None:
+    learner, groups = make_learner(model_path, aggregation="token-mean"), make_batch(seed=40)
+    learner.train_step(make_batch(seed=41))  # after it B is not 0 any more, and A gets a gradient too
+    before = copy(learner)
+    model = by_hand(model_path, before)
+    plain_loop.plain_loss(model, groups, low=0.2, high=0.2).backward()
+    expected = {n.replace(".default", ""): p.grad for n, p in model.named_parameters() if p.requires_grad}
+    batch = decode_groups(groups, VOCABULARY)
+    learner._accumulator.run(batch, learner._planner.plan(batch)[0])
+    found = {name: parameter.grad for name, parameter in learner._plugin.parameters()}
+    assert found.keys() == expected.keys() == before.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-8, msg=name)
+    assert all(gradient.abs().max() > 0 for gradient in expected.values())
+
+
+def test_only_the_adapter_is_sent_by_pefts_names_and_the_model_stays(model_path: Path) -> None:
+    learner = make_learner(model_path)
+    base = {name: p.clone() for name, p in learner._causal_lm.named_parameters() if not p.requires_grad}
+    first = copy(learner)
+    learner.train_step(make_batch(seed=42))
+    specs = learner.weight_specs()
+    assert [(name, tuple(tensor.shape)) for name, tensor in learner.weights()] == [(n, s) for n, _, s in specs]
+    assert {dtype for _, dtype, _ in specs} == {tensor_pb2.DTYPE_FLOAT32}
+    assert set(first) == set(get_peft_model_state_dict(by_hand(model_path, first)))
+    assert all((tensor != first[name]).any() for name, tensor in learner.weights() if "lora_B" in name)
+    for name, parameter in learner._causal_lm.named_parameters():
+        if name in base:
+            assert torch.equal(parameter, base[name]), name
+    lora = learner.lora
+    assert (lora.r, lora.alpha, list(lora.target_modules)) == (4, 8.0, LORA["target_modules"])
+    assert lora.base_checksum == folder_checksum(model_path)
+    assert create_learner(settings(), model_path, Run()).lora is None
+
+
+def test_an_export_is_the_merged_model(model_path: Path, tmp_path: Path) -> None:
+    learner = make_learner(model_path)
+    learner.train_step(make_batch(seed=43))
+    learner.export(tmp_path / "export")
+    assert not list((tmp_path / "export").glob("adapter*"))
+    merged = logits(AutoModelForCausalLM.from_pretrained(tmp_path / "export"))
+    torch.testing.assert_close(merged, logits(by_hand(model_path, copy(learner))), rtol=0, atol=1e-4)
+    assert (merged - logits(plain_loop.load(model_path, torch.float64))).abs().max() > 1e-2
+
+
+def test_a_checkpoint_holds_the_adapter_alone_and_goes_on_identically(model_path: Path, tmp_path: Path) -> None:
+    unbroken = make_learner(model_path)
+    unbroken.train_step(make_batch(seed=44))
+    unbroken.save(tmp_path / "one", {"seen": 1})
+    unbroken.snapshot({"seen": 1})(tmp_path / "two")
+    expected = unbroken.train_step(make_batch(seed=45))
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        assert not (folder / "model").exists()
+        resumed = make_learner(model_path)
+        assert resumed.load(folder) == {"seen": 1}
+        assert resumed.train_step(make_batch(seed=45))["loss"] == expected["loss"]
+        for (name, ours), (_, theirs) in zip(resumed.weights(), unbroken.weights(), strict=True):
+            assert torch.equal(ours, theirs), name
+    adapter = tmp_path / "one" / "adapter"
+    assert json.loads((adapter / "base.json").read_text(encoding="utf-8"))["path"] == str(model_path)
+    by_peft = PeftModel.from_pretrained(plain_loop.load(model_path, torch.float64), adapter)
+    resumed.load(tmp_path / "one")
+    torch.testing.assert_close(logits(by_peft), logits(by_hand(model_path, copy(resumed))), rtol=0, atol=1e-6)
+
+
+def test_another_base_or_another_kind_is_refused(model_path: Path, tmp_path: Path) -> None:
+    learner = make_learner(model_path)
+    learner.save(tmp_path / "adapter", {})
+    whole = create_learner(settings(), model_path, Run())
+    whole.save(tmp_path / "whole", {})
+    with pytest.raises(LearnerError, match=r"holds an adapter: trainer\.lora\.r was above 0"):
+        whole.load(tmp_path / "adapter")
+    with pytest.raises(LearnerError, match=r"holds a whole model: trainer\.lora\.r was 0"):
+        learner.load(tmp_path / "whole")
+    other = make_learner(make_model(tmp_path / "other", seed=9))
+    with pytest.raises(LearnerError, match=f"is an adapter of the model that was at {model_path}, checksum"):
+        other.load(tmp_path / "adapter")
+
+
+def test_the_reference_is_the_model_without_its_adapter(model_path: Path) -> None:
+    learner = make_learner(model_path, kl_coefficient=0.1)
+    groups = make_batch(seed=46)
+    assert learner.train_step(groups)["kl"] == pytest.approx(0.0, abs=1e-12)
+    adapted, base = (logits(by_hand(model_path, copy(learner))), logits(plain_loop.load(model_path, torch.float64)))
+    assert (adapted - base).abs().max() > 1e-2
+    assert learner.train_step(groups)["kl"] > 1e-4
+
+
+def test_layers_that_cannot_have_adapters_are_refused(model_path: Path) -> None:
+    with pytest.raises(ValidationError, match="'lm_head' cannot have an adapter"):
+        settings(lora={**LORA, "target_modules": ["lm_head"]})
+    with pytest.raises(ValidationError, match='adapters need plugin = "torch_ddp" or "low_level_zero"'):
+        settings(lora=LORA, plugin="hybrid_parallel")
+    with pytest.raises(LearnerError, match=r"no inner linear layer 'c_attn'; it has down_proj, gate_proj"):
+        create_learner(settings(lora={**LORA, "target_modules": ["c_attn"]}), model_path, Run())
