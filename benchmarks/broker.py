@@ -1,9 +1,9 @@
 """Prompt groups from arrays to arrays through the broker, beside the same bytes straight through the same Redis.
 
 Ours: a rollout process and a trainer process at a broker process, all at work at once, as they are used. The rollout
-leases prompts, encodes a group for each and puts them, several calls under way; the trainer leases a step's batch,
-decodes it, marks it trained, and commits every few steps. Prompts are queued beforehand. Measured is the wall time of a
-fixed number of groups from the first put to the last commit.
+leases prompts, encodes a group for each and puts them, several calls under way and none above 6 MiB; the trainer leases
+a step's batch, asks for the next, decodes, marks the step trained, and commits every few steps. Prompts are queued
+beforehand. Measured is the wall time of a fixed number of groups from the first put to the last commit.
 
 First peer: redis-py in two processes of the same shape, with the same encoding and decoding and as many groups a call
 (`broker_sides.py`): no gRPC, no deduplication, no manifests, no staleness. The ratio is the price of these.

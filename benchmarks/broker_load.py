@@ -261,6 +261,7 @@ class Trainer:
         self._run_id, self._commit_every, self._per_message = run_id, commit_every, per_message
         self._step = 0
         self._epoch = 0
+        self._asked: grpc.Call | None = None  # for this step's batch, before its turn
 
     def open(self) -> None:
         """Become the run's trainer."""
@@ -274,11 +275,12 @@ class Trainer:
     def consume(self, steps: int, take: Callable[[bytes], object]) -> float:
         """Train `steps` steps, all of them committed at the end. Return when that was, by time.monotonic().
 
-        `take` gets the tensors of each group.
+        `take` gets the tensors of each group. Before a step is marked trained, the batch of the next is asked for, as
+        the trainer service does with its `prefetch`.
         """
         end = self._step + steps
         while self._step < end:
-            self._lease(take)
+            self._lease(take, ahead=self._step + 1 < end)
             place = {"run_id": self._run_id, "session_epoch": self._epoch}
             self._stub.MarkTrained(pb.MarkTrainedRequest(**place, step=self._step), timeout=CALL_SECONDS)
             self._step += 1
@@ -286,18 +288,25 @@ class Trainer:
                 self._stub.Commit(pb.CommitRequest(**place, step=self._step), timeout=CALL_SECONDS)
         return time.monotonic()
 
-    def _lease(self, take: Callable[[bytes], object]) -> None:
+    def _ask(self, step: int) -> grpc.Call:
         request = pb.LeaseExperienceRequest(
             run_id=self._run_id,
             session_epoch=self._epoch,
-            step=self._step,
+            step=step,
             wait=to_duration(WAIT_SECONDS),
             max_groups_per_message=self._per_message,
         )
+        return self._stub.LeaseExperience(request, timeout=WAIT_SECONDS + CALL_SECONDS)
+
+    def _lease(self, take: Callable[[bytes], object], ahead: bool) -> None:
         while True:
-            call = self._stub.LeaseExperience(request, timeout=WAIT_SECONDS + CALL_SECONDS)
-            manifest, taken = self._read(call, take)
+            call, self._asked = self._asked or self._ask(self._step), None
+            first = next(call)
+            manifest = first.manifest
             if manifest.granted:
+                if ahead:
+                    self._asked = self._ask(self._step + 1)
+                taken = self._read(call, take)
                 if taken != len(manifest.instance_ids):
                     raise RuntimeError(f"step {self._step} has {taken} of {len(manifest.instance_ids)} groups")
                 return
@@ -305,19 +314,12 @@ class Trainer:
                 raise RuntimeError(f"step {self._step} will never come: {manifest}")
 
     @staticmethod
-    def _read(call: grpc.Call, take: Callable[[bytes], object]) -> tuple[pb.BatchManifest, int]:
-        """Take groups as they come: while one message is decoded the next is on its way."""
-        manifest, taken = pb.BatchManifest(), 0
+    def _read(call: grpc.Call, take: Callable[[bytes], object]) -> int:
+        """Take groups as they come: while one message is decoded the next is on its way. Return how many."""
+        taken = 0
         for part in call:
-            match part.WhichOneof("part"):
-                case "manifest":
-                    manifest = part.manifest
-                    continue
-                case "group":
-                    groups = [part.group]
-                case "groups":
-                    groups = part.groups.groups
+            groups = part.groups.groups if part.WhichOneof("part") == "groups" else [part.group]
             for group in groups:
                 take(group.tensors)
             taken += len(groups)
-        return manifest, taken
+        return taken
