@@ -218,7 +218,7 @@ def _remarks(file: RunFile, given: argparse.Namespace, groups_per_step: int, ste
             file.remarks.append(f"--{flag.replace('_', '-')} is not needed: {section} in run.folder")
     if given.producer_tensor_parallel_size > 1:
         file.remarks.append(
-            f"-ptp {given.producer_tensor_parallel_size} has no counterpart yet: a rollout has one device; start several"
+            f"-ptp {given.producer_tensor_parallel_size} has no counterpart yet: a rollout has one device"
         )
     if given.enable_profiling:
         file.remarks.append("--enable_profiling is not needed: the time/* metrics tell each phase's share")
