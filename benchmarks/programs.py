@@ -5,11 +5,12 @@
 Ours: a reward service with four slots, asked over gRPC for all problems in one call. A judged execution takes two, one
 for the program and one for its tests, so two problems are under way at a time; each is fully isolated.
 
-Peers, two processes at a time, none isolated, the exit status for a verdict:
+Peers, two processes at a time, none isolated, the exit status for a verdict. Each is a Python process for each program
+with its tests, in three forms; which of them is "a harness" changes the ratio more than anything else here:
 
-- a harness as trainers have them: `python` for each program with its tests, behind the sixteen imports that
-  ColossalChat's puts before every program;
-- bare Python: `python -I` for each program with its tests and no imports: less than any harness does, given as a limit.
+- a harness as trainers have them: `python` behind the sixteen imports that ColossalChat's puts before every program;
+- plain Python: `python` as it is installed, `site` and all, no imports but the program's own;
+- bare Python: `python -I -S`, no `site` either: less than any harness does, given as a limit.
 
 FILE: problems in HumanEval's format (JSONL, may be gzipped), by default DATA's `humaneval/HumanEval.jsonl.gz`; without
 either 160 of the same kind and size, made here from a seed. All must give the right verdict on each, or there is no
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from measuring import Figure, in_turn, report, seconds_of, service
@@ -125,19 +127,26 @@ def main() -> None:
         def harness() -> list[bool]:
             return list(pool.map(lambda problem: run_python(problem, [], IMPORTS), problems))
 
-        def bare() -> list[bool]:
-            return list(pool.map(lambda problem: run_python(problem, ["-I"], ""), problems))
+        def plain() -> list[bool]:
+            return list(pool.map(lambda problem: run_python(problem, [], ""), problems))
 
-        for name, verdicts in (("the service", ours()), ("the harness", harness()), ("bare Python", bare())):
+        def bare() -> list[bool]:
+            return list(pool.map(lambda problem: run_python(problem, ["-I", "-S"], ""), problems))
+
+        peers = (
+            ("", harness, "a Python process for each with a harness's imports"),
+            (", plain", plain, "python for each, nothing imported"),
+            (", bare", bare, "python -I -S for each, nothing imported"),
+        )
+        for name, verdicts in (("the service", ours()), *((name, peer()) for _, peer, name in peers)):
             if not all(verdicts):
                 raise RuntimeError(f"{name} rejects {verdicts.count(False)} of {len(problems)}: nothing to compare")
-        beside_harness = in_turn(lambda: seconds_of(ours), lambda: seconds_of(harness), ROUNDS, warm_up=0)
-        beside_bare = in_turn(lambda: seconds_of(ours), lambda: seconds_of(bare), ROUNDS, warm_up=0)
-    name = f"code: {len(problems)} programs with assert-style tests"
-    report(
-        Figure(name, "s", *beside_harness, "a Python process for each with a harness's imports", "lower"),
-        Figure(f"{name}, bare", "s", *beside_bare, "python -I for each, nothing imported", "lower"),
-    )
+        name = f"code: {len(problems)} programs with assert-style tests"
+        figures = []
+        for suffix, peer, peer_name in peers:
+            pair = in_turn(partial(seconds_of, ours), partial(seconds_of, peer), ROUNDS, warm_up=0)
+            figures.append(Figure(name + suffix, "s", *pair, peer_name, "lower"))
+    report(*figures)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,11 @@ async def test_a_program_reads_writes_and_exits(sandbox: IsolatedSandbox) -> Non
     assert execution.peak_memory_bytes > 1 << 20
 
 
+async def test_nothing_is_left_of_what_the_fork_server_rehearsed(sandbox: IsolatedSandbox) -> None:
+    source = "import sys\nprint([name in sys.modules for name in ('quartet_reward.code.warm_up', 'solution')])"
+    assert (await run(sandbox, source)).stdout == b"[True, False]\n"
+
+
 async def test_standard_input_ends_at_once_if_there_is_none(sandbox: IsolatedSandbox) -> None:
     assert (await run(sandbox, "import sys\nprint(repr(sys.stdin.read()))")).stdout == b"''\n"
 

@@ -17,28 +17,33 @@ from quartet_reward.code.peer import Peer
 from quartet_reward.code.proxies import CANDIDATE_PROXIES
 
 PEER_DESCRIPTOR = 3
-_MODULE = "solution"
+MODULE = "solution"
 
 
 def main(payload: bytes) -> None:
     """Serve a program. `payload`: JSON with `source` and `usual_imports`."""
-    task = json.loads(payload)
-    channel = Channel(PEER_DESCRIPTOR)
-    module = types.ModuleType(_MODULE)
-    sys.modules[_MODULE] = module
-    try:
-        code = compile(task["source"], f"<{_MODULE}>", "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError) as error:
-        channel.send({"compile_error": f"{type(error).__name__}: {error}"[:500]})
+    peer = serve(json.loads(payload), Channel(PEER_DESCRIPTOR))
+    if peer is None:
         return
-    if task["usual_imports"]:
-        vars(module).update(usual_imports.NAMES)
-    channel.send({"compile_error": None})
-    peer = Peer(channel, _Server(code, vars(module)).serve, CANDIDATE_PROXIES)
     try:
         peer.serve_forever()
     except Gone:
         return  # the judge has its verdict
+
+
+def serve(task: dict[str, Any], channel: Channel) -> Peer | None:
+    """Compile the program and tell the judge. Return what answers the judge, None if the program does not compile."""
+    module = types.ModuleType(MODULE)
+    sys.modules[MODULE] = module
+    try:
+        code = compile(task["source"], f"<{MODULE}>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError) as error:
+        channel.send({"compile_error": f"{type(error).__name__}: {error}"[:500]})
+        return None
+    if task["usual_imports"]:
+        vars(module).update(usual_imports.NAMES)
+    channel.send({"compile_error": None})
+    return Peer(channel, _Server(code, vars(module)).serve, CANDIDATE_PROXIES)
 
 
 class _Server:

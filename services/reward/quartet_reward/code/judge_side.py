@@ -19,9 +19,9 @@ PEER_DESCRIPTOR = 3
 class Program:
     """The program under test, as the tests see it."""
 
-    def __init__(self, seconds: float, total_seconds: float):
+    def __init__(self, seconds: float, total_seconds: float, channel: Channel | None = None):
         """`seconds`: how long the program may take for a case; the first one includes its start."""
-        self._channel = Channel(PEER_DESCRIPTOR)
+        self._channel = channel or Channel(PEER_DESCRIPTOR)
         self._peer = _UnforgivingPeer(self._channel, _serve, JUDGE_PROXIES)
         self._seconds = seconds
         self._last = time.monotonic() + total_seconds

@@ -37,6 +37,7 @@ def main() -> int:
         for name in settings["preload"]:
             importlib.import_module(name)
         entries = load_entries()
+        importlib.import_module("quartet_reward.code.warm_up").rehearse()
         sys.path[:] = [path for path in sys.path if path != folder] + settings["packages"]
         gc.collect()
         gc.freeze()
