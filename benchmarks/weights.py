@@ -1,13 +1,17 @@
-"""The weight transport, beside one flat Gloo broadcast of the same bytes between the same two processes.
+"""The weight transport, beside the limits of this machine and the way of the peers, between the same two processes.
 
-Ours: the trainer's `Transfer` packs 300 float32 tensors into buckets of 64 MiB, broadcasts them and computes the
-checksum, while the rollout's `WeightReceiver`, in a process of the rollout's environment, receives and checksums too.
-The RPCs before and after a transfer are left out: they are some milliseconds, whatever the size.
+Ours: the trainer's `Transfer` packs 300 float32 tensors into buckets, broadcasts them and computes the checksum, while
+the rollout's `WeightReceiver`, in a process of the rollout's environment, receives and checksums too. The RPCs before
+and after a transfer are left out: they are some milliseconds, whatever the size.
 
-Limit: one broadcast of one flat buffer of as many bytes, in the same process group, already packed, no checksum.
-
-Both end when the receiving process says that it has everything. All buffers are reused, and touched before the first
+Beside it, all in the same process groups and in turn:
+  flat        one broadcast of one flat buffer of as many bytes, already packed, no checksum: the limit of Gloo
+  per tensor  one broadcast for each of the tensors, no packing, no checksum: what TRL, OpenRLHF and verl's first way do
+  memcpy      a copy of as many bytes within the trainer's process: the limit of the memory
+All end when the receiving process says that it has everything. Buffers are reused, and touched before the first
 measurement.
+
+`--size MB` measures one size only; 2000 needs 8 GB of memory and is not measured by default.
 """
 
 import argparse
@@ -15,11 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from datetime import timedelta
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from measuring import ENVIRONMENTS, Figure, in_turn, process, report, seconds_of
 from quartet.v1 import rollout_pb2, tensor_pb2
 
@@ -28,7 +31,7 @@ from quartet_common.weights import plan_buckets
 TENSORS = 300
 SIZES_MB = (50, 500)
 ROUNDS = 7
-BUCKET_BYTES = 64 << 20
+BUCKET_BYTES = 16 << 20  # the default of trainer.weights.bucket_bytes
 TIMEOUT_SECONDS = 60.0
 SECRET = b"benchmark"
 
@@ -47,7 +50,7 @@ def plan(megabytes: int) -> rollout_pb2.WeightManifest:
 
 
 def receive(port: int) -> None:
-    """Answer each line "ours MB" or "flat MB" on standard input with a line once that transfer is here."""
+    """Answer each line "ours MB", "flat MB" or "tensors MB" on standard input with a line once it is here."""
     from quartet_rollout.engines.base import WeightGroupInfo
     from quartet_rollout.weights.gloo import GlooGroup
     from quartet_rollout.weights.receiver import WeightReceiver
@@ -66,7 +69,11 @@ def receive(port: int) -> None:
             continue
         size = sum(plan(int(megabytes)).bucket_bytes)
         flat = flats.setdefault(megabytes, torch.empty(size, dtype=torch.uint8))
-        flat_group.broadcast(flat, TIMEOUT_SECONDS)
+        if kind == "flat":
+            flat_group.broadcast(flat, TIMEOUT_SECONDS)
+        else:
+            for piece in flat[: size // TENSORS * TENSORS].chunk(TENSORS):
+                flat_group.broadcast(piece, TIMEOUT_SECONDS)
         print("received", flush=True)
 
 
@@ -85,22 +92,34 @@ class Sides:
         self._weights = {name: torch.randn(shape) for name, _, shape in shapes(megabytes)}
         self.bytes = sum(self._manifest.bucket_bytes)
         self._flat = torch.zeros(self.bytes, dtype=torch.uint8)
+        self._copy = torch.zeros(self.bytes, dtype=torch.uint8)
 
     def ours(self) -> None:
+        from quartet_trainer.publisher.group import WeightGroup
         from quartet_trainer.publisher.transfer import Transfer
 
         self._tell("ours")
         # Without members nobody is called: what is left is the packing, the broadcast and the checksum.
-        deadline = time.monotonic() + TIMEOUT_SECONDS
-        transfer = Transfer("bench", 0, self._groups[0], {}, lambda _: True, deadline)
-        transfer.run(self._manifest, self._packer, iter(self._weights.items()), rollout_pb2.PAUSE_MODE_KEEP, False)
+        group, deadline = WeightGroup(0, {}, self._groups[0]), time.monotonic() + TIMEOUT_SECONDS
+        Transfer("bench", 0, group, {}, lambda _: True, deadline, self._packer, self._tensors).run()
         self._answer()
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._weights.items()
 
     def flat(self) -> None:
         self._tell("flat")
-        wait = self._groups[1].broadcast(self._flat)
-        wait(time.monotonic() + TIMEOUT_SECONDS, lambda: "")
+        self._groups[1].send(self._flat)(lambda: None)
         self._answer()
+
+    def per_tensor(self) -> None:
+        self._tell("tensors")
+        for piece in self._flat[: self.bytes // TENSORS * TENSORS].chunk(TENSORS):
+            self._groups[1].send(piece)(lambda: None)
+        self._answer()
+
+    def memcpy(self) -> None:
+        self._copy.copy_(self._flat)
 
     def _tell(self, kind: str) -> None:
         print(kind, self._megabytes, file=self._receiver.stdin, flush=True)
@@ -111,20 +130,34 @@ class Sides:
 
 
 def join_groups(store) -> list:
-    """Meet the receiver in two groups, in its order: one for ours, one for flat broadcasts."""
-    from quartet_trainer.publisher.group import WeightGroup
+    """Meet the receiver in two groups, in its order: one for ours, one for the others."""
+    from quartet_trainer.publisher.gloo import Gloo
 
-    groups: dict[int, WeightGroup] = {}
-    for epoch in (1, 0):
-        options = dist.ProcessGroupGloo._Options()
-        options._timeout = timedelta(seconds=TIMEOUT_SECONDS)
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        groups[epoch] = WeightGroup(epoch, {}, dist.ProcessGroupGloo(store.epoch(epoch, SECRET), 0, 2, options))
+    transport = Gloo(store)
+    groups = {epoch: transport.meet(epoch, SECRET, 2, TIMEOUT_SECONDS) for epoch in (1, 0)}
     return [groups[0], groups[1]]
 
 
-def main() -> None:
-    from quartet_trainer.publisher.group import WeightStore
+def figures_of(sides: Sides, megabytes: int, rounds: int) -> list[Figure]:
+    """Measure ours beside each of the others, in turn."""
+    others = {
+        "one flat Gloo broadcast": sides.flat,
+        "one broadcast for each tensor": sides.per_tensor,
+        "memcpy": sides.memcpy,
+    }
+    figures = []
+    for name, other in others.items():
+        rates = in_turn(
+            lambda: sides.bytes / seconds_of(sides.ours) / 1e9,
+            lambda other=other: sides.bytes / seconds_of(other) / 1e9,
+            rounds if other == sides.flat else 3,
+        )
+        figures.append(Figure(f"weights: {megabytes} MB in {TENSORS} tensors", "GB/s", *rates, name, "higher"))
+    return figures
+
+
+def main(sizes: Sequence[int]) -> None:
+    from quartet_trainer.publisher.store import WeightStore
 
     store = WeightStore("127.0.0.1")
     figures = []
@@ -136,15 +169,9 @@ def main() -> None:
             groups = join_groups(store)
             if receiver.stdout.readline() != "joined\n":
                 raise RuntimeError(f"the receiving process did not join: {log.read_text()[-2000:]}")
-            for megabytes in SIZES_MB:
-                sides = Sides(receiver, groups, megabytes)
-                rates = in_turn(
-                    lambda sides=sides: sides.bytes / seconds_of(sides.ours) / 1e9,
-                    lambda sides=sides: sides.bytes / seconds_of(sides.flat) / 1e9,
-                    ROUNDS,
-                )
-                name = f"weights: {megabytes} MB in {TENSORS} tensors"
-                figures.append(Figure(name, "GB/s", *rates, "one flat Gloo broadcast", "higher"))
+            for megabytes in sizes:
+                rounds = ROUNDS if megabytes <= 500 else 3
+                figures += figures_of(Sides(receiver, groups, megabytes), megabytes, rounds)
     report(*figures)
 
 
@@ -152,8 +179,9 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser()
     parser.add_argument("--receive-from", type=int, metavar="PORT")
+    parser.add_argument("--size", type=int, metavar="MB")
     arguments = parser.parse_args()
     if arguments.receive_from:
         receive(arguments.receive_from)
     else:
-        main()
+        main([arguments.size] if arguments.size else SIZES_MB)
