@@ -51,7 +51,7 @@ class RolloutSection(Section):
         64, ge=0, description="Completions of Generate under way at once; 0 refuses it."
     )
     put_batch_groups: int = Field(32, ge=1, le=256, description="Most groups put in one call.")
-    put_batch_bytes: int = Field(16 << 20, ge=1 << 16, le=60 << 20, description="Bytes at which a put is sent.")
+    put_batch_bytes: int = Field(6 << 20, ge=1 << 16, le=60 << 20, description="Bytes at which a put is sent.")
     rpc_timeout_seconds: float = Field(30.0, gt=0, description="Deadline of a call to the broker.")
     weight_update_timeout_seconds: float = Field(
         300.0, gt=0, description="Deadline of a weight update, where the trainer names none."
