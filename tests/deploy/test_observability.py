@@ -1,0 +1,63 @@
+"""Metrics, alert rules, dashboard and their page in the docs speak of the same names."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from metric_names import declared_metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "deploy" / "observability"
+METRICS = declared_metrics()
+SERIES = {series: metric for metric in METRICS.values() for series in metric.series}
+# Prometheus' own, and those of the scrape configuration.
+OWN_SERIES = {"up"}
+OWN_LABELS = {"job", "instance", "service", "le"}
+
+
+def expressions() -> list[tuple[str, str]]:
+    rules = yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"][0]["rules"]
+    found = [(rule["alert"], rule["expr"]) for rule in rules]
+    panels = json.loads((FOLDER / "grafana.json").read_text())["panels"]
+    return found + [(panel["title"], target["expr"]) for panel in panels for target in panel.get("targets", ())]
+
+
+@pytest.mark.parametrize(("where", "expression"), expressions())
+def test_an_expression_asks_for_what_is_there(where, expression):
+    names = set(re.findall(r"\b(?:quartet_[a-z_]+|up)\b", expression))
+    assert names and names <= set(SERIES) | OWN_SERIES, where
+    for name, selector in re.findall(r"(\w+)\{([^}]*)\}", expression):
+        labels = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", selector))
+        declared = set(SERIES[name].labels) if name in SERIES else set()
+        assert labels <= declared | OWN_LABELS, f"{where}: {name}"
+    known = {label for name in names & set(SERIES) for label in SERIES[name].labels} | OWN_LABELS
+    for grouped in re.findall(r"\bby \(([^)]*)\)", expression):
+        assert {label.strip() for label in grouped.split(",")} <= known, where
+
+
+def test_trainer_metrics_on_the_dashboard_are_documented():
+    documented = (ROOT / "docs" / "metrics.md").read_text()
+    asked = {
+        name
+        for _, expression in expressions()
+        for name in re.findall(r'quartet_trainer_metric\{name="([^"]+)"', expression)
+    }
+    assert asked
+    assert not [name for name in asked if f"`{name}`" not in documented]
+
+
+def test_the_docs_name_every_metric_and_no_other():
+    page = (ROOT / "docs" / "prometheus.md").read_text()
+    rows = dict(re.findall(r"^\| `(quartet_\w+)` \| \w+ \| ([^|]*) \|", page, re.MULTILINE))
+    assert set(rows) == set(METRICS)
+    for name, labels in rows.items():
+        assert tuple(re.findall(r"`(\w+)`", labels)) == METRICS[name].labels, name
+
+
+def test_every_alert_says_what_to_do():
+    rules = yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"][0]["rules"]
+    for rule in rules:
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert rule["annotations"]["summary"] and rule["annotations"]["description"]
