@@ -5,7 +5,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from quartet_common.config import Section
+from quartet_common import nccl
+from quartet_common.config import ConfigError, Section
 from quartet_trainer.learner.settings import LearnerSettings
 
 
@@ -109,6 +110,7 @@ class TrainerSection(LearnerSettings):
     weights: WeightsSection = Field(WeightsSection(), description="Weight updates.")
     samples_interval: int = Field(10, ge=0, description="Steps between readable samples of the batch; 0: none.")
     samples_groups: int = Field(2, ge=1, description="Prompt groups in one sample.")
+    rollout_log_interval: int = Field(20, ge=0, description="Steps between lines of rollouts.jsonl; 0: none.")
     tensorboard: bool = Field(True, description="Write TensorBoard event files.")
     broker_timeout_seconds: float = Field(
         600.0, gt=0, description="How long a broker that went away during the run is waited for."
@@ -135,3 +137,9 @@ class TrainerSection(LearnerSettings):
         """Whether groups without variance are replaced, by the setting or by the algorithm."""
         chosen = self.dynamic_sampling.enabled
         return self.algorithm == "dapo" if chosen is None else chosen
+
+
+def check_transport(settings: WeightsSection) -> None:
+    """Raise ConfigError when the weights' transport cannot work on this machine. Imports no torch."""
+    if settings.transport == "nccl" and (reason := nccl.why_not()):
+        raise ConfigError(f"trainer.weights.transport: nccl is not possible here: {reason}")

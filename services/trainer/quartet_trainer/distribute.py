@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from quartet.v1 import experience_pb2
+from quartet.v1 import experience_pb2, rollout_pb2
 
 from quartet_common.log import get_logger
 from quartet_trainer.errors import TrainingError
@@ -66,6 +66,11 @@ class Ensemble:
     def step(self) -> int:
         """As Learner.step."""
         return self._learner.step
+
+    @property
+    def lora(self) -> rollout_pb2.LoraConfig | None:
+        """As Learner.lora: the adapter whose tensors `weights` yields, or None."""
+        return getattr(self._learner, "lora", None)
 
     def train_step(self, groups: Sequence[experience_pb2.GroupTensors]) -> dict[str, float]:
         """As Learner.train_step."""

@@ -30,7 +30,7 @@ from quartet_trainer.learner.distributed import shutdown
 from quartet_trainer.loop import TrainingLoop
 from quartet_trainer.members import Members
 from quartet_trainer.publisher import Publisher
-from quartet_trainer.publisher.group import WeightStore
+from quartet_trainer.publisher.store import WeightStore
 from quartet_trainer.randomness import random_state, restore_random_state
 from quartet_trainer.records.journal import Journal
 from quartet_trainer.records.reporter import Reporter
@@ -164,6 +164,8 @@ def _run_loop(
         config.security,
         specs=learner.weight_specs(),
         stopping=lambda: control.stopping.is_set() or closing.is_set(),
+        folder=folder / "weights",
+        lora=getattr(learner, "lora", None),
     )
     handout = WeightHandout(publisher, learner, settings.weights.overlap, on_end=control.attention.call_for)
     parts.callback(handout.close)

@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from quartet_common import nccl
-from quartet_common.config import ConfigError
+from quartet_trainer.config import WeightsSection, check_transport
 
 if TYPE_CHECKING:
     import torch
     from quartet.v1 import rollout_pb2
 
-    from quartet_trainer.config import WeightsSection
     from quartet_trainer.publisher.store import WeightStore
 
 
@@ -84,12 +82,6 @@ def create_transport(settings: WeightsSection, store: WeightStore, folder: Path)
     from quartet_trainer.publisher.files import Files
 
     return Files(settings.folder or folder)
-
-
-def check_transport(settings: WeightsSection) -> None:
-    """Raise ConfigError when the configured transport cannot work on this machine."""
-    if settings.transport == "nccl" and (reason := nccl.why_not()):
-        raise ConfigError(f"trainer.weights.transport: nccl is not possible here: {reason}")
 
 
 Wait = Callable[[Callable[[], None]], None]
