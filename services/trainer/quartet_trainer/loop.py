@@ -22,6 +22,7 @@ from quartet_trainer.publisher import Published
 from quartet_trainer.records.disk import writing
 from quartet_trainer.records.journal import Journal
 from quartet_trainer.records.reporter import Reporter
+from quartet_trainer.records.rollout_log import append_rollouts
 from quartet_trainer.records.samples import write_sample
 from quartet_trainer.records.step_metrics import batch_metrics, public_names, time_metrics, update_metrics
 from quartet_trainer.session import BrokerSession
@@ -265,6 +266,10 @@ class TrainingLoop:
                     self.folder / "samples", step, [experience_pb2.GroupTranscript.FromString(data) for data in shown]
                 )
             self.reporter.report(sample=broker_pb2.GroupSample(transcript=shown[0]))
+        if self.settings.rollout_log_interval and step % self.settings.rollout_log_interval == 0:
+            with writing(self.folder / "rollouts.jsonl"):
+                transcripts = [experience_pb2.GroupTranscript.FromString(group.transcript) for group in groups]
+                append_rollouts(self.folder / "rollouts.jsonl", step, transcripts)
 
     # Evaluations
 

@@ -5,6 +5,7 @@
 | `step_metrics` | metrics of a step's batch and of the step's phases, from numpy |
 | `journal` | metrics.jsonl and TensorBoard |
 | `samples` | readable samples of the batch |
+| `rollout_log` | what the policy says, in ColossalChat's form |
 | `evaluations` | metrics and JSONL of an evaluation |
 | `reporter` | events to the broker, from a thread of its own, in order |
 """

@@ -69,6 +69,8 @@ def test_every_step_leaves_metrics_and_some_a_sample(train: Train, broker: FakeB
     assert last["batch/completions"] == 8.0
     assert last["time/step"] > 0 and 0 <= last["time/idle_fraction"] <= 1
     assert sorted(path.name for path in (training.folder / "samples").iterdir()) == ["step-000000.md", "step-000002.md"]
+    (logged,) = (json.loads(line) for line in (training.folder / "rollouts.jsonl").read_text().splitlines())
+    assert logged["train_step"] == 0 and all("2+3=?" in text for text in logged["rollout"])
     sample = (training.folder / "samples" / "step-000002.md").read_text()
     assert "2+3=?" in sample and "Reference answer: `8`" in sample and "reward 1, correct" in sample
 

@@ -12,6 +12,7 @@ from quartet.v1 import experience_pb2
 from quartet_common.tensors import Dtype, encode_ragged
 from quartet_trainer.checkpointing import Consumed
 from quartet_trainer.records.evaluations import evaluation_metrics, pass_at_k, write_evaluation
+from quartet_trainer.records.rollout_log import append_rollouts
 from quartet_trainer.records.samples import write_sample
 from quartet_trainer.records.step_metrics import batch_metrics, public_names, time_metrics
 
@@ -67,6 +68,18 @@ def test_every_metric_of_the_learner_has_a_place_in_the_docs():
     documented = (Path(__file__).parents[4] / "docs" / "metrics.md").read_text(encoding="utf-8")
     for name in public_names(dict.fromkeys(METRICS, math.nan)):
         assert f"`{name}`" in documented, name
+
+
+def test_the_rollout_log_has_the_first_completion_of_each_group(tmp_path: Path):
+    path = tmp_path / "run" / "rollouts.jsonl"
+    first = [make_transcript("pass-0/0", 0, [1.0, 0.0]), make_transcript("pass-0/1", 0, [0.0])]
+    first[1].prompt_text, first[1].completions[0].text = "ζ", "\n<eos>"
+    append_rollouts(path, 0, first)
+    append_rollouts(path, 20, first[:1])
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["train_step"] for line in lines] == [0, 20]
+    text = first[0].prompt_text + "answer 0"
+    assert [line["rollout"] for line in lines] == [[text, "ζ\n<eos>"], [text]]
 
 
 def test_a_samples_fence_is_longer_than_those_in_the_text(tmp_path: Path):

@@ -1,0 +1,18 @@
+"""The rollout log: what the policy says in training, one line of JSON every so many steps, in ColossalChat's form."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from quartet.v1 import experience_pb2
+
+
+def append_rollouts(path: Path, step: int, transcripts: Sequence[experience_pb2.GroupTranscript]) -> None:
+    """Append `{"train_step", "rollout"}` to a JSONL file: of each group the prompt and its first completion.
+
+    A step that is trained again after a resume stands there again, further down.
+    """
+    texts = [transcript.prompt_text + transcript.completions[0].text for transcript in transcripts]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"train_step": step, "rollout": texts}, ensure_ascii=False) + "\n")
