@@ -227,12 +227,10 @@ class _Run:
     def _train(self, session: int, step: int) -> None:
         """Lease the step's batch and have it trained and durable."""
         deadline = time.monotonic() + PATIENCE_SECONDS
-        request = pb.LeaseExperienceRequest(run_id=RUN, session_epoch=session, step=step, wait=to_duration(10))
-        while True:
-            answers = self._call("LeaseExperience", request)
-            if answers[0].manifest.granted:
-                break
-            assert time.monotonic() < deadline, f"no batch for step {step}"
+        request = pb.LeaseExperienceRequest(run_id=RUN, session_epoch=session, step=step, wait=to_duration(2))
+        while not (answers := self._call("LeaseExperience", request))[0].manifest.granted:
+            assert time.monotonic() < deadline, f"no batch for step {step}: {self.outcome}"
+            self._publish(step, [])  # as the training loop does while it waits: who came or rested gets the weights
         self.outcome.trained += answers[0].manifest.instance_ids
         self._call("MarkTrained", pb.MarkTrainedRequest(run_id=RUN, session_epoch=session, step=step))
         self._call("Commit", pb.CommitRequest(run_id=RUN, session_epoch=session, step=step + 1))
