@@ -42,7 +42,8 @@ BENCHMARKS = (
     Benchmark("programs", "reward", 300),
     Benchmark("sandbox", "reward", 180),
     Benchmark("learner", "trainer", 120),
-    Benchmark("weights", "trainer", 120),
+    Benchmark("weights", "trainer", 240),
+    Benchmark("weight_stall", "rollout", 180),
     Benchmark("engines", "rollout", 480),
 )
 

@@ -1,0 +1,187 @@
+"""What a weight update costs those who generate: how long they stand still, and tokens a second around it.
+
+An engine generates without pause in this process (the rollout's environment); a trainer's half, the publisher's own
+`Transfer`, sends full weights from another. Each update is paused, received, installed and resumed as the service does
+it. The stall is compared with the transfer alone plus 100 ms, and tokens a second in the seconds after an update with
+those before it: where the KV cache is kept, and where it is computed again, which on a CPU takes as
+long as reading all of the running completions anew.
+
+    .quartet/envs/rollout/bin/python benchmarks/weight_stall.py [--engine transformers] [--updates 6]
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from measuring import ENVIRONMENTS, Figure, process, report
+
+TIMEOUT_SECONDS = 60.0
+WINDOW_SECONDS = 3.0
+MAX_NEW_TOKENS = 64
+ALLOWANCE_SECONDS = 0.1
+BUCKET_BYTES = 16 << 20
+STREAMS = 16
+
+MODEL = {  # about 30 million parameters: 120 MB of float32
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 4096,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": True,
+}
+
+
+def write_model(folder: Path) -> None:
+    """A random Qwen2 with a tokenizer of single characters."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(Qwen2Config(**MODEL, torch_dtype="float32")).save_pretrained(folder)
+    vocabulary = {"<eos>": 0} | {chr(code): code for code in range(32, 127)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<eos>"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(folder)
+
+
+# --- The trainer's side, in its own environment -----------------------------------------------------------------------
+
+
+def send(folder: Path) -> None:
+    """Open a group of one rollout, tell where, and send all weights at each line of standard input."""
+    from quartet.v1 import rollout_pb2, tensor_pb2
+    from safetensors.torch import load_file
+
+    from quartet_common.weights import plan_buckets
+    from quartet_trainer.publisher.gloo import Gloo
+    from quartet_trainer.publisher.group import WeightGroup
+    from quartet_trainer.publisher.packing import Packer
+    from quartet_trainer.publisher.store import WeightStore
+    from quartet_trainer.publisher.transfer import Transfer
+
+    torch.set_num_threads(1)
+    weights = load_file(folder / "model.safetensors")
+    specs = [(name, tensor_pb2.DTYPE_FLOAT32, tensor.shape) for name, tensor in weights.items()]
+    manifest = plan_buckets(rollout_pb2.WEIGHT_KIND_FULL, specs, BUCKET_BYTES)
+    (folder / "manifest").write_bytes(manifest.SerializeToString())
+    store, secret, packer = WeightStore("127.0.0.1"), secrets.token_bytes(8), Packer(manifest)
+    print(json.dumps({"port": store.port, "secret": secret.hex()}), flush=True)
+    channel = Gloo(store).meet(1, secret, 2, TIMEOUT_SECONDS)
+
+    def tensors():
+        yield from weights.items()
+
+    for _ in sys.stdin:
+        group, deadline = WeightGroup(1, {}, channel), time.monotonic() + TIMEOUT_SECONDS
+        Transfer("bench", 1, group, {}, lambda _: True, deadline, packer, tensors).run()
+
+
+# --- The rollout's side -----------------------------------------------------------------------------------------------
+
+
+async def keep_generating(engine) -> None:
+    """Keep the engine busy until cancelled."""
+    from quartet_rollout.engines import SamplingSettings
+
+    number = 0
+
+    async def stream(index: int) -> None:
+        nonlocal number
+        while True:
+            number += 1
+            sampling = SamplingSettings(max_new_tokens=MAX_NEW_TOKENS, seed=number)
+            async for _ in engine.generate(f"{index}-{number}", [40 + index, 50, 60], 1, sampling):
+                pass
+
+    await asyncio.gather(*(stream(index) for index in range(STREAMS)))
+
+
+async def measure(engine, trainer: subprocess.Popen, manifest, updates: int) -> dict[str, list[float]]:
+    """Return, for each update, seconds of stall and transfer, and tokens/s before and after."""
+
+    async def tokens_per_second() -> float:
+        began, before = time.monotonic(), engine.stats().tokens_total
+        await asyncio.sleep(WINDOW_SECONDS)
+        return (engine.stats().tokens_total - before) / (time.monotonic() - began)
+
+    names = ("stall", "transfer", "before", "kept", "computed again")
+    seen: dict[str, list[float]] = {name: [] for name in names}
+    for version in range(2 * updates + 1):  # the first makes the buffers, and is left out
+        keeps = bool(version % 2)
+        before = await tokens_per_second()
+        paused = time.monotonic()
+        await engine.pause("keep", keep_kv_cache=keeps)
+        began = time.monotonic()
+        print("send", file=trainer.stdin, flush=True)
+        await engine.receive_weights(manifest, TIMEOUT_SECONDS)
+        received = time.monotonic()
+        await engine.install_weights(version)
+        await engine.resume()
+        stall = time.monotonic() - paused
+        after = await tokens_per_second()
+        if version:
+            seen["stall"].append(stall)
+            seen["transfer"].append(received - began)
+            seen["before"].append(before)
+            seen["kept" if keeps else "computed again"].append(after)
+    return seen
+
+
+async def main(name: str, updates: int) -> None:
+    from quartet.v1 import rollout_pb2
+
+    from quartet_rollout.engines import WeightGroupInfo, create_engine
+
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        write_model(folder)
+        options = {"max_num_seqs": STREAMS} | ({"kv_cache_gib": 0.25} if name == "vllm" else {"device": "cpu"})
+        engine = create_engine(name, str(folder), options)
+        await engine.start()
+        command = [str(ENVIRONMENTS / "trainer" / "bin" / "python"), __file__, "--send", text]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with process(command, folder / "trainer.log", **pipes) as trainer:
+            told = json.loads(await asyncio.to_thread(trainer.stdout.readline))
+            secret = bytes.fromhex(told["secret"])
+            info = WeightGroupInfo("gloo", "127.0.0.1", told["port"], 1, 2, TIMEOUT_SECONDS, secret, 1)
+            await engine.join_weight_group(info)
+            manifest = rollout_pb2.WeightManifest.FromString((folder / "manifest").read_bytes())
+            generating = asyncio.create_task(keep_generating(engine))
+            seen = await measure(engine, trainer, manifest, updates)
+            generating.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await generating
+        await engine.close()
+    median = {key: statistics.median(values) for key, values in seen.items()}
+    size = sum(manifest.bucket_bytes) / 1e6
+    print(json.dumps({key: [round(value, 3) for value in values] for key, values in seen.items()}), file=sys.stderr)
+    title = f"weights: update of {size:.0f} MB, {name}"
+    allowed = median["transfer"] + ALLOWANCE_SECONDS
+    figures = [Figure(f"{title}, stall", "s", median["stall"], allowed, "transfer + 100 ms", "lower")]
+    for way in ("kept", "computed again"):
+        name = f"{title}, KV cache {way}"
+        figures.append(Figure(name, "tokens/s", median[way], median["before"], "before the update", "higher"))
+    report(*figures)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--engine", choices=("vllm", "transformers"), default="transformers")
+    parser.add_argument("--updates", type=int, default=3, help="of each way")
+    parser.add_argument("--send", type=Path, metavar="FOLDER")
+    arguments = parser.parse_args()
+    if arguments.send:
+        send(arguments.send)
+    else:
+        asyncio.run(main(arguments.engine, arguments.updates))
