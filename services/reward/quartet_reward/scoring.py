@@ -131,7 +131,12 @@ def _combined(item_id: str, bound: list[BoundVerifier], findings: list[_Finding]
         reason=leading.reason,
         verifiers=[
             reward_pb2.VerifierScore(
-                name=one.verifier.name, reward=verdict.reward, outcome=verdict.outcome, reason=verdict.reason
+                name=one.verifier.name,
+                reward=verdict.reward,
+                outcome=verdict.outcome,
+                reason=verdict.reason,
+                tests_passed=verdict.tests_passed,
+                tests=verdict.tests,
             )
             for one, verdict in zip(bound, verdicts, strict=True)
         ],

@@ -133,16 +133,20 @@ class Score(_message.Message):
     def __init__(self, reward: _Optional[float] = ..., format_acc: _Optional[float] = ..., ans_acc: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., parsed_answer: _Optional[str] = ..., reason: _Optional[str] = ..., verifiers: _Optional[_Iterable[_Union[VerifierScore, _Mapping]]] = ..., elapsed: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class VerifierScore(_message.Message):
-    __slots__ = ("name", "reward", "outcome", "reason")
+    __slots__ = ("name", "reward", "outcome", "reason", "tests_passed", "tests")
     NAME_FIELD_NUMBER: _ClassVar[int]
     REWARD_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    TESTS_PASSED_FIELD_NUMBER: _ClassVar[int]
+    TESTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     reward: float
     outcome: Outcome
     reason: str
-    def __init__(self, name: _Optional[str] = ..., reward: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+    tests_passed: int
+    tests: int
+    def __init__(self, name: _Optional[str] = ..., reward: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reason: _Optional[str] = ..., tests_passed: _Optional[int] = ..., tests: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("kind", "message", "retryable")

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from quartet_reward.code.report import Finding, Verdict
+from quartet_reward.code.report import Finding, Verdict, count_passed
 from quartet_reward.code.special_judge import accepts, load, require_usable
 from quartet_reward.code.values import plain, same, same_in_any_order
 
@@ -32,6 +32,7 @@ def judge(
     Raises:
         Verdict: the first case whose result is not.
     """
+    count_passed(0)
     check = load(checker) if checker else None
     readings = _readings([given for given, _ in cases], arguments)
     expected_results = [_loads(text) for _, text in cases]
@@ -52,6 +53,7 @@ def judge(
             right = _same(found, [expected, *expected] if wrapped else [expected], tolerance, any_order)
         if not right:
             raise Verdict(Finding.WRONG, f"{where}: the result {_shown(found)} is wrong")
+        count_passed(index + 1)
 
 
 def _same(found: Any, allowed: list[Any], tolerance: float, any_order: bool) -> bool:

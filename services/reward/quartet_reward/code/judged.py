@@ -1,6 +1,7 @@
 """Judged execution: the program in one sandbox, its tests in another, and data between them."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from quartet_reward.code.judgment import last_word, outcome_of
@@ -46,4 +47,4 @@ async def judge(sandbox: Sandbox, program: str, tests: FunctionCases | TestProgr
     last = last_word(judging)
     if isinstance(last, Outcome):
         return last
-    return of_end(execution) if last.finding is Finding.GONE else outcome_of(last)
+    return replace(of_end(execution), passed=last.passed) if last.finding is Finding.GONE else outcome_of(last)

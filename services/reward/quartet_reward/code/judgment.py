@@ -41,7 +41,7 @@ def outcome_of(last: Report) -> Outcome:
     """
     if last.finding is Finding.BAD_TEST:
         raise bad_reference(last.reason)
-    return Outcome(OF_FINDING[last.finding], last.reason)
+    return Outcome(OF_FINDING[last.finding], last.reason, last.passed)
 
 
 def bad_reference(message: str) -> VerifierFailure:

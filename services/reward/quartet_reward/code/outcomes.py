@@ -16,6 +16,8 @@ class Outcome:
 
     outcome: int
     reason: str
+    passed: int | None = None
+    """Tests that passed before the first that did not; None: not known."""
 
 
 OF_FINDING = {

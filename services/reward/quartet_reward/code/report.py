@@ -2,11 +2,13 @@
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 
 REPORT_DESCRIPTOR = 4
 _LONGEST_REASON = 600
+
+_passed: int | None = None  # of this process, which judges once
 
 
 class Finding(StrEnum):
@@ -36,6 +38,8 @@ class Report:
 
     finding: Finding
     reason: str
+    passed: int | None = None
+    """Cases that passed before it; None: there are none to count."""
 
 
 class Verdict(Exception):
@@ -51,9 +55,15 @@ def tell_begun() -> None:
     _write({"begun": True})
 
 
+def count_passed(cases: int) -> None:
+    """Take note of how many cases have passed; whatever is told last says it too."""
+    global _passed
+    _passed = cases
+
+
 def tell(report: Report) -> None:
     """Tell the last word."""
-    _write(asdict(report))
+    _write(asdict(replace(report, passed=_passed)))
 
 
 def _write(message: dict) -> None:
@@ -70,7 +80,7 @@ def read(written: bytes) -> tuple[bool, Report | None]:
     for line in written.splitlines():
         message = json.loads(line)
         if "finding" in message:
-            last = Report(Finding(message["finding"]), message["reason"])
+            last = Report(Finding(message["finding"]), message["reason"], message.get("passed"))
         else:
             begun = True
     return begun, last

@@ -29,15 +29,17 @@ async def judge(sandbox: Sandbox, program: str, tests: OutputCases, rules: Rules
     for index, (given, expected) in enumerate(tests.cases):
         if left <= 0:
             return Outcome(
-                reward_pb2.OUTCOME_TIMED_OUT, f"{index} of {count} cases took {rules.total_seconds:g} s, which is all"
+                reward_pb2.OUTCOME_TIMED_OUT,
+                f"{index} of {count} cases took {rules.total_seconds:g} s, which is all",
+                passed=index,
             )
         limits = rules.limits(min(rules.timeout_seconds, left))
         execution = await sandbox.run(Job("script", program.encode(), stdin=given.encode(), limits=limits))
         left -= execution.wall_seconds
         outcome = _ended_badly(execution) or await _judge_output(sandbox, execution, given, expected, rules)
         if outcome.outcome != reward_pb2.OUTCOME_CORRECT:
-            return Outcome(outcome.outcome, f"case {index + 1} of {count}: {outcome.reason}")
-    return Outcome(reward_pb2.OUTCOME_CORRECT, f"all {count} cases are right")
+            return Outcome(outcome.outcome, f"case {index + 1} of {count}: {outcome.reason}", passed=index)
+    return Outcome(reward_pb2.OUTCOME_CORRECT, f"all {count} cases are right", passed=count)
 
 
 def _ended_badly(execution: Execution) -> Outcome | None:

@@ -42,6 +42,10 @@ class Verdict:
     """1 or 0 for the answer, None if this verifier does not judge answers."""
     queued_seconds: float = 0.0
     """How long the work waited for its turn."""
+    tests: int = 0
+    """Tests that it was put to."""
+    tests_passed: int | None = None
+    """Tests that passed before the first that did not; None: not known."""
 
 
 Later = Callable[[], Awaitable[Verdict]]

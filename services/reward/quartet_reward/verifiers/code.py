@@ -1,5 +1,6 @@
 """Programs, by running them against their tests in the sandbox."""
 
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -9,7 +10,7 @@ from quartet_reward.code import judged, standard_io
 from quartet_reward.code.extraction import ProgramIn, find_program
 from quartet_reward.code.outcomes import Outcome
 from quartet_reward.code.rules import Rules
-from quartet_reward.code.tests import OutputCases, Tests, read_tests
+from quartet_reward.code.tests import OutputCases, TestProgram, Tests, read_tests
 from quartet_reward.failures import VerifierFailure
 from quartet_reward.sandbox.api import Sandbox, SandboxUnavailable
 from quartet_reward.verifiers.base import Later, Parameters, Tools, Verdict
@@ -103,7 +104,8 @@ class Code:
             raise VerifierFailure(reward_pb2.FAILURE_KIND_SANDBOX_UNAVAILABLE, "this service has no sandbox")
 
         async def later() -> Verdict:
-            return _verdict(await _judge(sandbox, source, tests, parameters.rules()), program, parameters)
+            outcome = await _judge(sandbox, source, tests, parameters.rules())
+            return _counted(_verdict(outcome, program, parameters), outcome, tests)
 
         return later
 
@@ -115,6 +117,18 @@ async def _judge(sandbox: Sandbox, source: str, tests: Tests, rules: Rules) -> O
         return await judged.judge(sandbox, source, tests, rules)
     except SandboxUnavailable as error:
         raise VerifierFailure(reward_pb2.FAILURE_KIND_SANDBOX_UNAVAILABLE, str(error)) from error
+
+
+def _counted(verdict: Verdict, outcome: Outcome, tests: Tests) -> Verdict:
+    """Return the verdict with the number of tests, and of those that passed."""
+    count = 1 if isinstance(tests, TestProgram) else len(tests.cases)
+    if outcome.outcome == reward_pb2.OUTCOME_CORRECT:
+        passed: int | None = count
+    elif isinstance(tests, TestProgram) or outcome.outcome == reward_pb2.OUTCOME_COMPILE_ERROR:
+        passed = 0
+    else:
+        passed = outcome.passed
+    return replace(verdict, tests=count, tests_passed=passed)
 
 
 def _verdict(outcome: Outcome, program: str, parameters: CodeParameters) -> Verdict:

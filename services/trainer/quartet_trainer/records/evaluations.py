@@ -10,6 +10,12 @@ from quartet.v1 import experience_pb2, reward_pb2
 # A completion counts as solved from this answer accuracy on.
 SOLVED = 0.5
 
+_TEST_RESULTS = {
+    reward_pb2.OUTCOME_INCORRECT: 0,
+    reward_pb2.OUTCOME_MALFORMED: -2,
+    reward_pb2.OUTCOME_COMPILE_ERROR: -2,
+}
+
 
 def evaluation_metrics(name: str, transcripts: Sequence[experience_pb2.GroupTranscript], dead: int) -> dict[str, float]:
     """Return `eval/{name}/…`: means over completions, and pass@k over prompts. Dead prompts are in no mean."""
@@ -73,5 +79,22 @@ def _line(transcript: experience_pb2.GroupTranscript, completion: experience_pb2
             "inputs": [case.input for case in reference.test_cases],
             "outputs": [case.output for case in reference.test_cases],
         }
-        line["test_results"] = [verifier.reward for verifier in score.verifiers]
+        line["test_results"], line["test_metadata"] = _tests(score)
     return line
+
+
+def _tests(score: reward_pb2.Score) -> tuple[list[int] | None, dict[str, object]]:
+    """Return ColossalChat's list of test results, and what there is to say about them.
+
+    The results are those up to the first that is not right: 1 right, 0 wrong, -1 an error or a limit, -2 not compiled.
+    None where the verifier does not know how many were right before it.
+    """
+    tested = next((verifier for verifier in score.verifiers if verifier.tests), None)
+    if tested is None:
+        return None, {}
+    name = reward_pb2.Outcome.Name(tested.outcome).removeprefix("OUTCOME_").lower()
+    metadata = {"outcome": name, "reason": tested.reason, "tests": tested.tests}
+    if not tested.HasField("tests_passed"):
+        return None, metadata
+    last = [] if tested.outcome == reward_pb2.OUTCOME_CORRECT else [_TEST_RESULTS.get(tested.outcome, -1)]
+    return [1] * tested.tests_passed + last, metadata

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_broker import make_group, make_transcript
-from quartet.v1 import experience_pb2
+from quartet.v1 import experience_pb2, reward_pb2
 
 from quartet_common.tensors import Dtype, encode_ragged
 from quartet_trainer.checkpointing import Consumed
@@ -41,6 +41,27 @@ def test_an_evaluations_lines_say_which_weights_answered(tmp_path: Path):
     assert path.name == "heldout-step-7.jsonl"
     line = json.loads(path.read_text())
     assert (line["prediction"], line["gold"], line["ans_valid"], line["policy_versions"]) == ("answer 0", "8", 1.0, [7])
+
+
+@pytest.mark.parametrize(
+    ("outcome", "counted", "results"),
+    [
+        ("CORRECT", {"tests": 3, "tests_passed": 3}, [1, 1, 1]),
+        ("INCORRECT", {"tests": 3, "tests_passed": 2}, [1, 1, 0]),
+        ("TIMED_OUT", {"tests": 3, "tests_passed": 1}, [1, -1]),
+        ("COMPILE_ERROR", {"tests": 3, "tests_passed": 0}, [-2]),
+        ("RUNTIME_ERROR", {"tests": 3}, None),
+    ],
+)
+def test_an_evaluation_of_programs_has_colossalchats_fields(tmp_path: Path, outcome, counted, results):
+    transcript = make_transcript("e/0", 7, [1.0])
+    transcript.instance.prompt.reference.test_cases.add(input="1", output="2")
+    value = reward_pb2.Outcome.Value(f"OUTCOME_{outcome}")
+    transcript.completions[0].score.verifiers.add(name="length", reward=0.1)
+    transcript.completions[0].score.verifiers.add(name="code", outcome=value, reason="case 2 of 3: no", **counted)
+    line = json.loads(write_evaluation(tmp_path, "heldout", 7, [transcript]).read_text())
+    assert line["test_cases"] == {"inputs": ["1"], "outputs": ["2"]} and line["test_results"] == results
+    assert line["test_metadata"] == {"outcome": outcome.lower(), "reason": "case 2 of 3: no", "tests": 3}
 
 
 def test_staleness_counts_from_the_oldest_weights_and_by_token():
