@@ -175,7 +175,7 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
             manifest.replayed = request.step in self.granted
             manifest.end_of_data = self.end_of_data and request.step + 1 == self.batches_allowed
             manifest.instance_ids.extend(self._batch(request.step))
-            self.granted.add(request.step)
+            self.change(granted=self.granted | {request.step})
         elif self.end_of_data:
             manifest.end_of_data = True
         yield broker_pb2.LeaseExperienceResponse(manifest=manifest)

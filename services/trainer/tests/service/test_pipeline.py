@@ -1,0 +1,322 @@
+"""What goes on beside the training: the next batch fetched, weights sent, checkpoints written; and what may stop it."""
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ReceiverProcess
+from fake_broker import FakeBroker
+from quartet.v1 import broker_pb2
+from training import CountingLearner, Training
+
+from quartet_trainer import checkpointing, life
+from quartet_trainer.checkpoints import find_checkpoints
+from quartet_trainer.checkpoints.best import Patience
+from quartet_trainer.config import TrainerSection
+from quartet_trainer.errors import SessionLost, TrainingError
+from quartet_trainer.handout import Snapshot
+from quartet_trainer.randomness import random_state, restore_random_state
+from quartet_trainer.records.journal import Journal
+
+pytestmark = pytest.mark.timeout(180)
+
+
+class Gate:
+    """Holds a step, or a writer, until the test lets it go."""
+
+    def __init__(self, at: int):
+        self.at = at
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def pass_through(self, step: int) -> None:
+        if step == self.at:
+            self.reached.set()
+            assert self.go_on.wait(60), "the test did not let it go"
+
+
+class SnapshotLearner(CountingLearner):
+    """A counting learner that can be written while it counts on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before_write: Callable[[int], None] = lambda step: None
+
+    def snapshot(self, state: dict[str, Any], facts: dict[str, Any] | None = None) -> Callable[[Path], None]:
+        copy = SnapshotLearner()
+        copy.step = self.step
+
+        def write(folder: Path) -> None:
+            self.before_write(copy.step)
+            CountingLearner.save(copy, folder, state, facts)
+
+        return write
+
+
+@pytest.fixture
+def train(broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Training]]:
+    """Make a Training against `broker`; it is stopped after the test."""
+    made: list[Training] = []
+
+    def make(*overrides: str) -> Training:
+        training = Training(broker, tmp_path / "run", *overrides)
+        training.learner = SnapshotLearner()
+        monkeypatch.setattr(life, "_load", lambda config: training.learner)
+        made.append(training)
+        return training
+
+    yield make
+    for training in made:
+        training.control.stop()
+        if training._thread.ident is not None:
+            training._thread.join(30)
+
+
+Train = Callable[..., Training]
+
+
+def test_the_next_batch_is_fetched_while_this_one_is_trained(train: Train, broker: FakeBroker):
+    training, gate = train(), Gate(0)
+    training.learner.before_step = gate.pass_through
+    training.start()
+    assert gate.reached.wait(30)
+    broker.wait_until(lambda: broker.granted == {0, 1})
+    gate.go_on.set()
+    assert training.join() == "all steps are done"
+    assert broker.trained == [0, 1, 2] and broker.granted == {0, 1, 2}, "nothing beyond the last step is fetched"
+
+
+def test_without_prefetch_a_batch_is_asked_for_when_it_is_its_turn(train: Train, broker: FakeBroker):
+    training, gate = train("trainer.prefetch=false"), Gate(1)
+    training.learner.before_step = gate.pass_through
+    training.start()
+    assert gate.reached.wait(30)
+    assert broker.granted == {0, 1}
+    gate.go_on.set()
+    assert training.join() == "all steps are done"
+
+
+def test_a_batch_that_was_fetched_and_not_trained_is_the_next_lifes_first(train: Train, broker: FakeBroker):
+    first, gate = train("trainer.checkpoint.interval=1"), Gate(0)
+    first.learner.before_step = gate.pass_through
+    first.start()
+    assert gate.reached.wait(30)
+    broker.wait_until(lambda: broker.granted == {0, 1})
+    first.control.stop()
+    gate.go_on.set()
+    assert first.join() == "the trainer was asked to stop" and broker.trained == [0]
+    promised = list(broker.batches[1])
+    second = train("trainer.checkpoint.interval=1").start()
+    assert second.join() == "all steps are done"
+    assert broker.trained == [0, 1, 2] and broker.batches[1] == promised
+
+
+def test_a_session_that_is_fenced_while_fetching_ends_the_training(train: Train, broker: FakeBroker):
+    training, gate = train(), Gate(0)
+    training.learner.before_step = gate.pass_through
+    training.start()
+    assert gate.reached.wait(30)
+    broker.change(session_epoch=2)
+    gate.go_on.set()
+    with pytest.raises(SessionLost, match="fenced"):
+        training.join()
+    assert broker.trained == []
+
+
+def test_a_step_is_trained_while_weights_are_sent(
+    train: Train, broker: FakeBroker, receiver: Callable[..., ReceiverProcess]
+):
+    # It stops in the midst of version 1, and lives.
+    one = receiver("one", "--at", "1:0:SIGSTOP")
+    broker.add_member(one.member)
+    broker.change(batches_allowed=1)
+    training = train().start()
+    broker.wait_until(lambda: broker.trained == [0])
+    broker.change(batches_allowed=10**9)
+    broker.wait_until(lambda: broker.trained == [0, 1])  # version 1 is not there yet
+    assert one.installed(1) is None
+    os.kill(one.process.pid, 18)  # SIGCONT
+    assert training.join(120) == "all steps are done"
+    assert one.installed(1) is not None and one.installed(3) is not None
+    versions = [event.weights.policy_version for event in broker.events if event.HasField("weights")]
+    assert versions == sorted(set(versions)) and versions[-1] == 3
+
+
+def test_weights_that_are_sent_are_those_of_their_version_whatever_is_trained_meanwhile():
+    learner = CountingLearner()
+    snapshot = Snapshot(torch.device("cpu"))
+    learner.step = 1
+    snapshot.take(1, learner.weights())
+    buffer = next(snapshot.weights())[1]
+    learner.step = 2
+    assert buffer.tolist() == [1.0] * 4
+    snapshot.take(2, learner.weights())
+    assert next(snapshot.weights())[1] is buffer and buffer.tolist() == [2.0] * 4, "memory is used again"
+
+
+def test_a_step_is_trained_while_a_checkpoint_is_written_and_committed_only_then(train: Train, broker: FakeBroker):
+    training, gate = train("trainer.checkpoint.interval=1"), Gate(1)
+    training.learner.before_write = gate.pass_through
+    training.start()
+    assert gate.reached.wait(30)
+    broker.wait_until(lambda: broker.trained == [0, 1])
+    assert broker.committed == [] and training.status.checkpoint_step == 0
+    gate.go_on.set()
+    assert training.join() == "all steps are done"
+    assert broker.committed == [1, 2, 3]
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_training(train: Train, broker: FakeBroker):
+    training = train("trainer.checkpoint.interval=1")
+
+    def fail(step: int) -> None:
+        raise TrainingError("no space left on device")
+
+    training.learner.before_write = fail
+    with pytest.raises(TrainingError, match="no space left"):
+        training.start().join()
+    assert broker.committed == [] and not broker.finished
+
+
+def test_a_second_trainer_is_kept_out_of_the_folder(train: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(checkpointing, "LOCK_SECONDS", 0.3)
+    root = tmp_path / "run" / "checkpoints"
+    root.mkdir(parents=True)
+    with (root / ".lock").open("a+") as other:
+        other.write('{"host": "elsewhere", "pid": 7}\n')
+        other.flush()
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(TrainingError, match=r"in use by another trainer \(.*elsewhere.*checkpoint.folder"):
+            train().start().join()
+    assert train().start().join() == "all steps are done", "the lock ends with its holder"
+
+
+def test_the_lock_of_a_killed_process_is_no_more(tmp_path: Path):
+    program = (
+        "import sys, time; from pathlib import Path; from quartet_trainer.checkpoints.lock import FolderLock\n"
+        "lock = FolderLock(Path(sys.argv[1])); lock.acquire(0); print('locked', flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    from quartet_trainer.checkpoints.lock import FolderInUse, FolderLock
+
+    try:
+        assert process.stdout.readline() == "locked\n"
+        with pytest.raises(FolderInUse, match=str(process.pid)):
+            FolderLock(tmp_path).acquire(0)
+    finally:
+        process.kill()
+        process.wait(30)
+        process.stdout.close()
+    lock = FolderLock(tmp_path)
+    lock.acquire(0)
+    lock.release()
+
+
+def accuracies(monkeypatch: pytest.MonkeyPatch, values: dict[int, float]) -> None:
+    """Let evaluations come to these accuracies, by version."""
+    from quartet_trainer import evaluation
+
+    monkeypatch.setattr(
+        evaluation,
+        "evaluation_metrics",
+        lambda name, transcripts, dead: {
+            f"eval/{name}/ans_acc": values[transcripts[0].completions[0].version_spans[0].policy_version]
+        },
+    )
+
+
+EVALUATED = ('trainer.evaluation.sets=["heldout"]', "trainer.evaluation.interval=1")
+
+
+def test_the_best_checkpoint_is_kept(train: Train, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch):
+    broker.run.spec.max_steps = 6
+    accuracies(monkeypatch, {0: 0.1, 1: 0.4, 2: 0.9, 3: 0.5, 4: 0.6, 5: 0.7, 6: 0.8})
+    best = ("trainer.checkpoint.best_metric=eval/heldout/ans_acc", "trainer.checkpoint.keep_last=1")
+    training = train(*EVALUATED, *best, "trainer.checkpoint.interval=2")
+    training.start().join()
+    root = training.folder / "checkpoints"
+    assert [found.step for found in find_checkpoints(root)] == [2, 6]
+    assert json.loads((root / "best.json").read_text()) == {"metric": "eval/heldout/ans_acc", "value": 0.9, "step": 2}
+
+
+def test_a_run_that_stops_getting_better_is_finished(train: Train, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch):
+    broker.run.spec.max_steps = 20
+    accuracies(monkeypatch, {0: 0.1, 1: 0.5, 2: 0.5, 3: 0.52, 4: 0.4, 5: 0.9})
+    stop = ("trainer.early_stop.metric=eval/heldout/ans_acc", "trainer.early_stop.patience=3")
+    training = train(*EVALUATED, *stop, "trainer.early_stop.min_delta=0.05").start()
+    assert training.join() == "the evaluations have stopped getting better"
+    assert broker.trained == [0, 1, 2, 3] and broker.finished[0].state == broker_pb2.RUN_STATE_SUCCEEDED
+
+
+def test_patience_survives_a_restart_and_counts_a_step_once():
+    patience = Patience("min", 2, 0.0)
+    assert not patience.exhausted_by(1, 3.0)
+    assert not patience.exhausted_by(2, 3.0)
+    later = Patience("min", 2, 0.0)
+    later.restore(json.loads(json.dumps(patience.to_json())))
+    assert not later.exhausted_by(2, 3.0), "the same evaluation, made again after a restart"
+    assert later.exhausted_by(3, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ({"early_stop": {"metric": "reward/mean"}}, "pattern"),
+        ({"early_stop": {"metric": "eval/a/ans_acc"}, "evaluation": {"sets": ["b"]}}, "name one of them after 'eval/'"),
+        (
+            {"checkpoint": {"best_metric": "eval/a/x"}, "evaluation": {"before_training": False}},
+            "set evaluation.interval",
+        ),
+    ],
+)
+def test_a_metric_that_is_never_measured_is_refused(override: dict[str, Any], sentence: str):
+    with pytest.raises(ValueError, match=sentence):
+        TrainerSection.model_validate(override)
+
+
+def test_a_paused_training_begins_no_step(train: Train, broker: FakeBroker):
+    training, gate = train(), Gate(0)
+    training.learner.before_step = gate.pass_through
+    training.start()
+    assert gate.reached.wait(30)
+    training.control.hold()
+    gate.go_on.set()
+    broker.wait_until(lambda: broker.trained == [0])
+    waited = training.control.request_checkpoint()
+    assert waited.result(30).step == 1, "requests are answered"
+    assert broker.trained == [0] and training.status.waiting_for == "Resume: the training is paused"
+    training.control.let_go()
+    assert training.join() == "all steps are done"
+    assert training.status.waiting_for == ""
+
+
+def test_a_full_disk_ends_the_training_with_a_sentence(tmp_path: Path):
+    journal = Journal(tmp_path, first_step=0, tensorboard=False)
+    journal.close()
+    journal._file = open("/dev/full", "a", buffering=1)  # noqa: SIM115 - the journal closes it
+    with pytest.raises(
+        TrainingError, match=r"cannot write '.*metrics.jsonl': no space left on device; the run goes on"
+    ):
+        journal.step(0, {"loss": 1.0})
+    journal.close()
+
+
+def test_random_generators_go_on_where_the_checkpoint_was():
+    import random
+
+    import numpy as np
+
+    def draw() -> list[float]:
+        return [random.random(), random.gauss(0, 1), float(np.random.rand()), float(torch.rand(1))]
+
+    state = json.loads(json.dumps(random_state()))
+    first = draw()
+    restore_random_state(state)
+    assert draw() == first
