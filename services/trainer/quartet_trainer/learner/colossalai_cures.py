@@ -3,13 +3,15 @@
 1. `CpuAccelerator.get_rng_state`, `set_rng_state` and `manual_seed` pass on a device, or refuse to work, where the
    CPU's generator is meant: sharded layers seed their parameters through them.
 2. `torch.distributed.is_hccl_available` was removed from torch; the pipeline's point-to-point code still asks for it.
+3. `CpuAccelerator.Stream`, `stream` and `current_stream` refuse to work. LowLevelZero asks for a stream to communicate
+   on, and uses the current one where it is told not to overlap. On a CPU there is one, of which nothing need be said.
+4. LowLevelZero's optimizer refuses a CPU before it looks at its parameters. With 3, it works there.
 
-Neither touches a machine with CUDA: there ColossalAI takes its CudaAccelerator, and NCCL answers the second question
+None touches a machine with CUDA: there ColossalAI takes its CudaAccelerator, and NCCL answers the second question
 before it is asked. Remove a cure when the pinned ColossalAI no longer needs it.
 
 Importing and using it also prints advice that is not for our users: to install TensorNVMe, apex and the kernels
-package, and what is deprecated in its own calls: DDP's `broadcast_buffers`, pickled trees. That is silenced here,
-message by message.
+package, and what is deprecated in its own calls. That is silenced here, message by message.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
+from contextlib import nullcontext
 
 import torch
 import torch.distributed
@@ -26,6 +29,8 @@ _ADVICE = (
     "Please install apex from source",
     "`broadcast_buffers` is deprecated",
     "`isinstance(treespec, LeafSpec)` is deprecated",
+    "`torch.distributed.all_gather_into_tensor` is deprecated",
+    "`torch.distributed.reduce_scatter_tensor` is deprecated",
 )
 
 
@@ -38,9 +43,15 @@ def apply() -> None:
     )
     import colossalai  # noqa: F401 - everything that it imports on its way, under the filters above
     from colossalai.accelerator.cpu_accelerator import CpuAccelerator
+    from colossalai.zero.low_level import LowLevelZeroOptimizer
 
     CpuAccelerator.get_rng_state = lambda self, device=None: torch.get_rng_state()
     CpuAccelerator.set_rng_state = lambda self, new_state, device=None: torch.set_rng_state(new_state)
     CpuAccelerator.manual_seed = lambda self, seed: torch.manual_seed(seed)
+    CpuAccelerator.Stream = lambda self, device=None, priority=0, **kwargs: None
+    CpuAccelerator.current_stream = lambda self, device=None: None
+    CpuAccelerator.stream = lambda self, stream_: nullcontext()
+    if not torch.cuda.is_available():
+        LowLevelZeroOptimizer._sanity_checks = lambda self: None
     if not hasattr(torch.distributed, "is_hccl_available"):
         torch.distributed.is_hccl_available = lambda: False

@@ -8,6 +8,12 @@ from pydantic import Field, field_validator, model_validator
 
 from quartet_common.config import Section
 
+NOT_BUILT = {
+    "torch_fsdp": 'for a model that one device cannot train use "hybrid_parallel" or "low_level_zero"',
+    "gemini": 'for a model that one device cannot train use "hybrid_parallel" or "low_level_zero"',
+}
+"""Plugins of ColossalAI that this trainer has no code for, and what to use instead."""
+
 PluginName = Literal["torch_ddp", "torch_fsdp", "low_level_zero", "gemini", "hybrid_parallel"]
 
 
@@ -36,26 +42,21 @@ class PluginSettings(Section):
     plugin: PluginName = Field(default="torch_ddp", description="ColossalAI plugin.")
     tp_size: int = Field(default=1, ge=1, description="Ranks that share each layer's matrices (hybrid_parallel).")
     pp_size: int = Field(default=1, ge=1, description="Stages of consecutive layers (hybrid_parallel).")
-    zero_stage: Literal[0, 1, 2] | None = Field(
-        default=None,
-        description="What the data-parallel ranks share out: 1 the optimizer's state, 2 gradients too. "
-        "Unset: 1 with low_level_zero, 0 with hybrid_parallel.",
-    )
-    sp_size: int = Field(
-        default=1, ge=1, description="Ranks that share a sequence by all-to-all (hybrid_parallel with CUDA)."
+    zero_stage: Literal[1, 2] = Field(
+        default=1,
+        description="What low_level_zero shares out over the ranks: 1 the optimizer's state, 2 the gradients too.",
     )
     lora: LoraSection = Field(default=LoraSection(), description="Low-rank adapters.")
 
     @model_validator(mode="after")
     def _plugin_can(self) -> PluginSettings:
-        hybrid = self.plugin == "hybrid_parallel"
-        for name in ("tp_size", "pp_size", "sp_size"):
-            if getattr(self, name) > 1 and not hybrid:
+        if self.plugin in NOT_BUILT:
+            raise ValueError(f"plugin: {self.plugin!r} is not built; {NOT_BUILT[self.plugin]}")
+        for name in ("tp_size", "pp_size"):
+            if getattr(self, name) > 1 and self.plugin != "hybrid_parallel":
                 raise ValueError(f'{name}: {getattr(self, name)} needs plugin = "hybrid_parallel", not {self.plugin!r}')
-        allowed = {"low_level_zero": (None, 1, 2), "hybrid_parallel": (None, 0, 1)}.get(self.plugin, (None, 0))
-        if self.zero_stage not in allowed:
-            stages = " or ".join(str(stage) for stage in allowed if stage is not None)
-            raise ValueError(f"zero_stage: got {self.zero_stage}; with plugin {self.plugin!r} it is {stages}")
-        if self.lora.r and self.plugin not in ("torch_ddp", "low_level_zero"):
-            raise ValueError(f'lora.r: adapters need plugin = "torch_ddp" or "low_level_zero", not {self.plugin!r}')
+        if self.zero_stage > 1 and self.plugin != "low_level_zero":
+            raise ValueError(f'zero_stage: {self.zero_stage} needs plugin = "low_level_zero", not {self.plugin!r}')
+        if self.lora.r and self.plugin != "torch_ddp":
+            raise ValueError(f'lora.r: adapters need plugin = "torch_ddp", not {self.plugin!r}')
         return self

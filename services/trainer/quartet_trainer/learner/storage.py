@@ -108,9 +108,7 @@ def read_model(plugin: Plugin, folder: Path) -> None:
     Raises:
         LearnerError: names or shapes are another model's.
     """
-    wanted: dict[str, list[Tensor]] = {}
-    for name, parameter in plugin.parameters():
-        wanted.setdefault(name, []).append(parameter)
+    held = {name for name, _ in plugin.parameters()}
     missing = set(plugin.specs)
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as weights:
@@ -119,12 +117,8 @@ def read_model(plugin: Plugin, folder: Path) -> None:
                 if list(plugin.specs.get(name, ())) != shape:
                     raise LearnerError(f"{file} holds {name} {shape}, which this model has not")
                 missing.discard(name)
-                if name in wanted:
-                    piece = plugin.piece(name, weights.get_tensor(name))
-                    with torch.no_grad():
-                        for parameter in wanted[name]:
-                            parameter.copy_(piece)
-                            plugin.trained(parameter).copy_(piece)
+                if name in held:
+                    plugin.assign(name, weights.get_tensor(name))
     if missing:
         raise LearnerError(f"{folder} lacks {len(missing)} of this model's tensors, {min(missing)} among them")
 
@@ -152,9 +146,12 @@ def read_optimizer(plugin: Plugin, path: Path) -> None:
                 moment: moments.get_tensor(f"{moment}/{name}") for moment in _MOMENTS if f"{moment}/{name}" in keys
             }
             if found:
-                # AdamW keeps its step count beside the parameter when it is fused.
-                state[plugin.trained(parameter)] = {
-                    moment: (value if value.ndim == 0 else plugin.piece(name, value).contiguous()).to(parameter.device)
+                key = plugin.trained(parameter)
+                state[key] = {
+                    # AdamW keeps its step count beside the parameter when it is fused.
+                    moment: value.to(key.device)
+                    if value.ndim == 0
+                    else plugin.piece(name, value).to(key.device, key.dtype).contiguous()
                     for moment, value in found.items()
                 }
 

@@ -32,6 +32,9 @@ def whole_gradients(learner: Any, groups: list) -> dict[str, torch.Tensor]:
     plugin = learner._plugin
     if plugin.settings.plugin == "hybrid_parallel":
         found = {name: plugin._shards.whole(name, lambda p: p.grad, plugin.dtype).clone() for name in plugin.specs}
+    elif plugin.settings.plugin == "low_level_zero":
+        rows = {id(parameter): row for parameter, row in plugin._gradient_rows()}
+        found = {name: plugin._whole(parameter, rows[id(parameter)]).clone() for name, parameter in plugin.parameters()}
     else:
         found = {name: parameter.grad.clone() for name, parameter in plugin.parameters()}
     plugin.optimizer.zero_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.plugins.base import Plugin
+from quartet_trainer.learner.plugins.low_level_zero import LowLevelZero
 from quartet_trainer.learner.plugins.torch_ddp import DataParallel
 from quartet_trainer.learner.settings import LearnerSettings
 
@@ -17,4 +18,6 @@ def create_plugin(settings: LearnerSettings, ranks: Ranks) -> Plugin:
         from quartet_trainer.learner.plugins.hybrid_parallel import HybridParallel
 
         return HybridParallel(settings, ranks)
+    if settings.plugin == "low_level_zero":
+        return LowLevelZero(settings, ranks)
     return DataParallel(settings, ranks)

@@ -115,12 +115,19 @@ class Plugin(ABC):
         yield from self.adapter.parameters() if self.adapter else self.causal_lm.named_parameters()
 
     def trained(self, parameter: nn.Parameter) -> Tensor:
-        """What the optimizer updates for a parameter: itself, or its copy with more digits. Local."""
+        """The key of a parameter's state in the optimizer: itself, or what is updated in its place. Local."""
         return parameter
 
     def piece(self, name: str, whole: Tensor) -> Tensor:
-        """What this rank holds of a whole tensor of the shape `specs[name]`. Local."""
+        """What this rank's optimizer holds of a whole tensor of the shape `specs[name]`. Local."""
         return whole
+
+    @torch.no_grad()
+    def assign(self, name: str, whole: Tensor) -> None:
+        """Set the weights of that name to a whole tensor, as far as this rank holds them. Local."""
+        for held, parameter in self.parameters():
+            if held == name:
+                parameter.copy_(self.piece(name, whole))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """The trained tensors, whole, in the order of `specs`, on the training device; maybe the parameters' memory."""

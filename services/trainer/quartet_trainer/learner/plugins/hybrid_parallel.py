@@ -39,10 +39,12 @@ class HybridParallel(Plugin):
             raise LearnerError(
                 f"trainer.tp_size {tp} * trainer.pp_size {pp} must divide the number of ranks, {ranks.world_size}"
             )
+        self._half = settings.precision == "bf16"
         parallel = HybridParallelPlugin(
             tp_size=tp,
             pp_size=pp,
-            precision="fp32",  # which leaves the weights as they are loaded
+            # fp32 leaves the weights as they are loaded; with bf16 the optimizer has copies in float32.
+            precision="bf16" if self._half else "fp32",
             zero_stage=0,
             num_microbatches=1,  # set for each step, see _schedule
             microbatch_size=1,
@@ -64,6 +66,7 @@ class HybridParallel(Plugin):
         self._check(causal_lm)
         tied = causal_lm.get_output_embeddings().weight is causal_lm.get_input_embeddings().weight
         self.model, self.optimizer, *_ = self.booster.boost(causal_lm, create_optimizer(causal_lm))
+        self.model.convert_fn = None  # it would round the temperatures to bf16
         self.causal_lm = self.model.unwrap()
         self._shards = Shards(
             self.causal_lm, self.specs, tied, tp_group=self._parallel.tp_group, pp_group=self._parallel.pp_group
@@ -89,14 +92,14 @@ class HybridParallel(Plugin):
             staged=self._staged,
             is_last=self._last,
             tp_group=self._parallel.tp_group,
-            autocast=None,
         )
 
     def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
         """Sharded as the policy is, without DDP around it, which needs gradients."""
         causal_lm = load().eval().requires_grad_(False)
         sharded, _ = ShardFormer(self._parallel.shard_config).optimize(causal_lm)
-        self._reference = self._make_stage(sharded.to(self.ranks.device))
+        dtype = next(self.causal_lm.parameters()).dtype
+        self._reference = self._make_stage(sharded.to(self.ranks.device, dtype))
 
     def accumulate(self, count: int, load: Load, criterion: Criterion) -> Seconds:
         with_reference = self._reference is not None and self.reference_in_loss
@@ -190,9 +193,19 @@ class HybridParallel(Plugin):
     def piece(self, name: str, whole: Tensor) -> Tensor:
         return self._shards.piece(name, whole)
 
+    def trained(self, parameter: nn.Parameter) -> Tensor:
+        return self.optimizer.get_working_to_master_map()[id(parameter)] if self._half else parameter
+
+    @torch.no_grad()
+    def assign(self, name: str, whole: Tensor) -> None:
+        for held, parameter in self.parameters():
+            if held == name:
+                for copy in (parameter, self.trained(parameter)):
+                    copy.copy_(self.piece(name, whole))
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         for name in self.specs:
-            yield name, self._shards.whole(name, lambda parameter: parameter.detach(), self.dtype)
+            yield name, self._shards.whole(name, lambda parameter: self.trained(parameter).detach(), self.dtype)
 
     def moments(self) -> Iterator[tuple[str, Tensor]]:
         states: dict[nn.Parameter, dict[str, Any]] = self.optimizer.unwrap().state
@@ -201,5 +214,8 @@ class HybridParallel(Plugin):
         step = next(iter(states.values()))["step"].detach()
         for name in self.specs:
             for moment in ("exp_avg", "exp_avg_sq"):
-                yield f"{moment}/{name}", self._shards.whole(name, lambda p, m=moment: states[p][m], self.dtype)
+                yield (
+                    f"{moment}/{name}",
+                    self._shards.whole(name, lambda p, m=moment: states[self.trained(p)][m], self.dtype),
+                )
             yield f"step/{name}", step.clone()

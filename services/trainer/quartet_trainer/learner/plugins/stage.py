@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from quartet_trainer.batches import MicroBatch
-from quartet_trainer.learner.policy import autocast_to, in_chunks
+from quartet_trainer.learner.policy import in_chunks
 from quartet_trainer.learner.vocab_parallel import vocab_parallel_log_probs
 
 
@@ -34,7 +34,6 @@ class Stage:
         staged: bool,
         is_last: bool,
         tp_group: dist.ProcessGroup,
-        autocast: torch.dtype | None,
     ) -> None:
         """Take the sharded model; its `forward` is this stage's from now on."""
         self.causal_lm = causal_lm
@@ -42,7 +41,6 @@ class Stage:
         """The one last loaded."""
         self._is_last = is_last
         self._tp_group = tp_group
-        self._autocast_dtype = autocast
         self._load: Callable[[int], MicroBatch]
         self._seconds = 0.0
         self._inner_forward = causal_lm.forward
@@ -66,15 +64,13 @@ class Stage:
     def _whole_forward(
         self, input_ids: Tensor, rows: Tensor, columns: Tensor, targets: Tensor, temperatures: Tensor
     ) -> tuple[Tensor, Tensor]:
-        with autocast_to(self._autocast_dtype, input_ids.device):
-            hidden = self.causal_lm.base_model(input_ids=input_ids, use_cache=False).last_hidden_state[rows, columns]
+        hidden = self.causal_lm.base_model(input_ids=input_ids, use_cache=False).last_hidden_state[rows, columns]
         return in_chunks(self._head, hidden, targets, temperatures, self._columns)
 
     def _staged_forward(self, index: Tensor, hidden_states: Tensor | None = None) -> dict[str, Tensor]:
         started = time.perf_counter()
         self.micro_batch = batch = self._load(int(index))
-        with autocast_to(self._autocast_dtype, batch.input_ids.device):
-            outputs = self._inner_forward(input_ids=batch.input_ids, hidden_states=hidden_states, use_cache=False)
+        outputs = self._inner_forward(input_ids=batch.input_ids, hidden_states=hidden_states, use_cache=False)
         if self._is_last:
             hidden = outputs.logits[batch.rows, batch.columns]
             log_probs, entropy = in_chunks(self._head, hidden, batch.targets, batch.temperatures, self._columns)
@@ -83,8 +79,7 @@ class Stage:
         return outputs
 
     def _head(self, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        with autocast_to(self._autocast_dtype, hidden.device):
-            logits = self._project(hidden)
+        logits = self._project(hidden)
         if logits.dtype != torch.float64:
             logits = logits.float()
         first = dist.get_rank(self._tp_group) * self._columns

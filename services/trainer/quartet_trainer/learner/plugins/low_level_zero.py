@@ -1,0 +1,138 @@
+"""LowLevelZeroPlugin: every rank holds the model, and a part of the optimizer's state (stage 1) and gradients (2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from colossalai.booster import Booster
+from colossalai.booster.plugin import LowLevelZeroPlugin
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from quartet_trainer.batches import MicroBatch
+from quartet_trainer.learner.distributed import Ranks
+from quartet_trainer.learner.plugins.base import CreateOptimizer, Criterion, Load, Plugin, Seconds
+from quartet_trainer.learner.policy import Policy
+from quartet_trainer.learner.settings import LearnerSettings
+
+
+class LowLevelZero(Plugin):
+    """What a rank updates of a tensor is a row: the tensor flattened, padded to a multiple of the ranks, cut in order.
+
+    Stage 1 exchanges gradients in the last micro-batch's backward, stage 2 in each: there all ranks take as many
+    micro-batches as the one with most, and those added have no weight.
+    """
+
+    def __init__(self, settings: LearnerSettings, ranks: Ranks) -> None:
+        bf16 = settings.precision == "bf16"
+        zero = LowLevelZeroPlugin(
+            stage=settings.zero_stage,
+            precision="bf16" if bf16 else "fp32",  # fp32 leaves the weights as they are loaded
+            cast_inputs=False,  # temperatures keep their digits
+            overlap_communication=ranks.device.type == "cuda",
+            max_norm=0.0,  # clip_gradient does it, before it is known whether the step is taken
+        )
+        super().__init__(settings, ranks, Booster(plugin=zero))
+        self._reference: Policy
+
+    def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None:
+        policy = Policy(causal_lm, entropy_gradient=self.settings.entropy_coefficient > 0)
+        self.causal_lm = causal_lm
+        self.model, self.optimizer, *_ = self.booster.boost(policy, create_optimizer(policy))
+
+    def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
+        """In the policy's own precision, not boosted: it has no optimizer."""
+        dtype = next(self.causal_lm.parameters()).dtype
+        self._reference = Policy(load()).to(self.ranks.device, dtype).eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def log_probs(self, micro_batch: MicroBatch) -> Tensor:
+        return self.model.unwrap()(*micro_batch.inputs)[0]
+
+    @torch.no_grad()
+    def reference_log_probs(self, micro_batch: MicroBatch) -> Tensor:
+        return self._reference(*micro_batch.inputs)[0]
+
+    def accumulate(self, count: int, load: Load, criterion: Criterion) -> Seconds:
+        total, partitions = count, self.settings.zero_stage == 2
+        if partitions:
+            most = torch.tensor(count, device=self.ranks.device)
+            dist.all_reduce(most, op=dist.ReduceOp.MAX)
+            total = int(most)
+        seconds = Seconds()
+        with_reference = self.settings.kl_coefficient > 0 and self.reference_in_loss
+        for index in range(total):
+            started = self.clock()
+            micro_batch = load(min(index, count - 1))
+            exchanges = partitions or index == total - 1
+            with nullcontext() if exchanges else self.booster.no_sync(self.model, self.optimizer):
+                log_probs, entropy = self.model(*micro_batch.inputs)
+                if index < count:
+                    reference = self.reference_log_probs(micro_batch) if with_reference else None
+                    loss = criterion(index, micro_batch, log_probs, entropy, reference)
+                else:
+                    loss = 0.0 * log_probs.sum()
+                forward_ended = self.clock()
+                self.booster.backward(loss * self.data_size, self.optimizer)  # the exchange averages over ranks
+            seconds.forward += forward_ended - started
+            seconds.backward += self.clock() - forward_ended
+        return seconds
+
+    def clip_gradient(self, max_norm: float) -> float:
+        rows = [row for _, row in self._gradient_rows()]
+        squares = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
+        for row in rows:
+            squares += row.double().square().sum()
+        dist.all_reduce(squares)
+        norm = squares.sqrt().item()
+        if norm > max_norm:
+            for row in rows:
+                row.mul_(max_norm / (norm + 1e-6))
+        return norm
+
+    def _gradient_rows(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Each parameter's part of the gradient that this rank will step with."""
+        stage_2 = self.settings.zero_stage == 2
+        for group, parameters in self.optimizer._working_param_groups.items():
+            for parameter in parameters:
+                store = self.optimizer.pid_to_grad_store[id(parameter)]
+                rows = store.get_partitioned_gradients_by_param_id(group, id(parameter))
+                if rows:
+                    yield parameter, rows[0 if stage_2 else store.local_rank]
+
+    def trained(self, parameter: nn.Parameter) -> Tensor:
+        return self.optimizer.working_to_master_param[id(parameter)]
+
+    def piece(self, name: str, whole: Tensor) -> Tensor:
+        flat = whole.reshape(-1)
+        length = -(-flat.numel() // self.data_size)
+        flat = torch.nn.functional.pad(flat, (0, length * self.data_size - flat.numel()))
+        return flat.narrow(0, self.data_rank * length, length)
+
+    @torch.no_grad()
+    def assign(self, name: str, whole: Tensor) -> None:
+        for held, parameter in self.parameters():
+            if held == name:
+                parameter.copy_(whole)
+                self.trained(parameter).copy_(self.piece(name, whole))
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        self.model._force_wait_all_gather()
+        for name, parameter in self.parameters():
+            yield name, self._whole(parameter, self.trained(parameter))
+
+    def moments(self) -> Iterator[tuple[str, Tensor]]:
+        states: dict[Tensor, dict[str, Any]] = self.optimizer.unwrap().state
+        for name, parameter in self.parameters():
+            for moment, value in states.get(self.trained(parameter), {}).items():
+                yield f"{moment}/{name}", value.detach() if value.ndim == 0 else self._whole(parameter, value)
+
+    def _whole(self, parameter: nn.Parameter, row: Tensor) -> Tensor:
+        """A tensor in the parameter's shape from all ranks' rows."""
+        rows = [torch.empty_like(row) for _ in range(self.data_size)]
+        dist.all_gather(rows, row.detach().contiguous())
+        return torch.cat(rows)[: parameter.numel()].view(parameter.shape)
