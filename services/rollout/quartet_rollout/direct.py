@@ -13,6 +13,7 @@ from quartet_common.tensors import encode
 from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineError, PromptError
 from quartet_rollout.experience import completion_info
 from quartet_rollout.group import draw_completions
+from quartet_rollout.environments.chosen import SINGLE_TURN
 from quartet_rollout.sampling import PromptRefused
 from quartet_rollout.state import RolloutState
 from quartet_rollout.telemetry import COMPLETIONS, TOKENS
@@ -33,6 +34,8 @@ class DirectGeneration:
             raise unavailable("engine", "it is still loading", retry_after_seconds=1.0)
         if state.draining:
             raise unavailable("rollout", "it is stopping")
+            if (name := prompt.environment.name) not in ("", SINGLE_TURN):
+                raise PromptRefused("prompt.environment.name", f"'{name}'", f"'{SINGLE_TURN}': direct use is one turn")
         if state.policy_version == UNKNOWN_VERSION:
             raise unavailable("policy", "this rollout has no weights of a known version yet", retry_after_seconds=1.0)
         try:

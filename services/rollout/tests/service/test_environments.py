@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import grpc
 import numpy as np
 import pytest
 from conftest import begin_request, finish_request, instance, join_request
@@ -10,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from quartet.v1 import experience_pb2, rollout_pb2
 
 from quartet_common.config import ConfigError, EnvironmentSection, ModelSection, RunSection, load_config
+from quartet_common.errors import describe
 from quartet_common.tensors import decode, decode_ragged
 from quartet_rollout.config import RolloutSection, preflight
 from quartet_rollout.environments import registry
@@ -275,6 +277,20 @@ async def test_seeds_of_turns_differ(world):
     seeds = [request[3].seed for request in world.engine.requests]
     assert seeds[0] == 5 and len(set(seeds)) == len(seeds) == 5
     assert set(seeds[1:]) == {5 + index + (turn << 32) for index in (0, 1) for turn in (1, 2)}
+
+
+async def test_direct_use_is_one_turn(world):
+    world.broker.run.spec.environment.CopyFrom(environment())
+    await world.start(lease_wait_seconds=0.05)
+    await world.until(lambda: world.service.state.spec)
+    asked = prompt(environment()).prompt
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await world.stub.Generate(rollout_pb2.GenerateRequest(prompt=asked), timeout=10)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert describe(caught.value).startswith("prompt.environment.name: got 'echo'; allowed: 'single_turn'")
+    asked.ClearField("environment")
+    answer = await world.stub.Generate(rollout_pb2.GenerateRequest(prompt=asked), timeout=10)
+    assert [completion.info.turns for completion in answer.completions] == [1, 1]
 
 
 async def test_the_handshake_names_the_environments(world):
