@@ -50,6 +50,12 @@ class RolloutSection(Section):
     max_direct_completions: int = Field(
         64, ge=0, description="Completions of Generate under way at once; 0 refuses it."
     )
+    max_direct_queued: int = Field(
+        256, ge=0, description="Completions of Generate that may wait for their turn; what comes beyond is refused."
+    )
+    direct_share: float = Field(
+        0.25, gt=0, le=1, description="Share of the engine that Generate may have while the run wants all of it."
+    )
     put_batch_groups: int = Field(32, ge=1, le=256, description="Most groups put in one call.")
     put_batch_bytes: int = Field(6 << 20, ge=1 << 16, le=60 << 20, description="Bytes at which a put is sent.")
     rpc_timeout_seconds: float = Field(30.0, gt=0, description="Deadline of a call to the broker.")
@@ -80,22 +86,22 @@ def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
             f"rollout.max_unsettled_completions: got {section.max_unsettled_completions}; it must be at least "
             f"rollout.max_running_completions ({section.max_running_completions})"
         )
-    check_prompt_lengths(config, section.engine_options.max_model_len)
-    return {
-        "engine": section.engine,
-        "model": str(folder),
-        "broker": config.addresses.broker,
-        "reward": config.addresses.reward,
     environments = load_environments()
     if config.run.environment is not None:
         try:
             read_environment(environments, environment_spec(config.run.environment), "run.environment")
         except (UnknownEnvironment, PromptRefused) as error:
             raise ConfigError(str(error)) from error
+    check_prompt_lengths(config, section.engine_options.max_model_len)
+    return {
+        "engine": section.engine,
+        "environments": list(environments),
+        "model": str(folder),
+        "broker": config.addresses.broker,
+        "reward": config.addresses.reward,
         "threads": section.engine_options.threads,
     }
 
-        "environments": list(environments),
 
 def limit_threads(threads: int) -> None:
     """Set the thread count of torch's libraries; they read it once, when they are first imported."""

@@ -8,23 +8,23 @@ import grpc
 from google.rpc import error_details_pb2
 from quartet.v1 import experience_pb2, rollout_pb2
 
-from quartet_common.errors import ContractError, invalid_argument, resource_exhausted, unavailable
+from quartet_common.errors import ContractError, invalid_argument, unavailable
 from quartet_common.tensors import encode
+from quartet_rollout.admission import Admission
+from quartet_rollout.drawing import draw_completions
 from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineError, PromptError
-from quartet_rollout.experience import completion_info
-from quartet_rollout.group import draw_completions
 from quartet_rollout.environments.chosen import SINGLE_TURN
+from quartet_rollout.experience import completion_info
 from quartet_rollout.sampling import PromptRefused
 from quartet_rollout.state import RolloutState
 from quartet_rollout.telemetry import COMPLETIONS, TOKENS
 
 
 class DirectGeneration:
-    """Generates for callers, beside the run's own prompts, up to a bound."""
+    """Generates for callers, beside the run's own prompts, as `admission` lets them in."""
 
-    def __init__(self, state: RolloutState, max_completions: int):
-        self._state, self._max_completions = state, max_completions
-        self._running = 0
+    def __init__(self, state: RolloutState, admission: Admission):
+        self._state, self._admission = state, admission
         self._ids = itertools.count()
 
     async def completions(self, prompt: experience_pb2.Prompt) -> AsyncIterator[rollout_pb2.GeneratedCompletion]:
@@ -32,27 +32,19 @@ class DirectGeneration:
         state = self._state
         if (engine := state.engine) is None or (reader := state.reader) is None:
             raise unavailable("engine", "it is still loading", retry_after_seconds=1.0)
-        if state.draining:
-            raise unavailable("rollout", "it is stopping")
+        self._check_serving()
+        try:
             if (name := prompt.environment.name) not in ("", SINGLE_TURN):
                 raise PromptRefused("prompt.environment.name", f"'{name}'", f"'{SINGLE_TURN}': direct use is one turn")
-        if state.policy_version == UNKNOWN_VERSION:
-            raise unavailable("policy", "this rollout has no weights of a known version yet", retry_after_seconds=1.0)
-        try:
             token_ids, draw = reader.read(prompt, state.spec, experience_pb2.PURPOSE_SERVE)
         except (PromptRefused, PromptError) as error:
             raise _refusal(error) from error
-        if self._running + draw.n > self._max_completions:
-            raise resource_exhausted(
-                "max_direct_completions",
-                f"{self._running} completions are under way and {draw.n} more were asked for; "
-                f"allowed: {self._max_completions}",
-                retry_after_seconds=1.0 if draw.n <= self._max_completions else None,
-            )
-        self._running += draw.n
         try:
-            request_id = f"direct-{next(self._ids)}"
-            async with aclosing(draw_completions(engine, request_id, token_ids, draw)) as stream:
+            async with (
+                self._admission.entered(draw.n),
+                aclosing(draw_completions(engine, f"direct-{next(self._ids)}", token_ids, draw)) as stream,
+            ):
+                self._check_serving()  # It may have waited long.
                 async for completion in stream:
                     if any(version == UNKNOWN_VERSION for version, _, _ in completion.version_spans):
                         raise unavailable("policy", "the weights became unknown while this was generated")
@@ -67,8 +59,12 @@ class DirectGeneration:
             raise _refusal(error) from error
         except EngineError as error:
             raise unavailable("engine", str(error)) from error
-        finally:
-            self._running -= draw.n
+
+    def _check_serving(self) -> None:
+        if self._state.draining:
+            raise unavailable("rollout", "it is stopping")
+        if self._state.policy_version == UNKNOWN_VERSION:
+            raise unavailable("policy", "this rollout has no weights of a known version yet", retry_after_seconds=1.0)
 
 
 def _refusal(error: PromptRefused | PromptError) -> ContractError:

@@ -9,7 +9,7 @@ However it ends, its lease is settled exactly once: by the put, by giving it bac
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from enum import Enum
 
@@ -62,6 +62,10 @@ class Group:
         """`n` is the number of completions it counts for until its prompt has been read."""
         self.lease, self.n = lease, n
         self.stage = Stage.GENERATING
+        self.generated = 0
+        """Completions that the engine has finished."""
+        self.on_generated: Callable[[], None] = lambda: None
+        """Called when it has finished all of them."""
         self._spec = spec
 
     async def make(
@@ -88,6 +92,7 @@ class Group:
             last_turn = chosen is not None and chosen.scores_last_turn
             finished = await self._score_all(stream, reader, scorer, token_ids, draw, scores, last_turn)
             self.stage = Stage.SCORING
+            self.on_generated()
             scored = [
                 ScoredCompletion(completion, text, await scores[completion.index] if scores else None)
                 for completion, text in finished
@@ -147,6 +152,7 @@ class Group:
         finished: list[tuple[EngineCompletion, str]] = []
         async with aclosing(stream):
             async for completion in stream:
+                self.generated += 1
                 text = reader.text(completion.token_ids)
                 finished.append((completion, text))
                 tokens.inc(completion.token_ids.size - inserted_tokens(completion))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from quartet.v1 import broker_pb2
 
 from quartet_common.log import get_logger
+from quartet_rollout.concurrency import Concurrency
 from quartet_rollout.environments import Environments
 from quartet_rollout.group import GivenBack, Group, Stage, pinned_version
 from quartet_rollout.leases import LeaseKeeper
@@ -28,12 +29,13 @@ class Groups:
         scorer: Scorer,
         putter: Putter,
         environments: Environments,
+        concurrency: Concurrency,
         instance_id: str,
         on_engine_failed: Callable[[str], None],
     ):
         """`on_engine_failed` is told when the engine can generate no more: the service must end."""
         self._state, self._keeper, self._scorer, self._putter = state, keeper, scorer, putter
-        self._environments = environments
+        self._environments, self._concurrency = environments, concurrency
         self._instance_id, self._on_engine_failed = instance_id, on_engine_failed
         self._groups: dict[str, Group] = {}
         self._tasks: dict[str, asyncio.Task] = {}
@@ -43,8 +45,8 @@ class Groups:
 
     @property
     def generating(self) -> int:
-        """Completions of groups that are being generated."""
-        return sum(group.n for group in self._groups.values() if group.stage is Stage.GENERATING)
+        """Completions that are being generated."""
+        return sum(group.n - group.generated for group in self._groups.values() if group.stage is Stage.GENERATING)
 
     @property
     def unsettled(self) -> int:
@@ -73,11 +75,16 @@ class Groups:
         except PromptRefused:
             n = 1  # refused in its task, like everything else that is wrong with a prompt
         lease_id = lease.lease_id
-        self._groups[lease_id] = Group(lease, spec, n)
+        group = self._groups[lease_id] = Group(lease, spec, n)
+        group.on_generated = lambda: self._generated(group)
         self._keeper.hold(lease_id, lambda: self._lost(lease_id))
         task = asyncio.create_task(self._live(self._groups[lease_id]), name=f"group {lease.instance.instance_id}")
         self._tasks[lease_id] = task
         task.add_done_callback(lambda _: self._gone(lease_id))
+
+    def _generated(self, group: Group) -> None:
+        self._concurrency.finished(group.n)
+        self._state.changes.notify()  # The engine has room: it must not wait for the verifiers.
 
     def _gone(self, lease_id: str) -> None:
         del self._groups[lease_id], self._tasks[lease_id]

@@ -7,6 +7,7 @@ is never cancelled, because a lease granted to a cancelled request would be lost
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import grpc
 from quartet.v1 import broker_pb2
@@ -15,6 +16,7 @@ from quartet_common.durations import to_duration
 from quartet_common.errors import describe, retry_delay
 from quartet_common.log import get_logger
 from quartet_rollout.broker_link import TRANSIENT, BrokerLink
+from quartet_rollout.concurrency import Concurrency
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.groups import Groups
 from quartet_rollout.membership import Membership
@@ -42,12 +44,17 @@ class PromptLoop:
         membership: Membership,
         instance_id: str,
         section: RolloutSection,
+        concurrency: Concurrency,
+        reserved: Callable[[], int],
     ):
+        """`reserved`: completions of the engine's window that are not for prompts of the run."""
         self._state, self._link, self._groups, self._membership = state, link, groups, membership
+        self._concurrency, self._reserved = concurrency, reserved
         self._instance_id, self._section = instance_id, section
         self._asking: dict[
             asyncio.Task, tuple[int, int]
         ] = {}  # request -> (its policy version, completions it may bring)
+        self._exhausted = False
 
     async def run(self) -> None:
         """Lease for as long as the service lives."""
@@ -63,6 +70,11 @@ class PromptLoop:
             await asyncio.wait(tuple(self._asking), timeout=timeout)
 
     @property
+    def wants_more(self) -> bool:
+        """Whether the run has, as far as is known, more prompts than there has been room for."""
+        return self._state.may_lease and not self._exhausted
+
+    @property
     def _group_size(self) -> int:
         return (self._state.spec.group_size if self._state.spec is not None else 0) or 1
 
@@ -71,6 +83,7 @@ class PromptLoop:
         if self._state.engine is None:
             return False
         stats = self._state.engine.stats()
+        self._window(self._groups.generating)
         waiting = 0 if self._state.paused else stats.waiting
         return waiting > self._section.max_waiting_completions or stats.kv_cache_use > self._section.kv_cache_limit
 
@@ -88,11 +101,10 @@ class PromptLoop:
         section = self._section
         group_size = self._group_size
         generating = self._groups.generating
-        room = min(
-            section.max_running_completions - generating,
-            section.max_unsettled_completions - self._groups.unsettled,
-        )
-        portion = max(group_size, section.max_running_completions // 8)
+        window = self._window(generating)
+        free = window - generating - self._reserved()
+        room = min(free, section.max_unsettled_completions - self._groups.unsettled)
+        portion = max(group_size, window // 8)
         if not generating:
             room = max(room, group_size)  # a group larger than the limit is generated alone
         elif room < portion:
@@ -102,6 +114,12 @@ class PromptLoop:
         if expected:
             room = max(room - expected, portion)
         return min(room // group_size, _MAX_PROMPTS)
+
+    def _window(self, generating: int) -> int:
+        """Return how many completions the engine may have now; while it stands still that says nothing new."""
+        if self._state.engine is None or self._state.paused:
+            return self._concurrency.window
+        return self._concurrency.observe(self._state.engine.stats(), generating, self._group_size)
 
     def _ask(self, prompts: int) -> None:
         version = self._state.policy_version
@@ -135,6 +153,9 @@ class PromptLoop:
                 log.error("leasing prompts failed: %s", describe(error), extra={"run": self._state.run_id})
             await asyncio.sleep(max(0.5, retry_delay(error) or 0.0))
             return
+        if self._exhausted != (len(response.leases) < prompts):
+            self._exhausted = not self._exhausted
+            self._state.changes.notify()
         if response.leases:
             await self._groups.start(list(response.leases))
         elif time.monotonic() - began < _IDLE_SECONDS:

@@ -2,15 +2,17 @@
 
 import asyncio
 import importlib.metadata
-import sys
 
 from quartet.v1 import rollout_pb2_grpc
 
+from quartet_common import nccl
 from quartet_common.channel import connect
 from quartet_common.config import LoadedConfig
 from quartet_common.host import ServiceHost
 from quartet_common.log import get_logger
+from quartet_rollout.admission import Admission
 from quartet_rollout.broker_link import BrokerLink
+from quartet_rollout.concurrency import Concurrency
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.direct import DirectGeneration
 from quartet_rollout.engines import EngineError, create_engine
@@ -27,7 +29,15 @@ from quartet_rollout.putting import Putter
 from quartet_rollout.scoring import Scorer
 from quartet_rollout.servicer import RolloutServicer
 from quartet_rollout.state import RolloutState
-from quartet_rollout.telemetry import KV_CACHE_USE, POLICY_VERSION, RUNNING, TOKENS_PER_SECOND, WAITING, TokenRate
+from quartet_rollout.telemetry import (
+    KV_CACHE_USE,
+    POLICY_VERSION,
+    RUNNING,
+    TOKENS_PER_SECOND,
+    WAITING,
+    WINDOW,
+    TokenRate,
+)
 from quartet_rollout.weight_updates import WeightUpdates
 
 log = get_logger(__name__)
@@ -54,12 +64,14 @@ class RolloutService:
         self._putter = Putter(self.state, link, section.put_batch_groups, section.put_batch_bytes)
         tools = RewardTools(self._reward_channel, section.scoring.timeout_seconds)
         self._environments = Environments(load_environments(), tools)
+        self.concurrency = Concurrency(section.max_running_completions, section.kv_cache_limit)
         self._groups = Groups(
             self.state,
             self._keeper,
             self._scorer,
             self._putter,
             self._environments,
+            self.concurrency,
             host.instance_id,
             self._engine_failed,
         )
@@ -72,8 +84,26 @@ class RolloutService:
             on_new_run=self._forget_run,
             on_run_ended=self._stop_work,
         )
-        self._loop = PromptLoop(self.state, link, self._groups, self._membership, host.instance_id, section)
-        direct = DirectGeneration(self.state, section.max_direct_completions)
+        self.admission = Admission(
+            self.state.changes,
+            section.max_direct_completions,
+            section.max_direct_queued,
+            section.direct_share,
+            window=lambda: self.concurrency.window,
+            generating=lambda: self._groups.generating,
+            run_wants=lambda: self._loop.wants_more,
+        )
+        self._loop = PromptLoop(
+            self.state,
+            link,
+            self._groups,
+            self._membership,
+            host.instance_id,
+            section,
+            self.concurrency,
+            reserved=lambda: self.admission.reserved,
+        )
+        direct = DirectGeneration(self.state, self.admission)
         self._servicer = RolloutServicer(self.state, host, section, direct, self._rate)
 
     async def run(self) -> None:
@@ -129,6 +159,7 @@ class RolloutService:
                 self._rate.sample(stats.tokens_total)
                 RUNNING.set(stats.running)
                 WAITING.set(stats.waiting)
+                WINDOW.set(self.concurrency.window)
                 KV_CACHE_USE.set(stats.kv_cache_use)
                 TOKENS_PER_SECOND.set(self._rate.value)
                 POLICY_VERSION.set(self.state.policy_version)
@@ -186,7 +217,6 @@ def _libraries() -> dict[str, str]:
             libraries[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.distributed.is_nccl_available():
-        libraries["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+    if not nccl.why_not():
+        libraries["nccl"] = nccl.version()
     return libraries

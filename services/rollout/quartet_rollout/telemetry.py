@@ -30,6 +30,7 @@ RUNNING = metrics.gauge("quartet_rollout_running_completions", "Completions bein
 WAITING = metrics.gauge("quartet_rollout_waiting_completions", "Completions waiting in the engine.")
 KV_CACHE_USE = metrics.gauge("quartet_rollout_kv_cache_use", "Fraction of the KV cache in use; -1: nothing to report.")
 TOKENS_PER_SECOND = metrics.gauge("quartet_rollout_tokens_per_second", "Generated tokens per second, last seconds.")
+WINDOW = metrics.gauge("quartet_rollout_concurrency", "Completions that the engine may be given at once.")
 LEASES = metrics.gauge("quartet_rollout_leases", "Prompt leases held.")
 
 

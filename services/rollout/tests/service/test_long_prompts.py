@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from conftest import instance
 from doubles import CharTokenizer
+from jinja2 import Environment, TemplateError
 from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_common.tensors import decode, encode
@@ -19,19 +20,22 @@ ALTERNATING = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('the use
 
 
 class TemplateTokenizer(CharTokenizer):
-    """One token per character, with a chat template of transformers and its own way to render it."""
+    """One token per character, with a chat template, rendered as transformers does."""
 
     bos_token_id = ord("^")
 
     def __init__(self, template: str):
-        from transformers import PreTrainedTokenizerBase
+        def raise_exception(message: str) -> None:
+            raise TemplateError(message)
 
         self.chat_template = template
-        self._base = PreTrainedTokenizerBase()
-        self._base.chat_template = template
+        environment = Environment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["raise_exception"] = raise_exception
+        self._template = environment.from_string(template)
 
     def apply_chat_template(self, messages: list[dict], tokenize: bool, add_generation_prompt: bool) -> str:
-        return self._base.apply_chat_template(messages, tokenize=tokenize, add_generation_prompt=add_generation_prompt)
+        assert not tokenize
+        return self._template.render(messages=messages, add_generation_prompt=add_generation_prompt)
 
 
 def read(

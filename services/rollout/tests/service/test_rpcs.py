@@ -195,7 +195,7 @@ async def test_a_chat_needs_a_chat_template(up):
 
 async def test_direct_generation_is_bounded(world):
     world.engine.unpaused.clear()
-    await world.start(max_direct_completions=3)
+    await world.start(max_direct_completions=3, max_direct_queued=0)
     await world.until(lambda: world.service.state.run is not None)
     request = rollout_pb2.GenerateRequest(prompt={"text": "x"})
     first = asyncio.ensure_future(world.stub.Generate(request, timeout=20))

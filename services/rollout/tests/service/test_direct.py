@@ -1,0 +1,129 @@
+"""Direct use over real sockets: who is let in, when, beside the run's own prompts, and what becomes of who gives up."""
+
+import asyncio
+
+import grpc
+import pytest
+from conftest import instance
+from quartet.v1 import experience_pb2, rollout_pb2
+
+from quartet_common.errors import describe, retry_delay
+
+
+def generate(world, n: int = 1, tokens: int = 8, text: str = "x", timeout: float = 30.0):
+    prompt = experience_pb2.Prompt(text=text, sampling={"n": n, "max_new_tokens": tokens})
+    return asyncio.ensure_future(world.stub.Generate(rollout_pb2.GenerateRequest(prompt=prompt), timeout=timeout))
+
+
+async def code_of(call) -> tuple[grpc.StatusCode, grpc.aio.AioRpcError]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), caught.value
+
+
+def order(world) -> list[str]:
+    """The prompts that the engine has been given, as text."""
+    return ["".join(chr(token) for token in prompt) for _, prompt, _, _ in world.engine.requests]
+
+
+async def test_requests_wait_for_their_turn_and_are_served_in_order(world):
+    world.engine.unpaused.clear()
+    await world.start(max_direct_completions=2, max_direct_queued=6)
+    await world.until(lambda: world.service.state.run is not None)
+    calls = [generate(world, 2, text="a")]
+    await world.until(lambda: world.engine.running == 2)
+    for name in "bcd":
+        before = world.service.admission.waiting
+        calls.append(generate(world, 2, text=name))
+        await world.until(lambda before=before: world.service.admission.waiting == before + 2)
+    assert world.engine.running == 2
+    code, error = await code_of(generate(world))
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED and 0.5 <= retry_delay(error) <= 30.0
+    assert "6 wait" in describe(error)
+    world.engine.unpaused.set()
+    answers = await asyncio.gather(*calls)
+    assert [len(answer.completions) for answer in answers] == [2, 2, 2, 2]
+    assert order(world) == ["a", "b", "c", "d"]
+    assert world.service.admission.running == world.service.admission.waiting == 0
+
+
+async def test_more_than_is_ever_allowed_is_refused_without_a_time_to_come_again(world):
+    await world.start(max_direct_completions=2)
+    await world.until(lambda: world.service.state.run is not None)
+    code, error = await code_of(generate(world, 3))
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED and retry_delay(error) is None
+    assert "3 completions were asked for; allowed: 2" in describe(error)
+
+
+async def test_a_deadline_ends_waiting_and_generating(world):
+    world.engine.unpaused.clear()
+    await world.start(max_direct_completions=1)
+    await world.until(lambda: world.service.state.run is not None)
+    runs, waits = generate(world, timeout=1.5), generate(world, timeout=1.0)
+    await world.until(lambda: world.service.admission.waiting == 1)
+    assert (await code_of(waits))[0] == grpc.StatusCode.DEADLINE_EXCEEDED
+    await world.until(lambda: world.service.admission.waiting == 0)
+    assert (await code_of(runs))[0] == grpc.StatusCode.DEADLINE_EXCEEDED
+    await world.until(lambda: world.service.admission.running == 0)
+    await world.until(lambda: world.engine.running == 0)  # aborted
+
+
+async def test_whoever_hangs_up_while_waiting_loses_his_place_only(world):
+    world.engine.unpaused.clear()
+    await world.start(max_direct_completions=1)
+    await world.until(lambda: world.service.state.run is not None)
+    first = generate(world, text="a")
+    await world.until(lambda: world.engine.running == 1)
+    second = generate(world, text="b")
+    await world.until(lambda: world.service.admission.waiting == 1)
+    third = generate(world, text="c")
+    await world.until(lambda: world.service.admission.waiting == 2)
+    second.cancel()
+    await world.until(lambda: world.service.admission.waiting == 1)
+    world.engine.unpaused.set()
+    await asyncio.gather(first, third)
+    assert order(world) == ["a", "c"]
+
+
+async def test_the_runs_prompts_and_direct_requests_share_the_engine(world):
+    """Sixteen places, a quarter of them for direct use: neither side takes the other's while both want more."""
+    world.engine.step, world.engine.length = 0.01, 6
+    await world.start(max_running_completions=16, direct_share=0.25)
+    await world.broker.submit(*(instance(f"{n}") for n in range(60)))
+    await world.until(lambda: world.engine.running == 16)
+    calls = [generate(world, text="d") for _ in range(20)]
+    seen: list[tuple[int, int]] = []
+
+    def all_answered() -> bool:
+        seen.append((world.service.admission.running, world.service._groups.generating))
+        return all(call.done() for call in calls)
+
+    await world.until(all_answered)
+    await asyncio.gather(*calls)
+    assert max(direct for direct, _ in seen) == 4
+    beside = [own for direct, own in seen if direct == 4]
+    assert sum(beside) / len(beside) > 6  # of twelve: the run goes on meanwhile
+    await world.broker.until(lambda: len(world.broker.puts) == 60)
+
+
+async def test_direct_requests_may_have_what_the_run_leaves_free(world):
+    world.engine.unpaused.clear()
+    await world.start(max_running_completions=16, direct_share=0.25, max_direct_completions=12)
+    await world.until(lambda: world.service.state.run is not None)
+    calls = [generate(world, 2) for _ in range(8)]
+    await world.until(lambda: world.service.admission.running == 12)
+    assert world.service.admission.waiting == 4
+    world.engine.unpaused.set()
+    await asyncio.gather(*calls)
+
+
+async def test_a_rollout_that_stops_turns_away_who_waits(world):
+    world.engine.unpaused.clear()
+    await world.start(max_direct_completions=1)
+    await world.until(lambda: world.service.state.run is not None)
+    calls = [generate(world), generate(world)]
+    await world.until(lambda: world.service.admission.waiting == 1)
+    stopping = asyncio.ensure_future(world.stop())
+    codes = {(await code_of(call))[0] for call in calls}
+    assert codes <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+    assert await stopping == 0
