@@ -131,6 +131,8 @@ def migrate(flags: str) -> str:
     steps = _steps(Path(given.dataset), given.num_episodes, groups_per_step)
     dapo = given.algo == "DAPO"
     _run(file, given, groups_per_step, dapo)
+    if steps is not None:  # its producers anneal towards 0.9 in the first episode
+        file.put("run.temperature_schedule", kind="colossalchat", updates=max(1, steps // given.num_episodes))
     file.put("model", path=given.model)
     evaluation = _evaluation_sets(given.eval_dataset)
     file.put("data", train=given.dataset, passes=given.num_episodes, shuffle_seed=42)
@@ -190,6 +192,7 @@ def _trainer(file: RunFile, given: argparse.Namespace, steps: int | None, model_
         tp_size=given.tensor_parallel_size if given.tensor_parallel_size > 1 else None,
         pp_size=given.pipeline_parallel_size if given.pipeline_parallel_size > 1 else None,
         zero_stage=given.zero_stage or None,
+        trace=given.enable_profiling or None,
     )
 
 
@@ -220,8 +223,6 @@ def _remarks(file: RunFile, given: argparse.Namespace, groups_per_step: int, ste
         file.remarks.append(
             f"-ptp {given.producer_tensor_parallel_size} has no counterpart yet: a rollout has one device"
         )
-    if given.enable_profiling:
-        file.remarks.append("--enable_profiling is not needed: the time/* metrics tell each phase's share")
     for name, why in _NOT_NEEDED.items():
         if getattr(given, name) is not None:
             file.remarks.append(f"--{name.replace('_', '-')} is not needed: {why}")

@@ -37,6 +37,14 @@ def test_each_algorithm_has_its_preset(algorithm: str):
     assert trainer["kl_coefficient"] == (0.0 if algorithm == "DAPO" else 0.01)
 
 
+def test_the_temperature_is_annealed_over_the_first_episode(tmp_path: Path):
+    data = tmp_path / "train.jsonl"
+    data.write_text("{}\n" * 640)
+    schedule = read(f"-m m -d {data} -e 3 -temp 1.2")["run"]["temperature_schedule"]
+    assert schedule == {"kind": "colossalchat", "updates": 10}
+    assert "temperature_schedule" not in read("-m m -d nowhere.jsonl")["run"], "how long the episode is is not known"
+
+
 def test_dapo_punishes_length_softly():
     file = read("-m m -d d -a DAPO -mnt 2000")
     assert file["run"]["verifiers"][1] == {"name": "length", "parameters": {"buffer_tokens": 500}}
@@ -60,7 +68,7 @@ def test_what_has_no_counterpart_is_named_with_the_reason():
         "--code-verifier is not needed: the sandbox is part of the reward service",
         "--consumer-batch-size-limit is not needed: run.max_experience_bytes",
         "--num-inferencer is not needed: start as many rollouts as you like",
-        "--enable_profiling is not needed",
+        "trace = true",
         "-ptp 4 has no counterpart yet",
         "'d' is not here, so its steps could not be counted",
     ):

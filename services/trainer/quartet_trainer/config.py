@@ -76,7 +76,7 @@ class WeightsSection(Section):
         description="With the file transport: where versions are written, the same path at every rollout. Default: "
         "weights in the run's folder.",
     )
-    bucket_bytes: int = Field(16 << 20, ge=1 << 10, description="Size of the packed buckets.")
+    bucket_bytes: int = Field(4 << 20, ge=1 << 10, description="Size of the packed buckets.")
     timeout_seconds: float = Field(
         60.0, gt=0, description="Time in which an update must reach the rollouts, retries included."
     )
@@ -112,6 +112,10 @@ class TrainerSection(LearnerSettings):
     samples_groups: int = Field(2, ge=1, description="Prompt groups in one sample.")
     rollout_log_interval: int = Field(20, ge=0, description="Steps between lines of rollouts.jsonl; 0: none.")
     tensorboard: bool = Field(True, description="Write TensorBoard event files.")
+    observe_seconds: float = Field(
+        1.0, ge=0, description="Seconds between looks at what the rollouts do, for their idle fraction; 0: none."
+    )
+    trace: bool = Field(False, description="Write trace.json: phases of trainer and rollouts, for Perfetto.")
     broker_timeout_seconds: float = Field(
         600.0, gt=0, description="How long a broker that went away during the run is waited for."
     )

@@ -4,6 +4,7 @@ At most one update is under way. A snapshot is of one version and is not touched
 ended; its memory is used again for the next, because fresh pages cost more than the copy.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -42,14 +43,21 @@ class WeightHandout:
     """The publisher, one update at a time. All methods are for the loop's thread."""
 
     def __init__(
-        self, publisher: Publisher, learner: Alone | Ensemble, overlap: bool, on_end: Callable[[], None] = lambda: None
+        self,
+        publisher: Publisher,
+        learner: Alone | Ensemble,
+        overlap: bool,
+        on_end: Callable[[], None] = lambda: None,
+        on_sent: Callable[[str, float, float], None] | None = None,
     ):
         """Take over `publisher`.
 
         Args:
             overlap: send from a snapshot while the caller goes on; else `begin` returns when the update has ended.
             on_end: called, in the sending thread, when an update has ended.
+            on_sent: called with (what was sent, when that began by time.perf_counter, seconds), in the same thread.
         """
+        self._on_sent = on_sent
         self._publisher = publisher
         self._learner = learner
         self._overlap = overlap
@@ -79,13 +87,21 @@ class WeightHandout:
             return False
         if not self._overlap:
             self._update = Future()
-            self._update.set_result(self._publisher.publish(version, self._learner.weights))
+            self._update.set_result(self._send(version, self._learner.weights))
             return True
         if self._snapshot.version != version:
             self._snapshot.take(version, self._learner.weights())
-        self._update = self._executor.submit(self._publisher.publish, version, self._snapshot.weights)
+        self._update = self._executor.submit(self._send, version, self._snapshot.weights)
         self._update.add_done_callback(lambda _: self._on_end())
         return True
+
+    def _send(self, version: int, weights: Callable[[], Iterator[tuple[str, torch.Tensor]]]) -> Published | None:
+        began = time.perf_counter()
+        try:
+            return self._publisher.publish(version, weights)
+        finally:
+            if self._on_sent is not None:
+                self._on_sent(f"version {version}", began, time.perf_counter() - began)
 
     def collect(self, wait: bool = False) -> Published | None:
         """Return what the update under way came to; None if there is none, or it has not ended and `wait` is false.

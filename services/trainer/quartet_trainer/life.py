@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,11 +30,13 @@ from quartet_trainer.learner import Learner, create_learner
 from quartet_trainer.learner.distributed import shutdown
 from quartet_trainer.loop import TrainingLoop
 from quartet_trainer.members import Members
+from quartet_trainer.observation import RolloutObserver
 from quartet_trainer.publisher import Publisher
 from quartet_trainer.publisher.store import WeightStore
 from quartet_trainer.randomness import random_state, restore_random_state
 from quartet_trainer.records.journal import Journal
 from quartet_trainer.records.reporter import Reporter
+from quartet_trainer.records.trace import Trace
 from quartet_trainer.session import BrokerSession
 from quartet_trainer.status import Status
 
@@ -167,8 +170,19 @@ def _run_loop(
         folder=folder / "weights",
         lora=getattr(learner, "lora", None),
     )
-    handout = WeightHandout(publisher, learner, settings.weights.overlap, on_end=control.attention.call_for)
+    trace = _trace(settings, folder, status, parts)
+    handout = WeightHandout(
+        publisher,
+        learner,
+        settings.weights.overlap,
+        on_end=control.attention.call_for,
+        on_sent=partial(trace.span, "weights") if trace else None,
+    )
     parts.callback(handout.close)
+    observer = RolloutObserver(members.rollouts, config.security, settings.observe_seconds, trace)
+    if settings.observe_seconds:
+        parts.callback(observer.close)
+        observer.start()
     evaluator = Evaluator(
         around.evaluation_sets,
         settings.evaluation,
@@ -190,6 +204,7 @@ def _run_loop(
         session=session,
         batches=batches,
         handout=handout,
+        observer=observer,
         checkpointer=checkpointer,
         evaluator=evaluator,
         journal=journal,
@@ -199,6 +214,17 @@ def _run_loop(
         patience=patience,
     )
     return loop.run().value
+
+
+def _trace(settings: TrainerSection, folder: Path, status: Status, parts: contextlib.ExitStack) -> Trace | None:
+    """The run's trace, fed with the trainer's phases; None if none is asked for."""
+    if not settings.trace:
+        return None
+    trace = Trace(folder / "trace.json")
+    parts.callback(trace.close)
+    parts.callback(setattr, status, "on_phase", None)
+    status.on_phase = partial(trace.span, "trainer")
+    return trace
 
 
 def _load(config: LoadedConfig[TrainerSection]) -> Learner:

@@ -18,6 +18,7 @@ from quartet_trainer.errors import TrainingError
 from quartet_trainer.evaluation import Evaluator, RunEnded
 from quartet_trainer.fetching import BatchFetcher, Fetched
 from quartet_trainer.handout import WeightHandout
+from quartet_trainer.observation import RolloutObserver
 from quartet_trainer.publisher import Published
 from quartet_trainer.records.disk import writing
 from quartet_trainer.records.journal import Journal
@@ -73,6 +74,7 @@ class TrainingLoop:
     session: BrokerSession
     batches: BatchFetcher
     handout: WeightHandout
+    observer: RolloutObserver
     checkpointer: Checkpointer
     evaluator: Evaluator
     journal: Journal
@@ -247,9 +249,11 @@ class TrainingLoop:
         """Return time per phase since the last step's report, and what the weight updates came to."""
         before, self._phase_seconds = self._phase_seconds, self.status.phase_seconds()
         updates, self._updates = self._updates, []
-        return time_metrics(
-            before, self._phase_seconds, learned["batch/completion_tokens"], learned["batch/completions"]
-        ) | update_metrics(updates)
+        return (
+            time_metrics(before, self._phase_seconds, learned["batch/completion_tokens"], learned["batch/completions"])
+            | update_metrics(updates)
+            | self.observer.metrics()
+        )
 
     def _report(self, step: int, metrics: dict[str, float]) -> None:
         self.journal.step(step, metrics)

@@ -7,5 +7,7 @@
 | `samples` | readable samples of the batch |
 | `rollout_log` | what the policy says, in ColossalChat's form |
 | `evaluations` | metrics and JSONL of an evaluation |
+| `trace` | trace.json: who did what when, for Perfetto |
+| `disk` | an error of the disk as a sentence |
 | `reporter` | events to the broker, from a thread of its own, in order |
 """

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import torch
 from conftest import ReceiverProcess
 from fake_broker import FakeBroker
-from quartet.v1 import broker_pb2
+from quartet.v1 import broker_pb2, rollout_pb2
 from training import CountingLearner, Training
 
 from quartet_trainer import checkpointing, life
@@ -23,6 +24,7 @@ from quartet_trainer.checkpoints.best import Patience
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.errors import SessionLost, TrainingError
 from quartet_trainer.handout import Snapshot
+from quartet_trainer.observation import doing
 from quartet_trainer.randomness import random_state, restore_random_state
 from quartet_trainer.records.journal import Journal
 
@@ -320,3 +322,36 @@ def test_random_generators_go_on_where_the_checkpoint_was():
     first = draw()
     restore_random_state(state)
     assert draw() == first
+
+
+def test_a_trace_shows_trainer_weights_and_rollouts_on_one_clock(
+    train: Train, broker: FakeBroker, receiver: Callable[..., ReceiverProcess]
+):
+    broker.add_member(receiver("one").member)
+    broker.change(batches_allowed=2)
+    training = train("trainer.trace=true", "trainer.observe_seconds=0.02").start()
+    broker.wait_until(lambda: [e.weights.policy_version for e in broker.events if e.HasField("weights")][-1:] == [2])
+    path = training.folder / "trace.json"
+    deadline = time.monotonic() + 30
+    while '"idle"' not in path.read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    broker.change(batches_allowed=10**9)
+    training.join()
+    events = json.loads(path.read_text().rstrip().rstrip(",") + "]")
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    spans = [(rows[event["tid"]], event["name"]) for event in events if event["ph"] == "X"]
+    assert {("trainer", "training"), ("trainer", "waiting_for_batch"), ("weights", "version 1")} <= set(spans)
+    assert ("rollout one", "idle") in spans
+    times = [event["ts"] for event in events if event["ph"] == "X"]
+    assert max(times) - min(times) < 600e6 and abs(min(times) / 1e6 - time.time()) < 600
+    shares = [line["rollouts/idle_fraction"] for line in training.lines() if "rollouts/idle_fraction" in line]
+    assert shares and all(0 <= share <= 1 for share in shares)
+
+
+def test_what_a_rollout_does_by_its_status():
+    def status(**values: Any) -> rollout_pb2.RolloutServiceGetStatusResponse:
+        return rollout_pb2.RolloutServiceGetStatusResponse(**values)
+
+    assert doing(status()) == "idle"
+    assert doing(status(running=1)) == doing(status(waiting=2)) == "generating"
+    assert doing(status(running=1, paused=True)) == "updating weights"
