@@ -12,7 +12,8 @@ def append_rollouts(path: Path, step: int, transcripts: Sequence[experience_pb2.
 
     A step that is trained again after a resume stands there again, further down.
     """
-    texts = [transcript.prompt_text + transcript.completions[0].text for transcript in transcripts]
+    # A transcript is for people: who puts experience may leave it out.
+    texts = [told.prompt_text + told.completions[0].text for told in transcripts if told.completions]
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"train_step": step, "rollout": texts}, ensure_ascii=False) + "\n")
