@@ -2,7 +2,7 @@
 
 An engine generates without pause in this process (the rollout's environment); a trainer's half, the publisher's own
 `Transfer`, sends full weights from another. Each update is paused, received, installed and resumed as the service does
-it. The stall is compared with the transfer alone plus 100 ms, and tokens a second in the seconds after an update with
+it. What the stall adds to the transfer is compared with 100 ms, and tokens a second in the seconds after an update with
 those before it: where the KV cache is kept, and where it is computed again, which on a CPU takes as
 long as reading all of the running completions anew.
 
@@ -28,7 +28,7 @@ TIMEOUT_SECONDS = 60.0
 WINDOW_SECONDS = 3.0
 MAX_NEW_TOKENS = 64
 ALLOWANCE_SECONDS = 0.1
-BUCKET_BYTES = 16 << 20
+BUCKET_BYTES = 4 << 20
 STREAMS = 16
 
 MODEL = {  # about 30 million parameters: 120 MB of float32
@@ -167,8 +167,8 @@ async def main(name: str, updates: int) -> None:
     size = sum(manifest.bucket_bytes) / 1e6
     print(json.dumps({key: [round(value, 3) for value in values] for key, values in seen.items()}), file=sys.stderr)
     title = f"weights: update of {size:.0f} MB, {name}"
-    allowed = median["transfer"] + ALLOWANCE_SECONDS
-    figures = [Figure(f"{title}, stall", "s", median["stall"], allowed, "transfer + 100 ms", "lower")]
+    beyond = statistics.median(stall - sent for stall, sent in zip(seen["stall"], seen["transfer"], strict=True))
+    figures = [Figure(f"{title}, stall beyond the transfer", "s", beyond, ALLOWANCE_SECONDS, "100 ms", "lower")]
     for way in ("kept", "computed again"):
         name = f"{title}, KV cache {way}"
         figures.append(Figure(name, "tokens/s", median[way], median["before"], "before the update", "higher"))

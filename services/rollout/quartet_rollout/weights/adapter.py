@@ -34,8 +34,9 @@ def shapes_of(manifest: rollout_pb2.WeightManifest, model: Mapping[str, tuple[in
         found = [
             name for name in _modules(model) if name.rpartition(".")[2] == target and len(model[f"{name}.weight"]) == 2
         ]
-        if not found or target == "embed_tokens":
-            raise ManifestError(f"manifest.lora.target_modules: '{target}' is no linear layer of this model")
+        # A tied lm_head is the embedding, and has no matrix of its own that could be added to.
+        if not found or target in ("embed_tokens", "lm_head"):
+            raise ManifestError(f"manifest.lora.target_modules: '{target}' is no inner linear layer of this model")
         for name in found:
             out, into = model[f"{name}.weight"]
             shapes[f"{PREFIX}{name}.lora_A.weight"] = (lora.r, into)
@@ -79,6 +80,7 @@ class Base:
         """Yield every tensor of the model by name, the adapter added where it has a part: float32 sums, rounded once
         to the folder's own dtype. Raises EngineError when the folder cannot be read."""
         scale = lora.alpha / lora.r
+        left = set(adapter)
         try:
             for path in sorted(self._folder.glob("*.safetensors")):
                 with safe_open(path, framework="pt") as file:
@@ -88,7 +90,10 @@ class Base:
                         a, b = adapter.get(f"{part}.lora_A.weight"), adapter.get(f"{part}.lora_B.weight")
                         if a is not None and b is not None:
                             delta = (b.float() @ a.float()) * scale
+                            left -= {f"{part}.lora_A.weight", f"{part}.lora_B.weight"}
                             weight = (weight.float() + delta.to(weight.device)).to(weight.dtype)
                         yield name, weight
         except (OSError, SafetensorError) as error:
             raise EngineError(f"the base model of the adapter cannot be read: {error}") from error
+        if left:
+            raise EngineError(f"the base model in '{self._folder}' has no matrix for '{min(left)}'")

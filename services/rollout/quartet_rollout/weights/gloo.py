@@ -20,7 +20,7 @@ from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, T
 from quartet_rollout.engines.base import WeightGroupInfo, WeightTransferError
 
 # Broadcasts under way at a time: while one is checksummed and Gloo's thread fills the next, a third is announced.
-_AHEAD = 2
+_AHEAD = 3
 
 
 class GlooGroup:

@@ -155,7 +155,8 @@ def test_an_adapter_of_another_base_model_is_refused(harness: Harness, tmp_path:
     ("spoil", "words"),
     [
         (lambda m: m.lora.ClearField("alpha"), "manifest.lora.alpha: got 0"),
-        (lambda m: m.lora.target_modules.append("no_proj"), "'no_proj' is no linear layer"),
+        (lambda m: m.lora.target_modules.append("no_proj"), "'no_proj' is no inner linear layer"),
+        (lambda m: m.lora.target_modules.append("lm_head"), "'lm_head' is no inner linear layer"),
         (lambda m: m.lora.target_modules.append("o_proj"), "o_proj.lora_A.weight' and 3 more are missing"),
         (lambda m: m.tensors.pop(), "is missing"),
         (lambda m: setattr(m.lora, "r", RANK + 1), r"has shape \[4, (\d+)\]; allowed: \[5, \1\]"),

@@ -18,8 +18,8 @@ _DTYPES = {
 }
 
 
-BUFFERS = 3
-"""One is filled, one is sent, one waits for its turn."""
+BUFFERS = 4
+"""One is filled while the others are sent and checksummed; with buckets of some MiB, all stay in the CPU's cache."""
 
 
 class Packer:
