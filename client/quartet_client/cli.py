@@ -13,6 +13,7 @@ import click
 from quartet_client import __version__
 from quartet_client.commands.audit import audit
 from quartet_client.commands.certs import certs
+from quartet_client.commands.dashboard import dashboard
 from quartet_client.commands.dead import dead
 from quartet_client.commands.doctor import doctor
 from quartet_client.commands.evaluate import evaluate
@@ -42,6 +43,7 @@ for command in (
     score,
     status,
     watch,
+    dashboard,
     runs,
     audit,
     dead,

@@ -1,0 +1,226 @@
+// Polls the dashboard's JSON and draws it. Everything in it may have been written by a model or typed by a stranger.
+import { LineChart, VersionTimeline, smoothed } from "./charts.js";
+import { byId, bytes, clock, h, number, percent, span, whenChanged } from "./parts.js";
+import { drawSamples, gotSamples } from "./samples.js";
+
+const POLL = 1000; // milliseconds
+const PATIENCE = 6000;
+
+const SIGNS = {
+  healthy: "✓", finished: "✓", attention: "!", waiting: "…", stalled: "■", failed: "✕", cancelled: "■", unknown: "?",
+};
+const NO_STEP = "No step has been done yet.";
+const axis = (value) => number(value, 2);
+
+const charts = {
+  accuracy: new LineChart(byId("chart-accuracy"), { title: "Answer accuracy", unit: "% of answers that are right",
+    format: percent, high: 1, fromX: 0, empty: NO_STEP }),
+  reward: new LineChart(byId("chart-reward"), { title: "Reward", unit: "mean of a step's completions", low: null,
+    fromX: 0, empty: NO_STEP }),
+  tokens: new LineChart(byId("chart-tokens"), { title: "Tokens", unit: "per second, trained on", format: axis,
+    fromX: 0, empty: NO_STEP }),
+  completions: new LineChart(byId("chart-completions"), { title: "Completions", unit: "per second, trained on",
+    format: axis, fromX: 0, empty: NO_STEP }),
+  staleness: new LineChart(byId("chart-staleness"), { title: "Staleness", unit: "in weight versions", format: axis,
+    fromX: 0, empty: NO_STEP }),
+};
+const timeline = new VersionTimeline(byId("chart-weights"));
+
+function drawVerdict({ level, word, sentence }, run) {
+  byId("verdict").dataset.level = level;
+  byId("sign").textContent = SIGNS[level] ?? "?";
+  byId("word").textContent = word;
+  byId("sentence").textContent = sentence;
+  whenChanged("spoken", [word], () => { byId("spoken").textContent = `${word}. ${sentence}`; });
+  document.title = `${SIGNS[level] ?? "?"} ${word}${run ? ` · step ${run.steps_done} · ${run.id || "no run"}` : ""}`;
+}
+
+function drawHead(state) {
+  const { run } = state;
+  byId("run").textContent = run.id ? `run ${run.id}` : "no run yet";
+  const facts = [];
+  if (run.began) facts.push(`${span((run.ended ?? state.now) - run.began)} ${run.ended ? "long" : "so far"}`);
+  if (run.groups_per_step) facts.push(`${run.groups_per_step} prompts × ${run.group_size} completions a step`);
+  if (run.max_staleness !== undefined) facts.push(`staleness at most ${run.max_staleness}`);
+  byId("facts").textContent = facts.join(" · ");
+  byId("fresh").textContent = `as of ${clock(state.now)}`;
+  whenChanged("progress", [run.steps_done, run.max_steps], () => {
+    const told = run.max_steps ? `Step ${number(run.steps_done)} of ${number(run.max_steps)}` : `Step ${number(run.steps_done)}`;
+    const bar = run.max_steps
+      ? h("progress", { max: run.max_steps, value: Math.min(run.steps_done, run.max_steps), "aria-label": told }) : null;
+    byId("progress").replaceChildren(...[h("span", {}, told), bar].filter(Boolean));
+  });
+}
+
+function drawFigures({ last, evaluations, run }) {
+  const recent = (figure, format) => (figure ? `mean of the last ${figure.of} steps: ${format(figure.mean)}` : "no step yet");
+  const figure = (name, value, note) => h("div", {}, h("dt", {}, name), h("dd", {}, value, h("small", {}, note)));
+  const tiles = evaluations.filter((each) => each.points.length).slice(0, 2).map(({ set, points }) => {
+    const end = points[points.length - 1];
+    return figure(`Accuracy on ${set}`, percent(end[1]), `${percent(points[0][1])} at version ${points[0][0]}; now version ${end[0]}`);
+  });
+  const plain = [
+    ["Reward", "reward", (value) => number(value)],
+    ["Training accuracy", "accuracy", percent],
+    ["Tokens per second", "tokens_per_second", (value) => number(value)],
+    ["Staleness, versions", "staleness_mean", (value) => number(value)],
+    ["Tokens per completion", "length", (value) => number(value)],
+    ["Trainer idle", "idle", percent],
+  ];
+  for (const [name, key, format] of plain) tiles.push(figure(name, format(last[key]?.last), recent(last[key], format)));
+  byId("figures").replaceChildren(...tiles);
+}
+
+function drawCharts({ lines, evaluations }) {
+  const training = { name: "training, smoothed", points: smoothed(lines.accuracy), colour: 1, dash: 0 };
+  const raw = { name: "each step", points: lines.accuracy, colour: 1, dash: 0, thin: true };
+  const held = evaluations.map(({ set, points }, index) => (
+    { name: `held out: ${set}`, points, colour: 2 + (index % 4), dash: 1 + (index % 3), mark: 1 + (index % 3), marks: true }));
+  charts.accuracy.show([raw, training, ...held]);
+  charts.reward.show([{ name: "each step", points: lines.reward, colour: 1, dash: 0, thin: true },
+    { name: "smoothed", points: smoothed(lines.reward), colour: 1, dash: 0 }]);
+  for (const [key, line] of [["tokens", "tokens_per_second"], ["completions", "completions_per_second"]]) {
+    charts[key].show([{ name: "each step", points: lines[line], colour: 3, dash: 0, thin: true },
+      { name: "smoothed", points: smoothed(lines[line]), colour: 3, dash: 0 }]);
+  }
+  charts.staleness.show([{ name: "mean", points: lines.staleness_mean, colour: 1, dash: 0 },
+    { name: "most", points: lines.staleness_max, colour: 2, dash: 1 }]);
+}
+
+const PHASES = { waiting_for_batch: "waiting for a batch (idle)", training: "training", publishing: "giving weights away",
+  evaluating: "evaluating", checkpointing: "saving checkpoints" };
+
+function drawPhases(phases) {
+  const entries = Object.entries(PHASES).map(([key, name], index) => ({ name, index, seconds: phases[key] ?? 0 }));
+  const total = entries.reduce((sum, each) => sum + each.seconds, 0);
+  const title = h("h3", {}, "Where a step's time goes ", h("span", { class: "unit" }, "trainer, mean of the last steps"));
+  if (!total) return byId("phases").replaceChildren(title, h("p", { class: "empty" }, NO_STEP));
+  const bar = h("div", { id: "phase-bar", "aria-hidden": "true" }, entries.map((each) => {
+    const part = h("i", { class: `ph${each.index}` });
+    part.style.flexGrow = String(each.seconds / total);
+    return part;
+  }));
+  const rows = entries.map((each) => h("tr", {}, h("td", {}, h("span", { class: `key ph${each.index}`, "aria-hidden": "true" }),
+    ` ${each.name}`), h("td", {}, `${number(each.seconds)} s`), h("td", {}, percent(each.seconds / total))));
+  const head = h("thead", { class: "soft" }, h("tr", {}, ["phase", "seconds a step", "share"].map((name) => h("th", { scope: "col" }, name))));
+  byId("phases").replaceChildren(title, bar, h("table", {}, head, h("tbody", {}, rows)));
+}
+
+const STATES = { serving: "● serving", waiting: "◐ waiting", away: "✕ away", unknown: "○ not asked yet" };
+
+function meter(idle, how) {
+  const fill = h("i");
+  fill.style.width = `${100 * idle}%`;
+  return h("div", { class: "soft" }, `idle ${percent(idle)} ${how}`, h("div", { class: "meter", "aria-hidden": "true" }, fill));
+}
+
+function drawServices(services) {
+  byId("services").replaceChildren(...services.map((service) => {
+    const members = service.members.map((member) => {
+      const told = [member.version >= 0 ? `version ${member.version}` : "no weights", member.state];
+      if (member.waiting_for) told.push(`waits for ${member.waiting_for}`);
+      if (member.gauges.tokens_per_second !== undefined) told.push(`${number(member.gauges.tokens_per_second)} tokens/s`);
+      return h("div", { class: "member" }, h("b", {}, member.id), h("div", {}, told.join(", ")));
+    });
+    return h("li", { "data-state": service.state },
+      h("h3", {}, service.kind, h("span", {}, STATES[service.state])),
+      h("p", {}, service.doing || " "),
+      service.idle ? meter(service.idle.fraction, service.idle.how) : null,
+      members,
+      service.address ? h("p", { class: "soft" }, service.address) : null);
+  }));
+}
+
+const FLOW = [
+  ["queued", "Queued", "prompts that wait"], ["leased", "At rollouts", "being answered"],
+  ["ready", "Ready", "groups for the trainer"], ["leased_to_trainer", "At the trainer", "in a step's batch"],
+  ["trained", "Trained", "until a checkpoint"], ["committed", "Committed", "durable, since the start"],
+];
+const MORE = [
+  ["submitted", "submitted"], ["untrained_in_flight", "evaluation and serving prompts under way"],
+  ["dropped", "dropped by filters"], ["stale", "too old, asked again"], ["redelivered", "delivered again"],
+  ["duplicates", "put twice, refused"], ["dead", "set aside as dead"],
+];
+
+function drawFlow(queues) {
+  if (!queues) {
+    byId("flow").replaceChildren(h("li", { class: "soft" }, "The broker has told nothing yet."));
+    return byId("flow-more").replaceChildren();
+  }
+  byId("flow").replaceChildren(...FLOW.map(([key, name, note]) => (
+    h("li", {}, name, h("b", {}, number(queues[key])), h("small", {}, note)))));
+  const more = MORE.map(([key, name]) => h("div", {}, h("dt", {}, name), h("dd", {}, number(queues[key]))));
+  more.push(h("div", {}, h("dt", {}, "experience in Redis"), h("dd", {}, bytes(queues.experience_bytes))));
+  byId("flow-more").replaceChildren(...more);
+}
+
+const LEVELS = { error: "✕ error", warning: "! warning", info: "i" };
+
+function drawFailures({ happenings, dead }) {
+  const item = (level, at, text, source) => h("li", { "data-level": level },
+    h("b", {}, LEVELS[level] ?? level), h("span", {}, text), h("span", { class: "soft" }, [clock(at), source].filter(Boolean).join(" · ")));
+  const deaths = dead.prompts.map((each) => item("warning", each.at,
+    `Prompt ${each.id} was set aside after ${each.attempts} tries: ${each.reasons.join("; ") || "no reason was kept"}`, each.prompt));
+  const more = dead.total > dead.prompts.length
+    ? [h("p", { class: "soft" }, `${dead.total} prompts are set aside; quartet dead list shows all of them.`)] : [];
+  const items = [...deaths, ...happenings.map((each) => item(each.level, each.at, each.text, each.source))];
+  byId("failures").replaceChildren(...more, items.length ? h("ul", {}, items)
+    : h("p", { class: "soft" }, "None: no prompt was set aside, no weight update failed, no service complained."));
+}
+
+function draw(state) {
+  drawVerdict(state.verdict, state.run);
+  drawHead(state);
+  whenChanged("figures", [state.last, state.evaluations], () => drawFigures(state));
+  whenChanged("charts", [state.lines, state.evaluations], () => drawCharts(state));
+  whenChanged("phases", state.phases, drawPhases);
+  whenChanged("services", state.services, drawServices);
+  whenChanged("flow", state.queues, drawFlow);
+  whenChanged("failures", [state.happenings, state.dead], () => drawFailures(state));
+  const { run, weights } = state;
+  // The lanes grow with time: drawn again once a second while the run is under way, that is when something changed.
+  const elapsed = run.began ? (run.ended ?? state.now) - run.began : 0;
+  whenChanged("weights", [weights, state.broker_away ? 0 : Math.round(elapsed / 2)], () => timeline.show(weights, elapsed));
+}
+
+async function ask(name) {
+  const answer = await fetch(`api/${name}`, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE) });
+  if (!answer.ok) throw new Error(`${name}: ${answer.status}`);
+  return answer.json();
+}
+
+let samplesSeen = -1;
+let lostAt = null;
+let lastRun = null;
+
+async function poll() {
+  let state;
+  try {
+    state = await ask("state");
+    if (state.samples !== samplesSeen) {
+      const answer = await ask("samples");
+      samplesSeen = answer.seen;
+      gotSamples(answer.groups);
+    }
+  } catch (error) {
+    lostAt ??= Date.now();
+    const sentence = `The quartet dashboard program has not answered for ${span((Date.now() - lostAt) / 1000)}: it was ` +
+      "ended, or this machine lost its way to it. What is shown below is old. This page keeps asking.";
+    drawVerdict({ level: "unknown", word: "This page is cut off", sentence }, lastRun);
+    console.warn(error);
+    return;
+  }
+  lostAt = null;
+  lastRun = state.run;
+  draw(state);
+  document.documentElement.dataset.drawn = "yes";
+}
+
+async function keepPolling() {
+  await poll();
+  setTimeout(keepPolling, document.hidden ? 5 * POLL : POLL);
+}
+
+drawSamples();
+keepPolling();
+document.addEventListener("visibilitychange", () => { if (!document.hidden) poll(); });

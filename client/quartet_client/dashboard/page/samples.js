@@ -1,0 +1,80 @@
+// Sampled groups, one at a time: the newest, until the reader takes hold of one.
+import { byId, clock, h, number } from "./parts.js";
+
+const FEW = 4; // completions that are shown before "all"
+let groups = [];
+let held = null; // id of the group that the reader looks at; null: the newest
+let all = false;
+
+const onlyWrong = () => byId("wrong").checked;
+const shown = () => groups.filter((group) => !onlyWrong() || group.completions.some((each) => !each.right));
+
+export function gotSamples(fresh) {
+  groups = fresh;
+  if (held !== null && !groups.some((group) => group.id === held)) held = null;
+  drawSamples();
+}
+
+export function drawSamples() {
+  const list = shown();
+  const index = held === null ? 0 : Math.max(0, list.findIndex((group) => group.id === held));
+  byId("newer").disabled = index <= 0;
+  byId("older").disabled = index >= list.length - 1;
+  byId("follow").setAttribute("aria-pressed", String(held === null));
+  byId("samples-place").textContent = list.length ? `${index + 1} of the last ${list.length}` : "";
+  byId("sample").replaceChildren(...(list.length ? group(list[index]) : [h("p", { class: "soft" }, groups.length
+    ? "No sampled group has a wrong answer." : "No group was sampled yet: the first comes with the first answers.")]));
+}
+
+function text(label, content, kind = "") {
+  return h("div", {}, h("p", { class: "label" }, label), h("p", { class: `said ${kind}`, dir: "auto" }, content || "(nothing)"));
+}
+
+function group(each) {
+  const completions = all ? each.completions : each.completions.slice(0, FEW);
+  const rest = each.completions.length - completions.length;
+  const facts = [each.purpose === "evaluate" ? "evaluation" : each.purpose, each.rollout, each.at ? clock(each.at) : ""];
+  const right = each.completions.filter((completion) => completion.right).length;
+  const button = h("button", { type: "button", "aria-expanded": String(all) },
+    all ? `Show ${FEW} only` : `Show all ${each.completions.length}`);
+  button.addEventListener("click", () => {
+    all = !all;
+    held = each.id;
+    drawSamples();
+  });
+  return [
+    h("div", { class: "group" }, h("div", { class: "asked" }, text("Prompt", each.prompt),
+      text("Right answer", each.reference || "(none given)")),
+      h("p", { class: "soft" }, `${right} of ${each.completions.length} right · ${facts.filter(Boolean).join(" · ")}`)),
+    h("div", { class: "texts" }, completions.map(completion)),
+    ...(rest > 0 || all && each.completions.length > FEW ? [h("p", {}, button)] : []),
+  ];
+}
+
+function completion(each) {
+  const scored = each.reward !== null;
+  const verdict = scored ? `${each.right ? "✓" : "✕"} ${each.outcome.replaceAll("_", " ")}, reward ${number(each.reward)}` : "not scored";
+  const versions = each.versions.length > 1 ? `versions ${each.versions.join(", ")}` : `version ${each.versions[0] ?? "unknown"}`;
+  const ending = { length: ", cut off at the length limit", abort: ", broken off" }[each.finish] ?? "";
+  return h("article", { "data-right": scored ? (each.right ? "yes" : "no") : "" },
+    h("h3", {}, verdict),
+    each.reason ? h("p", { class: "soft" }, each.reason, each.parsed ? ` (read: ${each.parsed})` : "") : null,
+    each.thought ? text("Thought", each.thought, "thought") : h("p", { class: "label" }, "No thought"),
+    text("Answer", each.answer),
+    h("p", { class: "soft" }, `${each.tokens} tokens, weights of ${versions}${ending}`));
+}
+
+function step(by) {
+  const list = shown();
+  const index = held === null ? 0 : Math.max(0, list.findIndex((each) => each.id === held));
+  held = list[Math.min(list.length - 1, Math.max(0, index + by))]?.id ?? null;
+  drawSamples();
+}
+
+byId("newer").addEventListener("click", () => step(-1));
+byId("older").addEventListener("click", () => step(1));
+byId("follow").addEventListener("click", () => {
+  held = null;
+  drawSamples();
+});
+byId("wrong").addEventListener("change", drawSamples);

@@ -1,0 +1,251 @@
+"""The picture as JSON: what the page polls. Times are seconds since 1970, fractions are 0 to 1."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from quartet_client.connections import KINDS
+from quartet_client.dashboard.curves import StepRow, thinned
+from quartet_client.dashboard.picture import Picture
+from quartet_client.dashboard.samples import sample_fields
+from quartet_client.dashboard.verdict import judge, service_problem
+from quartet_client.runs import Member
+
+_POINTS = 360  # of a line in a chart: more than a chart has pixels for
+_RECENT = 20  # steps over which means are told
+_PHASES = ("waiting_for_batch", "training", "publishing", "evaluating", "checkpointing")
+_LINES = {
+    "reward": "reward/mean",
+    "accuracy": "reward/ans_acc",
+    "length": "completions/mean_length",
+    "tokens_per_second": "throughput/tokens_per_second",
+    "completions_per_second": "throughput/completions_per_second",
+    "staleness_mean": "staleness/mean",
+    "staleness_max": "staleness/max",
+    "step_seconds": "time/step",
+    "idle": "time/idle_fraction",
+}
+
+
+def snapshot(picture: Picture, now: float) -> dict[str, Any]:
+    """Return the whole page's content at a time, small enough to be polled every second."""
+    progress, rows = picture.progress, picture.curves.rows()
+    verdict = judge(picture, now)
+    began = progress.started_at.timestamp() if progress.started_at else (rows[0][1].time if rows else None)
+    ended = progress.ended_at.timestamp() if progress.ended_at else None
+    return {
+        "now": now,
+        "verdict": {"level": verdict.level, "word": verdict.word, "sentence": verdict.sentence},
+        "run": {
+            "id": picture.run_id,
+            "state": progress.state,
+            "folder": picture.folder,
+            "steps_done": rows[-1][0] + 1 if rows else 0,
+            "max_steps": progress.max_steps,
+            "began": began,
+            "ended": ended,
+            "policy_version": max(progress.policy_version, rows[-1][0] + 1 if rows else 0),
+            **picture.spec,
+        },
+        "broker_away": picture.broker_away_since is not None,
+        "lines": _lines(rows),
+        "last": _last(rows),
+        "evaluations": _evaluations(picture),
+        "phases": _phases(rows),
+        "queues": _queues(picture),
+        "services": [_service(picture, kind) for kind in KINDS],
+        "weights": _weights(picture, now, began),
+        "samples": picture.samples_seen,
+        "happenings": _happenings(picture),
+        "dead": {"total": picture.dead_total, "prompts": _dead(picture)},
+    }
+
+
+def samples(picture: Picture) -> dict[str, Any]:
+    """Return the sampled groups, newest first: apart from `snapshot`, for they are long and change once a step."""
+    return {"seen": picture.samples_seen, "groups": [sample_fields(group) for group in reversed(picture.samples)]}
+
+
+def _lines(rows: list[tuple[int, StepRow]]) -> dict[str, list[list[float]]]:
+    lines = {}
+    for name, metric in _LINES.items():
+        points = [(step + 1.0, row.metrics[metric]) for step, row in rows if metric in row.metrics]
+        lines[name] = [[_round(x), _round(y)] for x, y in thinned(points, _POINTS)]
+    return lines
+
+
+def _last(rows: list[tuple[int, StepRow]]) -> dict[str, dict[str, float]]:
+    """Return of each metric its last value and its mean over the last steps."""
+    recent = rows[-_RECENT:]
+    told = {}
+    for name, metric in _LINES.items():
+        values = [row.metrics[metric] for _, row in recent if metric in row.metrics]
+        if values:
+            told[name] = {"last": _round(values[-1]), "mean": _round(sum(values) / len(values)), "of": len(values)}
+    return told
+
+
+def _evaluations(picture: Picture) -> list[dict[str, Any]]:
+    told = []
+    for name, points in sorted(picture.curves.evaluations.items()):
+        known = [(float(version), each["ans_acc"]) for version, each in sorted(points.items()) if "ans_acc" in each]
+        told.append({"set": name, "points": [[x, _round(y)] for x, y in thinned(known, _POINTS)]})
+    return told
+
+
+def _phases(rows: list[tuple[int, StepRow]]) -> dict[str, float]:
+    """Return the trainer's mean seconds a step in each phase, over the last steps."""
+    recent = [row.metrics for _, row in rows[-_RECENT:] if "time/step" in row.metrics]
+    means = {phase: sum(each.get(f"time/{phase}", 0.0) for each in recent) / len(recent) for phase in _PHASES if recent}
+    return {phase: _round(seconds) for phase, seconds in means.items()}
+
+
+def _queues(picture: Picture) -> dict[str, int] | None:
+    stats = picture.progress.stats
+    return None if stats is None else {name: getattr(stats, name) for name in stats.__slots__}
+
+
+def _service(picture: Picture, kind: str) -> dict[str, Any]:
+    service = picture.progress.services.get(kind)
+    members = [member for member in picture.progress.members.values() if member.kind == kind]
+    told: dict[str, Any] = {"kind": kind, "state": "unknown", "word": "not asked yet", "doing": "", "members": []}
+    if service is not None:
+        problem = service_problem(service)
+        state = "away" if service.health == "unreachable" else "waiting" if problem else "serving"
+        told |= {
+            "state": state,
+            "word": {"away": "away", "waiting": "waiting", "serving": "serving"}[state],
+            "address": service.address,
+            "build": service.build,
+            "doing": _sentence(service.error or problem) or _DOING[kind](service.details),
+        }
+    told["members"] = [_member(member) for member in members]
+    told["idle"] = _idle(picture, kind)
+    return told
+
+
+def _member(member: Member) -> dict[str, Any]:
+    return {
+        "id": member.instance_id,
+        "state": member.state,
+        "waiting_for": member.waiting_for,
+        "version": member.policy_version,
+        "gauges": {name: _round(value) for name, value in member.gauges.items() if math.isfinite(value)},
+    }
+
+
+def _idle(picture: Picture, kind: str) -> dict[str, Any] | None:
+    """Return a service's idle fraction and how it is known; None where nothing tells."""
+    if kind == "trainer":
+        phases = _phases(picture.curves.rows())
+        total = sum(phases.values())
+        if not total:
+            return None
+        count = min(_RECENT, len(picture.curves.rows()))
+        return {"fraction": _round(phases["waiting_for_batch"] / total), "how": f"of the last {count} steps"}
+    if kind == "rollout" and picture.busy:
+        count = len(picture.busy)
+        fraction = _round(1 - sum(picture.busy) / count)
+        return {"fraction": fraction, "how": f"(nothing running at {count - sum(picture.busy)} of {count} looks)"}
+    return None
+
+
+def _weights(picture: Picture, now: float, began: float | None) -> dict[str, Any]:
+    """Return versions over time, in seconds since the run began: as published, and as each rollout had them."""
+    zero = began or 0.0
+    published = [(at.timestamp() - zero, float(update.policy_version)) for at, update in picture.weights]
+    live = {member.instance_id for member in picture.progress.members.values()}
+    rollouts = []
+    for name, history in sorted(picture.versions.items(), key=lambda item: item[0] not in live)[:8]:
+        points = [(at - zero, float(version)) for at, version in history if version >= 0]
+        if points:
+            rollouts.append(
+                {"id": name, "live": name in live, "points": _stairs(points), "version": int(points[-1][1])}
+            )
+    last = picture.weights[-1][1] if picture.weights else None
+    return {
+        "published": _stairs(published),
+        "rollouts": rollouts,
+        "last": None
+        if last is None
+        else {
+            "version": last.policy_version,
+            "seconds": _round(last.seconds),
+            "bytes": last.bytes,
+            "rollouts": last.rollouts,
+        },
+    }
+
+
+def _stairs(points: list[tuple[float, float]]) -> list[list[float]]:
+    """Thin out by leaving points away: a mean of versions would be a version that never was."""
+    stride = max(1, math.ceil(len(points) / _POINTS))
+    kept = points[::-1][::stride][::-1]
+    return [[_round(x), y] for x, y in kept]
+
+
+def _happenings(picture: Picture) -> list[dict[str, Any]]:
+    return [
+        {"at": each.at.timestamp(), "level": each.level, "text": each.text[:2000], "source": each.source}
+        for each in reversed(picture.happenings)
+    ]
+
+
+def _dead(picture: Picture) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": dead.instance_id,
+            "prompt": dead.instance.prompt.text[:400],
+            "attempts": dead.attempts,
+            "reasons": [reason[:600] for reason in dead.reasons[-3:]],
+            "at": dead.died_at.timestamp(),
+        }
+        for dead in picture.dead
+    ]
+
+
+def _broker(details: Any) -> str:
+    count = len(details.get("runs", ()))
+    return f"keeps {count} run{'s' if count != 1 else ''}"
+
+
+def _reward(details: Any) -> str:
+    names = details.get("verifiers", ())
+    return f"{len(names)} verifier{'s' if len(names) != 1 else ''}"
+
+
+def _rollout(details: Any) -> str:
+    version = int(details.get("policy_version", -1))
+    told = [
+        f"engine {details.get('engine') or 'unknown'}",
+        f"version {version}" if version >= 0 else "no weights yet",
+        f"{details.get('running', 0)} running, {details.get('waiting', 0)} waiting",
+        f"{float(details.get('tokens_per_second', 0)):,.0f} tokens/s",
+    ]
+    return ", ".join([*told, *(["paused for a weight update"] if details.get("paused") else [])])
+
+
+def _trainer(details: Any) -> str:
+    phase = str(details.get("phase", "")).removeprefix("TRAINER_PHASE_").lower().replace("_", " ")
+    ranks = details.get("world_size", 0)
+    return (
+        f"{phase or 'phase unknown'}, {details.get('algorithm')} by {details.get('plugin')} on {ranks} "
+        f"rank{'s' if ranks != 1 else ''}, checkpoint at step {details.get('checkpoint_step')}"
+    )
+
+
+_DOING: dict[str, Callable[[Any], str]] = {
+    "broker": _broker,
+    "reward": _reward,
+    "rollout": _rollout,
+    "trainer": _trainer,
+}
+
+
+def _sentence(clause: str) -> str:
+    return clause[:1].upper() + clause[1:]
+
+
+def _round(value: float) -> float:
+    """Five digits: a chart shows no more, and JSON grows with each."""
+    return float(f"{value:.5g}") if math.isfinite(value) else 0.0

@@ -1,0 +1,342 @@
+"""The dashboard's picture, verdict and JSON: on events made here, on files, and over HTTP with the small services."""
+
+import asyncio
+import http.client
+import json
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
+
+from quartet_client import AsyncClient
+from quartet_client.dashboard import Collector, PageServer, Picture
+from quartet_client.dashboard.curves import thinned
+from quartet_client.dashboard.metrics_file import MetricsFile
+from quartet_client.dashboard.samples import split_thought
+from quartet_client.dashboard.server import is_loopback
+from quartet_client.dashboard.snapshot import snapshot
+from quartet_client.dashboard.verdict import judge, span
+from quartet_client.errors import InputError
+from quartet_client.events import RunEvent
+from quartet_client.runs import RunStats, ServiceStatus
+
+ATTACK = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\u202e"
+
+
+def _event(number: int, at: float, **what) -> RunEvent:
+    message = broker_pb2.RunEvent(event_id=str(number), at=Timestamp(seconds=int(at)), **what)
+    return RunEvent.from_proto("demo", message)
+
+
+def _active(number: int = 1, at: float = 1000) -> RunEvent:
+    state = broker_pb2.RunStateChanged(state=broker_pb2.RUN_STATE_ACTIVE)
+    return _event(number, at, run_state=state)
+
+
+def _step(number: int, step: int, at: float, **metrics: float) -> RunEvent:
+    told = {"time/step": 2.0, "reward/mean": 0.5} | {name.replace("__", "/"): value for name, value in metrics.items()}
+    return _event(number, at, step=broker_pb2.StepFinished(step=step, policy_version=step + 1, metrics=told))
+
+
+def _picture(*events: RunEvent) -> Picture:
+    picture = Picture(opened_at=1000.0)
+    picture.found("demo", "runs/demo")
+    for event in events:
+        picture.fold(event)
+    return picture
+
+
+def _service(kind: str, health: str = "serving", **fields) -> ServiceStatus:
+    return ServiceStatus(kind, "127.0.0.1:1", health, **fields)
+
+
+class TestVerdict:
+    def test_a_run_whose_steps_come_is_healthy(self):
+        picture = _picture(_active(), _step(2, 0, 1010), _step(3, 1, 1012))
+        verdict = judge(picture, now=1013)
+        assert (verdict.level, verdict.word) == ("healthy", "Healthy")
+        assert verdict.sentence.startswith("2 steps done, the last 1.0 s ago; a step takes 2.0 s.")
+
+    def test_before_the_first_step_it_says_what_is_waited_for(self):
+        picture = _picture(_active())
+        picture.fold_service(_service("rollout", waiting_for=("engine loading",)))
+        verdict = judge(picture, now=1020)
+        assert (verdict.level, verdict.word) == ("waiting", "Waiting for the rollout")
+        assert "The rollout waits for engine loading. The run began 20 s ago." in verdict.sentence
+        assert judge(picture, now=1000 + 601).level == "stalled"
+
+    def test_a_service_that_is_away_comes_before_those_that_wait_for_it(self):
+        picture = _picture(_active())
+        picture.fold_service(_service("rollout", waiting_for=("reward at 127.0.0.1:1",)))
+        picture.fold_service(_service("reward", "unreachable", error="reward cannot be reached"))
+        assert judge(picture, now=1001).word == "Waiting for the reward"
+
+    def test_no_step_for_long_is_a_stall_and_long_is_measured_by_the_run_s_own_steps(self):
+        quick = _picture(_active(), _step(2, 0, 1010))
+        assert judge(quick, now=1010 + 60).level == "healthy"
+        assert judge(quick, now=1010 + 61).word == "Stalled"
+        slow = _picture(_active(), _step(2, 0, 1010, time__step=100.0))
+        assert judge(slow, now=1010 + 600).level == "healthy"
+        assert judge(slow, now=1010 + 601).level == "stalled"
+        quick.fold_service(_service("trainer", "unreachable"))
+        assert judge(quick, now=1072).word == "Stalled: waiting for the trainer"
+
+    def test_dead_prompts_and_failed_weight_updates_want_a_look(self):
+        picture = _picture(_active(), _step(2, 0, 1010, weights__failures=2))
+        picture.progress.stats = RunStats(dead=3)
+        verdict = judge(picture, now=1011)
+        assert verdict.level == "attention"
+        assert "3 prompts were set aside as dead" in verdict.sentence
+        assert "2 weight updates failed" in verdict.sentence
+        assert "2 failed attempts at giving version 1 to the rollouts" in picture.happenings[0].text
+
+    @pytest.mark.parametrize(
+        ("state", "level"),
+        [("RUN_STATE_SUCCEEDED", "finished"), ("RUN_STATE_FAILED", "failed"), ("RUN_STATE_CANCELLED", "cancelled")],
+    )
+    def test_the_end_is_told_with_its_reason_even_if_the_broker_has_gone(self, state, level):
+        end = broker_pb2.RunStateChanged(state=broker_pb2.RunState.Value(state), reason="so it was")
+        picture = _picture(_active(), _step(2, 0, 1010), _event(3, 1011, run_state=end))
+        picture.broker_failed("broker at x cannot be reached")
+        verdict = judge(picture, now=9000)
+        assert verdict.level == level
+        assert ("so it was" in verdict.sentence) == (level != "finished")
+
+    def test_a_broker_that_is_away_is_no_health(self):
+        picture = _picture(_active(), _step(2, 0, 1010))
+        picture.broker_failed("broker at x cannot be reached")
+        picture.broker_away_since = 1011.0
+        assert judge(picture, now=1012).level == "healthy"  # as long as a restart takes
+        verdict = judge(picture, now=1021)
+        assert verdict.level == "unknown" and "No answer for 10 s: broker at x cannot be reached." in verdict.sentence
+
+    def test_spans_are_said_as_people_do(self):
+        assert [span(s) for s in (0.44, 59.6, 200, 180, 7500)] == ["0.4 s", "60 s", "3 min 20 s", "3 min", "2 h 5 min"]
+
+
+class TestCurves:
+    def test_events_and_the_file_make_one_curve_and_a_replayed_step_undoes_what_came_after_it(self):
+        picture = _picture()
+        rows = [{"kind": "step", "step": step, "time": 100.0 + step, "reward/mean": 0.1} for step in range(4)]
+        picture.curves.add_file_rows(False, rows)
+        for event in (_step(1, 3, 1010, reward__mean=0.3), _step(2, 4, 1012, reward__mean=0.4)):
+            picture.fold(event)
+        means = [row.metrics["reward/mean"] for _, row in picture.curves.rows()]
+        assert means == [0.1, 0.1, 0.1, 0.3, 0.4]
+        picture.fold(_step(3, 2, 1020, reward__mean=0.9))  # a trainer went on from a checkpoint
+        assert [(step, row.metrics["reward/mean"]) for step, row in picture.curves.rows()] == [
+            (0, 0.1),
+            (1, 0.1),
+            (2, 0.9),
+        ]
+
+    def test_thinning_keeps_means_and_the_end(self):
+        points = [(float(x), float(x)) for x in range(1001)]
+        thin = thinned(points, 100)
+        assert len(thin) <= 100 and thin[-1] == (1000.0, 1000.0)
+        assert thin[0] == (5.0, 5.0)  # ceil(1000 / 99) = 11 of them: 0 to 10
+        assert thinned(points[:5], 100) == points[:5]
+
+    def test_what_is_no_number_is_not_drawn(self):
+        picture = _picture(_step(1, 0, 1010, reward__mean=float("nan")))
+        drawn = snapshot(picture, 1011)
+        assert drawn["lines"]["reward"] == [] and drawn["run"]["steps_done"] == 1
+        json.dumps(drawn, allow_nan=False)
+
+
+class TestMetricsFile:
+    def test_it_is_read_as_it_grows_by_whole_lines(self, tmp_path):
+        path = tmp_path / "metrics.jsonl"
+        file = MetricsFile(path)
+        assert file.read() == (False, []) and not file.problem
+        path.write_text('{"step": 0}\n{"ste')
+        assert file.read() == (False, [{"step": 0}])
+        path.write_text('{"step": 0}\n{"step": 1}\n')
+        assert file.read() == (False, [{"step": 1}])
+        assert file.read() == (False, [])
+
+    def test_one_that_was_cut_and_written_again_is_read_again(self, tmp_path):
+        path = tmp_path / "metrics.jsonl"
+        path.write_text('{"step": 0}\n{"step": 1, "loss": 1}\n')
+        file = MetricsFile(path)
+        file.read()
+        path.write_text('{"step": 0}\n{"step": 1, "loss": 2}\n{"step": 2}\n')  # longer than before
+        assert file.read() == (True, [{"step": 0}, {"step": 1, "loss": 2}, {"step": 2}])
+        path.write_text('{"step": 0}\n')
+        assert file.read() == (True, [{"step": 0}])
+        path.unlink()
+        assert file.read() == (True, [])
+
+    def test_a_broken_line_is_told_of_and_passed_over(self, tmp_path):
+        path = tmp_path / "metrics.jsonl"
+        path.write_text('{"step": 0}\nnonsense\n{"step": 2}\n')
+        file = MetricsFile(path)
+        assert file.read()[1] == [{"step": 0}, {"step": 2}]
+        assert "no JSON" in file.problem
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("<think>2+3=5</think><answer>5</answer>", ("2+3=5", "<answer>5</answer>")),
+        ("2+3=5</think>5", ("2+3=5", "5")),  # the template opened the thought
+        ("<think>for ever", ("for ever", "")),
+        ("just 5", ("", "just 5")),
+        ("<think></think>5", ("", "5")),
+    ],
+)
+def test_thought_and_answer_are_told_apart(text, parts):
+    assert split_thought(text) == parts
+
+
+@asynccontextmanager
+async def _page(client: AsyncClient, run_id: str | None, folder=None):
+    """Yield a function that fetches from a running dashboard: (status, headers, body)."""
+    stop = asyncio.Event()
+    collector = Collector(client, run_id, folder)
+    with PageServer(lambda: collector.documents) as server:
+        collecting = asyncio.create_task(collector.run(stop))
+
+        def fetch(path: str, method: str = "GET", host: str | None = None):
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+            try:
+                connection.request(method, path, headers={"Host": host} if host else {})
+                answer = connection.getresponse()
+                return answer.status, dict(answer.getheaders()), answer.read()
+            finally:
+                connection.close()
+
+        async def get(path: str, method: str = "GET", host: str | None = None):
+            assert not collecting.done(), collecting
+            return await asyncio.to_thread(fetch, path, method, host)
+
+        get.address = server.address
+        try:
+            yield get
+        finally:
+            stop.set()
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait_for(collecting, 20)
+
+
+async def _until(get, true_of, document: str = "state"):
+    """Poll a document until something is true of it, and return it."""
+    told: dict = {}
+    try:
+        async with asyncio.timeout(60):
+            while True:
+                told = json.loads((await get(f"/api/{document}"))[2])
+                if true_of(told):
+                    return told
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise AssertionError(f"in vain for 60 s; the last {document}: {json.dumps(told)[:3000]}") from None
+
+
+def _sample(text: str) -> broker_pb2.GroupSample:
+    score = reward_pb2.Score(reward=0.0, outcome=reward_pb2.OUTCOME_INCORRECT, reason=text, parsed_answer=text)
+    info = experience_pb2.CompletionInfo(text=f"<think>{text}</think>{text}", tokens=3, score=score)
+    info.version_spans.add(policy_version=2, begin=0, end=3)
+    instance = experience_pb2.PromptInstance(instance_id=text)
+    instance.prompt.text = text
+    done = experience_pb2.GroupTranscript(instance=instance, prompt_text=text, completions=[info])
+    return broker_pb2.GroupSample(transcript=done.SerializeToString())
+
+
+async def _filled(services, client: AsyncClient) -> None:
+    """Make a run in the small broker with a step, a sample and a notice that attack the page."""
+    await client.create_run("demo")
+    step = broker_pb2.StepFinished(step=0, policy_version=1, metrics={"reward/mean": 0.25, "time/step": 1.0})
+    notice = broker_pb2.Notice(level="warning", text=ATTACK, source=ATTACK)
+    for event in (
+        broker_pb2.RunEvent(step=step),
+        broker_pb2.RunEvent(sample=_sample(ATTACK)),
+        broker_pb2.RunEvent(notice=notice),
+    ):
+        await asyncio.to_thread(services.call, services.broker.add_event, "demo", event)
+
+
+def _client(services, nowhere) -> AsyncClient:
+    return AsyncClient(**services.addresses, trainer=nowhere)
+
+
+async def test_the_page_and_its_documents_are_served(services, nowhere):
+    async with _client(services, nowhere) as client:
+        await _filled(services, client)
+        async with _page(client, "demo") as get:
+            state = await _until(get, lambda told: told["happenings"] and told["services"][3]["state"] == "away")
+            assert state["verdict"]["level"] == "attention"
+            assert "the trainer cannot be reached" in state["verdict"]["sentence"].lower()
+            assert state["lines"]["reward"] == [[1.0, 0.25]] and state["run"]["steps_done"] == 1
+            assert [service["state"] for service in state["services"][:3]] == ["serving"] * 3
+            told = json.loads((await get("/api/samples"))[2])
+            completion = told["groups"][0]["completions"][0]
+            assert (completion["thought"], completion["versions"]) == (ATTACK, [2]) and not completion["right"]
+            for name in ("", "app.js", "charts.js", "parts.js", "samples.js", "style.css", "icon.svg"):
+                status, headers, body = await get(f"/{name}")
+                assert status == 200 and body, name
+                assert "script-src 'self'" in headers["Content-Security-Policy"]
+                assert "unsafe" not in headers["Content-Security-Policy"]
+                assert headers["X-Content-Type-Options"] == "nosniff"
+                assert b"http://" not in body.replace(b"http://www.w3.org/2000/svg", b"") and b"https://" not in body
+            status, headers, body = await get("/", "HEAD")
+            assert status == 200 and not body
+
+
+async def test_what_is_not_the_page_is_refused(services, nowhere):
+    async with _client(services, nowhere) as client, _page(client, "demo") as get:
+        for path in ("/../server.py", "/%2e%2e/server.py", "/api/", "/api/secrets", "/page/app.js", "/etc/passwd"):
+            status, headers, _ = await get(path)
+            assert status == 404 and "Content-Security-Policy" in headers, path
+        assert (await get("/api/state", "POST"))[0] == 501
+        for host in ("evil.example", "evil.example:7180", "127.0.0.1.evil.example", "192.168.0.1:7180"):
+            assert (await get("/api/state", host=host))[0] == 421, host
+        for host in ("localhost", "localhost:9999", "127.0.0.1:1", "[::1]:7180"):
+            assert (await get("/api/state", host=host))[0] == 200, host
+
+
+def test_other_machines_reach_it_only_if_told_so():
+    for host in ("0.0.0.0", "192.168.0.1", "::", "example.org"):
+        assert not is_loopback(host)
+        with pytest.raises(InputError, match="--allow-remote"):
+            PageServer(dict, host)
+    with PageServer(dict, "0.0.0.0", allow_remote=True) as server:
+        with pytest.raises(InputError, match=f"--port: 127.0.0.1:{server.port} cannot be listened on"):
+            PageServer(dict, "127.0.0.1", server.port)
+
+
+async def test_the_newest_active_run_is_shown_if_none_is_named_and_a_missing_one_is_waited_for(services, nowhere):
+    async with _client(services, nowhere) as client:
+        async with _page(client, None) as get:
+            state = await _until(get, lambda told: told["services"][0]["state"] == "serving")
+            assert state["verdict"]["word"] == "Waiting for a run" and state["run"]["id"] == ""
+            await client.create_run("late")
+            state = await _until(get, lambda told: told["run"]["state"] == "active")
+            assert state["run"]["id"] == "late"
+        async with _page(client, "later") as get:
+            await _until(get, lambda told: "no run 'later' yet" in told["verdict"]["sentence"])
+            await client.create_run("later")
+            await _until(get, lambda told: told["run"]["state"] == "active")
+
+
+async def test_a_run_that_is_over_is_shown_from_its_file_without_a_broker(nowhere, tmp_path):
+    rows = [
+        {"kind": "step", "step": step, "policy_version": step + 1, "time": 1000.0 + step, "reward/mean": step / 10}
+        for step in range(5)
+    ]
+    rows.append(
+        {"kind": "evaluation", "set": "held", "step": 5, "policy_version": 5, "time": 1.0, "eval/held/ans_acc": 0.5}
+    )
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    everywhere = dict.fromkeys(("broker", "reward", "rollout", "trainer"), nowhere)
+    async with AsyncClient(**everywhere) as client, _page(client, "over", tmp_path) as get:
+        state = await _until(get, lambda told: told["lines"]["reward"] and told["verdict"]["word"] == "A recorded run")
+        assert len(state["lines"]["reward"]) == 5
+        assert state["evaluations"] == [{"set": "held", "points": [[5.0, 0.5]]}]
+        assert "5 steps" in state["verdict"]["sentence"]
+
+
+def test_a_step_at_the_time_of_the_run_s_end_is_not_in_the_future():
+    picture = _picture(_active(), _step(2, 0, 5000))  # the broker's clock is ahead of ours
+    assert "the last 0.0 s ago" in judge(picture, now=4000).sentence
