@@ -38,24 +38,25 @@ class LearningRate:
             max_steps: steps of the run, the schedule's length where the settings give none; 0: unknown.
 
         Raises:
-            LearnerError: a cosine without an end, or one that ends within its warm-up.
+            LearnerError: a schedule that falls and has no end, or one that ends within its warm-up.
         """
         self._peak = settings.learning_rate
         self._warmup = settings.warmup_steps
-        self._cosine = settings.schedule == "cosine"
+        self._schedule = settings.schedule
         self._floor = settings.min_learning_rate_ratio
         self._end = settings.schedule_steps or max_steps
-        if self._cosine and self._end <= self._warmup:
+        if self._schedule != "constant" and self._end <= self._warmup:
             raise LearnerError(
-                f"trainer.schedule: a cosine over {self._end} steps with {self._warmup} steps of warm-up has no room; "
-                "set trainer.schedule_steps or run.max_steps above trainer.warmup_steps"
+                f"trainer.schedule: a {self._schedule} over {self._end} steps with {self._warmup} steps of warm-up has "
+                "no room; set trainer.schedule_steps or run.max_steps above trainer.warmup_steps"
             )
 
     def __call__(self, step: int) -> float:
         """The rate of the step after `step` steps (>= 0)."""
         if step < self._warmup:
             return self._peak * (step + 1) / self._warmup
-        if not self._cosine:
+        if self._schedule == "constant":
             return self._peak
         progress = min(1.0, (step - self._warmup) / (self._end - self._warmup))
-        return self._peak * (self._floor + (1 - self._floor) * (1 + math.cos(math.pi * progress)) / 2)
+        left = (1 + math.cos(math.pi * progress)) / 2 if self._schedule == "cosine" else 1 - progress
+        return self._peak * (self._floor + (1 - self._floor) * left)
