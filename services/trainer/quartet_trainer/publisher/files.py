@@ -36,7 +36,7 @@ class Files:
     device = torch.device("cpu")
 
     def __init__(self, folder: Path):
-        """`folder` must be the same path at every rollout."""
+        """`folder` is this run's alone, and must be the same path at every rollout."""
         self._folder = folder.absolute()
         self.libraries: dict[str, str] = {}
         # A later life of the trainer may make another version of the same number: its folder has another name.
@@ -66,7 +66,8 @@ class Files:
         """Write a version's folder, atomically; return version, folder and checksum. Raises OSError, TransferFailed."""
         path = self._folder / f"{PREFIX}{carriage.version:08d}-{self._life}"
         writing = path.with_name(f".{path.name}.writing")
-        shutil.rmtree(writing, ignore_errors=True)
+        for unfinished in self._folder.glob(f".{PREFIX}*.writing"):
+            shutil.rmtree(unfinished, ignore_errors=True)  # of an attempt that failed, or an earlier life that ended
         writing.mkdir(parents=True)
         manifest, checksum = carriage.manifest, Checksum()
         tensors = {index: list(group) for index, group in groupby(manifest.tensors, key=lambda tensor: tensor.bucket)}

@@ -98,7 +98,8 @@ class Publisher:
         self._members = members
         self._security = security
         self._stopping = stopping
-        self._transport = create_transport(settings, store, folder)
+        own_folder = settings.folder / run_id if settings.folder else folder
+        self._transport = create_transport(settings, store, own_folder)
         kind = rollout_pb2.WEIGHT_KIND_FULL if lora is None else rollout_pb2.WEIGHT_KIND_LORA
         self._manifest = plan_buckets(kind, specs, settings.bucket_bytes)
         if lora is not None:

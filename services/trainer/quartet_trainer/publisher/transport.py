@@ -65,7 +65,7 @@ class Transport(Protocol):
 
 
 def create_transport(settings: WeightsSection, store: WeightStore, folder: Path) -> Transport:
-    """Return the configured transport. `folder` is where files go, where the settings name none.
+    """Return the configured transport. `folder` is where files go, and this run's alone: old ones are removed there.
 
     Raises:
         ConfigError: it cannot work here.
@@ -81,7 +81,7 @@ def create_transport(settings: WeightsSection, store: WeightStore, folder: Path)
         return Nccl(store)
     from quartet_trainer.publisher.files import Files
 
-    return Files(settings.folder or folder)
+    return Files(folder)
 
 
 Wait = Callable[[Callable[[], None]], None]
