@@ -42,9 +42,9 @@ class PluginSettings(Section):
     plugin: PluginName = Field(default="torch_ddp", description="ColossalAI plugin.")
     tp_size: int = Field(default=1, ge=1, description="Ranks that share each layer's matrices (hybrid_parallel).")
     pp_size: int = Field(default=1, ge=1, description="Stages of consecutive layers (hybrid_parallel).")
-    zero_stage: Literal[1, 2] = Field(
-        default=1,
-        description="What low_level_zero shares out over the ranks: 1 the optimizer's state, 2 the gradients too.",
+    zero_stage: Literal[1, 2] | None = Field(
+        default=None,
+        description="What low_level_zero shares out: 1 the optimizer's state, 2 the gradients too. Unset: 1.",
     )
     lora: LoraSection = Field(default=LoraSection(), description="Low-rank adapters.")
 
@@ -55,7 +55,7 @@ class PluginSettings(Section):
         for name in ("tp_size", "pp_size"):
             if getattr(self, name) > 1 and self.plugin != "hybrid_parallel":
                 raise ValueError(f'{name}: {getattr(self, name)} needs plugin = "hybrid_parallel", not {self.plugin!r}')
-        if self.zero_stage > 1 and self.plugin != "low_level_zero":
+        if self.zero_stage and self.plugin != "low_level_zero":
             raise ValueError(f'zero_stage: {self.zero_stage} needs plugin = "low_level_zero", not {self.plugin!r}')
         if self.lora.r and self.plugin != "torch_ddp":
             raise ValueError(f'lora.r: adapters need plugin = "torch_ddp", not {self.plugin!r}')

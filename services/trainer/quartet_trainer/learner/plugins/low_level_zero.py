@@ -30,7 +30,7 @@ class LowLevelZero(Plugin):
     def __init__(self, settings: LearnerSettings, ranks: Ranks) -> None:
         bf16 = settings.precision == "bf16"
         zero = LowLevelZeroPlugin(
-            stage=settings.zero_stage,
+            stage=settings.zero_stage or 1,
             precision="bf16" if bf16 else "fp32",  # fp32 leaves the weights as they are loaded
             cast_inputs=False,  # temperatures keep their digits
             overlap_communication=ranks.device.type == "cuda",
