@@ -49,6 +49,7 @@ class WeightHandout:
         overlap: bool,
         on_end: Callable[[], None] = lambda: None,
         on_sent: Callable[[str, float, float], None] | None = None,
+        device: torch.device | None = None,
     ):
         """Take over `publisher`.
 
@@ -56,13 +57,14 @@ class WeightHandout:
             overlap: send from a snapshot while the caller goes on; else `begin` returns when the update has ended.
             on_end: called, in the sending thread, when an update has ended.
             on_sent: called with (what was sent, when that began by time.perf_counter, seconds), in the same thread.
+            device: where the snapshot stands; None: where the weights are.
         """
         self._on_sent = on_sent
         self._publisher = publisher
         self._learner = learner
         self._overlap = overlap
         self._on_end = on_end
-        self._snapshot = Snapshot(torch.device("cpu"))
+        self._snapshot = Snapshot(device)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="publish-weights")
         self._update: Future[Published | None] | None = None
 

@@ -146,6 +146,7 @@ def _member(host: ServiceHost, status: Status) -> broker_pb2.Member:
     """This trainer as a member of the run, as it is now."""
     seconds = status.phase_seconds()
     total = sum(seconds.values())
+    idle = seconds.get("waiting_for_batch", 0.0) + seconds.get("publishing", 0.0)
     return broker_pb2.Member(
         instance_id=host.instance_id,
         kind=common_pb2.SERVICE_KIND_TRAINER,
@@ -153,7 +154,7 @@ def _member(host: ServiceHost, status: Status) -> broker_pb2.Member:
         capabilities=host.capabilities,
         state=broker_pb2.MEMBER_STATE_ACTIVE,
         policy_version=status.step,
-        gauges={"idle_fraction": seconds.get("waiting_for_batch", 0.0) / total if total else 0.0},
+        gauges={"idle_fraction": idle / total if total else 0.0},
         waiting_for=status.waiting_for,
     )
 
