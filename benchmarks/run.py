@@ -42,9 +42,10 @@ BENCHMARKS = (
     Benchmark("programs", "reward", 300),
     Benchmark("sandbox", "reward", 180),
     Benchmark("learner", "trainer", 120),
+    Benchmark("memory", "trainer", 300),
     Benchmark("weights", "trainer", 240),
     Benchmark("weight_stall", "rollout", 180),
-    Benchmark("engines", "rollout", 480),
+    Benchmark("engines", "dev", 1200),
 )
 
 
