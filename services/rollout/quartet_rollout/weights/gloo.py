@@ -31,6 +31,7 @@ class GlooGroup:
     def __init__(self, info: WeightGroupInfo) -> None:
         """Meet all ranks of the group. Raises WeightTransferError at `info.timeout_seconds`, or sooner when the store
         is not there."""
+        self._left = False
         timeout = timedelta(seconds=info.timeout_seconds)
         try:
             self._group: Any = ProcessGroupGloo(connect_store(info), info.rank, info.world_size, timeout)
@@ -65,15 +66,16 @@ class GlooGroup:
         self._begin(buffer, time.monotonic() + timeout_seconds).wait()
 
     def close(self) -> None:
-        """Drop the group; an operation under way ends by its own deadline."""
-        self._group = None
+        """Begin no more operations. One under way ends by its own deadline, on the thread that waits for it: whoever
+        drops the last reference to the group waits too, and must not be the event loop."""
+        self._left = True
 
     def _begin(self, bucket: torch.Tensor, deadline: float) -> Any:
         options = BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
         options.timeout = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
-        if self._group is None:
+        if self._left:
             raise WeightTransferError("the weight group was left during the transfer")
         return self._group.broadcast([bucket], options)
 
