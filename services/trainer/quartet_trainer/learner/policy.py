@@ -86,11 +86,12 @@ class Policy(nn.Module):
             logits = self.causal_lm.get_output_embeddings()(hidden)
         if logits.dtype != torch.float64:
             logits = logits.float()
-        distribution = torch.log_softmax(logits / temperatures[:, None], dim=-1)
+        distribution = torch.log_softmax(logits.div_(temperatures[:, None]), dim=-1)
         log_probs = distribution.gather(-1, targets[:, None]).squeeze(-1)
-        with nullcontext() if self._entropy_gradient else torch.no_grad():
-            entropy = -(distribution.exp() * distribution).sum(-1)
-        return log_probs, entropy
+        if self._entropy_gradient:
+            return log_probs, -(distribution.exp() * distribution).sum(-1)
+        with torch.no_grad():
+            return log_probs, -distribution.exp().mul_(distribution).sum(-1)
 
 
 def load_causal_lm(path: Path, dtype: torch.dtype) -> PreTrainedModel:

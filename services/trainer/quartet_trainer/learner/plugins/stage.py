@@ -84,5 +84,5 @@ class Stage:
             logits = logits.float()
         first = dist.get_rank(self._tp_group) * self._columns
         return vocab_parallel_log_probs(
-            logits / temperatures[:, None], targets, first, self.causal_lm.config.vocab_size, self._tp_group
+            logits.div_(temperatures[:, None]), targets, first, self.causal_lm.config.vocab_size, self._tp_group
         )
