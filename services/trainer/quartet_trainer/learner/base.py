@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
-    from quartet.v1 import experience_pb2
+    from quartet.v1 import experience_pb2, rollout_pb2
 
 
 class LearnerError(Exception):
@@ -58,6 +58,10 @@ class Learner(Protocol):
 
         A tensor may share memory with the parameter: it is valid until the next `train_step` or `load`.
         """
+
+    @property
+    def lora(self) -> rollout_pb2.LoraConfig | None:
+        """The adapter whose tensors `weights` yields, by PEFT's names; None: they are the whole model's. Local."""
 
     def save(self, folder: Path, state: dict[str, Any], facts: dict[str, Any] | None = None) -> None:
         """Write a checkpoint: durable and complete at `folder` when this returns, and not there at all before.
