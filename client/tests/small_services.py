@@ -246,9 +246,10 @@ class SmallRollout(rollout_pb2_grpc.RolloutServiceServicer):
 
 
 class SmallServices:
-    """The small services on free ports, in a thread of their own."""
+    """The small services on free ports, in a thread of their own; `broker`: the address of one of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, broker: str = "127.0.0.1:0") -> None:
+        self._listen = {"broker": broker}
         self.addresses: dict[str, str] = {}
         self._hosts: dict[str, ServiceHost] = {}
         self._loop = asyncio.new_event_loop()
@@ -277,7 +278,12 @@ class SmallServices:
             "rollout": (rollout_pb2_grpc.add_RolloutServiceServicer_to_server, SmallRollout()),
         }
         for kind, (add, servicer) in servicers.items():
-            host = ServiceHost(kind, "127.0.0.1:0", SecuritySection(), ServerSection(metrics=False, drain_seconds=0.1))
+            host = ServiceHost(
+                kind,
+                self._listen.get(kind, "127.0.0.1:0"),
+                SecuritySection(),
+                ServerSection(metrics=False, drain_seconds=0.1),
+            )
             add(servicer, host.server)
             await host.start()
             self._hosts[kind], self.addresses[kind] = host, host.address

@@ -115,6 +115,14 @@ class TestVerdict:
         assert [span(s) for s in (0.44, 59.6, 200, 180, 7500)] == ["0.4 s", "60 s", "3 min 20 s", "3 min", "2 h 5 min"]
 
 
+def test_services_that_were_stopped_after_the_run_are_no_trouble():
+    picture = _picture(_active())
+    picture.fold_service(_service("reward", "unreachable", error="reward at 127.0.0.1:1 cannot be reached"))
+    assert snapshot(picture, 1001)["services"][1]["state"] == "away"
+    picture.fold(_event(2, 1002, run_state=broker_pb2.RunStateChanged(state=broker_pb2.RUN_STATE_SUCCEEDED)))
+    assert snapshot(picture, 1003)["services"][1]["state"] == "stopped"
+
+
 class TestCurves:
     def test_events_and_the_file_make_one_curve_and_a_replayed_step_undoes_what_came_after_it(self):
         picture = _picture()
@@ -302,7 +310,8 @@ def test_other_machines_reach_it_only_if_told_so():
         with pytest.raises(InputError, match="--allow-remote"):
             PageServer(dict, host)
     with PageServer(dict, "0.0.0.0", allow_remote=True) as server:
-        with pytest.raises(InputError, match=f"--port: 127.0.0.1:{server.port} cannot be listened on"):
+        taken = f"--port: 127.0.0.1:{server.port} cannot be listened on"
+        with pytest.raises(InputError, match=taken):
             PageServer(dict, "127.0.0.1", server.port)
 
 

@@ -12,10 +12,12 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
+from quartet_client.async_client import AsyncClient
 from quartet_client.commands.target import Target, asynchronous, run_option, targeted
 from quartet_client.errors import InputError
 
 _PORT = 7180
+_ANSWER_SECONDS = 5.0  # a service that takes longer is told to be away, and asked again
 
 
 @click.command()
@@ -53,7 +55,7 @@ async def dashboard(
         loop.add_signal_handler(number, stop.set)
     if until_eof:
         threading.Thread(target=_at_eof, args=(loop, stop), daemon=True).start()
-    async with target.client() as client:
+    async with AsyncClient.from_config(target.path, target.overrides, _ANSWER_SECONDS) as client:
         collector = Collector(client, chosen, Path(folder) if folder else None)
         with _listening(PageServer, lambda: collector.documents, host, port, allow_remote) as server:
             click.echo(f"dashboard at {server.address}")
@@ -76,9 +78,9 @@ def _listening(server, documents, host: str, port: int, allow_remote: bool):
 
 
 def has_screen() -> bool:
-    """Return whether a browser can be opened for a person: a terminal, a display, and no CI."""
+    """Return whether a browser can be opened for a person: there is a display, and this is no CI."""
     graphical = sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
-    return graphical and sys.stdout.isatty() and not os.environ.get("CI")
+    return graphical and not os.environ.get("CI")
 
 
 def _at_eof(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

@@ -97,6 +97,7 @@ class Collector:
             try:
                 async for event in self._client.watch(picture.run_id, picture.progress.last_event_id):
                     picture.fold(event)
+                    picture.broker_answered()
             except QuartetError as error:
                 # No run yet, or a broker that is away: `_ask_run` says so on the page.
                 if error.code not in (None, grpc.StatusCode.NOT_FOUND):

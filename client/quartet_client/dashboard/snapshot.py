@@ -108,17 +108,14 @@ def _queues(picture: Picture) -> dict[str, int] | None:
 def _service(picture: Picture, kind: str) -> dict[str, Any]:
     service = picture.progress.services.get(kind)
     members = [member for member in picture.progress.members.values() if member.kind == kind]
-    told: dict[str, Any] = {"kind": kind, "state": "unknown", "word": "not asked yet", "doing": "", "members": []}
+    told: dict[str, Any] = {"kind": kind, "state": "unknown", "doing": "", "members": []}
     if service is not None:
         problem = service_problem(service)
+        doing = _sentence(service.error or problem) or _DOING[kind](service.details)
         state = "away" if service.health == "unreachable" else "waiting" if problem else "serving"
-        told |= {
-            "state": state,
-            "word": {"away": "away", "waiting": "waiting", "serving": "serving"}[state],
-            "address": service.address,
-            "build": service.build,
-            "doing": _sentence(service.error or problem) or _DOING[kind](service.details),
-        }
+        if state == "away" and picture.progress.ended:
+            state, doing = "stopped", "Does not answer, and need not: the run is over."
+        told |= {"state": state, "address": service.address, "build": service.build, "doing": doing}
     told["members"] = [_member(member) for member in members]
     told["idle"] = _idle(picture, kind)
     return told

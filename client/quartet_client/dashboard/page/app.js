@@ -53,7 +53,7 @@ function drawHead(state) {
 }
 
 function drawFigures({ last, evaluations, run }) {
-  const recent = (figure, format) => (figure ? `mean of the last ${figure.of} steps: ${format(figure.mean)}` : "no step yet");
+  const recent = (figure, format) => (figure ? `mean of ${figure.of} steps: ${format(figure.mean)}` : "no step yet");
   const figure = (name, value, note) => h("div", {}, h("dt", {}, name), h("dd", {}, value, h("small", {}, note)));
   const tiles = evaluations.filter((each) => each.points.length).slice(0, 2).map(({ set, points }) => {
     const end = points[points.length - 1];
@@ -63,8 +63,9 @@ function drawFigures({ last, evaluations, run }) {
     ["Reward", "reward", (value) => number(value)],
     ["Training accuracy", "accuracy", percent],
     ["Tokens per second", "tokens_per_second", (value) => number(value)],
-    ["Staleness, versions", "staleness_mean", (value) => number(value)],
-    ["Tokens per completion", "length", (value) => number(value)],
+    ["Staleness", "staleness_mean", (value) => number(value)],
+    ["Tokens a completion", "length", (value) => number(value)],
+    ["Seconds a step", "step_seconds", (value) => number(value)],
     ["Trainer idle", "idle", percent],
   ];
   for (const [name, key, format] of plain) tiles.push(figure(name, format(last[key]?.last), recent(last[key], format)));
@@ -106,7 +107,7 @@ function drawPhases(phases) {
   byId("phases").replaceChildren(title, bar, h("table", {}, head, h("tbody", {}, rows)));
 }
 
-const STATES = { serving: "● serving", waiting: "◐ waiting", away: "✕ away", unknown: "○ not asked yet" };
+const STATES = { serving: "● serving", waiting: "◐ waiting", away: "✕ away", stopped: "○ stopped", unknown: "○ not asked yet" };
 
 function meter(idle, how) {
   const fill = h("i");

@@ -1,0 +1,181 @@
+"""The page in a real browser, beside the real broker: drawn, safe, readable, steered by keys, live across an outage."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from headless_chromium import CHROMIUM, chromium
+from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
+from real_broker import ENVIRONMENT, echoing_rollout, real_broker
+from small_services import SmallServices
+
+from quartet_client import AsyncClient
+
+in_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; Debian's package is chromium")
+ATTACK = "</p></script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+
+
+@pytest.fixture
+def page_of(nowhere):
+    """Start `quartet dashboard` with the given arguments; return its address. It is gone after the test."""
+    started: list[subprocess.Popen] = []
+
+    def start(*arguments: str) -> str:
+        command = [sys.executable, "-m", "quartet_client", "dashboard", "--port", "0", "--no-open", "--until-eof"]
+        process = subprocess.Popen(
+            [*command, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        started.append(process)
+        line = process.stdout.readline()
+        assert line.startswith("dashboard at http://127.0.0.1:"), line
+        return line.split()[-1]
+
+    yield start
+    for process in started:
+        process.stdin.close()  # as a parent that is gone leaves it
+        assert process.wait(timeout=30) == 0
+        process.stdout.close()
+
+
+def _attacking_events():
+    metrics = {"reward/mean": 0.5, "reward/ans_acc": 0.5, "time/step": 1.0, "time/training": 1.0, "staleness/mean": 0.0}
+    for step in range(30):
+        told = broker_pb2.StepFinished(step=step, policy_version=step + 1, metrics=metrics | {"reward/mean": step / 30})
+        yield broker_pb2.RunEvent(step=told)
+    score = reward_pb2.Score(reward=0.0, outcome=reward_pb2.OUTCOME_INCORRECT, reason=ATTACK, parsed_answer=ATTACK)
+    info = experience_pb2.CompletionInfo(text=f"<think>{ATTACK}</think>{'long' * 900}{ATTACK}", tokens=3, score=score)
+    instance = experience_pb2.PromptInstance(instance_id=ATTACK)
+    done = experience_pb2.GroupTranscript(
+        instance=instance, prompt_text=ATTACK, completions=[info] * 8, rollout_id=ATTACK
+    )
+    yield broker_pb2.RunEvent(sample=broker_pb2.GroupSample(transcript=done.SerializeToString()))
+    yield broker_pb2.RunEvent(notice=broker_pb2.Notice(level=ATTACK, text=ATTACK, source=ATTACK))
+    weights = broker_pb2.WeightsPublished(policy_version=30, group_epoch=1, rollouts=1, bytes=10)
+    yield broker_pb2.RunEvent(weights=weights)
+
+
+@in_browser
+def test_the_page_is_drawn_escaped_and_fits_a_phone_and_keys_steer_it(page_of, nowhere):
+    with SmallServices() as services:
+
+        async def make_run() -> None:
+            async with AsyncClient(services.addresses["broker"]) as client:
+                await client.create_run("attacked")
+
+        asyncio.run(make_run())
+        for event in _attacking_events():
+            services.call(services.broker.add_event, "attacked", event)
+        addresses = {**services.addresses, "trainer": nowhere}
+        settings = [part for kind, at in addresses.items() for part in ("--set", f'addresses.{kind}="{at}"')]
+        address = page_of("--run", "attacked", *settings)
+        with chromium() as page:
+            page.look(1280, 800)
+            page.open(address)
+            page.until(
+                "document.querySelector('#chart-reward svg[role=img]') && document.querySelector('#sample article')"
+            )
+            page.until("document.getElementById('word').textContent === 'Running, but look'")
+
+            # Nothing that a model or a service wrote is anything but text, and nothing was loaded from elsewhere.
+            assert "owned" not in page.evaluate("document.title")
+            assert page.evaluate("document.querySelectorAll('img, iframe, body script').length") == 0
+            assert page.evaluate("document.querySelector('.said.thought').textContent") == ATTACK
+            assert page.evaluate("document.getElementById('failures').textContent").count(ATTACK) == 3
+            origins = "[...new Set(performance.getEntriesByType('resource').map((each) => new URL(each.name).origin))]"
+            assert page.evaluate(origins) == [address.rstrip("/")]
+            # What is drawn can be read without seeing it.
+            named = "[...document.querySelectorAll('svg[role=img]')].every((each) => each.getAttribute('aria-label'))"
+            assert page.evaluate(named)
+            label = page.evaluate("document.querySelector('#chart-reward svg[role=img]').getAttribute('aria-label')")
+            assert label.startswith("Reward, mean of a step's completions, over optimizer steps. smoothed: from ")
+            page.evaluate("document.querySelector('#chart-reward svg[role=img]').focus()")
+            page.press("Home")
+            page.press("ArrowRight")
+            page.until(
+                "document.querySelector('#chart-reward [aria-live]').textContent.startsWith('2: each step 0.03')"
+            )
+            stops = []
+            page.evaluate("document.activeElement.blur()")
+            for _ in range(40):
+                page.press("Tab")
+                stops.append(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
+            assert any(each.startswith("Values as a table") for each in stops)
+            assert {"follow", "wrong"} < set(stops)
+
+            for width, height, scheme in (
+                (1280, 800, "dark"),
+                (800, 600, "light"),
+                (390, 844, "dark"),
+                (320, 640, "light"),
+            ):
+                page.look(width, height, scheme)
+                page.until("document.querySelector('#chart-reward svg[role=img]').viewBox.baseVal.width < innerWidth")
+                wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+                assert wide <= 0, f"{wide} pixels too wide at {width}"
+            assert not [each for each in page.told if "Uncaught" in each or '"level": "error"' in each], page.told
+
+            # Were there a hole, the policy would still shut it: markup cannot be made from a string.
+            hole = "try { document.body.innerHTML = '<b>x</b>'; 'open' } catch (error) { error.name }"
+            assert page.evaluate(hole) == "TypeError"
+
+
+@in_browser
+@pytest.mark.skipif(not (ENVIRONMENT / "bin" / "quartet-broker").exists(), reason="no broker environment")
+def test_a_run_of_the_real_broker_is_followed_across_its_outage(page_of, tmp_path, nowhere):
+    settings = [f"--set=addresses.{kind}={json.dumps(nowhere)}" for kind in ("reward", "rollout", "trainer")]
+    with chromium() as page:
+        with real_broker(tmp_path) as broker:
+            address = page_of("--broker", broker, "--run", "lived", *settings)
+            page.look(390, 844)
+            page.open(address)
+            page.until("document.getElementById('sentence').textContent.includes(\"no run 'lived' yet\")")
+
+            async def work() -> None:
+                async with AsyncClient(broker) as client:
+                    await client.create_run("lived")
+                    handles = await client.submit("lived", [{"prompt": "2+3=5", "gt_answer": "5"}, "hello"])
+                    rollout = asyncio.create_task(echoing_rollout(broker, "lived"))
+                    assert len([group async for group in client.results(handles, timeout=60)]) == 2
+                    rollout.cancel()
+                    await asyncio.wait([rollout])
+
+            asyncio.run(work())
+            page.until("document.getElementById('services').textContent.includes('rollout-test')")
+            waiting = "Waiting for the reward and the rollout and the trainer"
+            page.until(f"document.getElementById('word').textContent === '{waiting}'")
+        page.until("document.getElementById('word').textContent === 'Broker away'")
+        assert "cannot be reached" in page.evaluate("document.getElementById('sentence').textContent")
+
+
+def test_a_broker_that_comes_back_is_followed_on(page_of, tmp_path, nowhere):
+    from urllib.request import urlopen
+
+    port_of = nowhere.rpartition(":")[2]
+    address = page_of("--broker", f"127.0.0.1:{port_of}", "--run", "back")
+
+    def until(true_of) -> dict:
+        deadline, told = time.monotonic() + 60, {}
+        while not true_of(told):
+            assert time.monotonic() < deadline, json.dumps(told)[:3000]
+            with urlopen(f"{address}api/state", timeout=10) as answer:
+                told = json.load(answer)
+            time.sleep(0.1)
+        return told
+
+    for step in range(2):  # a broker comes, with a step more, and goes
+        until(lambda told: told and told["verdict"]["word"] == "Broker away")
+        with SmallServices(broker=nowhere) as services:
+
+            async def make_run(at: str = services.addresses["broker"]) -> None:
+                async with AsyncClient(at) as client:
+                    await client.create_run("back")
+
+            asyncio.run(make_run())
+            for each in range(step + 1):
+                told = broker_pb2.StepFinished(step=each, policy_version=each + 1, metrics={"reward/mean": 0.5})
+                services.call(services.broker.add_event, "back", broker_pb2.RunEvent(step=told))
+            state = until(lambda told, wanted=step + 1: told and told["run"]["steps_done"] == wanted)
+            assert not state["broker_away"]
