@@ -128,7 +128,7 @@ def main() -> None:
         path = Path(name)
         save(build_model(0), build_tokenizer(), path)
         learner = create_learner(settings, path, Run())
-        micro_batches = learner._plan(decode_groups(groups, 128)).micro_batches
+        micro_batches = learner._planner.plan(decode_groups(groups, 128))[0].micro_batches
         plain = PlainTraining(path, plain_batches(groups, micro_batches))
         with torch.no_grad():
             expected = plain_loop.plain_loss(

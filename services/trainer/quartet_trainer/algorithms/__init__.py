@@ -4,14 +4,29 @@ An algorithm only says which parts it is made of (`quartet_trainer.losses` has t
 setting the user wrote always wins over a default.
 """
 
-from quartet_trainer.algorithms.base import Algorithm, AlgorithmFactory
+from quartet_trainer.algorithms.base import Algorithm, AlgorithmFactory, Estimate, Scored
+from quartet_trainer.algorithms.cispo import cispo
 from quartet_trainer.algorithms.dapo import dapo
 from quartet_trainer.algorithms.dr_grpo import dr_grpo
 from quartet_trainer.algorithms.grpo import grpo
+from quartet_trainer.algorithms.gspo import gspo
+from quartet_trainer.algorithms.ppo import ppo
+from quartet_trainer.algorithms.reinforce_pp import reinforce_pp
+from quartet_trainer.algorithms.reinforce_pp_baseline import reinforce_pp_baseline
 from quartet_trainer.algorithms.rloo import rloo
 from quartet_trainer.learner.settings import LearnerSettings
 
-ALGORITHMS: dict[str, AlgorithmFactory] = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "dapo": dapo}
+ALGORITHMS: dict[str, AlgorithmFactory] = {
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "dapo": dapo,
+    "rloo": rloo,
+    "reinforce_pp": reinforce_pp,
+    "reinforce_pp_baseline": reinforce_pp_baseline,
+    "gspo": gspo,
+    "cispo": cispo,
+    "ppo": ppo,
+}
 
 
 def create_algorithm(settings: LearnerSettings) -> Algorithm:
@@ -19,4 +34,4 @@ def create_algorithm(settings: LearnerSettings) -> Algorithm:
     return ALGORITHMS[settings.algorithm](settings)
 
 
-__all__ = ["ALGORITHMS", "Algorithm", "create_algorithm"]
+__all__ = ["ALGORITHMS", "Algorithm", "Estimate", "Scored", "create_algorithm"]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from quartet_trainer.algorithms.base import Algorithm
-from quartet_trainer.algorithms.parts import clipped
+from quartet_trainer.algorithms.parts import clipped, compose, of_completions
 from quartet_trainer.learner.settings import LearnerSettings
 from quartet_trainer.losses.advantages import group_centered
 
 
 def dr_grpo(settings: LearnerSettings) -> Algorithm:
     """Loss sum divided by completions * max_new_tokens, a constant."""
-    return Algorithm(
+    return compose(
+        settings,
         name="dr_grpo",
-        advantages=lambda batch: batch.per_token(group_centered(batch.rewards, batch.groups)),
+        advantages=of_completions(group_centered),
         policy_loss=clipped(settings),
-        aggregation=settings.aggregation or "constant",
-        mask_truncated=bool(settings.mask_truncated),
+        aggregation="constant",
     )

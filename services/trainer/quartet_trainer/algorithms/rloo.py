@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from quartet_trainer.algorithms.base import Algorithm
-from quartet_trainer.algorithms.parts import clipped
+from quartet_trainer.algorithms.parts import clipped, compose, of_completions
 from quartet_trainer.learner.settings import LearnerSettings
 from quartet_trainer.losses.advantages import leave_one_out
 
 
 def rloo(settings: LearnerSettings) -> Algorithm:
     """With the clipped ratio, and the sum over a completion's tokens: the completion is the action."""
-    return Algorithm(
+    return compose(
+        settings,
         name="rloo",
-        advantages=lambda batch: batch.per_token(leave_one_out(batch.rewards, batch.groups)),
+        advantages=of_completions(leave_one_out),
         policy_loss=clipped(settings),
-        aggregation=settings.aggregation or "sequence-mean-token-sum",
-        mask_truncated=bool(settings.mask_truncated),
+        aggregation="sequence-mean-token-sum",
     )

@@ -67,6 +67,14 @@ def shutdown() -> None:
         dist.destroy_process_group()
 
 
+def sum_over_ranks(values: Tensor) -> Tensor:
+    """A new tensor: the sum of `values` over all ranks."""
+    total = values.clone()
+    if dist.get_world_size() > 1:
+        dist.all_reduce(total)
+    return total
+
+
 def sum_and_max(sums: Tensor, peaks: Tensor) -> None:
     """Replace both by their sum, and maximum, over all ranks."""
     if dist.get_world_size() > 1:

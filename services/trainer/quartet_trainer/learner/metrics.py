@@ -14,16 +14,17 @@ from quartet_trainer.batches.plan import StepPlan
 from quartet_trainer.losses.advantages import group_std
 
 METRICS: dict[str, str] = {
-    "loss": "The loss whose gradient was taken: policy_loss + kl_coefficient * kl_loss.",
+    "loss": "The policy's loss: policy_loss, and KL and entropy as far as they are in it; PTX apart.",
     "policy_loss": "Its policy part, aggregated.",
-    "kl": "Mean k3 KL to the reference model over computed tokens; only if there is one.",
+    "kl": "Mean KL to the reference model by `kl_estimator`, over computed tokens, or of the old policy over trained "
+    "tokens where it is taken from the reward; only if there is a reference model.",
     "entropy": "Mean entropy of the policy at computed tokens, in nats, at the sampling temperature.",
     "approx_kl": "Mean k3 KL of the policy and the old policy over computed tokens.",
     "clip_ratio_low": "Share of computed tokens whose gradient the lower clip bound took away.",
     "clip_ratio_high": "Share of computed tokens whose gradient the upper clip bound took away.",
     "ratio_mean": "Mean importance ratio over computed tokens.",
     "grad_norm": "Norm of the gradient before it was scaled down to max_grad_norm.",
-    "update_skipped": "1 if the gradient was not finite and the weights were left as they were, else 0.",
+    "update_skipped": "1 if the weights were left as they were, the gradient not finite or the ratio too high; else 0.",
     "learning_rate": "Learning rate of this step.",
     "reward_mean": "Mean reward over completions.",
     "reward_std": "Mean over groups of the unbiased standard deviation of their rewards.",
@@ -40,7 +41,8 @@ METRICS: dict[str, str] = {
     "log_prob_diff_max": "Greatest |trainer's - rollout's log-prob| over computed tokens.",
     "mismatch_kl": "Mean k3 KL of the rollout's policy and the trainer's over computed tokens.",
     "effective_sample_size": "(sum w)^2 / (n sum w^2) with w = e^(trainer's - rollout's log-prob), computed tokens.",
-    "tis_weight_mean": "Mean truncated importance weight over computed tokens; 1 where there is none.",
+    "tis_weight_mean": "Mean weight of the correction over computed tokens; 1 where there is none.",
+    "dropped_ratio": "Share of computed tokens that the correction dropped.",
     "groups": "Groups in the batch.",
     "completions": "Completions in the batch.",
     "completions_skipped": "Completions that needed no forward pass.",
@@ -54,11 +56,30 @@ METRICS: dict[str, str] = {
     "backward_seconds": "Time of backward passes, the exchange of gradients included; the slowest rank's.",
     "optimizer_seconds": "Time of gradient clipping and AdamW; the slowest rank's.",
     "train_step_seconds": "Time of the whole step, decoding included; the slowest rank's.",
+    "value_loss": "The critic's loss: mean over trained tokens. This and the next six: with a critic only.",
+    "value_clip_ratio": "Share of trained tokens whose critic's gradient the value clip took away.",
+    "value_mean": "Mean of the critic's values over trained tokens, before the step.",
+    "return_mean": "Mean return over trained tokens: advantage + value, before the whitening.",
+    "value_explained_variance": "1 - variance of (return - value) / variance of return, over trained tokens.",
+    "critic_grad_norm": "Norm of the critic's gradient before it was scaled down to max_grad_norm.",
+    "critic_seconds": "Time of the critic's passes with gradient and its update; the slowest rank's.",
+    "ptx_loss": "Language-model loss of ptx.data, mean over its tokens in the step; with ptx.coefficient > 0 only.",
 }
 
+CRITIC = (
+    "value_loss",
+    "value_clip_ratio",
+    "value_mean",
+    "return_mean",
+    "value_explained_variance",
+    "critic_grad_norm",
+    "critic_seconds",
+)
+"""Those that only a learner with a critic has."""
+
 SUMS = (
+    "loss",
     "policy_loss",
-    "weighted_kl",
     "kl",
     "entropy",
     "approx_kl",
@@ -68,12 +89,14 @@ SUMS = (
     "log_prob_diff_mean",
     "mismatch_kl",
     "tis_weight_mean",
+    "dropped_ratio",
     "importance",
     "importance_squared",
     "computed_tokens",
     "forward_tokens",
     "real_tokens",
     "micro_batches",
+    "ptx_loss",
 )
 """Added up over micro-batches and ranks."""
 
@@ -90,6 +113,7 @@ _TOKEN_MEANS = (
     "log_prob_diff_mean",
     "mismatch_kl",
     "tis_weight_mean",
+    "dropped_ratio",
 )
 
 
@@ -120,16 +144,17 @@ def batch_metrics(batch: ExperienceBatch, plan: StepPlan) -> dict[str, float]:
     }
 
 
-def computed_metrics(sums: Tensor, peaks: Tensor, kl_coefficient: float) -> dict[str, float]:
+def computed_metrics(sums: Tensor, peaks: Tensor, *, kl_in_loss: bool, ptx: bool) -> dict[str, float]:
     """From sums and peaks over all ranks (float64, in the order of `SUMS` and `PEAKS`) to the metrics."""
     total = dict(zip(SUMS, sums.tolist(), strict=True))
     tokens = max(total["computed_tokens"], 1.0)
-    metrics = {name: total[name] / tokens for name in _TOKEN_MEANS if name != "kl" or kl_coefficient > 0}
+    metrics = {name: total[name] / tokens for name in _TOKEN_MEANS if name != "kl" or kl_in_loss}
     importance_squared = total["importance_squared"]
     return {
-        "loss": total["policy_loss"] + kl_coefficient * total["weighted_kl"],
+        "loss": total["loss"],
         "policy_loss": total["policy_loss"],
         **metrics,
+        **({"ptx_loss": total["ptx_loss"]} if ptx else {}),
         "effective_sample_size": total["importance"] ** 2 / (tokens * importance_squared)
         if importance_squared
         else 1.0,

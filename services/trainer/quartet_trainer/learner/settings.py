@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from quartet_common.config import Section
+from quartet_trainer.learner.plugin_settings import PluginSettings
 
-AlgorithmName = Literal["grpo", "dr_grpo", "rloo", "dapo"]
+AlgorithmName = Literal[
+    "grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gspo", "cispo", "ppo"
+]
 AggregationName = Literal["token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "constant"]
 
-PLUGINS_BUILT = ("torch_ddp",)
-PLUGINS_KNOWN = ("torch_ddp", "torch_fsdp", "low_level_zero", "gemini", "hybrid_parallel")
+
+class CriticSection(Section):
+    """[trainer.critic]: the value model of `ppo`; the other algorithms have none."""
+
+    model: Path | None = Field(
+        default=None, description="Hugging Face folder it starts from. Unset: the policy's. Its value head starts at 0."
+    )
+    learning_rate: float | None = Field(
+        default=None, ge=0, description="Peak learning rate of its AdamW. Unset: trainer.learning_rate."
+    )
+    value_clip: float = Field(
+        default=0.2, ge=0, description="How far a value may move in a step before its gradient ends; 0: any way."
+    )
 
 
-class LearnerSettings(Section):
+class PtxSection(Section):
+    """[trainer.ptx]: a language-model loss on given texts beside the policy's, against forgetting."""
+
+    coefficient: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Its weight c in (1 - c) * policy's loss + c * language-model loss; 0: none.",
+    )
+    data: Path | None = Field(
+        default=None, description='JSONL with one text a line as token ids: {"input_ids": [1, 2, 3]}.'
+    )
+    sequences_per_step: int = Field(default=8, ge=1, description="Texts of a step, over all ranks.")
+
+
+class LearnerSettings(PluginSettings):
     """How the policy is trained. `docs/algorithms.md` explains each term."""
 
     algorithm: AlgorithmName = Field(default="grpo", description="Advantage estimator and loss, as one named whole.")
@@ -26,26 +56,49 @@ class LearnerSettings(Section):
     weight_decay: float = Field(default=0.0, ge=0, description="AdamW's decoupled decay; never on norms and biases.")
     max_grad_norm: float = Field(default=1.0, ge=0, description="Gradient norm above which it is scaled; 0: never.")
 
-    schedule: Literal["constant", "cosine"] = Field(default="constant", description="Learning rate after the warm-up.")
+    schedule: Literal["constant", "cosine", "linear"] = Field(
+        default="constant", description="Learning rate after the warm-up."
+    )
     warmup_steps: int = Field(default=0, ge=0, description="Optimizer steps of linear warm-up.")
     schedule_steps: int = Field(
-        default=0, ge=0, description="Optimizer steps until the cosine's minimum, warm-up included; 0: run.max_steps."
+        default=0, ge=0, description="Optimizer steps until the schedule's minimum, warm-up included; 0: run.max_steps."
     )
     min_learning_rate_ratio: float = Field(
-        default=0.1, ge=0, le=1, description="Cosine's minimum over the peak; the rate stays there for good."
+        default=0.1, ge=0, le=1, description="The schedule's minimum over the peak; the rate stays there for good."
     )
 
     clip_low: float | None = Field(
-        default=None, ge=0, le=1, description="Ratio is clipped below 1 - this. Unset: the algorithm's (0.2)."
+        default=None, ge=0, le=1, description="Ratio is clipped below 1 - this. Unset: the algorithm's (most: 0.2)."
     )
     clip_high: float | None = Field(
         default=None, ge=0, description="Ratio is clipped above 1 + this. Unset: the algorithm's (0.2; dapo 0.28)."
     )
-    kl_coefficient: float = Field(
+    dual_clip: float = Field(
         default=0.0,
         ge=0,
-        description="Weight of the k3 KL to the first weights; a reference model is kept only if > 0.",
+        description="Where A < 0, the loss is held below -this * A; above 1 (3 is usual); 0: no bound.",
     )
+    max_mean_ratio: float | None = Field(
+        default=None, ge=0, description="Mean ratio above which a batch changes no weight; 0: none. Unset: ppo 20."
+    )
+
+    kl_coefficient: float = Field(
+        default=0.0, ge=0, description="Weight of the KL to the first weights; a reference model is kept only if > 0."
+    )
+    kl_estimator: Literal["k1", "k2", "k3"] | None = Field(
+        default=None, description="Estimator of that KL. Unset: the algorithm's (most: k3)."
+    )
+    kl_in: Literal["loss", "reward"] | None = Field(
+        default=None, description="Added to the loss, or taken from the reward. Unset: the algorithm's (most: loss)."
+    )
+    entropy_coefficient: float = Field(default=0.0, ge=0, description="Weight of the entropy in the loss, as a bonus.")
+    reward_clip: float | None = Field(
+        default=None, ge=0, description="Rewards are held within +- this; 0: as they are. Unset: ppo 5."
+    )
+    gamma: float = Field(
+        default=1.0, ge=0, le=1, description="Discount of later rewards, per token (reinforce_pp, ppo)."
+    )
+    gae_lambda: float = Field(default=0.95, ge=0, le=1, description="Lambda of generalized advantage estimation (ppo).")
     aggregation: AggregationName | None = Field(
         default=None, description="How token losses make one number. Unset: the algorithm's."
     )
@@ -62,11 +115,27 @@ class LearnerSettings(Section):
         default="rollout",
         description="Denominator of the ratio: the rollout's log-probs, or the trainer's own before the step.",
     )
+    correction: Literal["none", "tis", "icepop", "sequence-mask"] = Field(
+        default="tis",
+        description="What weighs tokens by recomputed over rollout probabilities; no effect with the rollout's.",
+    )
     tis_cap: float = Field(
         default=2.0,
         ge=0,
-        description="Cap of the truncated importance weight of recomputed over rollout log-probs; 0: no such weight.",
+        description="Cap of the truncated importance weight (correction tis); 0: no such weight.",
     )
+    icepop_range: tuple[float, float] = Field(
+        default=(0.5, 5.0), description="Weights outside drop their token (correction icepop)."
+    )
+    sequence_mask_cap: float = Field(
+        default=3.0, gt=0, description="Weight above which a completion is dropped (correction sequence-mask)."
+    )
+    sequence_mask_mean: Literal["product", "geometric"] = Field(
+        default="product", description="A completion's weight: its tokens' product, or their geometric mean."
+    )
+
+    critic: CriticSection = Field(default=CriticSection(), description="The value model of ppo.")
+    ptx: PtxSection = Field(default=PtxSection(), description="Language-model loss beside the policy's.")
 
     micro_batch_tokens: int = Field(
         default=8192, ge=1, description="Most tokens, padding included, of one forward pass on one rank."
@@ -79,7 +148,6 @@ class LearnerSettings(Section):
         default="fp32",
         description="Arithmetic of the model. bf16 keeps fp32 weights and log-softmax; fp64 is for numerical checks.",
     )
-    plugin: str = Field(default="torch_ddp", description="ColossalAI plugin.")
     seed: int = Field(default=42, ge=0, description="Seed of the ranks' random generators.")
 
     @field_validator("adam_betas")
@@ -89,14 +157,34 @@ class LearnerSettings(Section):
             raise ValueError(f"each must be in [0, 1), got {list(betas)}")
         return betas
 
-    @field_validator("plugin")
+    @field_validator("dual_clip")
     @classmethod
-    def _plugin_is_built(cls, plugin: str) -> str:
-        if plugin in PLUGINS_BUILT:
-            return plugin
-        if plugin in PLUGINS_KNOWN:
-            raise ValueError(f"{plugin!r} is not built yet; built: {', '.join(PLUGINS_BUILT)}")
-        raise ValueError(f"{plugin!r} is no ColossalAI plugin; built: {', '.join(PLUGINS_BUILT)}")
+    def _dual_clip_above_one(cls, dual_clip: float) -> float:
+        if 0 < dual_clip <= 1:
+            raise ValueError(f"must be above 1, or 0 for none; got {dual_clip:g}")
+        return dual_clip
+
+    @field_validator("icepop_range")
+    @classmethod
+    def _icepop_range_holds_one(cls, bounds: tuple[float, float]) -> tuple[float, float]:
+        if not 0 <= bounds[0] <= 1 <= bounds[1]:
+            raise ValueError(f"must hold 1, from a number in [0, 1] to one >= 1; got {list(bounds)}")
+        return bounds
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> LearnerSettings:
+        if self.correction in ("icepop", "sequence-mask") and self.old_log_probs == "rollout":
+            raise ValueError(
+                f"correction: {self.correction!r} compares the trainer's log-probs with the rollout's; "
+                'it needs old_log_probs = "recompute"'
+            )
+        if self.algorithm == "ppo" and self.plugin != "torch_ddp":
+            raise ValueError(f'algorithm: the critic of ppo needs plugin = "torch_ddp", not {self.plugin!r}')
+        if self.dual_clip and self.algorithm == "cispo":
+            raise ValueError("dual_clip: cispo bounds the ratio itself and has no such bound; set clip_high")
+        if self.ptx.coefficient and self.ptx.data is None:
+            raise ValueError("ptx.data is missing: with ptx.coefficient > 0 it names a JSONL file of token ids")
+        return self
 
     @model_validator(mode="after")
     def _warmup_fits(self) -> LearnerSettings:

@@ -113,7 +113,7 @@ def gradients(learner: Any, groups: Sequence[experience_pb2.GroupTensors]) -> di
     from quartet_trainer.batches import decode_groups
 
     batch = decode_groups(groups, VOCABULARY)
-    learner._accumulator.run(batch, learner._plan(batch))
+    learner._accumulator.run(batch, learner._planner.plan(batch)[0])
     found = {name: p.grad.detach().clone() for name, p in learner._causal_lm.named_parameters()}
     learner._optimizer.zero_grad()
     return found

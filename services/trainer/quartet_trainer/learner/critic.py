@@ -1,0 +1,175 @@
+"""PPO's critic: a language model with a number for a head, its own optimizer, and its part of a step."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from quartet_common.log import get_logger
+from quartet_trainer.batches import ExperienceBatch, MicroBatch, collate
+from quartet_trainer.learner import distributed
+from quartet_trainer.learner.base import LearnerError
+from quartet_trainer.learner.model_folder import check_model_folder
+from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
+from quartet_trainer.learner.planner import CriticTargets
+from quartet_trainer.learner.plugins import Plugin
+from quartet_trainer.learner.policy import autocast_to, load_causal_lm
+from quartet_trainer.learner.settings import LearnerSettings
+from quartet_trainer.losses.value import clipped_value_loss
+
+log = get_logger(__name__)
+
+
+class ValueModel(nn.Module):
+    """A causal language model without its head, and a linear layer to one number, which starts at 0."""
+
+    def __init__(self, trunk: nn.Module, autocast: torch.dtype | None = None) -> None:
+        """Take a transformers base model, and the dtype of its matrix products where it is not the weights' own."""
+        super().__init__()
+        self.trunk = trunk
+        self.head = nn.Linear(trunk.config.hidden_size, 1, dtype=next(trunk.parameters()).dtype)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        self._autocast_dtype = autocast
+
+    def forward(self, input_ids: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """The value [t] of each state in which a token was chosen: of all tokens up to `columns` in its row.
+
+        Args:
+            input_ids: int64 [M, L], padded on the right.
+            rows, columns: int64 [t], as `Policy` takes them.
+        """
+        with autocast_to(self._autocast_dtype, input_ids.device):
+            hidden = self.trunk(input_ids=input_ids, use_cache=False).last_hidden_state[rows, columns]
+        return self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
+
+
+class Critic:
+    """The value model of one learner, spread like the policy under TorchDDPPlugin. Methods are collective."""
+
+    def __init__(self, settings: LearnerSettings, model_path: Path, plugin: Plugin, max_steps: int) -> None:
+        """Load and boost it.
+
+        Args:
+            settings: `critic` and the optimizer's keys.
+            model_path: the policy's folder, used where `critic.model` names none.
+            plugin: the policy's, already boosted.
+            max_steps: steps of the run.
+
+        Raises:
+            ModelFolderError, LearnerError: its folder cannot be used.
+        """
+        path = settings.critic.model or model_path
+        check_model_folder(path)
+        self._plugin = plugin
+        self._clip = settings.critic.value_clip
+        self._max_grad_norm = settings.max_grad_norm or math.inf
+        rate = settings.learning_rate if settings.critic.learning_rate is None else settings.critic.learning_rate
+        own = settings.model_copy(update={"learning_rate": rate})
+        self._learning_rate = LearningRate(own, max_steps)
+        causal_lm = load_causal_lm(path, plugin.dtype)
+        vocabulary = plugin.causal_lm.config.vocab_size
+        if causal_lm.config.vocab_size != vocabulary:
+            raise LearnerError(
+                f"trainer.critic.model: {path} has a vocabulary of {causal_lm.config.vocab_size}, "
+                f"the policy one of {vocabulary}; they must read the same tokens"
+            )
+        causal_lm.train()
+        if settings.gradient_checkpointing:
+            causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model = ValueModel(causal_lm.base_model, torch.bfloat16 if settings.precision == "bf16" else None)
+        self._model, self._optimizer, *_ = plugin.booster.boost(model, create_optimizer(model, own))
+
+    def values(self, micro_batch: MicroBatch) -> Tensor:
+        """The values [t] of a micro-batch's tokens, without gradient. Local."""
+        with torch.no_grad():
+            return self._model.unwrap()(micro_batch.input_ids, micro_batch.rows, micro_batch.columns)
+
+    def learn(self, batch: ExperienceBatch, targets: CriticTargets, step: int) -> dict[str, float]:
+        """One optimizer step towards the returns; metrics, the same on every rank."""
+        started = self._plugin.clock()
+        sums = self.accumulate(batch, targets)
+        grad_norm = self._optimizer.clip_grad_by_norm(self._max_grad_norm, foreach=True).item()
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._learning_rate(step)
+        if math.isfinite(grad_norm):
+            self._optimizer.step()
+        else:
+            log.warning("the critic's gradient is not finite; its weights stay", extra={"step": step})
+        self._optimizer.zero_grad()
+        seconds = torch.tensor([self._plugin.clock() - started], dtype=torch.float64, device=sums.device)
+        distributed.sum_and_max(sums, seconds)
+
+        mask = targets.plan.mask
+        returns, old = targets.returns[mask], targets.old_values[mask]
+        spread = returns.var(correction=0).item() if returns.numel() else 0.0
+        unexplained = (returns - old).var(correction=0).item() if returns.numel() else 0.0
+        return {
+            "value_loss": sums[0].item(),
+            "value_clip_ratio": sums[1].item() / max(1, returns.numel()),
+            "value_mean": old.sum().item() / max(1, old.numel()),
+            "return_mean": returns.sum().item() / max(1, returns.numel()),
+            "value_explained_variance": 1 - unexplained / spread if spread > 0 else 0.0,
+            "critic_grad_norm": grad_norm,
+            "critic_seconds": seconds.item(),
+        }
+
+    def accumulate(self, batch: ExperienceBatch, targets: CriticTargets) -> Tensor:
+        """Add the gradient of the mean loss over the global batch's trained tokens.
+
+        Returns:
+            This rank's part of the loss and its count of clipped tokens, float64 [2].
+        """
+        plan, plugin = targets.plan, self._plugin
+        scale = 1 / max(1, int(plan.mask.sum()))
+        sums = torch.zeros(2, dtype=torch.float64, device=plugin.ranks.device)
+        for index, completions in enumerate(plan.micro_batches):
+            micro_batch = collate(batch, plan, completions).to(plugin.ranks.device, plugin.dtype)
+            is_last = index == len(plan.micro_batches) - 1
+            with nullcontext() if is_last else plugin.booster.no_sync(self._model, self._optimizer):
+                values = self._model(micro_batch.input_ids, micro_batch.rows, micro_batch.columns)
+                chosen = micro_batch.tokens.cpu()
+                old, returns = targets.old_values[chosen].to(values), targets.returns[chosen].to(values)
+                losses, clipped = clipped_value_loss(values, old, returns, self._clip)
+                loss = losses.sum() * (0.0 if plan.idle else scale)
+                plugin.booster.backward(loss * plugin.data_size, self._optimizer)
+            if not plan.idle:
+                sums += torch.stack([loss.detach(), clipped.sum()]).to(sums)
+        return sums
+
+    def copies(self) -> dict[str, Tensor]:
+        """All that a checkpoint keeps, copied to the CPU: "model/NAME" and AdamW's "MOMENT/NAME". Local."""
+        tensors = {}
+        states = self._optimizer.unwrap().state
+        for name, parameter in self._model.unwrap().named_parameters():
+            for kind, value in {"model": parameter, **states.get(parameter, {})}.items():
+                tensors[f"{kind}/{name}"] = value.detach().to("cpu", copy=True).contiguous()
+        return tensors
+
+    def load(self, file: Path) -> None:
+        """Go back to what `copies` gave, read from `file`. Local.
+
+        Raises:
+            LearnerError: there is none, or it is of another model.
+        """
+        if not file.is_file():
+            raise LearnerError(f"{file.parent} has no critic; it was not written by a training with one")
+        tensors = load_file(file)
+        optimizer = self._optimizer.unwrap()
+        optimizer.state.clear()
+        for name, parameter in self._model.unwrap().named_parameters():
+            weights = tensors.pop(f"model/{name}", None)
+            if weights is None or weights.shape != parameter.shape:
+                raise LearnerError(f"{file} is of another critic: {name} is missing or of another shape")
+            with torch.no_grad():
+                parameter.copy_(weights)
+            state = {key: tensors.pop(f"{key}/{name}", None) for key in ("exp_avg", "exp_avg_sq", "step")}
+            if state["step"] is not None:
+                optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in state.items()}
+        if tensors:
+            raise LearnerError(f"{file} is of another critic: it has {min(tensors)}")

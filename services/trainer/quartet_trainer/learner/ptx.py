@@ -1,0 +1,107 @@
+"""PTX: a language-model loss on given texts beside the policy's (Ouyang et al. 2022, arXiv:2203.02155, eq. 2).
+
+Which texts a step takes follows from its number alone, so a restart takes the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from quartet_trainer.batches import MicroBatch
+from quartet_trainer.learner.base import LearnerError
+from quartet_trainer.learner.settings import LearnerSettings
+
+
+class PretrainingTexts:
+    """The texts of `ptx.data`, shuffled anew for each pass over them."""
+
+    def __init__(self, settings: LearnerSettings, vocabulary_size: int, longest: int | None) -> None:
+        """Read the file.
+
+        Args:
+            settings: `ptx`, `seed` and `micro_batch_tokens`.
+            vocabulary_size: ids must be below it.
+            longest: tokens that the model can read; None: any number.
+
+        Raises:
+            LearnerError: a line that is no text of this model; the sentence names it.
+        """
+        self._file = settings.ptx.data
+        self._texts = _read(settings.ptx.data, vocabulary_size, longest)
+        self._per_step = settings.ptx.sequences_per_step
+        self._seed = settings.seed
+        self._micro_batch_tokens = settings.micro_batch_tokens
+
+    def micro_batches(self, step: int, rank: int, size: int) -> list[MicroBatch]:
+        """This rank's texts of a step. Weights: 1 / predicted tokens of the step over all ranks; on the CPU."""
+        chosen = sorted(self._of_step(step), key=len, reverse=True)
+        predicted = sum(len(text) - 1 for text in chosen)
+        return [_collate(texts, 1 / predicted) for texts in _cut(chosen[rank::size], self._micro_batch_tokens)]
+
+    def _of_step(self, step: int) -> Iterator[np.ndarray]:
+        count = len(self._texts)
+        for number in range(step * self._per_step, (step + 1) * self._per_step):
+            order = np.random.default_rng([self._seed, number // count]).permutation(count)
+            yield self._texts[order[number % count]]
+
+
+def _read(file: Path, vocabulary_size: int, longest: int | None) -> list[np.ndarray]:
+    texts = []
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LearnerError(f"trainer.ptx.data: {file} cannot be read: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        where = f"trainer.ptx.data: {file}, line {number}"
+        try:
+            ids = json.loads(line)["input_ids"]
+            text = np.array(ids, dtype=np.int64)
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            raise LearnerError(f'{where}: expected {{"input_ids": [1, 2, 3]}}, got {line[:80]!r}') from error
+        if text.ndim != 1 or text.size < 2 or not all(type(token) is int for token in ids):
+            raise LearnerError(f"{where}: input_ids must be a list of at least two whole numbers")
+        if text.min() < 0 or text.max() >= vocabulary_size:
+            allowed = f"this model's are 0 to {vocabulary_size - 1}"
+            raise LearnerError(f"{where}: input_ids has ids from {text.min()} to {text.max()}; {allowed}")
+        if longest is not None and text.size > longest:
+            raise LearnerError(f"{where}: input_ids has {text.size} tokens; the model reads at most {longest}")
+        texts.append(text)
+    if not texts:
+        raise LearnerError(f"trainer.ptx.data: {file} has no line")
+    return texts
+
+
+def _cut(longest_first: list[np.ndarray], tokens: int) -> Iterator[list[np.ndarray]]:
+    begin = 0
+    while begin < len(longest_first):
+        count = max(1, tokens // len(longest_first[begin]))
+        yield longest_first[begin : begin + count]
+        begin += count
+
+
+def _collate(texts: list[np.ndarray], weight: float) -> MicroBatch:
+    """Every token but a text's first is predicted, at temperature 1."""
+    lengths = torch.tensor([len(text) for text in texts])
+    input_ids = torch.zeros(len(texts), int(lengths.max()), dtype=torch.int64)
+    for row, text in enumerate(texts):
+        input_ids[row, : len(text)] = torch.from_numpy(text)
+    columns = torch.arange(input_ids.shape[1] - 1)
+    rows, columns = torch.nonzero(columns < (lengths - 1)[:, None], as_tuple=True)
+    zeros = torch.zeros(rows.numel(), dtype=torch.float64)
+    return MicroBatch(
+        input_ids=input_ids,
+        rows=rows,
+        columns=columns,
+        targets=input_ids[rows, columns + 1],
+        sequences=rows,
+        tokens=torch.arange(rows.numel()),
+        temperatures=zeros + 1,
+        rollout_log_probs=zeros,
+        advantages=zeros,
+        weights=zeros + weight,
+    )

@@ -1,0 +1,65 @@
+"""From the rewards of completions to those of tokens, and from these to returns and advantages.
+
+All take flat tensors of T completion tokens: `rows` int64 [T], the completion of each, never falling; `mask` bool [T],
+the trained ones. Tokens outside the mask are passed over: the token after a trained one is the next trained one of its
+completion. Results are float64 [T], 0 outside the mask.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def token_rewards(rewards: Tensor, penalties: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
+    """-penalty at every trained token, and the completion's reward at its last one; `rewards` [N], `penalties` [T]."""
+    given = torch.where(mask, -penalties.double(), 0.0)
+    places = torch.nonzero(mask).squeeze(-1)
+    last = torch.full((rewards.numel(),), -1).scatter_reduce_(0, rows[places], places, "amax")
+    completions = torch.nonzero(last >= 0).squeeze(-1)
+    given[last[completions]] += rewards.double()[completions]
+    return given
+
+
+def returns_to_go(rewards: Tensor, mask: Tensor, rows: Tensor, gamma: float) -> Tensor:
+    """The sum of this token's reward and all later ones, each discounted by gamma per token: REINFORCE."""
+    return generalized_advantages(rewards, torch.zeros_like(rewards), mask, rows, gamma, 1.0)
+
+
+def generalized_advantages(
+    rewards: Tensor, values: Tensor, mask: Tensor, rows: Tensor, gamma: float, gae_lambda: float
+) -> Tensor:
+    """A_t = delta_t + gamma * lambda * A_{t+1}, delta_t = r_t + gamma * V_{t+1} - V_t; V and A are 0 after the end.
+
+    Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438).
+
+    Args:
+        rewards: [T], of tokens.
+        values: [T], the critic's, of the state in which the token was chosen.
+        mask, rows: as above.
+        gamma, gae_lambda: in [0, 1].
+    """
+    places = torch.nonzero(mask).squeeze(-1)
+    advantages = torch.zeros(mask.shape, dtype=torch.float64)
+    if not places.numel():
+        return advantages
+    # One line per completion, its trained tokens at the left: the recursion then runs over columns, not tokens.
+    _, line, lengths = torch.unique_consecutive(rows[places], return_inverse=True, return_counts=True)
+    column = torch.arange(places.numel()) - (lengths.cumsum(0) - lengths)[line]
+    reward, value = (torch.zeros(lengths.numel(), int(lengths.max()) + 1, dtype=torch.float64) for _ in range(2))
+    reward[line, column] = rewards[places].double()
+    value[line, column] = values[places].double()
+    delta = reward[:, :-1] + gamma * value[:, 1:] - value[:, :-1]
+    for index in range(delta.shape[1] - 2, -1, -1):
+        delta[:, index] += gamma * gae_lambda * delta[:, index + 1]
+    advantages[places] = delta[line, column]
+    return advantages
+
+
+def whitened(values: Tensor, mask: Tensor) -> Tensor:
+    """(x - mean) / sqrt(variance + 1e-8) over the trained tokens, unbiased variance; 0 where all are equal."""
+    trained = values[mask].double()
+    result = torch.zeros(mask.shape, dtype=torch.float64)
+    if trained.numel() > 1 and trained.min() < trained.max():
+        result[mask] = (trained - trained.mean()) / (trained.var() + 1e-8).sqrt()
+    return result
