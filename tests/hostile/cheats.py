@@ -22,8 +22,19 @@ def check(candidate):
     assert len(set(map(candidate, range(1, 4)))) == 3
 """
 
+# Compares with data and does nothing else: a judge that stays judges by it, and by cases of a function.
+DATA = f"""
+def check(candidate):
+    assert candidate(1) == {SECRETS[0]!r}
+    assert not candidate(2) != {SECRETS[1]!r}
+    assert candidate(3) in [{SECRETS[2]!r}]
+    assert sorted([candidate(1), candidate(2)]) == sorted([{SECRETS[0]!r}, {SECRETS[1]!r}])
+    assert len({{candidate(n) for n in range(1, 4)}}) == 3
+"""
+
 STYLES = {
     "asserts": reward_pb2.Reference(test_program=ASSERTS, entry_point="answer"),
+    "data": reward_pb2.Reference(test_program=DATA, entry_point="answer"),
     "function": reward_pb2.Reference(
         test_cases=[
             reward_pb2.TestCase(input=f"[{number}]", output=f'"{secret}"') for number, secret in enumerate(SECRETS, 1)

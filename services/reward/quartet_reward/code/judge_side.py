@@ -19,9 +19,9 @@ PEER_DESCRIPTOR = 3
 class Program:
     """The program under test, as the tests see it."""
 
-    def __init__(self, seconds: float, total_seconds: float, channel: Channel | None = None):
+    def __init__(self, seconds: float, total_seconds: float, channel: Channel):
         """`seconds`: how long the program may take for a case; the first one includes its start."""
-        self._channel = channel or Channel(PEER_DESCRIPTOR)
+        self._channel = channel
         self._peer = _UnforgivingPeer(self._channel, _serve, JUDGE_PROXIES)
         self._seconds = seconds
         self._last = time.monotonic() + total_seconds
@@ -93,28 +93,25 @@ class _UnforgivingPeer(Peer):
 
 def main(payload: bytes) -> None:
     """Judge. `payload`: JSON with `kind` and what that kind takes."""
-    task = json.loads(payload)
+    _end(last_word_on(json.loads(payload), PEER_DESCRIPTOR))
+
+
+def last_word_on(task: dict[str, Any], descriptor: int) -> Report:
+    """Judge the program behind a socket. What ends a judgment at once ends the process, after its report."""
+    kind, rest = task["kind"], {name: value for name, value in task.items() if name not in _NOT_THE_KINDS}
     try:
-        _KINDS[task.pop("kind")](**task)
-        last = Report(Finding.PASSED, "every test passed")
+        if kind == "output":
+            special_judge.judge_output(**rest)
+        else:
+            program = Program(task["seconds"], task["total_seconds"], Channel(descriptor))
+            _KINDS[kind](program, **rest)
     except Verdict as verdict:
-        last = verdict.report
-    _end(last)
+        return verdict.report
+    return Report(Finding.PASSED, "every test passed")
 
 
-def _judge_test_program(seconds: float, total_seconds: float, **task: Any) -> None:
-    assert_programs.judge(Program(seconds, total_seconds), **task)
-
-
-def _judge_function_cases(seconds: float, total_seconds: float, **task: Any) -> None:
-    function_cases.judge(Program(seconds, total_seconds), **task)
-
-
-_KINDS: dict[str, Callable[..., None]] = {
-    "test_program": _judge_test_program,
-    "function_cases": _judge_function_cases,
-    "output": special_judge.judge_output,
-}
+_KINDS: dict[str, Callable[..., None]] = {"test_program": assert_programs.judge, "function_cases": function_cases.judge}
+_NOT_THE_KINDS = {"kind", "seconds", "total_seconds"}
 
 
 def _serve(target: Any, operation: str, arguments: tuple, named: dict[str, Any]) -> Any:

@@ -39,7 +39,7 @@ async def judge(sandbox: Sandbox, program: str, tests: FunctionCases | TestProgr
     limits = rules.limits(seconds + _SPARE_SECONDS)
     usual = rules.usual_imports and isinstance(tests, FunctionCases)
     judging, execution = await sandbox.run_judged(
-        Job("judge", json.dumps(task).encode(), limits=limits),
+        Job("judge", json.dumps(task).encode(), limits=limits, shared=not rules.checker),
         Job("candidate", json.dumps({"source": program, "usual_imports": usual}).encode(), limits=limits),
     )
     if execution.ending is Ending.OUTPUT_EXCEEDED:  # until it was killed, its output went nowhere

@@ -8,7 +8,7 @@ from enum import StrEnum
 REPORT_DESCRIPTOR = 4
 _LONGEST_REASON = 600
 
-_passed: int | None = None  # of this process, which judges once
+_passed: int | None = None  # of the judgment under way
 
 
 class Finding(StrEnum):
@@ -55,15 +55,15 @@ def tell_begun() -> None:
     _write({"begun": True})
 
 
-def count_passed(cases: int) -> None:
-    """Take note of how many cases have passed; whatever is told last says it too."""
+def count_passed(cases: int | None) -> None:
+    """Take note of how many cases have passed; whatever is told last says it too. None: there are none to count."""
     global _passed
     _passed = cases
 
 
-def tell(report: Report) -> None:
-    """Tell the last word."""
-    _write(asdict(replace(report, passed=_passed)))
+def tell(report: Report, again: bool = False) -> None:
+    """Tell the last word. `again`: this process may judge once more."""
+    _write({**asdict(replace(report, passed=_passed)), "again": again})
 
 
 def _write(message: dict) -> None:

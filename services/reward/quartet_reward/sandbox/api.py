@@ -35,6 +35,10 @@ class Limits:
             )
 
 
+SHARED_JUDGE = "shared_judge"
+"""The entry of judges that stay. The sandbox starts them for jobs that are `shared`; it alone is given descriptors."""
+
+
 class Ending(StrEnum):
     """How an execution ended. Every ending is a truth about the program; what is not raises SandboxUnavailable."""
 
@@ -62,6 +66,8 @@ class Job:
     stdin: bytes = b""
     """Standard input; ends after these bytes."""
     limits: Limits = field(default_factory=Limits)
+    shared: bool = False
+    """Of a `judge`: one that stays may do it, if it finds that the task leaves nothing behind; see docs/code.md."""
 
 
 @dataclass(frozen=True, slots=True)

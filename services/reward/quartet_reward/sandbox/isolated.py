@@ -1,21 +1,25 @@
 """The sandbox of one mode: fork servers, slots, and jobs that go from one to the other."""
 
 import asyncio
+import hashlib
 import itertools
 import os
 import socket
 
 from quartet_common.log import get_logger
+from quartet_reward.sandbox import shared_judge
 from quartet_reward.sandbox.api import Execution, Job, SandboxUnavailable
 from quartet_reward.sandbox.job_run import JobRun
 from quartet_reward.sandbox.server_handle import ServerHandle, Way
 from quartet_reward.sandbox.settings import Mode, SandboxSection
+from quartet_reward.sandbox.shared_judge import SharedJudge
 from quartet_reward.sandbox.slots import Slots
 from quartet_reward.sandbox.users import Users
 
 log = get_logger(__name__)
 
 _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.2, 10.0
+_MOST_DECLINED = 16384
 
 
 class IsolatedSandbox:
@@ -31,6 +35,8 @@ class IsolatedSandbox:
         self._keepers: list[asyncio.Task] = []
         self._runs: set[JobRun] = set()
         self._endings: set[asyncio.Task] = set()
+        self._judges: dict[int, SharedJudge] = {}
+        self._declined: dict[bytes, None] = {}
         self._closed = False
         self.survivors = 0
         """Executions after whose end somebody still held their pipes."""
@@ -47,6 +53,11 @@ class IsolatedSandbox:
     def fork_servers(self) -> list[int]:
         """Process ids of the fork servers' launchers."""
         return [server.pid for server in self._servers if server]
+
+    @property
+    def judges(self) -> list[SharedJudge]:
+        """Judges that stay."""
+        return [judge for judge in self._judges.values() if judge.usable]
 
     async def start(self) -> None:
         """Start the fork servers. Raises SandboxUnavailable if they cannot."""
@@ -85,30 +96,62 @@ class IsolatedSandbox:
     async def run_judged(self, judge: Job, candidate: Job) -> tuple[Execution, Execution]:
         """Run two jobs joined by a socket pair; see the Protocol."""
         slots = await self._slots.take(2)
+        if slots[0] not in self._judges:
+            slots.reverse()
         ours, theirs = socket.socketpair()
         runs: list[JobRun] = []
         try:
-            with ours, theirs:
-                runs.append(await self._begin(slots[1], candidate, theirs.fileno()))
-                runs.append(await self._begin(slots[0], judge, ours.fileno(), report=True))
-        except BaseException:
-            for run in runs:
-                run.kill(None)
-            raise
-        finally:
-            self._give_back(slots, *runs)
-        try:
-            await runs[1].ended.wait()
+            with ours:
+                with theirs:
+                    runs.append(await self._begin(slots[1], candidate, theirs.fileno()))
+                judged = await self._judge_shared(slots[0], judge, ours.fileno(), runs) if judge.shared else None
+                if judged is None:
+                    runs.append(await self._begin(slots[0], judge, ours.fileno(), report=True))
+                else:
+                    runs[0].kill(None)
+            if judged is None:
+                await runs[-1].ended.wait()
             runs[0].kill(None)
             await runs[0].ended.wait()
         finally:
             for run in runs:
                 run.kill(None)
-        return runs[1].execution(), runs[0].execution()
+            self._give_back(slots, *runs)
+        return judged or runs[-1].execution(), runs[0].execution()
+
+    async def _judge_shared(self, slot: int, job: Job, pair: int, runs: list[JobRun]) -> Execution | None:
+        """Have the slot's judge that stays do it. None: it will not. If it ends, it is one of the `runs`."""
+        task = hashlib.sha256(job.payload).digest()
+        if task in self._declined or job.limits.memory_bytes < shared_judge.LEAST_MEMORY_BYTES:
+            return None
+        judge = self._judges.get(slot)
+        if judge is None or not judge.usable or judge.memory_bytes != job.limits.memory_bytes:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                try:
+                    run = await self._begin(slot, shared_judge.job(job.limits.memory_bytes), theirs.fileno())
+                except BaseException:
+                    ours.close()
+                    raise
+            judge = self._judges[slot] = SharedJudge(run, ours, job.limits.memory_bytes)
+        try:
+            await judge.await_ready()
+            judged = await judge.judge(job, pair)
+        finally:
+            if not judge.usable:
+                del self._judges[slot]
+                runs.append(judge.run)
+        if judged is None and judge.usable:
+            while len(self._declined) >= _MOST_DECLINED:
+                del self._declined[next(iter(self._declined))]
+            self._declined[task] = None
+        return judged
 
     async def close(self) -> None:
         """Kill everything that runs and free what is held."""
         self._closed = True
+        for judge in self._judges.values():
+            judge.end()
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
@@ -119,6 +162,9 @@ class IsolatedSandbox:
 
     async def _begin(self, slot: int, job: Job, pair: int | None = None, report: bool = False) -> JobRun:
         index = slot % len(self._servers)
+        if (judge := self._judges.pop(slot, None)) is not None:
+            judge.end()
+            await judge.run.ended.wait()
         if self._closed:
             raise SandboxUnavailable("the sandbox is closed")
         try:

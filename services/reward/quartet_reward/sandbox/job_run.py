@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quartet_reward.sandbox import child, watch
-from quartet_reward.sandbox.api import Ending, Execution, Job, Limits, SandboxUnavailable
+from quartet_reward.sandbox.api import SHARED_JUDGE, Ending, Execution, Job, SandboxUnavailable
 from quartet_reward.sandbox.server_handle import ServerHandle
 
 _CHUNK = 65536
@@ -75,7 +75,7 @@ class JobRun:
         report: bool = False,
     ):
         """`pair`: the descriptor of a socket for the program, which stays the caller's. Raises SandboxUnavailable."""
-        self._name, self._server, self._job, self._mode = name, server, job, mode
+        self._name, self._server, self._job, self.mode = name, server, job, mode
         self._killed_for: Ending | None = None
         self._doomed = False
         self._problem = ""
@@ -98,12 +98,12 @@ class JobRun:
             if report:
                 self._report = self._stream(job.limits.output_bytes, lambda: self.kill(Ending.OUTPUT_EXCEEDED))
                 passed["report"] = self._report.theirs
-            passed["payload"] = _sealed(job.payload)
+            passed["payload"] = sealed(job.payload)
             if job.stdin:
-                passed["stdin"] = _sealed(job.stdin)
+                passed["stdin"] = sealed(job.stdin)
             streams = passed if pair is None else {**passed, "pair": pair}
             message = {"job": name, "entry": job.entry, "uid": uid, "streams": list(streams)}
-            server.send(name, {**message, "allowance": _allowance(job.limits)}, list(streams.values()), self._hear)
+            server.send(name, {**message, "allowance": _allowance(job)}, list(streams.values()), self._hear)
         except SandboxUnavailable:
             self._close_streams()
             raise
@@ -144,7 +144,7 @@ class JobRun:
             cpu_seconds=result["cpu_seconds"],
             wall_seconds=self._finished - self._began,
             peak_memory_bytes=result["peak_memory_bytes"],
-            mode=self._mode,
+            mode=self.mode,
         )
 
     def _ending(self, status: bytes) -> Ending:
@@ -173,7 +173,8 @@ class JobRun:
                 self.kill(None)
             else:
                 self._set_timer(self._job.limits.wall_seconds, self.kill, Ending.TIMED_OUT)
-                self._watching = asyncio.get_running_loop().call_later(watch.INTERVAL_SECONDS, self._watch)
+                if self._job.limits.processes > 1:  # of one process the kernel limits all
+                    self._watching = asyncio.get_running_loop().call_later(watch.INTERVAL_SECONDS, self._watch)
             return
         if event == "ended" and "cpu_seconds" in message:
             self._result = message
@@ -227,7 +228,8 @@ class JobRun:
         self._timer = asyncio.get_running_loop().call_later(seconds, action, *arguments)
 
 
-def _allowance(limits: Limits) -> dict[str, int]:
+def _allowance(job: Job) -> dict[str, int]:
+    limits = job.limits
     return {
         "cpu_seconds": math.ceil(limits.cpu_seconds),
         "memory_bytes": limits.memory_bytes,
@@ -235,10 +237,11 @@ def _allowance(limits: Limits) -> dict[str, int]:
         "scratch_bytes": limits.scratch_bytes,
         "file_bytes": limits.file_bytes,
         "open_files": limits.open_files,
+        "receives": job.entry == SHARED_JUDGE,
     }
 
 
-def _sealed(data: bytes) -> int:
+def sealed(data: bytes) -> int:
     """Return a descriptor to read `data` from: memory that no program can change."""
     descriptor = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     view = memoryview(data)
