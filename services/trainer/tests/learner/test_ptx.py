@@ -1,0 +1,56 @@
+"""The language-model loss beside the policy's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from learner_helpers import Run, gradients, make_batch, settings
+from plain_loop import load
+
+from quartet_trainer.learner import LearnerError, create_learner
+
+TEXTS = [[1, 2, 3, 4, 5, 6], [9, 8], [7, 7, 7, 1]]
+
+
+def write(path: Path, lines: list) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("tokens", [8192, 1])
+def test_loss_and_gradient(model_path: Path, tmp_path: Path, tokens: int) -> None:
+    data = write(tmp_path / "texts.jsonl", [{"input_ids": text} for text in TEXTS])
+    ptx = {"coefficient": 0.25, "data": data, "sequences_per_step": 3}
+    groups = make_batch(seed=41)
+    with_texts = create_learner(settings(ptx=ptx, micro_batch_tokens=tokens), model_path, Run())
+    policy = gradients(create_learner(settings(), model_path, Run()), groups)
+    model = load(model_path, torch.float64)
+    total = torch.zeros((), dtype=torch.float64)
+    for text in TEXTS:
+        log_probs = torch.log_softmax(model(input_ids=torch.tensor([text])).logits[0], -1)
+        total = total - sum(log_probs[place, token] for place, token in enumerate(text[1:]))
+    loss = total / 9
+    loss.backward()
+    found = gradients(with_texts, groups)
+    for name, parameter in model.named_parameters():
+        expected = 0.75 * policy[name] + 0.25 * parameter.grad
+        torch.testing.assert_close(found[name], expected, rtol=1e-6, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
+    assert with_texts.train_step(groups)["ptx_loss"] == pytest.approx(loss.item(), abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"input_ids": [1, 64]}, "line 1: input_ids has ids from 1 to 64; this model's are 0 to 63"),
+        ({"input_ids": [1]}, "line 1: input_ids must be a list of at least two whole numbers"),
+        ({"text": "a"}, r"line 1: expected \{\"input_ids\""),
+        ({"input_ids": [1] * 200}, "line 1: input_ids has 200 tokens; the model reads at most 128"),
+    ],
+)
+def test_texts_that_cannot_be_read(model_path: Path, tmp_path: Path, line: dict, message: str) -> None:
+    ptx = {"coefficient": 0.25, "data": write(tmp_path / "texts.jsonl", [line])}
+    with pytest.raises(LearnerError, match=message):
+        create_learner(settings(ptx=ptx), model_path, Run())
