@@ -22,11 +22,16 @@ from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"plugin": "gemini"}, "'gemini' is not built yet; built: torch_ddp"),
-        ({"plugin": "deepspeed"}, "'deepspeed' is no ColossalAI plugin; built: torch_ddp"),
+        (
+            {"plugin": "gemini"},
+            "'gemini' is not built; for a model that one device cannot train use \"hybrid_parallel\"",
+        ),
+        ({"plugin": "deepspeed"}, "'torch_ddp', 'torch_fsdp', 'low_level_zero', 'gemini' or 'hybrid_parallel'"),
+        ({"tp_size": 2}, "tp_size: 2 needs plugin = \"hybrid_parallel\", not 'torch_ddp'"),
+        ({"zero_stage": 2, "plugin": "hybrid_parallel"}, 'zero_stage: 2 needs plugin = "low_level_zero"'),
         ({"adam_betas": (0.9, 1.0)}, r"each must be in \[0, 1\), got \[0.9, 1.0\]"),
         ({"schedule_steps": 10, "warmup_steps": 10}, r"warmup_steps \(10\) must be smaller than schedule_steps \(10\)"),
-        ({"algorithm": "ppo"}, "'grpo', 'dr_grpo', 'rloo' or 'dapo'"),
+        ({"algorithm": "dpo"}, "'grpo', 'dr_grpo', 'dapo', 'rloo'"),
         ({"learning_rat": 1.0}, "learning_rat"),
     ],
 )
