@@ -14,7 +14,7 @@ VOCAB_SIZE = 128
 EOS = 95
 
 
-def config_dict(tied: bool) -> dict:
+def config_dict(tied: bool, **changes: object) -> dict:
     """config.json in the 4.51 form: rope_theta at the top level."""
     return {
         "architectures": ["Qwen2ForCausalLM"],
@@ -41,18 +41,19 @@ def config_dict(tied: bool) -> dict:
         "use_cache": True,
         "use_sliding_window": False,
         "vocab_size": VOCAB_SIZE,
+        **changes,
     }
 
 
-def write_model(folder: Path, *, tied: bool, seed: int) -> Path:
-    """Write a random model; equal seeds give equal weights."""
+def write_model(folder: Path, *, tied: bool, seed: int, **changes: object) -> Path:
+    """Write a random model; equal seeds give equal weights. `changes`: of its config.json."""
     from transformers import AutoModelForCausalLM, Qwen2Config  # Seconds, which the sender does not need to spend.
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config_dict(tied), indent=2))
+    (folder / "config.json").write_text(json.dumps(config_dict(tied, **changes), indent=2))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": EOS, "transformers_version": "4.51.3"}))
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(Qwen2Config(**config_dict(tied)), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(Qwen2Config(**config_dict(tied, **changes)), dtype=torch.float32)
     state = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     _write_tokenizer(folder)
