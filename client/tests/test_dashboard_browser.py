@@ -33,11 +33,16 @@ def page_of(nowhere):
         assert line.startswith("dashboard at http://127.0.0.1:"), line
         return line.split()[-1]
 
+    def end() -> None:
+        while started:
+            process = started.pop()
+            process.stdin.close()  # as a parent that is gone leaves it
+            assert process.wait(timeout=30) == 0
+            process.stdout.close()
+
+    start.end = end
     yield start
-    for process in started:
-        process.stdin.close()  # as a parent that is gone leaves it
-        assert process.wait(timeout=30) == 0
-        process.stdout.close()
+    end()
 
 
 def _attacking_events():
@@ -120,6 +125,9 @@ def test_the_page_is_drawn_escaped_and_fits_a_phone_and_keys_steer_it(page_of, n
             # Were there a hole, the policy would still shut it: markup cannot be made from a string.
             hole = "try { document.body.innerHTML = '<b>x</b>'; 'open' } catch (error) { error.name }"
             assert page.evaluate(hole) == "TypeError"
+
+            page_of.end()
+            page.until("document.getElementById('word').textContent === 'This page is cut off'")
 
 
 @in_browser

@@ -10,8 +10,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +41,7 @@ def main() -> int:
     parser.add_argument("--engine", choices=("vllm", "transformers"), default="vllm")
     parser.add_argument("--steps", type=int, default=110)
     parser.add_argument("--plain", action="store_true", help="a line a step instead of the live page")
+    parser.add_argument("--no-dashboard", action="store_true", help="serve no page that shows the run in a browser")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of run.toml")
     arguments = parser.parse_args()
     os.chdir(ROOT)
@@ -53,18 +57,54 @@ def main() -> int:
     folder = Path("runs") / run_id
     console.print(f"\n[bold]2. Reinforcement learning[/]  four services on this machine, engine {arguments.engine}")
     overrides = [f"run.id={run_id}", f"rollout.engine={arguments.engine}", f"run.max_steps={arguments.steps}"]
-    status = run(HERE / "run.toml", [*overrides, *arguments.set], plain=arguments.plain or not console.is_terminal)
-    if status:
-        return status
+    shown = [] if console.is_terminal else ["--no-open"]
+    with dashboard([*overrides, *arguments.set], shown, not arguments.no_dashboard, console.print):
+        status = run(HERE / "run.toml", [*overrides, *arguments.set], plain=arguments.plain or not console.is_terminal)
+        if status:
+            return status
 
-    console.print("\n[bold]3. What came of it[/]  both models, loaded by plain transformers, on every held-out problem")
-    with ThreadPoolExecutor(2) as pool:
-        before, after = pool.map(measure, (PREPARED / "model", folder / "model"))
+        console.print(
+            "\n[bold]3. What came of it[/]  both models, loaded by plain transformers, on every held-out problem"
+        )
+        with ThreadPoolExecutor(2) as pool:
+            before, after = pool.map(measure, (PREPARED / "model", folder / "model"))
     plot_runs([folder], folder / "learning_curve.png")
     report = summarise(read_curves(folder), arguments.engine, began, before, after)
     console.print(summary(report, folder))
     (folder / "demo.json").write_text(json.dumps(report, indent=2) + "\n")
     return 0 if report["points_gained"] >= POINTS_WANTED else 1
+
+
+@contextmanager
+def dashboard(overrides: list[str], options: list[str], wanted: bool, say: Callable[[str], object]) -> Iterator[None]:
+    """Serve the run's page beside the run, in a process of its own: whatever becomes of it, the run goes on."""
+    if not wanted:
+        yield
+        return
+    command = [sys.executable, "-m", "quartet_client", "dashboard", "--config", str(HERE / "run.toml"), "--until-eof"]
+    command += options + [part for override in overrides for part in ("--set", override)]
+    # Its standard input is a pipe from here, which ends with this process however this ends; the page does then, too.
+    page = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def tell() -> None:
+        # Its address, or why there is no page; it comes in a second or two, and nobody waits for it.
+        for count, line in enumerate(page.stdout):
+            if count == 0:
+                say(f"  {line.strip()}")
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        with suppress(BrokenPipeError):
+            page.stdin.close()
+        try:
+            page.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            page.kill()
+            page.wait()
+        teller.join(timeout=1)
 
 
 def trainer_python(script: str, *arguments: object, **options) -> subprocess.CompletedProcess:
@@ -129,6 +169,7 @@ could always reckon; it learnt
     {folder}/demo.json             this summary
 
   [bold]What to try next[/]
+    .quartet/envs/client/bin/quartet dashboard --run {report["run"]}      its page again, from its files
     make demo ENGINE=transformers      the other engine
     .quartet/envs/client/bin/quartet run examples/arithmetic/run.toml --set run.id=lag4 --set run.max_staleness=4
     .quartet/envs/client/bin/quartet plot {folder} runs/lag4      both runs in one picture

@@ -115,8 +115,8 @@ class Picture:
     def fold_service(self, service: ServiceStatus) -> None:
         """Take in how a service answered."""
         self.progress.fold_service(service)
-        running = service.details.get("running")
-        if service.kind == "rollout" and isinstance(running, int):
+        running, version = service.details.get("running"), service.details.get("policy_version", -1)
+        if service.kind == "rollout" and isinstance(running, int) and int(version) >= 0:  # without weights it starts
             # Its own answer at a moment of our choosing; the gauges of its heartbeats are those of its own moments.
             self.busy.append(running > 0)
 

@@ -9,6 +9,7 @@ const PATIENCE = 6000;
 const SIGNS = {
   healthy: "✓", finished: "✓", attention: "!", waiting: "…", stalled: "■", failed: "✕", cancelled: "■", unknown: "?",
 };
+const ENDED = new Set(["finished", "failed", "cancelled"]);
 const NO_STEP = "No step has been done yet.";
 const axis = (value) => number(value, 2);
 
@@ -57,14 +58,14 @@ function drawFigures({ last, evaluations, run }) {
   const figure = (name, value, note) => h("div", {}, h("dt", {}, name), h("dd", {}, value, h("small", {}, note)));
   const tiles = evaluations.filter((each) => each.points.length).slice(0, 2).map(({ set, points }) => {
     const end = points[points.length - 1];
-    return figure(`Accuracy on ${set}`, percent(end[1]), `${percent(points[0][1])} at version ${points[0][0]}; now version ${end[0]}`);
+    return figure(`${set} accuracy`, percent(end[1]), `${percent(points[0][1])} at version ${points[0][0]}; now version ${end[0]}`);
   });
   const plain = [
     ["Reward", "reward", (value) => number(value)],
     ["Training accuracy", "accuracy", percent],
     ["Tokens per second", "tokens_per_second", (value) => number(value)],
     ["Staleness", "staleness_mean", (value) => number(value)],
-    ["Tokens a completion", "length", (value) => number(value)],
+    ["Answer tokens", "length", (value) => number(value)],
     ["Seconds a step", "step_seconds", (value) => number(value)],
     ["Trainer idle", "idle", percent],
   ];
@@ -193,6 +194,7 @@ async function ask(name) {
 let samplesSeen = -1;
 let lostAt = null;
 let lastRun = null;
+let lastVerdict = null;
 
 async function poll() {
   let state;
@@ -207,12 +209,15 @@ async function poll() {
     lostAt ??= Date.now();
     const sentence = `The quartet dashboard program has not answered for ${span((Date.now() - lostAt) / 1000)}: it was ` +
       "ended, or this machine lost its way to it. What is shown below is old. This page keeps asking.";
-    drawVerdict({ level: "unknown", word: "This page is cut off", sentence }, lastRun);
+    // What is over stays as it was: nothing can have happened since.
+    const gone = " The quartet dashboard program was ended since; this is its last picture.";
+    drawVerdict(lastVerdict && ENDED.has(lastVerdict.level) ? { ...lastVerdict, sentence: lastVerdict.sentence + gone }
+      : { level: "unknown", word: "This page is cut off", sentence }, lastRun);
     console.warn(error);
     return;
   }
   lostAt = null;
-  lastRun = state.run;
+  [lastRun, lastVerdict] = [state.run, state.verdict];
   draw(state);
   document.documentElement.dataset.drawn = "yes";
 }

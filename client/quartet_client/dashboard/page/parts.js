@@ -40,7 +40,7 @@ export function number(value, digits = 3) {
 export const percent = (value) => {
   if (value === null || value === undefined) return "–";
   const shown = 100 * value;
-  return `${shown > 0 && shown < 10 ? shown.toFixed(1) : shown.toFixed(0)} %`;
+  return `${shown > 0 && shown < 10 ? shown.toFixed(1) : shown.toFixed(0)}\u00a0%`;
 };
 
 export function span(seconds) {
