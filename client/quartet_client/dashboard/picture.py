@@ -115,8 +115,9 @@ class Picture:
     def fold_service(self, service: ServiceStatus) -> None:
         """Take in how a service answered."""
         self.progress.fold_service(service)
-        running, version = service.details.get("running"), service.details.get("policy_version", -1)
-        if service.kind == "rollout" and isinstance(running, int) and int(version) >= 0:  # without weights it starts
+        running, version = service.details.get("running"), service.details.get("policy_version")
+        known = isinstance(version, int | str) and int(version) >= 0  # without weights it starts
+        if service.kind == "rollout" and isinstance(running, int) and known:
             # Its own answer at a moment of our choosing; the gauges of its heartbeats are those of its own moments.
             self.busy.append(running > 0)
 

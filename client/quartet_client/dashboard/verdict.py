@@ -21,7 +21,7 @@ class Verdict:
 
     Attributes:
         level: "healthy", "attention" (it goes on, but something is wrong), "waiting", "stalled", "failed", "cancelled",
-            "finished" or "unknown" (the broker does not answer).
+            "finished", "unknown" (the broker does not answer) or "recorded" (there is none: only files).
         word: the level for people.
         sentence: why, and what to do about it where that is known.
     """
@@ -108,9 +108,9 @@ def _without_broker(picture: Picture, rows: Sequence[tuple[int, StepRow]], now: 
         last = span(max(0.0, now - rows[-1][1].time))
         shown = f" Shown is what {picture.folder}/metrics.jsonl has: {_count(rows)}, the last one {last} ago."
         if now - rows[-1][1].time > patience(rows):
-            sentence = f"There is no broker to ask: {picture.broker_problem}.{shown}"
-            return Verdict("unknown", "A recorded run", sentence)
-    sentence = f"No answer for {span(now - away)}: {picture.broker_problem}.{shown} This page keeps asking."
+            sentence = f"There is no broker to ask: {_stopped(picture.broker_problem)}{shown}"
+            return Verdict("recorded", "A recorded run", sentence)
+    sentence = f"No answer for {span(now - away)}: {_stopped(picture.broker_problem)}{shown} This page keeps asking."
     return Verdict("unknown", "Broker away", sentence)
 
 
@@ -196,6 +196,10 @@ def _count(rows: Sequence[tuple[int, StepRow]]) -> str:
 def _pace(rows: Sequence[tuple[int, StepRow]]) -> str:
     lasted = sorted(row.metrics["time/step"] for _, row in rows[-_LAST_STEPS:] if "time/step" in row.metrics)
     return span(lasted[len(lasted) // 2]) if lasted else "an unknown time"
+
+
+def _stopped(clause: str) -> str:
+    return clause if clause.endswith(("?", "!", ".")) else f"{clause}."
 
 
 def _listed(clauses: Sequence[str]) -> str:

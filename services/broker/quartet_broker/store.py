@@ -182,7 +182,7 @@ class Store:
             for _ in range(_ATTEMPTS):
                 places: dict[int, tuple[Redis, list[int]]] = {}
                 for n in left:
-                    server = await self.servers.of(wanted[n][1])
+                    server = await self.servers.of(cast(str, wanted[n][1]))
                     places.setdefault(id(server), (server, []))[1].append(n)
                 await asyncio.gather(
                     *(self._execute(server, wanted, which, answers, plain) for server, which in places.values())

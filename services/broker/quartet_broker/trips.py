@@ -6,7 +6,7 @@ telemetry), which cost a small call as much again as the connection.
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import hiredis
 from redis.asyncio import Redis
@@ -43,7 +43,8 @@ async def _exchange(connection: AbstractConnection, commands: Sequence[Command])
     # One limit for the whole trip, the caller's: the connection's own would start a timer for each answer.
     limit, connection.socket_timeout = connection.socket_timeout, None
     try:
-        await connection.send_packed_command(_pack(commands), check_health=False)
+        # The transport takes views as well as bytes; redis-py's annotation names bytes alone.
+        await connection.send_packed_command(cast(list[bytes], _pack(commands)), check_health=False)
         return [await _answer(connection) for _ in commands]
     finally:
         connection.socket_timeout = limit
@@ -62,7 +63,8 @@ def _pack(commands: Iterable[Command]) -> list[Bytes]:
 def _pack_values(command: Command) -> Iterator[Bytes]:
     """Yield MSET in pieces: each value is one of its own, and so not copied."""
     between = b"*%d\r\n$4\r\nMSET\r\n" % len(command)
-    for name, value in zip(command[1::2], command[2::2], strict=True):
+    names, values = cast(Sequence[str], command[1::2]), cast(Sequence[Bytes], command[2::2])
+    for name, value in zip(names, values, strict=True):
         key = name.encode()
         yield b"%b$%d\r\n%b\r\n$%d\r\n" % (between, len(key), key, len(value))
         yield value

@@ -171,7 +171,7 @@ async def test_a_run_of_a_hundred_thousand_instances_is_deleted_without_holding_
     durations = sorted(entry["duration"] for entry in await world.redis.slowlog_get(100_000))
     await world.redis.config_set("slowlog-log-slower-than", 10_000)
     assert await keys_of(world) == []
-    # On a busy machine any call may be held up, an INFO too: one that is says nothing, so the slowest three are left out.
+    # On a busy machine any call may be held up, an INFO too, which says nothing: the slowest three are left out.
     assert len(durations) > 20 and durations[-4] < 100_000, f"calls took {durations[-6:]} microseconds"
 
 

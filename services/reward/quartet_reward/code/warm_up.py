@@ -56,6 +56,7 @@ def rehearse() -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             peer = candidate_side.serve({"source": _PROGRAM, "usual_imports": False}, Channel(theirs.fileno()))
+            assert peer is not None, "the constant program compiles"
             program = judge_side.Program(_SECONDS, _SECONDS, _InTurn(ours.fileno(), peer))
             assert_programs.judge(program, _TEST, "total")
     sys.modules.pop(candidate_side.MODULE)
