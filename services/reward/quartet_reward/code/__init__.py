@@ -6,4 +6,5 @@ In the service: `extraction` finds the program in a completion, `tests` reads wh
 In the two sandboxes of judged execution, with nothing but the standard library: `candidate_side` holds the program,
 `judge_side` the tests (`assert_programs`, `function_cases`, `special_judge`). They meet in `peer`, which makes calls
 over a `channel`; what crosses it is the plain data of `plain`, and `handles` that stand for everything else.
+`shared_judge` stays from one judgment to the next, for the tests that `data_tests` finds to leave nothing behind.
 """
