@@ -33,6 +33,8 @@ def snapshot(picture: Picture, now: float) -> dict[str, Any]:
     verdict = judge(picture, now)
     began = progress.started_at.timestamp() if progress.started_at else (rows[0][1].time if rows else None)
     ended = progress.ended_at.timestamp() if progress.ended_at else None
+    if verdict.level == "recorded":
+        ended = rows[-1][1].time  # as far as is known
     return {
         "now": now,
         "verdict": {"level": verdict.level, "word": verdict.word, "sentence": verdict.sentence},

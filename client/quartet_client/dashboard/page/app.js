@@ -7,7 +7,7 @@ const POLL = 1000; // milliseconds
 const PATIENCE = 6000;
 
 const SIGNS = {
-  healthy: "✓", finished: "✓", attention: "!", waiting: "…", stalled: "■", failed: "✕", cancelled: "■", unknown: "?",
+  healthy: "✓", finished: "✓", attention: "!", waiting: "…", stalled: "■", failed: "✕", cancelled: "■", unknown: "?", recorded: "i",
 };
 const ENDED = new Set(["finished", "failed", "cancelled"]);
 const NO_STEP = "No step has been done yet.";
@@ -54,7 +54,7 @@ function drawHead(state) {
 }
 
 function drawFigures({ last, evaluations, run }) {
-  const recent = (figure, format) => (figure ? `mean of ${figure.of} steps: ${format(figure.mean)}` : "no step yet");
+  const recent = (figure, format) => (figure ? `mean of ${figure.of} steps: ${format(figure.mean)}` : run.steps_done ? "not reported" : "no step yet");
   const figure = (name, value, note) => h("div", {}, h("dt", {}, name), h("dd", {}, value, h("small", {}, note)));
   const tiles = evaluations.filter((each) => each.points.length).slice(0, 2).map(({ set, points }) => {
     const end = points[points.length - 1];
@@ -73,7 +73,9 @@ function drawFigures({ last, evaluations, run }) {
   byId("figures").replaceChildren(...tiles);
 }
 
-function drawCharts({ lines, evaluations }) {
+function drawCharts({ lines, evaluations, run }) {
+  const empty = run.steps_done ? "The steps of this run do not report it." : NO_STEP;
+  for (const chart of Object.values(charts)) chart.options.empty = empty;
   const training = { name: "training, smoothed", points: smoothed(lines.accuracy), colour: 1, dash: 0 };
   const raw = { name: "each step", points: lines.accuracy, colour: 1, dash: 0, thin: true };
   const held = evaluations.map(({ set, points }, index) => (
@@ -162,7 +164,7 @@ function drawFailures({ happenings, dead }) {
   const item = (level, at, text, source) => h("li", { "data-level": level },
     h("b", {}, LEVELS[level] ?? level), h("span", {}, text), h("span", { class: "soft" }, [clock(at), source].filter(Boolean).join(" · ")));
   const deaths = dead.prompts.map((each) => item("warning", each.at,
-    `Prompt ${each.id} was set aside after ${each.attempts} tries: ${each.reasons.join("; ") || "no reason was kept"}`, each.prompt));
+    `Prompt ${each.id} was set aside after ${each.attempts} ${each.attempts === 1 ? "attempt" : "attempts"}: ${each.reasons.join("; ") || "no reason was kept"}`, each.prompt));
   const more = dead.total > dead.prompts.length
     ? [h("p", { class: "soft" }, `${dead.total} prompts are set aside; quartet dead list shows all of them.`)] : [];
   const items = [...deaths, ...happenings.map((each) => item(each.level, each.at, each.text, each.source))];
