@@ -148,7 +148,8 @@ def _names(picture: Picture) -> str:
 
 
 def _needs(picture: Picture) -> list[str]:
-    problems = [service_problem(service) for service in picture.progress.services.values()]
+    services = picture.progress.services
+    problems = [service_problem(services[kind]) for kind in KINDS if kind in services]
     waiting = [
         f"{member.kind} {member.instance_id} waits for {member.waiting_for}"
         for member in picture.progress.members.values()

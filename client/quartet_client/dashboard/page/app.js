@@ -148,7 +148,7 @@ const MORE = [
 
 function drawFlow(queues) {
   if (!queues) {
-    byId("flow").replaceChildren(h("li", { class: "soft" }, "The broker has told nothing yet."));
+    byId("flow").replaceChildren(h("li", { class: "soft" }, "Not known: the broker has told nothing yet."));
     return byId("flow-more").replaceChildren();
   }
   byId("flow").replaceChildren(...FLOW.map(([key, name, note]) => (
@@ -160,7 +160,7 @@ function drawFlow(queues) {
 
 const LEVELS = { error: "✕ error", warning: "! warning", info: "i" };
 
-function drawFailures({ happenings, dead }) {
+function drawFailures({ happenings, dead, queues }) {
   const item = (level, at, text, source) => h("li", { "data-level": level },
     h("b", {}, LEVELS[level] ?? level), h("span", {}, text), h("span", { class: "soft" }, [clock(at), source].filter(Boolean).join(" · ")));
   const deaths = dead.prompts.map((each) => item("warning", each.at,
@@ -169,7 +169,8 @@ function drawFailures({ happenings, dead }) {
     ? [h("p", { class: "soft" }, `${dead.total} prompts are set aside; quartet dead list shows all of them.`)] : [];
   const items = [...deaths, ...happenings.map((each) => item(each.level, each.at, each.text, each.source))];
   byId("failures").replaceChildren(...more, items.length ? h("ul", {}, items)
-    : h("p", { class: "soft" }, "None: no prompt was set aside, no weight update failed, no service complained."));
+    : h("p", { class: "soft" }, queues ? "None: no prompt was set aside, no weight update failed, no service complained."
+      : "Nothing is known of any: the broker, which keeps them, has told nothing."));
 }
 
 function draw(state) {
@@ -180,7 +181,7 @@ function draw(state) {
   whenChanged("phases", state.phases, drawPhases);
   whenChanged("services", state.services, drawServices);
   whenChanged("flow", state.queues, drawFlow);
-  whenChanged("failures", [state.happenings, state.dead], () => drawFailures(state));
+  whenChanged("failures", [state.happenings, state.dead, Boolean(state.queues)], () => drawFailures(state));
   const { run, weights } = state;
   // The lanes grow with time: drawn again once a second while the run is under way, that is when something changed.
   const elapsed = run.began ? (run.ended ?? state.now) - run.began : 0;

@@ -23,7 +23,7 @@ export function drawSamples() {
   byId("follow").setAttribute("aria-pressed", String(held === null));
   byId("samples-place").textContent = list.length ? `${index + 1} of the last ${list.length}` : "";
   byId("sample").replaceChildren(...(list.length ? group(list[index]) : [h("p", { class: "soft" }, groups.length
-    ? "No sampled group has a wrong answer." : "No group was sampled yet: the first comes with the first answers.")]));
+    ? "No sampled group has a wrong answer." : "No group is known yet: the broker tells of some as their answers come.")]));
 }
 
 function text(label, content, kind = "") {
