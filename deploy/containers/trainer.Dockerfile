@@ -1,0 +1,29 @@
+# The trainer.
+#   docker build -f deploy/containers/trainer.Dockerfile -t quartet-trainer .
+# Built from the checkout's root. Behind a mirror: --build-arg PIP_INDEX_URL=…
+FROM debian:bookworm-slim AS build
+ARG PIP_INDEX_URL=https://pypi.org/simple
+ENV UV_DEFAULT_INDEX=$PIP_INDEX_URL UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy
+RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-venv ca-certificates
+RUN python3 -m venv /tools && /tools/bin/pip install --no-cache-dir uv==0.13.8
+RUN /tools/bin/uv venv --python /usr/bin/python3.11 /opt/quartet/trainer
+WORKDIR /src
+COPY services/trainer/ services/trainer/
+RUN /tools/bin/uv pip install --python /opt/quartet/trainer/bin/python --no-cache -r services/trainer/requirements.txt --overrides services/trainer/overrides.txt
+COPY protos/ protos/
+COPY services/common/ services/common/
+RUN /tools/bin/uv pip install --python /opt/quartet/trainer/bin/python --no-cache --no-deps ./protos ./services/common ./services/trainer
+
+FROM debian:bookworm-slim
+RUN apt-get update && apt-get install -y --no-install-recommends python3 tini && rm -rf /var/lib/apt/lists/*
+RUN useradd --uid 10001 --user-group --home-dir /var/lib/quartet --create-home --shell /usr/sbin/nologin quartet
+COPY --from=build /opt/quartet/trainer /opt/quartet/trainer
+ENV PATH=/opt/quartet/trainer/bin:$PATH PYTHONUNBUFFERED=1
+USER 10001:10001
+WORKDIR /var/lib/quartet
+VOLUME /var/lib/quartet
+# The run file is mounted; its [addresses] and [server] bind_host = "0.0.0.0" say where to listen (docs/containers.md).
+HEALTHCHECK --interval=10s --timeout=6s --start-period=600s --retries=3 CMD ["python", "-m", "quartet_common.probe", "trainer", "/etc/quartet/run.toml"]
+# SIGTERM drains; tini gives it on and reaps what is left.
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["tini", "--", "quartet-trainer", "/etc/quartet/run.toml", "--log-format", "json"]

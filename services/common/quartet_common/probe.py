@@ -1,0 +1,63 @@
+"""`python -m quartet_common.probe broker run.toml`: is the service healthy? For containers and scripts.
+
+It asks `grpc.health.v1` as the service's own run file says: its address, its port, mutual TLS with its certificate.
+Exit status 0: serving; 1: not serving or not there; 2: the run file cannot be used.
+"""
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from pydantic import ConfigDict
+
+from quartet_common.channel import connect
+from quartet_common.config import ConfigError, LoadedConfig, Section, load_config, split_address
+from quartet_common.errors import describe
+
+_ALL_ADDRESSES = ("0.0.0.0", "::")
+
+
+class AnySection(Section):
+    """The service's own section, which is its own business."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Ask once and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m quartet_common.probe", description="Ask a service for its health.")
+    parser.add_argument("service", choices=("broker", "reward", "rollout", "trainer"))
+    parser.add_argument("file", nargs="?", type=Path, help="the service's run file (TOML)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key")
+    parser.add_argument("--timeout", type=float, default=5.0, help="seconds to wait for the answer (default: 5)")
+    arguments = parser.parse_args(argv)
+    try:
+        config = load_config(arguments.service, AnySection, arguments.file, arguments.set)
+        state = asyncio.run(ask(arguments.service, config, arguments.timeout))
+    except ConfigError as error:
+        print(f"probe: {error}", file=sys.stderr)
+        return 2
+    except grpc.aio.AioRpcError as error:
+        print(f"probe: {describe(error)}", file=sys.stderr)
+        return 1
+    print(state)
+    return int(state != "SERVING")
+
+
+async def ask(kind: str, config: LoadedConfig[AnySection], seconds: float) -> str:
+    """Return the health that the service of this host tells. Raises AioRpcError when it does not answer."""
+    name, port = split_address(getattr(config.addresses, kind))
+    host = config.server.bind_host or name
+    if host in _ALL_ADDRESSES:
+        host = "localhost"  # which every certificate of `quartet certs` names
+    async with connect(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", config.security) as channel:
+        request = health_pb2.HealthCheckRequest(service=f"quartet.v1.{kind.capitalize()}Service")
+        answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=seconds)
+    return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
