@@ -4,6 +4,8 @@
 FROM debian:bookworm-slim AS build
 ARG PIP_INDEX_URL=https://pypi.org/simple
 ENV UV_DEFAULT_INDEX=$PIP_INDEX_URL UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy
+# Debian keeps one version of a package: pins would break with each update.
+# hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-venv ca-certificates
 RUN python3 -m venv /tools && /tools/bin/pip install --no-cache-dir uv==0.13.8
 RUN /tools/bin/uv venv --python /usr/bin/python3.11 /opt/quartet/broker
@@ -15,6 +17,8 @@ COPY services/common/ services/common/
 RUN /tools/bin/uv pip install --python /opt/quartet/broker/bin/python --no-cache --no-deps ./protos ./services/common ./services/broker
 
 FROM debian:bookworm-slim
+# Debian keeps one version of a package: pins would break with each update.
+# hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends python3 tini && rm -rf /var/lib/apt/lists/*
 RUN useradd --uid 10001 --user-group --home-dir /var/lib/quartet --create-home --shell /usr/sbin/nologin quartet
 COPY --from=build /opt/quartet/broker /opt/quartet/broker

@@ -1,0 +1,109 @@
+"""Dockerfiles, compose file and Kubernetes manifests: what linters and schemas say of them, and that they agree.
+
+No container engine is needed: hadolint reads the Dockerfiles, kubernetes-validate has the schemas of Kubernetes.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from quartet_common.config import AddressesSection, load_config
+from quartet_common.probe import AnySection
+
+ROOT = Path(__file__).resolve().parents[2]
+CONTAINERS = ROOT / "deploy" / "containers"
+KUBERNETES = ROOT / "deploy" / "kubernetes"
+SERVICES = ("broker", "reward", "rollout", "trainer")
+PORTS = {kind: int(getattr(AddressesSection(), kind).rpartition(":")[2]) for kind in SERVICES}
+
+
+def tool(name: str) -> str:
+    return str(Path(sys.executable).parent / name)
+
+
+def dockerfile(service: str) -> str:
+    return (CONTAINERS / f"{service}.Dockerfile").read_text()
+
+
+def manifest(service: str) -> dict[str, dict]:
+    return {each["kind"]: each for each in yaml.safe_load_all((KUBERNETES / f"{service}.yaml").read_text())}
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_hadolint_finds_nothing(service):
+    command = [tool("hadolint"), "--format", "json", str(CONTAINERS / f"{service}.Dockerfile")]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert json.loads(answer.stdout) == []
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_image_is_no_root_has_a_health_check_and_takes_signals(service):
+    text = dockerfile(service)
+    last_stage = text[text.rindex("\nFROM ") :]
+    assert re.search(r"^USER 10001:10001$", last_stage, re.MULTILINE)
+    entry = json.loads(re.search(r"^ENTRYPOINT (\[.*\])$", last_stage, re.MULTILINE)[1])
+    assert entry[:3] == ["tini", "--", f"quartet-{service}"], "no shell between the engine's signals and the service"
+    check = json.loads(re.search(r"^HEALTHCHECK .* CMD (\[.*\])$", last_stage, re.MULTILINE)[1])
+    assert check[:4] == ["python", "-m", "quartet_common.probe", service]
+    copied = re.findall(r"^COPY (?!--from)(\S+)", text, re.MULTILINE)
+    assert copied and all((ROOT / path).exists() for path in copied)
+    for file in re.findall(r"services/\S+\.txt", text):
+        assert (ROOT / file).is_file(), file
+
+
+def test_the_containers_run_file_is_one():
+    for service in SERVICES:
+        config = load_config(service, AnySection, CONTAINERS / "run.toml")
+        # The names that compose gives its containers.
+        assert getattr(config.addresses, service) == f"{service}:{PORTS[service]}"
+        assert config.security.tls and config.server.bind_host == "0.0.0.0"
+
+
+def test_compose_has_every_service_as_its_image_wants_it():
+    services = yaml.safe_load((CONTAINERS / "compose.yaml").read_text())["services"]
+    for service in SERVICES:
+        composed = services[service]
+        assert (ROOT / composed["build"]["dockerfile"]).is_file()
+        assert composed["read_only"] and composed["cap_drop"] == ["ALL"]
+        own = {f"/etc/quartet/pki/{service}.pem", f"/etc/quartet/pki/{service}-key.pem"}
+        for command in (composed["command"], composed["healthcheck"]["test"]):
+            assert {word.partition("=")[2] for word in command if word.startswith("security.")} == own
+        assert composed["healthcheck"]["test"][1:5] == ["python", "-m", "quartet_common.probe", service]
+    assert services["trainer"]["restart"] == "on-failure", "a finished run is not started again"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_manifests_fit_the_schemas(service):
+    command = [tool("kubernetes-validate"), "--strict", "--quiet", str(KUBERNETES / f"{service}.yaml")]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_pods_are_probed_bounded_and_unprivileged(service):
+    found = manifest(service)
+    workload = found.get("Deployment") or found["StatefulSet"]
+    pod = workload["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"] and pod["automountServiceAccountToken"] is False
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    for probe in ("startupProbe", "readinessProbe"):
+        assert container[probe]["exec"]["command"][:4] == ["python", "-m", "quartet_common.probe", service]
+        assert container[probe]["timeoutSeconds"] > 5, "longer than the probe's own limit"
+    assert {port["name"]: port["containerPort"] for port in container["ports"]} == {
+        "grpc": PORTS[service],
+        "metrics": PORTS[service] + 100,
+    }
+    assert "memory" in container["resources"]["limits"]
+    labels = workload["spec"]["template"]["metadata"]["labels"]
+    for kind in ("Service", "PodDisruptionBudget"):
+        selector = found[kind]["spec"]["selector"]
+        assert selector.get("matchLabels", selector) == labels
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
