@@ -49,7 +49,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
             plugin=self._settings.plugin,
             world_size=self._world_size,
             phase_seconds=status.phase_seconds(),
-            waiting_for=[status.waiting_for] if status.waiting_for else [],
+            waiting_for=status.waits,
             group_epoch=status.group_epoch,
             session_epoch=status.session_epoch,
         )

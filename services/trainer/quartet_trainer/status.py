@@ -87,21 +87,26 @@ class Status:
         return seconds
 
     @property
+    def waits(self) -> list[str]:
+        """All that is waited for, in words: the loop, the next batch and the weights wait by themselves."""
+        return list(dict.fromkeys(self._waits.values()))
+
+    @property
     def waiting_for(self) -> str:
-        """What is waited for, in words; empty: nothing. Of several threads that wait, the one that began first."""
-        return next(iter(self._waits.values()), "")
+        """What is waited for, in one line; empty: nothing."""
+        return ", ".join(self.waits)
 
     def wait_for(self, what: str) -> None:
         """Say in words what the calling thread waits for; empty: for nothing."""
         with self._lock:
-            before, who = self.waiting_for, threading.get_ident()
+            before, who = set(self._waits.values()), threading.get_ident()
             if what:
                 self._waits[who] = what
             else:
                 self._waits.pop(who, None)
-            now = self.waiting_for
+            now = set(self._waits.values())
         if before != now and self.on_waiting:
-            self.on_waiting(before, now)
+            self.on_waiting(next(iter(before - now), ""), next(iter(now - before), ""))
 
     def record(self, report: trainer_pb2.WatchMetricsResponse) -> None:
         """Take in a step's metrics and wake those who watch."""

@@ -3,10 +3,12 @@
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from quartet.v1 import rollout_pb2, tensor_pb2
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "common" / "tests"))
@@ -51,10 +53,13 @@ class Receiver(threading.Thread):
 
     def __init__(self, store: WeightStore, sizes: list[int]):
         super().__init__(daemon=True)
-        self._store, self.buckets = store, [torch.empty(size, dtype=torch.uint8) for size in sizes]
+        # A connection of its own, as in another process: who waits for a key holds his connection.
+        mine = dist.TCPStore(store.host, store.port, is_master=False, timeout=timedelta(seconds=20))
+        self._epoch = dist.PrefixStore(f"quartet/7/{b'secret'.hex()}", mine)
+        self.buckets = [torch.empty(size, dtype=torch.uint8) for size in sizes]
 
     def run(self) -> None:
-        identity = self._store.epoch(7, b"secret").get(UNIQUE_ID_KEY)
+        identity = self._epoch.get(UNIQUE_ID_KEY)
         communicator = nccl.Communicator(identity, 1, 2)
         one = torch.zeros(1)
         communicator.sum_one(one.data_ptr(), 0)
