@@ -1,6 +1,9 @@
-"""`make test`: every suite in its own environment, one after the other, with a summary at the end.
+"""`make test`: every suite in its own environment, with a summary at the end.
 
-    .quartet/envs/dev/bin/python tests/run.py [--list] [SUITE ...]
+    .quartet/envs/dev/bin/python tests/run.py [--list] [--at-a-time N] [SUITE ...]
+
+Two run side by side, longest first: most of a suite's time is one process that starts or waits. Those that watch clocks
+and memory closely, or keep all cores busy themselves, run by themselves at the end.
 
 A failing suite does not keep the others from running. Each has a time limit, after which it and whatever it started is
 killed, and it counts as failed. What was counted is printed as a table, written to `.quartet/results/test.json`, and
@@ -14,6 +17,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -34,6 +38,7 @@ class Suite:
     limit: float  # seconds
     folder: str = ""
     commands: tuple[tuple[str, ...], ...] = ()
+    alone: bool = False
 
     @property
     def exists(self) -> bool:
@@ -82,14 +87,14 @@ SUITES = (
     Suite("rollout", "rollout", 900, "services/rollout/tests"),
     Suite("trainer", "trainer", 900, "services/trainer/tests"),
     Suite("client", "client", 300, "client/tests"),
-    Suite("launcher", "dev", 900, "deploy/local/tests"),
+    Suite("launcher", "dev", 900, "deploy/local/tests", alone=True),
     Suite("deploy", "dev", 500, "tests/deploy"),
-    Suite("contract", "dev", 500, "tests/contract"),
-    Suite("integration", "dev", 700, "tests/integration"),
-    Suite("hostile", "reward", 400, "tests/hostile"),
-    Suite("chaos", "dev", 400, "tests/chaos"),
-    Suite("resume", "dev", 400, "tests/resume"),
-    Suite("learning", "dev", 600, "tests/learning"),
+    Suite("contract", "dev", 500, "tests/contract", alone=True),
+    Suite("integration", "dev", 700, "tests/integration", alone=True),
+    Suite("hostile", "reward", 400, "tests/hostile", alone=True),
+    Suite("chaos", "dev", 400, "tests/chaos", alone=True),
+    Suite("resume", "dev", 400, "tests/resume", alone=True),
+    Suite("learning", "dev", 600, "tests/learning", alone=True),
 )
 
 
@@ -98,6 +103,10 @@ def main() -> int:
     known = [suite.name for suite in SUITES]
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(known)}; default: all")
     parser.add_argument("--list", action="store_true", help="list the suites and stop")
+    side_by_side = min(2, os.cpu_count() or 1)
+    parser.add_argument(
+        "--at-a-time", type=int, default=side_by_side, help="suites side by side (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     if arguments.list:
         print(
@@ -109,14 +118,23 @@ def main() -> int:
             parser.error(f"no suite is called '{name}'; there are {', '.join(known)}")
     chosen = [suite for suite in SUITES if suite.exists and (not arguments.suites or suite.name in arguments.suites)]
     RESULTS.mkdir(parents=True, exist_ok=True)
-    results = []
-    for suite in chosen:
-        result = run_suite(suite)
-        print(line_of(result), flush=True)
-        if result.failed:
-            print_tail(suite.name)
-        results.append(result)
-    return summarise(results)
+    began = time.monotonic()
+    together = sorted((suite for suite in chosen if not suite.alone), key=lambda suite: -suite.limit)
+    results = run_suites(together, arguments.at_a_time)
+    results |= run_suites([suite for suite in chosen if suite.alone], 1)
+    return summarise([results[suite.name] for suite in chosen], time.monotonic() - began)
+
+
+def run_suites(suites: list[Suite], at_a_time: int) -> dict[str, Result]:
+    """Run suites in this order, so many at a time, and say what came of each when it ends."""
+    results = {}
+    with ThreadPoolExecutor(at_a_time) as pool:
+        for done in as_completed([pool.submit(run_suite, suite) for suite in suites]):
+            result = results[done.result().suite] = done.result()
+            print(line_of(result), flush=True)
+            if result.failed:
+                print_tail(result.suite)
+    return results
 
 
 def run_suite(suite: Suite) -> Result:
@@ -204,7 +222,7 @@ def print_tail(name: str) -> None:
     print("\n".join(f"    {line}" for line in lines[-TAIL_LINES:]), flush=True)
 
 
-def summarise(results: list[Result]) -> int:
+def summarise(results: list[Result], seconds: float) -> int:
     """Print the table and the last line, write the JSON, return the exit status."""
     passed, failed, skipped = (
         sum(getattr(result, key) for result in results) for key in ("passed", "failed", "skipped")
@@ -212,7 +230,6 @@ def summarise(results: list[Result]) -> int:
     print(f"\n{'':7} {'suite':12} {'passed':>5} {'failed':>6} {'skipped':>8} {'seconds':>8}")
     for result in results:
         print(line_of(result))
-    seconds = sum(result.seconds for result in results)
     summary = {
         "passed": passed,
         "failed": failed,
