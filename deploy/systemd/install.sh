@@ -45,7 +45,8 @@ find_python() {
 
 check_python() {
     suits "$1" || fail "${1:-python3} is not Python 3.11 or 3.12, for which the packages are pinned; name one with --python"
-    setpriv --reuid="$2" --regid="$2" --clear-groups "$1" -c '' 2>/dev/null ||
+    # Not setpriv, which starts the program while it still has root's right to look anywhere.
+    runuser -u "$2" -- "$1" -c '' 2>/dev/null ||
         fail "the user $2 may not run $1, which lies in another user's folder; name one with --python"
 }
 

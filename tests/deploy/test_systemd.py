@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,7 @@ def test_the_installer_refuses_what_it_cannot_do(arguments, says):
 @not_installed
 def test_a_python_that_the_service_may_not_run_is_refused(tmp_path):
     hidden = tmp_path / "python"
-    hidden.symlink_to(shutil.which("python3"))
+    hidden.symlink_to(sys.executable)
     tmp_path.chmod(0o700)
     try:
         for python, says in ((hidden, "may not run"), ("/bin/false", "/bin/false is not Python 3.11 or 3.12")):
