@@ -96,8 +96,8 @@ class RewardServiceServicer:
     def Execute(self, request, context):
         """Execute runs a program in the sandbox and answers how it ended and what it printed.
 
-        Called by: rollouts (the tool of an environment), clients. The program leaves nothing behind, so it is safe to retry;
-        a program that reads clocks or draws numbers may print something else then. Cancelling the call kills the program.
+        Called by: rollouts (the tool of an environment), clients. Idempotent but for programs that read clocks or draw numbers,
+        which may print something else again; safe to retry, as a program leaves nothing behind. Cancelling kills it.
         Only services with the capability "execute.python" (HandshakeResponse.capabilities).
         Errors: INVALID_ARGUMENT names the field (another language, no source, a limit out of range); RESOURCE_EXHAUSTED when
         the queue is full (retry after the google.rpc.RetryInfo delay); UNAVAILABLE when the sandbox cannot be had or the
