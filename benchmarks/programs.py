@@ -2,10 +2,10 @@
 
     .quartet/envs/reward/bin/python benchmarks/programs.py [FILE]     (or DATA=folder in the environment)
 
-Ours: a reward service with four slots, asked over gRPC for all problems in one call. A judged execution takes two, one
-for the program and one for its tests, so two problems are under way at a time; each is fully isolated.
+Ours: a reward service with eight slots, asked over gRPC for all problems in one call. A judged execution takes two, one
+for the program and one for its tests, so four problems are under way at a time; each is fully isolated.
 
-Peers, two processes at a time, none isolated, the exit status for a verdict. Each is a Python process for each program
+Peers, four processes at a time, none isolated, the exit status for a verdict. Each is a Python process for each program
 with its tests, in three forms; which of them is "a harness" changes the ratio more than anything else here:
 
 - a harness as trainers have them: `python` behind the sixteen imports that ColossalChat's puts before every program;
@@ -35,7 +35,7 @@ from quartet.v1 import reward_pb2, reward_pb2_grpc
 from quartet_common.channel import connect_sync
 
 PROBLEMS = 160
-PROCESSES = 2
+PROCESSES = 4
 ROUNDS = 3
 _MODULES = (
     *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
