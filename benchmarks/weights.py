@@ -31,7 +31,7 @@ from quartet_common.weights import plan_buckets
 TENSORS = 300
 SIZES_MB = (50, 500)
 ROUNDS = 7
-BUCKET_BYTES = 4 << 20  # the default of trainer.weights.bucket_bytes
+BUCKET_BYTES = 16 << 20  # the default of trainer.weights.bucket_bytes
 TIMEOUT_SECONDS = 60.0
 SECRET = b"benchmark"
 
