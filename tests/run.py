@@ -2,8 +2,8 @@
 
     .quartet/envs/dev/bin/python tests/run.py [--list] [--at-a-time N] [SUITE ...]
 
-Two run side by side, longest first: most of a suite's time is one process that starts or waits. Those that watch clocks
-and memory closely, or keep all cores busy themselves, run by themselves at the end.
+One after the other, or with `--at-a-time 2` side by side, longest first, as most of a suite's time is one process that
+starts or waits; those that watch clocks and memory closely, or keep all cores busy themselves, then come last, alone.
 
 A failing suite does not keep the others from running. Each has a time limit, after which it and whatever it started is
 killed, and it counts as failed. What was counted is printed as a table, written to `.quartet/results/test.json`, and
@@ -103,10 +103,7 @@ def main() -> int:
     known = [suite.name for suite in SUITES]
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(known)}; default: all")
     parser.add_argument("--list", action="store_true", help="list the suites and stop")
-    side_by_side = min(2, os.cpu_count() or 1)
-    parser.add_argument(
-        "--at-a-time", type=int, default=side_by_side, help="suites side by side (default: %(default)s)"
-    )
+    parser.add_argument("--at-a-time", type=int, default=1, help="suites side by side (default: %(default)s)")
     arguments = parser.parse_args()
     if arguments.list:
         print(
@@ -119,7 +116,9 @@ def main() -> int:
     chosen = [suite for suite in SUITES if suite.exists and (not arguments.suites or suite.name in arguments.suites)]
     RESULTS.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    together = sorted((suite for suite in chosen if not suite.alone), key=lambda suite: -suite.limit)
+    together = [suite for suite in chosen if not suite.alone]
+    if arguments.at_a_time > 1:
+        together.sort(key=lambda suite: -suite.limit)
     results = run_suites(together, arguments.at_a_time)
     results |= run_suites([suite for suite in chosen if suite.alone], 1)
     return summarise([results[suite.name] for suite in chosen], time.monotonic() - began)
