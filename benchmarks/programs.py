@@ -141,7 +141,7 @@ def main() -> None:
         for name, verdicts in (("the service", ours()), *((name, peer()) for _, peer, name in peers)):
             if not all(verdicts):
                 raise RuntimeError(f"{name} rejects {verdicts.count(False)} of {len(problems)}: nothing to compare")
-        name = f"code: {len(problems)} programs with assert-style tests"
+        name = f"programs: {len(problems)} programs with assert-style tests"
         figures = []
         for suffix, peer, peer_name in peers:
             pair = in_turn(partial(seconds_of, ours), partial(seconds_of, peer), ROUNDS, warm_up=0)
