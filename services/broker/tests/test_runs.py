@@ -168,11 +168,10 @@ async def test_a_run_of_a_hundred_thousand_instances_is_deleted_without_holding_
     await world.redis.config_set("slowlog-max-len", 100_000)
     await world.redis.slowlog_reset()
     assert (await world.stub.DeleteRun(pb.DeleteRunRequest(run_id=world.run_id))).deleted
-    durations = sorted(entry["duration"] for entry in await world.redis.slowlog_get(100_000))
+    slowest = max(entry["duration"] for entry in await world.redis.slowlog_get(100_000))
     await world.redis.config_set("slowlog-log-slower-than", 10_000)
     assert await keys_of(world) == []
-    # On a busy machine any call may be held up, an INFO too, which says nothing: the slowest three are left out.
-    assert len(durations) > 20 and durations[-4] < 100_000, f"calls took {durations[-6:]} microseconds"
+    assert slowest < 100_000, f"one call took {slowest} microseconds"  # on a busy machine an INFO may take 20,000
 
 
 async def test_a_run_that_is_not_listed_any_more_is_listed_again(world):
@@ -202,19 +201,6 @@ async def test_a_run_that_is_not_listed_any_more_is_listed_again(world):
         ({"prompt_lease_ttl": to_duration(-1)}, "spec.prompt_lease_ttl"),
         ({"sampling": experience_pb2.SamplingParams(temperature=-1)}, "spec.sampling.temperature"),
         ({"sampling": experience_pb2.SamplingParams(top_p=0)}, "spec.sampling.top_p"),
-        ({"environment": experience_pb2.EnvironmentSpec(max_turns=2000)}, "spec.environment.max_turns"),
-        ({"environment": experience_pb2.EnvironmentSpec(max_answer_tokens=3)}, "spec.environment.max_answer_tokens"),
-        ({"environment": experience_pb2.EnvironmentSpec(scored_text=9)}, "spec.environment.scored_text"),
-        ({"temperature_schedule": experience_pb2.TemperatureSchedule()}, "spec.temperature_schedule.points"),
-        ({"temperature_schedule": {"curve": 9}}, "spec.temperature_schedule.curve"),
-        (
-            {"temperature_schedule": {"points": [{"policy_version": 3, "temperature": 1}] * 2}},
-            "spec.temperature_schedule.points[1].policy_version",
-        ),
-        (
-            {"temperature_schedule": {"points": [{"policy_version": 3}]}},
-            "spec.temperature_schedule.points[0].temperature",
-        ),
     ],
 )
 async def test_bad_specs_are_refused_by_field(world, spec, field):
