@@ -201,6 +201,19 @@ async def test_a_run_that_is_not_listed_any_more_is_listed_again(world):
         ({"prompt_lease_ttl": to_duration(-1)}, "spec.prompt_lease_ttl"),
         ({"sampling": experience_pb2.SamplingParams(temperature=-1)}, "spec.sampling.temperature"),
         ({"sampling": experience_pb2.SamplingParams(top_p=0)}, "spec.sampling.top_p"),
+        ({"environment": experience_pb2.EnvironmentSpec(max_turns=2000)}, "spec.environment.max_turns"),
+        ({"environment": experience_pb2.EnvironmentSpec(max_answer_tokens=3)}, "spec.environment.max_answer_tokens"),
+        ({"environment": experience_pb2.EnvironmentSpec(scored_text=9)}, "spec.environment.scored_text"),
+        ({"temperature_schedule": experience_pb2.TemperatureSchedule()}, "spec.temperature_schedule.points"),
+        ({"temperature_schedule": {"curve": 9}}, "spec.temperature_schedule.curve"),
+        (
+            {"temperature_schedule": {"points": [{"policy_version": 3, "temperature": 1}] * 2}},
+            "spec.temperature_schedule.points[1].policy_version",
+        ),
+        (
+            {"temperature_schedule": {"points": [{"policy_version": 3}]}},
+            "spec.temperature_schedule.points[0].temperature",
+        ),
     ],
 )
 async def test_bad_specs_are_refused_by_field(world, spec, field):

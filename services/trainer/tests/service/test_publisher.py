@@ -121,7 +121,9 @@ def test_a_rollout_killed_in_mid_broadcast_costs_one_group(
     assert time.monotonic() - began < 30
     assert doomed.process.wait(timeout=10) == -signal.SIGKILL
     assert_installed(well, 2)
-    assert publisher.epoch != before, "the group with the dead one is no more"
+    # By file the other may have it before the dead one is missed: the group ends then, and no new one is needed.
+    ended = publisher._settings.transport == "file" and publisher.epoch == -1
+    assert publisher.epoch > before or ended, "the group with the dead one is no more"
     assert publish(publisher, 2) is None, "the dead one rests, and nobody else is behind"
 
 
