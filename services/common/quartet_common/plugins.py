@@ -1,0 +1,51 @@
+"""Plug-ins: a service's own and those that other packages bring by entry points."""
+
+from collections.abc import Iterable, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from quartet_common.config import ConfigError
+
+
+def load_plugins(
+    kind: str,
+    group: str,
+    built_in: Iterable[Any],
+    parts: Sequence[str],
+    parameters: type,
+    points: Iterable[EntryPoint] | None = None,
+) -> dict[str, Any]:
+    """Return plug-ins by name, in alphabetical order.
+
+    Args:
+        kind: what they are, for errors, e.g. "verifier".
+        group: the group of entry points.
+        built_in: the service's own, made already; each has a `name`.
+        parts: attributes that each must have, `name` and `parameters` among them.
+        parameters: the class that the attribute `parameters` of each must be a subclass of.
+        points: the entry points to load; by default those of the installed packages.
+
+    Raises:
+        ConfigError: an entry point cannot be loaded, is no such plug-in, or takes a name that is taken.
+    """
+    found = {one.name: one for one in built_in}
+    for point in entry_points(group=group) if points is None else points:
+        plugin = _load(kind, point, parts, parameters)
+        if plugin.name in found:
+            raise ConfigError(f"entry point {point.value}: its {kind}'s name '{plugin.name}' is taken; choose another")
+        found[plugin.name] = plugin
+    return dict(sorted(found.items()))
+
+
+def _load(kind: str, point: EntryPoint, parts: Sequence[str], parameters: type) -> Any:
+    try:
+        plugin = point.load()()
+    except Exception as error:  # any module may be named here
+        raise ConfigError(f"entry point {point.value}: cannot be loaded: {type(error).__name__}: {error}") from error
+    lacking = [part for part in parts if not hasattr(plugin, part)]
+    if lacking:
+        raise ConfigError(f"entry point {point.value}: no {kind}: it lacks {', '.join(lacking)}")
+    if not (isinstance(plugin.parameters, type) and issubclass(plugin.parameters, parameters)):
+        where = f"{parameters.__module__}.{parameters.__qualname__}"
+        raise ConfigError(f"entry point {point.value}: 'parameters' must be a subclass of {where}")
+    return plugin
