@@ -18,31 +18,19 @@ from __future__ import annotations  # this file must still parse under an older 
 
 import argparse
 import concurrent.futures
-import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-STATE = ROOT / ".quartet"
-UV_VERSION = "0.13.8"
+from installer import ROOT, STATE, UV_VERSION, EnvironmentFailure, Progress, ensure_uv, lock, run_uv
+
 FORMAT = 1  # raise it when the way environments are made changes, so that existing ones are made again
-INSTALL_TIMEOUT = 3600.0  # seconds; a CUDA build of torch over a slow line takes long
 REQUIREMENTS_TEST = "deploy/local/requirements-test.txt"
-
-
-class EnvironmentFailure(Exception):
-    """An environment could not be made; the text is one sentence for the person who asked for it."""
 
 
 @dataclass(frozen=True)
@@ -104,38 +92,6 @@ ENVIRONMENTS: dict[str, Environment] = {
         Environment("bench-ray", "Ray and torch", "benchmarks/requirements-ray.txt", (), heavy=True, on_demand=True),
     )
 }
-
-
-@dataclass
-class Progress:
-    """Calm lines on standard output, one when an environment starts, one when it is there; and how to stop it all."""
-
-    quiet: bool = False
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    stopped: bool = False
-    running: set[subprocess.Popen] = field(default_factory=set)
-
-    def say(self, text: str) -> None:
-        if not self.quiet:
-            with self.lock:
-                print(text, flush=True)
-
-    def start(self, process: subprocess.Popen) -> None:
-        with self.lock:
-            self.running.add(process)
-            if self.stopped:
-                end_group(process, signal.SIGTERM)
-
-    def finish(self, process: subprocess.Popen) -> None:
-        with self.lock:
-            self.running.discard(process)
-
-    def stop(self) -> None:
-        """End the installers that are at work; those that would follow end at once."""
-        with self.lock:
-            self.stopped = True
-            for process in self.running:
-                end_group(process, signal.SIGTERM)
 
 
 def make(names: list[str], with_tests: bool = False, quiet: bool = False) -> None:
@@ -271,108 +227,6 @@ def test_requirements(environment: Environment) -> list[str]:
 
 def has_overrides(environment: Environment) -> bool:
     return bool(environment.overrides) and (ROOT / environment.overrides).exists()
-
-
-# --- Tools ------------------------------------------------------------------------------------------------------------
-
-
-def ensure_uv(progress: Progress) -> Path:
-    """The pinned uv in `.quartet/tools`, installed by pip on the first call."""
-    tools = STATE / "tools"
-    uv = tools / "bin" / "uv"
-    with lock(STATE / "tools.lock"):
-        if uv.exists() and (tools / "version").exists() and (tools / "version").read_text() == UV_VERSION:
-            return uv
-        progress.say("tools: installing uv …")
-        shutil.rmtree(tools, ignore_errors=True)
-        run_command("tools: creating their environment", [sys.executable, "-m", "venv", str(tools)], progress)
-        pip = [str(tools / "bin" / "python"), "-m", "pip", "install", "--quiet", f"uv=={UV_VERSION}"]
-        run_command("tools: installing uv", pip, progress)
-        (tools / "version").write_text(UV_VERSION)
-    return uv
-
-
-def run_uv(uv: Path, what: str, arguments: tuple[str, ...], progress: Progress) -> None:
-    run_command(what, [str(uv), *arguments], progress)
-
-
-def run_command(what: str, command: list[str], progress: Progress) -> None:
-    """Runs one installer command with its output kept; the end of it becomes part of the failure."""
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=installer_environment(), stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-        start_new_session=True,
-    )  # fmt: skip
-    progress.start(process)
-    deadline = time.monotonic() + INSTALL_TIMEOUT
-    started = time.monotonic()
-    output = ""
-    try:
-        while True:
-            try:
-                output, _ = process.communicate(timeout=30)
-                break
-            except subprocess.TimeoutExpired:
-                if time.monotonic() > deadline:
-                    raise EnvironmentFailure(f"{what} took longer than {INSTALL_TIMEOUT:.0f} s") from None
-                progress.say(f"{what}, {time.monotonic() - started:.0f} s so far")
-    finally:
-        if process.poll() is None:
-            end_group(process, signal.SIGKILL)
-            process.wait()
-        progress.finish(process)
-    if process.returncode != 0:
-        raise EnvironmentFailure(f"{what} failed: {explain(output)}")
-
-
-def end_group(process: subprocess.Popen, number: int) -> None:
-    """Signal an installer and what it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
-
-
-def explain(output: str) -> str:
-    """The end of an installer's output as one sentence's worth of cause."""
-    lowered = output.lower()
-    network = ("failed to fetch", "error sending request", "connection", "dns error", "name resolution", "timed out")
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    tail = " | ".join(lines[-6:]) or "it printed nothing"
-    if "ensurepip" in lowered:
-        return "this Python cannot make virtual environments; install its venv package (Debian: python3-venv)"
-    if any(sign in lowered for sign in network):
-        return f"the package index does not answer; check the network or set PIP_INDEX_URL ({tail})"
-    return tail
-
-
-def installer_environment() -> dict[str, str]:
-    """The process environment, with what the user told pip told to uv as well."""
-    environment = dict(os.environ)
-    environment.pop("VIRTUAL_ENV", None)
-    environment.pop("PYTHONPATH", None)
-    for pip_name, uv_name in (
-        ("PIP_FIND_LINKS", "UV_FIND_LINKS"),
-        ("PIP_INDEX_URL", "UV_DEFAULT_INDEX"),
-        ("PIP_EXTRA_INDEX_URL", "UV_INDEX"),
-        ("PIP_CERT", "SSL_CERT_FILE"),
-    ):
-        if environment.get(pip_name) and not environment.get(uv_name):
-            environment[uv_name] = environment[pip_name]
-    if not environment.get("HOME"):
-        environment.setdefault("UV_CACHE_DIR", str(STATE / "cache" / "uv"))
-        environment.setdefault("PIP_CACHE_DIR", str(STATE / "cache" / "pip"))
-        environment.setdefault("UV_PYTHON_INSTALL_DIR", str(STATE / "python"))
-    environment.setdefault("UV_HTTP_TIMEOUT", "180")
-    environment["NO_COLOR"] = "1"
-    return environment
-
-
-@contextlib.contextmanager
-def lock(path: Path) -> Iterator[None]:
-    """Keeps a second process (another `make`) out while this one installs."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def main(arguments: list[str] | None = None) -> int:

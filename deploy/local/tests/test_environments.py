@@ -25,7 +25,7 @@ def checkout(tmp_path: Path) -> Path:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "tests"))
     (folder / "services" / "broker" / "requirements.txt").write_text("iniconfig\n")
     (folder / "deploy" / "local").mkdir(parents=True)
-    for name in (SCRIPT.name, "requirements-test.txt"):
+    for name in (SCRIPT.name, "installer.py", "requirements-test.txt"):
         shutil.copy(SCRIPT.parent / name, folder / "deploy" / "local")
     (folder / ".quartet").mkdir()
     (folder / ".quartet" / "tools").symlink_to(ROOT / ".quartet" / "tools")
@@ -130,10 +130,10 @@ def test_a_package_that_does_not_exist_is_named(checkout):
     assert "iniconfig==0.0.0.dev999" in done.stderr
 
 
-def load_script() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("environments", SCRIPT)
+def load_installer() -> ModuleType:
+    specification = importlib.util.spec_from_file_location("installer", SCRIPT.with_name("installer.py"))
     module = importlib.util.module_from_spec(specification)
-    sys.modules["environments"] = module
+    sys.modules["installer"] = module
     specification.loader.exec_module(module)
     return module
 
@@ -143,7 +143,7 @@ def test_what_pip_was_told_is_told_to_uv(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_FIND_LINKS", "/wheels")
     monkeypatch.setenv("PIP_INDEX_URL", "https://index.example/simple")
-    environment = load_script().installer_environment()
+    environment = load_installer().installer_environment()
     assert environment["UV_FIND_LINKS"] == "/wheels"
     assert environment["UV_DEFAULT_INDEX"] == "https://index.example/simple"
     assert environment["UV_CACHE_DIR"].endswith(".quartet/cache/uv")
