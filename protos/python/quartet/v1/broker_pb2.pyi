@@ -77,6 +77,20 @@ class GroupState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GROUP_STATE_DROPPED: _ClassVar[GroupState]
     GROUP_STATE_DEAD: _ClassVar[GroupState]
     GROUP_STATE_DELIVERED: _ClassVar[GroupState]
+
+class GroupMomentKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    GROUP_MOMENT_KIND_UNSPECIFIED: _ClassVar[GroupMomentKind]
+    GROUP_MOMENT_KIND_SUBMITTED: _ClassVar[GroupMomentKind]
+    GROUP_MOMENT_KIND_LEASED: _ClassVar[GroupMomentKind]
+    GROUP_MOMENT_KIND_RETURNED: _ClassVar[GroupMomentKind]
+    GROUP_MOMENT_KIND_PUT: _ClassVar[GroupMomentKind]
+    GROUP_MOMENT_KIND_IN_BATCH: _ClassVar[GroupMomentKind]
+    GROUP_MOMENT_KIND_COMMITTED: _ClassVar[GroupMomentKind]
+    GROUP_MOMENT_KIND_DROPPED: _ClassVar[GroupMomentKind]
+    GROUP_MOMENT_KIND_DELIVERED: _ClassVar[GroupMomentKind]
+    GROUP_MOMENT_KIND_DEAD: _ClassVar[GroupMomentKind]
+    GROUP_MOMENT_KIND_REQUEUED: _ClassVar[GroupMomentKind]
 LEASE_ORDER_UNSPECIFIED: LeaseOrder
 LEASE_ORDER_FIFO: LeaseOrder
 LEASE_ORDER_FRESH_FIRST: LeaseOrder
@@ -117,6 +131,17 @@ GROUP_STATE_COMMITTED: GroupState
 GROUP_STATE_DROPPED: GroupState
 GROUP_STATE_DEAD: GroupState
 GROUP_STATE_DELIVERED: GroupState
+GROUP_MOMENT_KIND_UNSPECIFIED: GroupMomentKind
+GROUP_MOMENT_KIND_SUBMITTED: GroupMomentKind
+GROUP_MOMENT_KIND_LEASED: GroupMomentKind
+GROUP_MOMENT_KIND_RETURNED: GroupMomentKind
+GROUP_MOMENT_KIND_PUT: GroupMomentKind
+GROUP_MOMENT_KIND_IN_BATCH: GroupMomentKind
+GROUP_MOMENT_KIND_COMMITTED: GroupMomentKind
+GROUP_MOMENT_KIND_DROPPED: GroupMomentKind
+GROUP_MOMENT_KIND_DELIVERED: GroupMomentKind
+GROUP_MOMENT_KIND_DEAD: GroupMomentKind
+GROUP_MOMENT_KIND_REQUEUED: GroupMomentKind
 
 class RunSpec(_message.Message):
     __slots__ = ("run_id", "group_size", "groups_per_step", "max_staleness", "lease_order", "partial_batch", "max_deliveries", "max_queued_prompts", "max_experience_bytes", "prompt_lease_ttl", "member_ttl", "result_ttl", "max_steps", "sampling", "evaluation_sampling", "verifiers", "system_prompt", "max_prompt_tokens", "labels", "environment", "temperature_schedule", "long_prompts", "sampling_masks")
@@ -895,16 +920,36 @@ class GetGroupRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., instance_id: _Optional[str] = ...) -> None: ...
 
 class GetGroupResponse(_message.Message):
-    __slots__ = ("state", "attempt", "holder", "step")
+    __slots__ = ("state", "attempt", "holder", "step", "moments", "traceparent")
     STATE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    MOMENTS_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     state: GroupState
     attempt: int
     holder: str
     step: int
-    def __init__(self, state: _Optional[_Union[GroupState, str]] = ..., attempt: _Optional[int] = ..., holder: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+    moments: _containers.RepeatedCompositeFieldContainer[GroupMoment]
+    traceparent: str
+    def __init__(self, state: _Optional[_Union[GroupState, str]] = ..., attempt: _Optional[int] = ..., holder: _Optional[str] = ..., step: _Optional[int] = ..., moments: _Optional[_Iterable[_Union[GroupMoment, _Mapping]]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class GroupMoment(_message.Message):
+    __slots__ = ("kind", "at", "who", "step", "policy_version", "reason")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    WHO_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    kind: GroupMomentKind
+    at: _timestamp_pb2.Timestamp
+    who: str
+    step: int
+    policy_version: int
+    reason: str
+    def __init__(self, kind: _Optional[_Union[GroupMomentKind, str]] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., who: _Optional[str] = ..., step: _Optional[int] = ..., policy_version: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class AuditRunRequest(_message.Message):
     __slots__ = ("run_id",)

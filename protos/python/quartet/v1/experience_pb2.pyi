@@ -156,20 +156,22 @@ class Prompt(_message.Message):
     def __init__(self, prompt_id: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., reference: _Optional[_Union[_reward_pb2.Reference, _Mapping]] = ..., verifiers: _Optional[_Iterable[_Union[_reward_pb2.VerifierSpec, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., environment: _Optional[_Union[EnvironmentSpec, _Mapping]] = ...) -> None: ...
 
 class PromptInstance(_message.Message):
-    __slots__ = ("instance_id", "prompt", "purpose", "data_pass", "evaluation_id", "pinned_version")
+    __slots__ = ("instance_id", "prompt", "purpose", "data_pass", "evaluation_id", "pinned_version", "traceparent")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     PURPOSE_FIELD_NUMBER: _ClassVar[int]
     DATA_PASS_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_ID_FIELD_NUMBER: _ClassVar[int]
     PINNED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     prompt: Prompt
     purpose: Purpose
     data_pass: int
     evaluation_id: str
     pinned_version: int
-    def __init__(self, instance_id: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., data_pass: _Optional[int] = ..., evaluation_id: _Optional[str] = ..., pinned_version: _Optional[int] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, instance_id: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., data_pass: _Optional[int] = ..., evaluation_id: _Optional[str] = ..., pinned_version: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class VersionSpan(_message.Message):
     __slots__ = ("policy_version", "begin", "end")
@@ -244,7 +246,7 @@ class GroupTensors(_message.Message):
     def __init__(self, prompt_token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., completion_token_ids: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., rollout_log_probs: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., loss_mask: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., rewards: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., temperatures: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., truncated: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., version_spans: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., format_acc: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., ans_acc: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sampling_mask_counts: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., sampling_mask_token_ids: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ...) -> None: ...
 
 class GroupHeader(_message.Message):
-    __slots__ = ("instance_id", "purpose", "min_policy_version", "max_policy_version", "completions", "completion_tokens", "reward_mean", "reward_std", "attempt", "ans_acc")
+    __slots__ = ("instance_id", "purpose", "min_policy_version", "max_policy_version", "completions", "completion_tokens", "reward_mean", "reward_std", "attempt", "ans_acc", "traceparent")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     PURPOSE_FIELD_NUMBER: _ClassVar[int]
     MIN_POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -255,6 +257,7 @@ class GroupHeader(_message.Message):
     REWARD_STD_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ANS_ACC_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     purpose: Purpose
     min_policy_version: int
@@ -265,7 +268,8 @@ class GroupHeader(_message.Message):
     reward_std: float
     attempt: int
     ans_acc: float
-    def __init__(self, instance_id: _Optional[str] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., min_policy_version: _Optional[int] = ..., max_policy_version: _Optional[int] = ..., completions: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., reward_std: _Optional[float] = ..., attempt: _Optional[int] = ..., ans_acc: _Optional[float] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, instance_id: _Optional[str] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., min_policy_version: _Optional[int] = ..., max_policy_version: _Optional[int] = ..., completions: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., reward_std: _Optional[float] = ..., attempt: _Optional[int] = ..., ans_acc: _Optional[float] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class ExperienceGroup(_message.Message):
     __slots__ = ("header", "tensors", "transcript")

@@ -91,7 +91,7 @@ class VerifierSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., weight: _Optional[float] = ..., parameters: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class ScoreItem(_message.Message):
-    __slots__ = ("item_id", "completion", "reference", "verifiers", "completion_tokens", "max_new_tokens", "truncated", "run_id", "prompt")
+    __slots__ = ("item_id", "completion", "reference", "verifiers", "completion_tokens", "max_new_tokens", "truncated", "run_id", "prompt", "traceparent")
     ITEM_ID_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_FIELD_NUMBER: _ClassVar[int]
     REFERENCE_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +101,7 @@ class ScoreItem(_message.Message):
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     item_id: str
     completion: str
     reference: Reference
@@ -110,7 +111,8 @@ class ScoreItem(_message.Message):
     truncated: bool
     run_id: str
     prompt: str
-    def __init__(self, item_id: _Optional[str] = ..., completion: _Optional[str] = ..., reference: _Optional[_Union[Reference, _Mapping]] = ..., verifiers: _Optional[_Iterable[_Union[VerifierSpec, _Mapping]]] = ..., completion_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., truncated: _Optional[bool] = ..., run_id: _Optional[str] = ..., prompt: _Optional[str] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, item_id: _Optional[str] = ..., completion: _Optional[str] = ..., reference: _Optional[_Union[Reference, _Mapping]] = ..., verifiers: _Optional[_Iterable[_Union[VerifierSpec, _Mapping]]] = ..., completion_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., truncated: _Optional[bool] = ..., run_id: _Optional[str] = ..., prompt: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Score(_message.Message):
     __slots__ = ("reward", "format_acc", "ans_acc", "outcome", "parsed_answer", "reason", "verifiers", "elapsed")
