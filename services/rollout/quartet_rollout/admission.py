@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from quartet_common.errors import resource_exhausted
+from quartet_common.errors import resource_exhausted, unavailable
 from quartet_rollout.state import Changes
 
 _SHORTEST_RETRY, _LONGEST_RETRY = 0.5, 30.0
@@ -46,6 +46,12 @@ class Admission:
         self.running = 0
         """Completions under way."""
         self._seconds = 1.0
+        self._closed = ""
+
+    def close(self, reason: str) -> None:
+        """Let nobody in any more, for this reason: who waits is refused at once, and so is whoever comes."""
+        self._closed = reason
+        self._changes.notify()
 
     @property
     def waiting(self) -> int:
@@ -59,8 +65,9 @@ class Admission:
 
     @asynccontextmanager
     async def entered(self, completions: int) -> AsyncIterator[None]:
-        """Wait for room, and hold it. Raises RESOURCE_EXHAUSTED, with a time to come again, when the queue is full.
+        """Wait for room, and hold it.
 
+        Raises RESOURCE_EXHAUSTED, with a time to come again, when the queue is full; UNAVAILABLE after `close`.
         Whoever gives up while it waits (its deadline has passed, its caller has gone) loses its place, nothing else.
         """
         await self._enter(completions)
@@ -75,6 +82,7 @@ class Admission:
             self._changes.notify()
 
     async def _enter(self, completions: int) -> None:
+        self._check_open()
         if completions > self._most:
             raise resource_exhausted(
                 "max_direct_completions", f"{completions} completions were asked for; allowed: {self._most}"
@@ -94,9 +102,14 @@ class Admission:
         try:
             while self._queue[0] is not ticket or not self._fits(completions):
                 await self._changes.wait()
+                self._check_open()
         finally:
             self._queue.remove(ticket)
             self._changes.notify()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise unavailable("rollout", self._closed)
 
     def _fits(self, completions: int) -> bool:
         if not self.running:

@@ -1,7 +1,8 @@
 """Direct use: completions of the live policy for whoever asks; not scored, not stored, not trained."""
 
+import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 import grpc
@@ -12,12 +13,14 @@ from quartet_common.errors import ContractError, invalid_argument, unavailable
 from quartet_common.tensors import encode
 from quartet_rollout.admission import Admission
 from quartet_rollout.drawing import draw_completions
-from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineError, PromptError
+from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineCompletion, EngineError, PromptError
 from quartet_rollout.environments.chosen import SINGLE_TURN
 from quartet_rollout.experience import completion_info
 from quartet_rollout.sampling import PromptRefused
 from quartet_rollout.state import RolloutState
 from quartet_rollout.telemetry import COMPLETIONS, TOKENS
+
+_STOPPING = "it is stopping; ask another rollout"
 
 
 class DirectGeneration:
@@ -26,6 +29,20 @@ class DirectGeneration:
     def __init__(self, state: RolloutState, admission: Admission):
         self._state, self._admission = state, admission
         self._ids = itertools.count()
+        self._ends_at: float | None = None
+        self._limits: set[asyncio.Timeout] = set()
+
+    async def stop(self, seconds: float) -> None:
+        """Refuse at once who comes and who waits; what is being generated has so many seconds to finish.
+
+        Returns when nothing is being generated any more. What was not finished is refused with UNAVAILABLE.
+        """
+        self._admission.close(_STOPPING)
+        self._ends_at = asyncio.get_running_loop().time() + seconds
+        for limit in self._limits:
+            limit.reschedule(self._ends_at)
+        while self._admission.running:
+            await self._state.changes.wait()
 
     async def completions(self, prompt: experience_pb2.Prompt) -> AsyncIterator[rollout_pb2.GeneratedCompletion]:
         """Yield the completions as they finish. Raises ContractError."""
@@ -45,7 +62,7 @@ class DirectGeneration:
                 aclosing(draw_completions(engine, f"direct-{next(self._ids)}", token_ids, draw)) as stream,
             ):
                 self._check_serving()  # It may have waited long.
-                async for completion in stream:
+                while (completion := await self._next(stream)) is not None:
                     if any(version == UNKNOWN_VERSION for version, _, _ in completion.version_spans):
                         raise unavailable("policy", "the weights became unknown while this was generated")
                     TOKENS.labels("direct").inc(completion.token_ids.size)
@@ -60,9 +77,21 @@ class DirectGeneration:
         except EngineError as error:
             raise unavailable("engine", str(error)) from error
 
+    async def _next(self, stream: AsyncGenerator[EngineCompletion, None]) -> EngineCompletion | None:
+        """Return the next completion, None after the last. Raises UNAVAILABLE at the end that `stop` has set."""
+        try:
+            async with asyncio.timeout_at(self._ends_at) as limit:
+                self._limits.add(limit)
+                try:
+                    return await anext(stream, None)
+                finally:
+                    self._limits.discard(limit)
+        except TimeoutError as error:
+            raise unavailable("rollout", f"{_STOPPING}, and this was not finished in time") from error
+
     def _check_serving(self) -> None:
         if self._state.draining:
-            raise unavailable("rollout", "it is stopping")
+            raise unavailable("rollout", _STOPPING)
         if self._state.policy_version == UNKNOWN_VERSION:
             raise unavailable("policy", "this rollout has no weights of a known version yet", retry_after_seconds=1.0)
 

@@ -103,8 +103,8 @@ class RolloutService:
             self.concurrency,
             reserved=lambda: self.admission.reserved,
         )
-        direct = DirectGeneration(self.state, self.admission)
-        self._servicer = RolloutServicer(self.state, host, section, direct, self._rate)
+        self._direct = DirectGeneration(self.state, self.admission)
+        self._servicer = RolloutServicer(self.state, host, section, self._direct, self._rate)
 
     async def run(self) -> None:
         """Serve until the host stops."""
@@ -183,16 +183,18 @@ class RolloutService:
             await self._servicer.updates.forget()
 
     async def _drain(self) -> None:
-        """Stop leasing, put what is finished, give the rest back, leave, close."""
+        """Stop leasing, finish direct generation, put what is finished, give the rest back, leave, close."""
         self.state.draining = True
         self.state.changes.notify()
         left = self._config.server.drain_seconds
+        answering = asyncio.create_task(self._direct.stop(left / 3), name="finish direct generation")
         await self._loop.stop(timeout=min(self._config.section.lease_wait_seconds, left / 3))
         await self._groups.flush(timeout=left / 6)
         await self._groups.give_back_all("the rollout stops", timeout=left / 6)
         await self._membership.leave()
         if self._servicer.updates is not None:
             await self._servicer.updates.close()
+        await answering
         self._loading.cancel()
         await asyncio.wait({self._loading})
         if self._engine is not None:

@@ -53,7 +53,7 @@ class World:
     _task: asyncio.Task | None = None
     _channel: object = None
 
-    async def start(self, **section) -> None:
+    async def start(self, drain_seconds: float = 6.0, **section) -> None:
         """Start the rollout, by default with the first weights in."""
         config = LoadedConfig(
             run=RunSection(id="demo"),
@@ -62,7 +62,7 @@ class World:
                 broker=self.broker_host.address, reward=self.reward_host.address, rollout="127.0.0.1:0"
             ),
             security=SecuritySection(),
-            server=ServerSection(metrics=False, drain_seconds=6.0),
+            server=ServerSection(metrics=False, drain_seconds=drain_seconds),
             section=RolloutSection(**{"lease_wait_seconds": 0.5, "engine": "transformers", **section}),
         )
         self.host = quiet_host("rollout")

@@ -117,13 +117,34 @@ async def test_direct_requests_may_have_what_the_run_leaves_free(world):
     await asyncio.gather(*calls)
 
 
-async def test_a_rollout_that_stops_turns_away_who_waits(world):
+async def test_a_rollout_that_stops_turns_away_who_waits_and_finishes_what_runs(world):
     world.engine.unpaused.clear()
-    await world.start(max_direct_completions=1)
+    await world.start(drain_seconds=60.0, max_direct_completions=1)
     await world.until(lambda: world.service.state.run is not None)
-    calls = [generate(world), generate(world)]
+    runs = generate(world)
+    await world.until(lambda: world.engine.running == 1)
+    waits = generate(world)
     await world.until(lambda: world.service.admission.waiting == 1)
     stopping = asyncio.ensure_future(world.stop())
-    codes = {(await code_of(call))[0] for call in calls}
-    assert codes <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+    code, error = await code_of(waits)
+    assert code == grpc.StatusCode.UNAVAILABLE and "it is stopping; ask another rollout" in describe(error)
+    assert world.engine.running == 1 and not world.engine.closed  # the other one goes on meanwhile
+    world.engine.unpaused.set()
+    assert len((await runs).completions) == 1
+    assert await stopping == 0
+
+
+async def test_what_a_stopping_rollout_cannot_finish_in_time_is_aborted(world):
+    world.engine.unpaused.clear()
+    await world.start(drain_seconds=1.5)
+    await world.until(lambda: world.service.state.run is not None)
+    unary = generate(world)
+    stream = world.stub.GenerateStream(rollout_pb2.GenerateStreamRequest(prompt={"text": "x"}), timeout=30.0)
+    reading = asyncio.ensure_future(stream.read())
+    await world.until(lambda: world.engine.running == 3)
+    stopping = asyncio.ensure_future(world.stop())
+    for call in (unary, reading):
+        code, error = await code_of(call)
+        assert code == grpc.StatusCode.UNAVAILABLE and "not finished in time" in describe(error)
+    assert world.engine.running == 0
     assert await stopping == 0
