@@ -1,6 +1,8 @@
 """The asyncio client: everything a program may ask of a running system."""
 
 import asyncio
+import os
+import socket
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from pathlib import Path
@@ -19,6 +21,7 @@ from quartet_client.services import service_status, service_statuses
 from quartet_client.streams import collect_results, watch_run
 from quartet_client.submission import batches, submit_batch
 from quartet_client.types import Completion, DeadPrompt, Group, Handle, Score, enum_name
+from quartet_common import tracing
 from quartet_common.config import (
     AddressesSection,
     ConfigError,
@@ -79,6 +82,7 @@ class AsyncClient:
         """Return a client with the addresses and security of a run file."""
         try:
             config = load_config("data", DataSection, path, overrides)
+            tracing.configure("client", f"{socket.gethostname()}-{os.getpid()}", config.tracing)
         except ConfigError as error:
             raise InputError(str(error)) from error
         return cls(**config.addresses.model_dump(), security=config.security, timeout=timeout)

@@ -5,6 +5,8 @@ to the broker by their instance ids.
 """
 
 import asyncio
+import os
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
@@ -17,6 +19,7 @@ from quartet_client.errors import QuartetError
 from quartet_client.outage import Outage
 from quartet_client.runs import Run
 from quartet_client.submission import MAX_INSTANCES, batches, submit_batch
+from quartet_common import tracing
 from quartet_common.config import LoadedConfig
 from quartet_common.log import get_logger
 
@@ -60,6 +63,7 @@ async def feed(
         QuartetError: the run stands with another specification, or the broker is away for too long.
     """
     data = data or RunData.load(config)
+    tracing.configure("client", f"{socket.gethostname()}-{os.getpid()}", config.tracing)
     return await _Feeder(config, client, stop_event, data).feed()
 
 

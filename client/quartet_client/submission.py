@@ -1,6 +1,7 @@
 """Prompt instances to the broker: in calls it accepts, waiting for room where there is none."""
 
 import asyncio
+import time
 from collections.abc import Iterable, Iterator
 
 import grpc
@@ -9,6 +10,7 @@ from quartet.v1 import broker_pb2, experience_pb2
 from quartet_client.connections import Connections
 from quartet_client.errors import QuartetError
 from quartet_client.outage import wait_for
+from quartet_common import tracing
 
 MAX_INSTANCES = 256  # of a call; the contract allows 1024, smaller calls find room in the queue sooner
 MAX_BYTES = 16 << 20  # of a call; a message may have 64 MiB
@@ -53,6 +55,7 @@ async def submit_batch(
     Raises:
         QuartetError: the broker refuses, cannot be reached, or has no room until the deadline.
     """
+    _begin_traces(run_id, batch)
     request = broker_pb2.SubmitPromptsRequest(run_id=run_id, instances=batch, evaluation_set=evaluation_set)
     stop = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -67,3 +70,22 @@ async def submit_batch(
                 raise
         await wait_for(stop, pause)
     return None
+
+
+def _begin_traces(run_id: str, batch: list[experience_pb2.PromptInstance]) -> None:
+    """Begin the trace of each instance: all that becomes of it is part of it."""
+    if not tracing.enabled():
+        return
+    for instance in batch:
+        if not instance.traceparent:
+            attributes = {"quartet.run": run_id, "quartet.instance": instance.instance_id}
+            now = time.time()
+            instance.traceparent = tracing.record(
+                "submit",
+                tracing.current(),
+                now,
+                now,
+                root=not tracing.current(),
+                kind="producer",
+                attributes=attributes,
+            )

@@ -27,6 +27,9 @@ class BrokerSection(Section):
     max_result_bytes: int = Field(
         256 << 20, ge=0, description="Most bytes of transcripts kept to be collected, per run and purpose."
     )
+    remembered_lives: int = Field(
+        10_000, ge=0, description="Settled instances of which a run keeps what happened to them (`quartet trace`)."
+    )
     remembered_instances: int = Field(
         1_000_000, ge=1, description="Settled instances a run remembers, to refuse them when they are submitted again."
     )

@@ -4,11 +4,14 @@ from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_broker import keys, validation
 from quartet_broker.events import timestamp
+from quartet_broker.moments import read_moments
 from quartet_broker.store import Store, run_not_found
 from quartet_common.errors import not_found
 
 # A script holds up Redis for everyone: it requeues this many at most.
 _PORTION = 1000
+# Fields of an instance that tell where it is.
+_LIFE = ("state", "attempt", "holder", "step", "life", "taken", "prompt")
 
 
 class Dead:
@@ -75,22 +78,26 @@ class Dead:
         """Tell where one prompt instance is in its life."""
         run_id = validation.name("run_id", request.run_id)
         prefix = keys.prefix(request.run_id)
-        (run_state, trainer), fields, settled = await self._store.read(
+        (run_state, trainer), fields, settled, past = await self._store.read(
             [
                 ("HMGET", keys.run(run_id), "state", "trainer"),
-                ("HMGET", f"{prefix}i:{request.instance_id}", "state", "attempt", "holder", "step"),
+                ("HMGET", f"{prefix}i:{request.instance_id}", *_LIFE),
                 ("HGET", prefix + "settled", request.instance_id),
+                ("HGET", prefix + "lives", request.instance_id),
             ]
         )
         if run_state is None or run_state == b"DELETING":
             raise run_not_found(run_id)
-        state, attempt, holder, step = fields
+        state, attempt, holder, step, life, taken, prompt = fields
         if state not in (b"LEASED", b"LEASED_TO_TRAINER"):
             holder = None  # the last one's name may stand there still
         if state is None:
             if settled is None:
                 raise not_found("prompt instance", request.instance_id, "the run never saw it, or forgot it")
             state, _, attempt, step, _ = settled.split(b"|")
+            life = past
+        if taken:
+            life = (life or b"") + b"\nB %s %s" % (taken, step)
         if state == b"STORED":
             state = b"QUEUED"  # of an evaluation set: it waits for StartEvaluation
         if state == b"LEASED_TO_TRAINER":
@@ -103,4 +110,6 @@ class Dead:
             attempt=int(attempt),
             holder=(holder or b"").decode(),
             step=int(step) if step is not None else -1,
+            moments=read_moments(life),
+            traceparent=experience_pb2.PromptInstance.FromString(prompt).traceparent if prompt else "",
         )

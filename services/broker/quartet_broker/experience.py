@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
@@ -15,6 +16,7 @@ from quartet_broker.prompts import purpose_name
 from quartet_broker.puts import Put, PutRequest
 from quartet_broker.sessions import refuse
 from quartet_broker.store import Store, Value
+from quartet_broker.traces import trace_batch, trace_puts
 from quartet_broker.wire import one_group, several_groups
 from quartet_common import metrics
 from quartet_common.errors import aborted, invalid_argument
@@ -44,7 +46,9 @@ class Experience:
         validation.count("groups", request.groups, 256)
         for n, put in enumerate(request.groups):
             _check(n, put.header)
+        began = time.time()
         answers = await self._put(run_id, request.groups)
+        trace_puts(run_id, request.groups, answers, began)
         counted: Counter[str] = Counter()
         response = broker_pb2.PutExperienceResponse()
         for answer in answers:
@@ -107,6 +111,8 @@ class Experience:
                 decided = manifest.granted or manifest.end_of_data or manifest.run_finished
                 if decided or not await waiter.wait(until):
                     break
+        if manifest.granted and not manifest.replayed:
+            await trace_batch(self._store, run_id, request.step, manifest.instance_ids, names)
         yield broker_pb2.LeaseExperienceResponse(manifest=manifest)
         async for groups in self._groups(run_id, names, most or _MOST_GROUPS):
             if most:

@@ -11,6 +11,7 @@ from quartet_broker.bell import Bell
 from quartet_broker.events import timestamp
 from quartet_broker.lanes import Lane, Lanes
 from quartet_broker.store import Store, Value
+from quartet_broker.traces import trace_lease, trace_submit
 from quartet_common import metrics
 from quartet_common.errors import already_exists, failed_precondition, invalid_argument, resource_exhausted
 
@@ -20,7 +21,11 @@ _PURPOSES = {number: name.removeprefix("PURPOSE_") for name, number in experienc
 
 
 def digest(instance: experience_pb2.PromptInstance, evaluation_set: str = "") -> str:
-    """Return a digest of an instance's content, the same for the same content."""
+    """Return a digest of an instance's content, the same for the same content; how it is traced is no part of it."""
+    if instance.traceparent:
+        traced, instance = instance, experience_pb2.PromptInstance()
+        instance.CopyFrom(traced)
+        instance.ClearField("traceparent")
     content = instance.SerializeToString(deterministic=True) + evaluation_set.encode()
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
@@ -55,6 +60,7 @@ class Prompts:
             if instance.instance_id in seen:
                 continue
             seen[instance.instance_id] = content
+            trace_submit(run_id, instance)
             pinned = instance.pinned_version if instance.HasField("pinned_version") else -1
             arguments += [
                 instance.instance_id,
@@ -142,9 +148,10 @@ class Prompts:
         response = broker_pb2.LeasePromptsResponse(policy_version=int(version))
         if gate:
             response.gate = broker_pb2.GateReason.Value(f"GATE_REASON_{gate.decode()}")
-        for n in range(0, len(grants), 3):
+        for n in range(0, len(grants), 4):
             lease = response.leases.add(lease_id=grants[n].decode(), attempt=grants[n + 1], expires_at=expires_at)
             lease.instance.ParseFromString(grants[n + 2])
+            trace_lease(run_id, holder, lease, grants[n + 3])
         _GRANTED.labels(run_id).inc(len(response.leases))
         return response
 

@@ -6,7 +6,7 @@ from functools import cache
 from importlib.resources import files
 
 # In this order: later parts use earlier ones.
-_LIBRARY = ("base", "life", "settle", "membership", "session")
+_LIBRARY = ("base", "moments", "life", "settle", "membership", "session")
 
 
 @dataclass(frozen=True)

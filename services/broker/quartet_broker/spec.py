@@ -99,6 +99,7 @@ def script_fields(spec: broker_pb2.RunSpec, section: BrokerSection) -> list[Valu
         "result_ttl_ms": _milliseconds(spec.result_ttl),
         "max_result_bytes": section.max_result_bytes,
         "remembered": section.remembered_instances,
+        "remembered_lives": section.remembered_lives,
     }
     return [part for item in fields.items() for part in item]
 

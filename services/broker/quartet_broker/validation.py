@@ -8,6 +8,7 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 from quartet.v1 import experience_pb2
 
+from quartet_common import tracing
 from quartet_common.durations import to_seconds
 from quartet_common.errors import invalid_argument
 
@@ -85,6 +86,10 @@ def instance(field: str, value: experience_pb2.PromptInstance, evaluation_set: s
                 f"{field}.pinned_version", came=value.pinned_version, allowed="unset or -1, unless PURPOSE_SERVE"
             )
     integer(f"{field}.data_pass", value.data_pass, 0)
+    if value.traceparent and not tracing.is_valid(value.traceparent):
+        raise invalid_argument(
+            f"{field}.traceparent", came=repr(value.traceparent[:100]), allowed="empty, or a W3C trace context 00-…"
+        )
     prompt(f"{field}.prompt", value.prompt)
 
 

@@ -6,6 +6,7 @@ reads one asks again.
 """
 
 import json
+from collections.abc import Callable
 from functools import cache
 from typing import cast
 
@@ -13,6 +14,7 @@ import grpc
 from google.protobuf.descriptor_pb2 import MethodOptions
 from quartet.v1 import broker_pb2, common_pb2, reward_pb2, rollout_pb2, trainer_pb2
 
+from quartet_common import tracing
 from quartet_common.certificates import RotatingChannel, channel_credentials
 from quartet_common.config import SecuritySection
 
@@ -62,8 +64,8 @@ def connect(
     With TLS it follows the certificates on disk. Raises ConfigError for files that cannot be used.
     """
     security = security or SecuritySection()
-    token = security.token()
-    interceptors = _aio_token_interceptors(token) if token else None
+    headers = _headers(security)
+    interceptors = _aio_interceptors(headers) if headers else None
     options = channel_options(max_message_bytes)
     if not security.tls:
         return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
@@ -84,7 +86,7 @@ def connect_sync(
     With TLS it follows the certificates on disk. Raises ConfigError for files that cannot be used.
     """
     security = security or SecuritySection()
-    token = security.token()
+    headers = _headers(security)
     options = channel_options(max_message_bytes)
 
     def make() -> grpc.Channel:
@@ -92,44 +94,59 @@ def connect_sync(
             channel = grpc.secure_channel(address, channel_credentials(security), options=options)
         else:
             channel = grpc.insecure_channel(address, options=options)
-        return grpc.intercept_channel(channel, _SyncToken(token)) if token else channel
+        return grpc.intercept_channel(channel, _SyncHeaders(headers)) if headers else channel
 
     return cast(grpc.Channel, RotatingChannel(security, make)) if security.tls else make()
 
 
-def _with_token(details, token: str):
-    metadata = grpc.aio.Metadata(*(details.metadata or ()), ("authorization", f"Bearer {token}"))
-    return details._replace(metadata=metadata)
+Headers = Callable[[], list[tuple[str, str]]]
 
 
-class _AioToken:
-    def __init__(self, token: str):
-        self._token = token
+def _headers(security: SecuritySection) -> Headers | None:
+    """Return what makes the metadata of each call: the token, and the context of what the call is part of."""
+    token = security.token()
+    if not token and not tracing.enabled():
+        return None
+    authorization = [("authorization", f"Bearer {token}")] if token else []
+
+    def headers() -> list[tuple[str, str]]:
+        context = tracing.current()
+        return [*authorization, (tracing.HEADER, context)] if context else authorization
+
+    return headers
 
 
-class _AioUnaryUnary(_AioToken, grpc.aio.UnaryUnaryClientInterceptor):
+class _AioHeaders:
+    def __init__(self, headers: Headers):
+        self._headers = headers
+
+    def _with_headers(self, details):
+        return details._replace(metadata=grpc.aio.Metadata(*(details.metadata or ()), *self._headers()))
+
+
+class _AioUnaryUnary(_AioHeaders, grpc.aio.UnaryUnaryClientInterceptor):
     async def intercept_unary_unary(self, continuation, details, request):
-        return await continuation(_with_token(details, self._token), request)
+        return await continuation(self._with_headers(details), request)
 
 
-class _AioUnaryStream(_AioToken, grpc.aio.UnaryStreamClientInterceptor):
+class _AioUnaryStream(_AioHeaders, grpc.aio.UnaryStreamClientInterceptor):
     async def intercept_unary_stream(self, continuation, details, request):
-        return await continuation(_with_token(details, self._token), request)
+        return await continuation(self._with_headers(details), request)
 
 
-class _AioStreamUnary(_AioToken, grpc.aio.StreamUnaryClientInterceptor):
+class _AioStreamUnary(_AioHeaders, grpc.aio.StreamUnaryClientInterceptor):
     async def intercept_stream_unary(self, continuation, details, requests):
-        return await continuation(_with_token(details, self._token), requests)
+        return await continuation(self._with_headers(details), requests)
 
 
-class _AioStreamStream(_AioToken, grpc.aio.StreamStreamClientInterceptor):
+class _AioStreamStream(_AioHeaders, grpc.aio.StreamStreamClientInterceptor):
     async def intercept_stream_stream(self, continuation, details, requests):
-        return await continuation(_with_token(details, self._token), requests)
+        return await continuation(self._with_headers(details), requests)
 
 
-def _aio_token_interceptors(token: str) -> list[grpc.aio.ClientInterceptor]:
+def _aio_interceptors(headers: Headers) -> list[grpc.aio.ClientInterceptor]:
     # grpc.aio files an interceptor under the first kind it is an instance of: one class per kind.
-    return [kind(token) for kind in (_AioUnaryUnary, _AioUnaryStream, _AioStreamUnary, _AioStreamStream)]
+    return [kind(headers) for kind in (_AioUnaryUnary, _AioUnaryStream, _AioStreamUnary, _AioStreamStream)]
 
 
 class _SyncCallDetails(grpc.ClientCallDetails):
@@ -139,17 +156,17 @@ class _SyncCallDetails(grpc.ClientCallDetails):
         self.metadata = metadata
 
 
-class _SyncToken(
+class _SyncHeaders(
     grpc.UnaryUnaryClientInterceptor,
     grpc.UnaryStreamClientInterceptor,
     grpc.StreamUnaryClientInterceptor,
     grpc.StreamStreamClientInterceptor,
 ):
-    def __init__(self, token: str):
-        self._header = ("authorization", f"Bearer {token}")
+    def __init__(self, headers: Headers):
+        self._headers = headers
 
     def _intercept(self, continuation, details, request):
-        metadata = [*(details.metadata or ()), self._header]
+        metadata = [*(details.metadata or ()), *self._headers()]
         return continuation(_SyncCallDetails(details, metadata), request)
 
     intercept_unary_unary = intercept_unary_stream = _intercept

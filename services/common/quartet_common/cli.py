@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quartet_common import __version__
+from quartet_common import __version__, tracing
 from quartet_common.allocator import keep_freed_memory
 from quartet_common.config import ConfigError, LoadedConfig, Section, ServerSection, load_config, split_address
 from quartet_common.log import configure_logging
@@ -52,6 +52,9 @@ def service_main(
         if arguments.dry_run:
             print(json.dumps({**plan, "section": config.section.model_dump(mode="json")}, indent=2, default=str))
             return 0
+        # The trainer's ranks above 0 train what they are told: they have nothing to trace.
+        if os.environ.get("RANK", "0") == "0":
+            tracing.configure(kind, f"{socket.gethostname()}-{os.getpid()}", config.tracing)
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             return runner.run(_serve(kind, config, serve))
     except ConfigError as error:
@@ -59,6 +62,8 @@ def service_main(
         return 2
     except KeyboardInterrupt:
         return 130
+    finally:
+        tracing.shutdown()
 
 
 async def _serve(kind: str, config: LoadedConfig, serve: Serve) -> int:

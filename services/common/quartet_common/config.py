@@ -17,7 +17,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 # Sections that every service reads, and those that belong to one reader each.
-_SHARED_SECTIONS = ("run", "model", "addresses", "security", "server")
+_SHARED_SECTIONS = ("run", "model", "addresses", "security", "server", "tracing")
 _OWNED_SECTIONS = ("data", "broker", "reward", "rollout", "trainer", "launcher")
 
 
@@ -200,6 +200,36 @@ class ServerSection(Section):
     metrics_port_offset: int = Field(100, ge=1, le=10000, description="Distance of the metrics port.")
     drain_seconds: float = Field(10.0, gt=0, description="Time to finish what is under way after SIGTERM.")
     max_message_bytes: int = Field(64 << 20, ge=1 << 20, description="Largest gRPC message, received or sent.")
+    calls_per_second: float = Field(
+        0.0, ge=0, description="Most calls a second from one peer (docs/security.md); 0: no limit."
+    )
+    submits_per_second: float = Field(
+        0.0, ge=0, description="Most calls a second from one peer that bring work of a client's; 0: no limit."
+    )
+    burst_seconds: float = Field(
+        2.0, gt=0, le=3600, description="Seconds of a rate limit that may be used at once after a rest."
+    )
+
+
+class TracingSection(Section):
+    """[tracing]: OpenTelemetry traces (docs/tracing.md). Off unless `endpoint` is set."""
+
+    endpoint: str = Field(
+        "", description="OTLP/gRPC collector that receives traces, host:port or http://host:port. Empty: no traces."
+    )
+    sample_ratio: float = Field(1.0, ge=0, le=1, description="Share of the prompts that are traced.")
+    tls_ca: Path | None = Field(None, description="PEM of the CA of the collector's certificate; unset: plaintext.")
+
+    @model_validator(mode="after")
+    def _usable(self) -> "TracingSection":
+        if self.endpoint:
+            scheme, _, address = self.endpoint.rpartition("://")
+            if scheme not in ("", "https" if self.tls_ca else "http"):
+                raise ValueError(
+                    "endpoint is host:port or http://host:port; with tls_ca host:port or https://host:port"
+                )
+            split_address(address)
+        return self
 
 
 SectionT = TypeVar("SectionT", bound=Section)
@@ -217,6 +247,7 @@ class LoadedConfig(Generic[SectionT]):
     section: SectionT
     data: dict[str, Any] = field(default_factory=dict)
     path: Path | None = None
+    tracing: TracingSection = TracingSection()
 
 
 def load_config(
@@ -249,6 +280,7 @@ def load_config(
         section=_validate(section_model, tree.get(section_name, {}), section_name, where),
         data=tree.get("data", {}),
         path=path,
+        tracing=_validate(TracingSection, tree.get("tracing", {}), "tracing", where),
     )
 
 

@@ -5,13 +5,14 @@ import hmac
 import inspect
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from quartet_common import metrics
+from quartet_common import metrics, tracing
 from quartet_common.errors import ContractError, permission_denied, unauthenticated, unimplemented, unreadable
 from quartet_common.log import get_logger
 from quartet_common.roles import ROLE_URI, allowed_roles, is_open, roles_of
@@ -66,7 +67,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
             async def answer(request, context):
                 async with _Guard(method, context, refused, allowed):
-                    return await inner(check(request), context)
+                    with _traced(method, context):
+                        return await inner(check(request), context)
 
             wrapped = answer
         return make(
@@ -83,6 +85,16 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 came = value.encode() if isinstance(value, str) else value
                 return hmac.compare_digest(came, self._header)
         return False
+
+
+def _traced(method: str, context: grpc.aio.ServicerContext) -> AbstractContextManager[object]:
+    """Trace a call whose caller is traced. Streams are not: they carry the lives of many."""
+    if not tracing.enabled():
+        return nullcontext()
+    for key, value in context.invocation_metadata() or ():
+        if key == tracing.HEADER and isinstance(value, str) and tracing.is_valid(value):
+            return tracing.span(method.removeprefix("/"), value, kind="server", attributes={"rpc.system": "grpc"})
+    return nullcontext()
 
 
 def _parts(handler: grpc.RpcMethodHandler):

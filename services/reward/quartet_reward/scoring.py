@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from quartet.v1 import reward_pb2
 
+from quartet_common import tracing
 from quartet_common.durations import to_duration
 from quartet_common.errors import ContractError, invalid_argument
 from quartet_common.log import get_logger
@@ -50,6 +51,20 @@ class Scorer:
 
     def score(self, item: reward_pb2.ScoreItem, bound: list[BoundVerifier]) -> Result | Work:
         """Return the item's result, or the work that finds it. Neither raises: a failure is a result."""
+        if not item.traceparent or not tracing.enabled():
+            return self._score(item, bound)
+        began = time.time()
+        result = self._score(item, bound)
+        if isinstance(result, reward_pb2.ScoreResult):
+            return _traced(item, result, began)
+        work = result
+
+        async def traced_work() -> Result:
+            return _traced(item, await work(), began)
+
+        return traced_work
+
+    def _score(self, item: reward_pb2.ScoreItem, bound: list[BoundVerifier]) -> Result | Work:
         began = time.perf_counter()
         findings: list[_Finding | Later] = []
         for one in bound:
@@ -85,6 +100,19 @@ class Scorer:
             done.append(finding)
         queued = sum(finding.verdict.queued_seconds for finding in done)
         return _combined(item.item_id, bound, done, max(time.perf_counter() - began - queued, 0.0))
+
+
+def _traced(item: reward_pb2.ScoreItem, result: Result, began: float) -> Result:
+    """Trace a verification that began at `began` (time.time()), waiting included. Returns the result."""
+    attributes: dict[str, tracing.Value] = {"quartet.run": item.run_id}
+    attributes["quartet.verifiers"] = ", ".join(spec.name for spec in item.verifiers)
+    if result.HasField("score"):
+        attributes["quartet.reward"] = result.score.reward
+        attributes["quartet.outcome"] = telemetry.outcome_name(result.score.outcome)
+    else:
+        attributes["quartet.failure"] = telemetry.failure_name(result.failure.kind)
+    tracing.record("verify", item.traceparent, began, kind="server", attributes=attributes)
+    return result
 
 
 def invalid_item(item_id: str, error: ContractError) -> Result:

@@ -16,6 +16,7 @@ from enum import Enum
 import numpy as np
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
 
+from quartet_common import tracing
 from quartet_rollout.drawing import draw_completions
 from quartet_rollout.engines.base import UNKNOWN_VERSION, Engine, EngineCompletion, EngineError, PromptError
 from quartet_rollout.environments.base import EnvironmentFailed
@@ -66,6 +67,8 @@ class Group:
         """Completions that the engine has finished."""
         self.on_generated: Callable[[], None] = lambda: None
         """Called when it has finished all of them."""
+        self.traceparent = ""
+        """Context of the span that traces it; "" if it is not traced."""
         self._spec = spec
 
     async def make(
@@ -90,13 +93,16 @@ class Group:
                 else play(self._scene(engine, reader, environments, token_ids, draw, chosen))
             )
             last_turn = chosen is not None and chosen.scores_last_turn
-            finished = await self._score_all(stream, reader, scorer, token_ids, draw, scores, last_turn)
+            with tracing.span("generate") as span:
+                finished = await self._score_all(stream, reader, scorer, token_ids, draw, scores, last_turn)
+                span.attributes.update(_generated([completion for completion, _ in finished]))
             self.stage = Stage.SCORING
             self.on_generated()
-            scored = [
-                ScoredCompletion(completion, text, await scores[completion.index] if scores else None)
-                for completion, text in finished
-            ]
+            with tracing.span("await scores"):
+                scored = [
+                    ScoredCompletion(completion, text, await scores[completion.index] if scores else None)
+                    for completion, text in finished
+                ]
         except ScoringFailed as error:
             raise GivenBack("a completion could not be scored", str(error), error.permanent) from error
         except PromptError as error:
@@ -185,6 +191,7 @@ class Group:
             max_new_tokens=max_new_tokens,
             run_id=self._spec.run_id,
             prompt=prompt_text,
+            traceparent=self.traceparent,
         )
 
     def _check_versions(self, completions: list[EngineCompletion]) -> None:
@@ -203,6 +210,17 @@ def pinned_version(instance: experience_pb2.PromptInstance) -> int | None:
     if instance.HasField("pinned_version") and instance.pinned_version >= 0:
         return instance.pinned_version
     return None
+
+
+def _generated(completions: list[EngineCompletion]) -> dict[str, tracing.Value]:
+    """Return what a trace tells of them."""
+    versions = versions_of(completions) or {UNKNOWN_VERSION}
+    return {
+        "quartet.completions": len(completions),
+        "quartet.tokens": sum(completion.token_ids.size for completion in completions),
+        "quartet.policy_version.oldest": min(versions),
+        "quartet.policy_version.newest": max(versions),
+    }
 
 
 def _last_turn(completion: EngineCompletion, reader: PromptReader) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from quartet.v1 import broker_pb2
 
+from quartet_common import tracing
 from quartet_common.log import get_logger
 from quartet_rollout.concurrency import Concurrency
 from quartet_rollout.environments import Environments
@@ -98,13 +99,27 @@ class Groups:
         self._tasks[lease_id].cancel()
 
     async def _live(self, group: Group) -> None:
+        lease = group.lease
+        attributes = {
+            "quartet.run": self._state.run_id,
+            "quartet.instance": lease.instance.instance_id,
+            "quartet.attempt": lease.attempt,
+        }
+        with tracing.span("rollout", lease.instance.traceparent, kind="consumer", attributes=attributes) as span:
+            group.traceparent = span.traceparent
+            await self._make_and_put(group)
+
+    async def _make_and_put(self, group: Group) -> None:
         lease, engine, reader = group.lease, self._state.engine, self._state.reader
         assert engine is not None and reader is not None
         try:
             made = await group.make(engine, reader, self._scorer, self._environments, self._instance_id)
             group.stage = Stage.PUTTING
             self._state.changes.notify()
-            self._settled(lease, await self._putter.put(lease.lease_id, made))
+            made.header.traceparent = group.traceparent
+            with tracing.span("put"):
+                outcome = await self._putter.put(lease.lease_id, made)
+            self._settled(lease, outcome)
         except GivenBack as error:
             await self._give_back(lease, str(error), error.failure, error.permanent)
             if error.engine_failed:

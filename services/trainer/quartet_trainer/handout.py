@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
+from quartet_common import tracing
 from quartet_trainer.distribute import Alone, Ensemble
 from quartet_trainer.publisher import Published, Publisher
 
@@ -100,7 +101,8 @@ class WeightHandout:
     def _send(self, version: int, weights: Callable[[], Iterator[tuple[str, torch.Tensor]]]) -> Published | None:
         began = time.perf_counter()
         try:
-            return self._publisher.publish(version, weights)
+            with tracing.span("publish weights", root=True, attributes={"quartet.policy_version": version}):
+                return self._publisher.publish(version, weights)
         finally:
             if self._on_sent is not None:
                 self._on_sent(f"version {version}", began, time.perf_counter() - began)

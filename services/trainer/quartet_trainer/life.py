@@ -34,6 +34,7 @@ from quartet_trainer.observation import RolloutObserver
 from quartet_trainer.publisher import Publisher
 from quartet_trainer.publisher.store import WeightStore
 from quartet_trainer.randomness import random_state, restore_random_state
+from quartet_trainer.records.group_traces import GroupTraces
 from quartet_trainer.records.journal import Journal
 from quartet_trainer.records.reporter import Reporter
 from quartet_trainer.records.trace import Trace
@@ -213,6 +214,7 @@ def _run_loop(
         reporter=reporter,
         control=control,
         status=status,
+        traces=GroupTraces(config.run.id),
         patience=patience,
     )
     return loop.run().value

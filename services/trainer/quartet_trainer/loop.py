@@ -21,6 +21,7 @@ from quartet_trainer.handout import WeightHandout
 from quartet_trainer.observation import RolloutObserver
 from quartet_trainer.publisher import Published
 from quartet_trainer.records.disk import writing
+from quartet_trainer.records.group_traces import GroupTraces
 from quartet_trainer.records.journal import Journal
 from quartet_trainer.records.reporter import Reporter
 from quartet_trainer.records.rollout_log import append_rollouts
@@ -81,6 +82,7 @@ class TrainingLoop:
     reporter: Reporter
     control: Control
     status: Status
+    traces: GroupTraces
     patience: Patience | None = None
     """Of early stopping; None: the run is not ended early."""
     _last_batch: bool = False
@@ -164,11 +166,12 @@ class TrainingLoop:
         step, groups = self.learner.step, fetched.groups
         if self.settings.prefetch and not self._last_batch and not 0 < self.max_steps <= step + 1:
             self.batches.ask(step + 1)
-        try:
-            learned = public_names(self.learner.train_step(fetched.tensors))
-        except ExperienceError as error:
-            raise TrainingError(f"the batch of step {step} cannot be trained: {error}") from error
-        self.session.mark_trained(step)
+        with self.traces.step(step, groups):
+            try:
+                learned = public_names(self.learner.train_step(fetched.tensors))
+            except ExperienceError as error:
+                raise TrainingError(f"the batch of step {step} cannot be trained: {error}") from error
+            self.session.mark_trained(step)
         self.checkpointer.trained(step, list(fetched.manifest.instance_ids))
         self.status.step, self.status.batches = step + 1, self.status.batches + 1
         self._publish()
@@ -233,6 +236,7 @@ class TrainingLoop:
             self.reporter.notice("warning", f"weight update to version {published.version}: {failure}")
         if published.rollouts:
             self.status.published_version = published.version
+            self.traces.published(published.version, published.rollouts, published.elapsed)
             self.reporter.report(
                 weights=broker_pb2.WeightsPublished(
                     policy_version=published.version,

@@ -31,8 +31,8 @@ LONGEST_BACKOFF_SECONDS = 5.0
 RUN_POLL_SECONDS = 0.5
 MAX_GROUPS_PER_MESSAGE = 256
 
-# ABORTED: the broker asks to be asked again.
-_AGAIN = AWAY | {grpc.StatusCode.ABORTED}
+# ABORTED: the broker asks to be asked again. RESOURCE_EXHAUSTED: it has a rate limit, and says when.
+_AGAIN = AWAY | {grpc.StatusCode.ABORTED, grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 Answer = TypeVar("Answer")
 

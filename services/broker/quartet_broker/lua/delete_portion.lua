@@ -74,6 +74,6 @@ for _, pool in ipairs({ 'TRAIN', 'SERVE', 'EVALUATE' }) do
   if not empty(of_set(P .. 'results:' .. pool, unlink_each('result:'))) then return { 'OK', 1 } end
 end
 -- Lists of lines: Redis frees what was unlinked on another thread.
-call('UNLINK', STATS, LEASES, BATCHES, BATCH_BYTES, SETTLED, SETTLED_ORDER, PASSES, P .. 'events',
+call('UNLINK', STATS, LEASES, BATCHES, BATCH_BYTES, SETTLED, SETTLED_ORDER, PASSES, LIVES, LIVES_ORDER, P .. 'events',
   P .. 'prompts:train', P .. 'prompts:again', P .. 'prompts:serve', READY)
 return { 'OK', 0 }

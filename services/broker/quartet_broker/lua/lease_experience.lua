@@ -31,7 +31,7 @@ local too_old = string.format('(%d', step - number('max_staleness'))
 for _, version in ipairs(call('ZRANGEBYSCORE', READY, '-inf', too_old)) do
   for _, entry in ipairs(entries(version, call('XLEN', P .. ready(version)))) do
     count('stale', 1)
-    requeue(entry[2][2], 0)
+    requeue(entry[2][2], 0, 'stale: of version ' .. version .. ' for step ' .. name)
   end
 end
 
@@ -80,7 +80,7 @@ take_off(math.min(needed, fresh), function(group)
   local id = group[2]
   table.insert(ids, id)
   names[id], bytes = group[4], bytes + group[6]
-  call('HSET', instance(id), 'state', 'LEASED_TO_TRAINER', 'step', name)
+  call('HSET', instance(id), 'state', 'LEASED_TO_TRAINER', 'step', name, 'taken', at)
 end)
 if #ids > 0 then call_many('RPUSH', batch(name), ids) end
 call('HSET', BATCHES, name, 'GRANTED')

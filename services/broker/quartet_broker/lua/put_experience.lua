@@ -58,7 +58,7 @@ local function show(name, bytes)
 end
 
 local listed = {}
-local KEPT = { 'state', 'purpose', 'stream', 'ticket', 'pinned', 'evaluation', 'lease' }
+local KEPT = { 'state', 'purpose', 'stream', 'ticket', 'pinned', 'evaluation', 'lease', 'life' }
 local known = {}
 
 local function put(n)
@@ -79,9 +79,10 @@ local function put(n)
 
   if purpose ~= 'TRAIN' then
     if h[5] and (oldest ~= tonumber(h[5]) or newest ~= oldest) then
-      requeue(id, 0)
+      requeue(id, 0, 'of versions ' .. oldest .. ' to ' .. newest .. ', pinned to ' .. h[5])
       return 'STALE'
     end
+    call('HSET', instance(id), 'life', lived(h[8], 'P', at, ARGV[n + 3]))
     deliver(id, h, name, shown_bytes, header)
     take_off(h[3], h[4], lease)
     table.insert(finished, id)
@@ -90,7 +91,8 @@ local function put(n)
 
   if version - oldest > staleness then
     count('stale', 1)
-    requeue(id, 0) -- the prompt is not to blame: its deliveries start anew
+    -- The prompt is not to blame: its deliveries start anew.
+    requeue(id, 0, 'put as stale: of version ' .. oldest .. ' at version ' .. version)
     return 'STALE'
   end
   if open_bytes + bytes > room_bytes and stored >= step then return 'NO_ROOM' end
@@ -104,7 +106,7 @@ local function put(n)
   local ticket = call('XADD', P .. stream, '*', 'i', id, 's', name, 'b', bytes)
   -- `lease` and `holder` stay in the hash: without its place among the leases a lease is worth nothing.
   call('HSET', instance(id), 'stored', name, 'bytes', bytes, 'shown', shown_bytes, 'finished', at, 'version', oldest,
-    'state', 'READY', 'stream', stream, 'ticket', ticket)
+    'state', 'READY', 'stream', stream, 'ticket', ticket, 'life', lived(h[8], 'P', at, ARGV[n + 3]))
   take_off(h[3], h[4], lease)
   table.insert(finished, id)
   stored, open_bytes = stored + 1, open_bytes + bytes

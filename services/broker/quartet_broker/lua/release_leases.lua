@@ -11,7 +11,7 @@ for n = 1, #ARGV, 3 do
     table.insert(reply, lease)
   elseif failure == '' and not permanent then
     -- A drain: the delivery does not count.
-    requeue(id, call('HGET', instance(id), 'attempt') - 1)
+    requeue(id, call('HGET', instance(id), 'attempt') - 1, 'given back')
     reply[2] = reply[2] + 1
   elseif fail(id, failure ~= '' and failure or 'refused for good, without a reason', permanent, at) then
     reply[3] = reply[3] + 1

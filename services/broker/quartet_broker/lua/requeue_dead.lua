@@ -5,11 +5,11 @@ if state ~= 'ACTIVE' then return { 'FINISHED', state } end
 local requeued = 0
 for _, id in ipairs(ARGV) do
   if call('ZREM', DEAD, id) == 1 then
-    local purpose, pinned, evaluation, reasons, pass = unpack(
-      call('HMGET', instance(id), 'purpose', 'pinned', 'evaluation', 'reasons', 'pass'))
+    local purpose, pinned, evaluation, reasons, pass, life = unpack(
+      call('HMGET', instance(id), 'purpose', 'pinned', 'evaluation', 'reasons', 'pass', 'life'))
     for n = 1, tonumber(reasons or 0) do call('HDEL', instance(id), 'reason:' .. n) end
     call('HDEL', instance(id), 'reasons')
-    call('HSET', instance(id), 'attempt', 0)
+    call('HSET', instance(id), 'attempt', 0, 'life', lived(life, 'Q', now()))
     if evaluation then call('HINCRBY', P .. 'evaluation:' .. evaluation, 'dead', -1) end
     local stream = 'prompts:again'
     if purpose ~= 'TRAIN' then stream = pinned and 'prompts:pin:' .. pinned or 'prompts:serve' end

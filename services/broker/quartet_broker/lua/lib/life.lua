@@ -48,9 +48,10 @@ local function tear(stream, tickets)
   end
 end
 
--- LEASED, or a stored group -> QUEUED, ahead of prompts never delivered.
-local function requeue(id, attempt)
-  local h = call('HMGET', instance(id), 'purpose', 'state', 'stream', 'ticket', 'lease', 'bytes', 'pinned', 'stored')
+-- LEASED, or a stored group -> QUEUED, ahead of prompts never delivered. `why`: in words, for people.
+local function requeue(id, attempt, why)
+  local h = call('HMGET', instance(id), 'purpose', 'state', 'stream', 'ticket', 'lease', 'bytes', 'pinned', 'stored',
+    'life')
   local purpose, state, stream, ticket, lease, bytes = h[1], h[2], h[3], h[4], h[5], tonumber(h[6] or 0)
   local home = 'prompts:again'
   if purpose ~= 'TRAIN' then home = h[7] and 'prompts:pin:' .. h[7] or 'prompts:serve' end
@@ -59,7 +60,7 @@ local function requeue(id, attempt)
   if lease then call('ZREM', LEASES, lease) end
   if h[8] then call('UNLINK', payload(h[8]), transcript(h[8])) end
   call('HDEL', instance(id), 'lease', 'holder', 'stored', 'bytes', 'shown', 'finished', 'version', 'step')
-  call('HSET', instance(id), 'attempt', attempt)
+  call('HSET', instance(id), 'attempt', attempt, 'life', lived(h[9], 'R', now(), why))
   shift(purpose, state, 'QUEUED', bytes)
   count('experience_bytes', -bytes)
   ring('prompts')
@@ -67,15 +68,16 @@ end
 
 -- LEASED -> DEAD: kept, with its reasons, until someone requeues it.
 local function bury(id, at)
-  local h = call('HMGET', instance(id), 'purpose', 'stream', 'ticket', 'lease', 'evaluation', 'reasons', 'pass')
+  local h = call('HMGET', instance(id), 'purpose', 'stream', 'ticket', 'lease', 'evaluation', 'reasons', 'pass',
+    'life')
+  local last = h[6] and call('HGET', instance(id), 'reason:' .. h[6]) or 'no reason was given'
   call('ZADD', DEAD, at, id)
-  call('HSET', instance(id), 'state', 'DEAD')
+  call('HSET', instance(id), 'state', 'DEAD', 'life', lived(h[8], 'X', at, last))
   tear(h[2], { h[3] })
   call('ZREM', LEASES, h[4])
   call('HDEL', instance(id), 'lease', 'holder', 'ticket')
   shift(h[1], 'LEASED', nil)
   live(h[7], -1)
-  local last = h[6] and call('HGET', instance(id), 'reason:' .. h[6]) or 'no reason was given'
   emit('notice', 'prompt ' .. id .. ' was set aside as dead: ' .. last, 'level', 'warning')
   if h[5] then
     call('HINCRBY', P .. 'evaluation:' .. h[5], 'dead', 1)
@@ -97,7 +99,7 @@ local function fail(id, reason, permanent, at)
     bury(id, at)
     return true
   end
-  requeue(id, attempt)
+  requeue(id, attempt, reason)
   return false
 end
 

@@ -58,14 +58,16 @@ local function forget()
   end
 end
 
+local ENDS = { COMMITTED = 'C', DROPPED = 'D', DELIVERED = 'E' } -- as moments
+
 -- Any state -> COMMITTED, DROPPED or DELIVERED: instances are forgotten but for one line each. `from`: the state they
 -- are in, when it is not the one in their hash.
 local function settle(ids, final, at, from)
   if #ids == 0 then return end
-  local lines, gone = {}, {}
+  local lines, gone, lives = {}, {}, {}
   for _, id in ipairs(ids) do
     local h = call('HMGET', instance(id), 'purpose', 'state', 'digest', 'attempt', 'step', 'bytes', 'stored',
-      'shown', 'finished', 'pass')
+      'shown', 'finished', 'pass', 'life', 'taken')
     local purpose, bytes, stored = h[1], tonumber(h[6] or 0), h[7]
     count('experience_bytes', -bytes)
     shift(purpose, from or h[2], nil, bytes)
@@ -77,9 +79,13 @@ local function settle(ids, final, at, from)
     table.insert(gone, instance(id))
     table.insert(lines, id)
     table.insert(lines, table.concat({ final, h[3], h[4] or 0, h[5] or -1, h[10] or '' }, '|'))
+    local life = h[12] and lived(h[11], 'B', h[12], h[5]) or h[11]
+    table.insert(lives, id)
+    table.insert(lives, lived(life, ENDS[final], at, final == 'COMMITTED' and h[5] or nil))
   end
   unlink_all(gone)
   call_many('HSET', SETTLED, lines)
   call_many('RPUSH', SETTLED_ORDER, ids)
+  remember_lives(ids, lives)
   forget()
 end

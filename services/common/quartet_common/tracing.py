@@ -1,0 +1,229 @@
+"""OpenTelemetry traces, for those who ask for them: [tracing] of the run file names an OTLP collector.
+
+One trace is the life of one prompt instance, from submit to the weights that carry it. Its context travels as W3C
+`traceparent`: with the instance, the score item and the group in the contract's messages, and as gRPC metadata with
+calls. Contexts are plain strings here, "" where nothing is traced, so that whoever passes them on need not know of
+OpenTelemetry; it is imported by `configure` alone, and only where an endpoint is named.
+"""
+
+import atexit
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from quartet_common.config import ConfigError, TracingSection, read_text
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span as OtelSpan
+    from opentelemetry.trace import SpanContext, Tracer
+
+HEADER = "traceparent"
+"""Key of the context in gRPC metadata."""
+
+# https://www.w3.org/TR/trace-context/#traceparent-header, version 00; ids of zeros are invalid.
+_FORM = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
+
+_EXPORT_SECONDS = 5
+_SHUTDOWN_SECONDS = 5.0
+
+Value = str | int | float | bool
+
+
+@dataclass
+class _Active:
+    tracer: "Tracer"
+    provider: "TracerProvider"
+
+
+_active: _Active | None = None
+
+
+@dataclass
+class Span:
+    """Something that is being done. Outside of tracing it is an empty hull.
+
+    Attributes:
+        traceparent: the context to pass on; "" if it is not traced.
+        attributes: what is added when it ends.
+    """
+
+    traceparent: str = ""
+    attributes: dict[str, Value] = field(default_factory=dict)
+
+
+def configure(service: str, instance: str, section: TracingSection) -> None:
+    """Send this process's spans to the collector of `section`; without one, do nothing.
+
+    Args:
+        service: "broker", "reward", "rollout", "trainer" or "client": becomes `service.name` "quartet-…".
+        instance: name of this process.
+
+    Raises:
+        ConfigError: the extra `tracing` is not installed, or the CA file cannot be read.
+    """
+    global _active
+    if not section.endpoint or _active is not None:
+        return
+    try:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+    except ImportError as error:
+        raise ConfigError(
+            f"tracing.endpoint is '{section.endpoint}', and the packages that send traces are not installed "
+            f"({error.name}): install quartet-common[tracing], or leave the endpoint out"
+        ) from error
+    import grpc
+
+    authority = read_text(section.tls_ca, "tracing.tls_ca").encode() if section.tls_ca else None
+    credentials = grpc.ssl_channel_credentials(authority) if authority else None
+    exporter = OTLPSpanExporter(
+        endpoint=section.endpoint, insecure=credentials is None, credentials=credentials, timeout=_EXPORT_SECONDS
+    )
+    resource = Resource.create({"service.name": f"quartet-{service}", "service.instance.id": instance})
+    # Never OpenTelemetry's global provider: that one belongs to whatever else lives in the process (vLLM).
+    provider = TracerProvider(
+        sampler=ParentBased(TraceIdRatioBased(section.sample_ratio)), resource=resource, shutdown_on_exit=False
+    )
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    _active = _Active(provider.get_tracer("quartet"), provider)
+    atexit.register(shutdown)
+
+
+def enabled() -> bool:
+    """Return whether this process sends traces."""
+    return _active is not None
+
+
+def shutdown() -> None:
+    """Send what is left, for a few seconds at most, and stop. A collector that is away keeps nobody from ending."""
+    global _active
+    if _active is None:
+        return
+    provider, _active = _active.provider, None
+    thread = threading.Thread(target=provider.shutdown, name="last traces", daemon=True)
+    thread.start()
+    thread.join(_SHUTDOWN_SECONDS)
+
+
+def is_valid(traceparent: str) -> bool:
+    """Return whether a text is a trace context of the W3C's version 00."""
+    return _FORM.fullmatch(traceparent) is not None
+
+
+@contextmanager
+def span(
+    name: str,
+    parent: str | None = None,
+    *,
+    root: bool = False,
+    links: Sequence[str] = (),
+    kind: str = "internal",
+    attributes: Mapping[str, Value] | None = None,
+) -> Iterator[Span]:
+    """Trace what is done inside. It is the parent of spans and calls made inside, in this task or thread.
+
+    Args:
+        parent: its parent's context; "": that one is not traced, and so is not this; None: what it is done within.
+        root: begin a new trace.
+        links: contexts of other traces that it belongs to as well.
+        kind: "internal", "server", "client", "producer" or "consumer".
+
+    An error that ends it is recorded and goes on.
+    """
+    parent = "" if root else current() if parent is None else parent
+    if _active is None or not (root or parent):
+        yield Span()
+        return
+    from opentelemetry import trace
+
+    made = _start(_active.tracer, name, parent, links, kind, attributes, None)
+    span = Span(_text(made))
+    with trace.use_span(made, end_on_exit=True):
+        try:
+            yield span
+        finally:
+            made.set_attributes(span.attributes)
+
+
+def record(
+    name: str,
+    parent: str,
+    began: float,
+    ended: float | None = None,
+    *,
+    root: bool = False,
+    links: Sequence[str] = (),
+    kind: str = "internal",
+    attributes: Mapping[str, Value] | None = None,
+) -> str:
+    """Trace something that is over, from `began` to `ended` (time.time(); None: now). Return its context.
+
+    Args:
+        parent: its parent's context; "": that one is not traced, and so is not this.
+        root: begin a new trace.
+    """
+    if _active is None or not (root or parent):
+        return ""
+    made = _start(_active.tracer, name, parent, links, kind, attributes, began)
+    ended = time.time() if ended is None else ended
+    made.end(end_time=max(round(ended * 1e9), round(began * 1e9)))
+    return _text(made)
+
+
+def current() -> str:
+    """Return the context of what is being done in this task or thread; "" if that is not traced."""
+    if _active is None:
+        return ""
+    from opentelemetry import trace
+
+    return _text(trace.get_current_span())
+
+
+def _start(
+    tracer: "Tracer",
+    name: str,
+    parent: str,
+    links: Sequence[str],
+    kind: str,
+    attributes: Mapping[str, Value] | None,
+    began: float | None,
+) -> "OtelSpan":
+    from opentelemetry import trace
+    from opentelemetry.context import Context
+
+    above = _context(parent)
+    context = trace.set_span_in_context(trace.NonRecordingSpan(above), Context()) if above else Context()
+    found = [each for each in map(_context, links) if each is not None]
+    return tracer.start_span(
+        name,
+        context,
+        kind=trace.SpanKind[kind.upper()],
+        attributes=dict(attributes) if attributes else None,
+        links=[trace.Link(each) for each in found],
+        start_time=None if began is None else round(began * 1e9),
+    )
+
+
+def _context(traceparent: str) -> "SpanContext | None":
+    from opentelemetry import trace
+
+    found = _FORM.fullmatch(traceparent)
+    if found is None:
+        return None
+    flags = trace.TraceFlags(int(found[3], 16))
+    return trace.SpanContext(int(found[1], 16), int(found[2], 16), is_remote=True, trace_flags=flags)
+
+
+def _text(span: "OtelSpan") -> str:
+    context: Any = span.get_span_context()
+    if not (context.is_valid and context.trace_flags.sampled):
+        return ""  # a trace that is not kept need not travel
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-01"

@@ -1,0 +1,100 @@
+"""One prompt's trace, over four real service processes and a real collector: from submit to the weights it became."""
+
+import os
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterator
+
+import pytest
+from by_hand import ENVIRONMENTS
+from trace_collector import Collector, ReceivedSpan
+
+pytestmark = pytest.mark.timeout(300)
+
+# What a trained instance's trace must tell: who says it, and what.
+LIFE = {
+    ("quartet-client", "submit"),
+    ("quartet-broker", "prompt queued"),
+    ("quartet-rollout", "rollout"),
+    ("quartet-rollout", "generate"),
+    ("quartet-reward", "verify"),
+    ("quartet-rollout", "put"),
+    ("quartet-broker", "store group"),
+    ("quartet-broker", "group ready"),
+    ("quartet-trainer", "optimizer step"),
+    ("quartet-trainer", "weights published"),
+}
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    made = Collector()
+    yield made
+    made.close()
+
+
+def whole(spans: list[ReceivedSpan]) -> dict[str, list[ReceivedSpan]]:
+    """The traces in which a whole life stands."""
+    traces = defaultdict(list)
+    for span in spans:
+        traces[span.trace].append(span)
+    return {name: trace for name, trace in traces.items() if {(span.service, span.name) for span in trace} >= LIFE}
+
+
+def test_one_trace_follows_a_prompt_from_submit_to_the_weights_that_carry_it(by_hand, collector):
+    services = by_hand(
+        **{
+            "rollout.engine": "transformers",
+            "run.max_steps": 2,
+            "run.max_staleness": 0,
+            "trainer.evaluation.interval": 0,
+            "trainer.checkpoint.interval": 0,
+            "tracing.endpoint": collector.address,
+        }
+    )
+    services.start_redis()
+    for name in ("broker", "reward", "rollout", "trainer"):
+        services.start(name)
+    services.client("run", "--attach", "--plain", *services.arguments)
+    services.wait_for("trainer", "training ends")
+    traces = whole(collector.wait_for(whole))
+
+    for trace in traces.values():
+        ids = {span.id for span in trace}
+        roots = [span for span in trace if not span.parent]
+        assert [(span.service, span.name) for span in roots] == [("quartet-client", "submit")]
+        assert all(span.parent in ids for span in trace if span.parent), "every span hangs on another of the trace"
+        instance = roots[0].attributes["quartet.instance"]
+        said = {span.attributes["quartet.instance"] for span in trace if "quartet.instance" in span.attributes}
+        assert said == {instance}
+        one = {span.name: span for span in trace}
+        order = [one[name] for name in ("submit", "rollout", "optimizer step", "weights published")]
+        assert sorted(order, key=lambda span: span.began) == order
+        assert one["generate"].attributes["quartet.completions"] == 4
+        assert sum(span.name == "verify" for span in trace) == 4
+        assert one["store group"].attributes["quartet.outcome"] == "accepted"
+        step = one["optimizer step"].attributes["quartet.step"]
+        assert one["group ready"].attributes["quartet.step"] == step
+        assert one["generate"].attributes["quartet.policy_version.oldest"] <= step
+        assert one["weights published"].attributes["quartet.policy_version"] >= step + 1
+        assert one["weights published"].attributes["quartet.rollouts"] == 1
+
+    # The step is a trace of its own, that links to its groups; its calls are in it.
+    spans = collector.wait_for(lambda spans: any(span.name == "train step" for span in spans))
+    first = next(span for span in spans if span.name == "train step")
+    assert first.attributes["quartet.groups"] == 4 and len(set(first.links)) == 4
+    calls = {span.name for span in spans if span.trace == first.trace and span.service == "quartet-broker"}
+    assert calls == {"quartet.v1.BrokerService/MarkTrained"}
+    updates = {span.trace for span in spans if span.name == "publish weights"}
+    assert any(span.name == "quartet.v1.RolloutService/FinishWeightUpdate" and span.trace in updates for span in spans)
+
+
+def test_who_asks_for_traces_without_the_packages_is_told_so(by_hand, tmp_path):
+    services = by_hand(**{"tracing.endpoint": "127.0.0.1:4317"})
+    # As in an environment without the extra: Python finds no such package.
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['opentelemetry.sdk'] = None\n")
+    command = [ENVIRONMENTS / "reward" / "bin" / "quartet-reward", *services.arguments]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "tracing.endpoint" in done.stderr and "quartet-common[tracing]" in done.stderr
