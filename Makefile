@@ -13,7 +13,7 @@ help:
 	@echo 'make test [SUITES="broker ..."]   all tests, or some; tests/run.py --list names them'
 	@echo 'make lint                         ruff, buf lint, buf breaking'
 	@echo 'make bench [BENCHMARKS=broker]    benchmarks, each against a named peer or limit'
-	@echo 'make learn                        learning curves of every algorithm (not built yet)'
+	@echo 'make learn [LEARN="ppo grpo"]     learning curves of every algorithm, 3 seeds each (docs/learning.md)'
 	@echo 'make chaos [CHAOS="--seed 7"]     kill everything, lose nothing; CHAOS=--help lists options'
 	@echo 'make resume [RESUME="--seed 7"]   kill the trainer 20 times in 40 steps: the same weights as if left alone'
 	@echo 'make fuzz [CASES=20000]           made-up messages to broker and reward; 50,000 steps of the broker model'
@@ -65,7 +65,8 @@ hostile:
 	@$(DEV)/python tests/run.py hostile
 
 learn:
-	@echo 'make $@ is not built yet.' >&2; exit 1
+	@$(ENVIRONMENTS) broker reward rollout trainer client
+	@.quartet/envs/client/bin/python tests/learning/curves.py $(LEARN)
 
 clean:
 	rm -rf .quartet/envs runs

@@ -23,6 +23,7 @@ from measuring import ENVIRONMENTS, GRACE_SECONDS, GUARD, ROOT, Figure
 RESULTS = ROOT / ".quartet" / "results"
 TAIL_LINES = 20
 PAGE = ROOT / "benchmarks" / "RESULTS.md"
+SECTION = "\n## "  # begins a section of the page that another program writes, e.g. tests/learning/curves.py
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ BENCHMARKS = (
     Benchmark("sandbox", "reward", 180),
     Benchmark("learner", "trainer", 120),
     Benchmark("memory", "trainer", 300),
+    Benchmark("trl_grpo", "dev", 600),
     Benchmark("weights", "trainer", 240),
     Benchmark("weight_stall", "rollout", 180),
     Benchmark("engines", "dev", 1200),
@@ -154,8 +156,9 @@ def rows_of(outcomes: list[Outcome], date: str) -> list[Row]:
 
 
 def rows_of_page(text: str) -> list[Row]:
-    """The rows of a page that was written before."""
-    cells = [tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in text.splitlines() if line[:1] == "|"]
+    """The rows of a page that was written before; not those of its further sections."""
+    lines = text.partition(SECTION)[0].splitlines()
+    cells = [tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in lines if line[:1] == "|"]
     return [row for row in cells[2:] if len(row) == len(HEADING)]
 
 
@@ -198,6 +201,8 @@ def cpu_model() -> str:
 
 
 def page(conditions: dict, lines: list[str]) -> str:
+    before = PAGE.read_text() if PAGE.exists() else ""
+    _, mark, sections = before.partition(SECTION)
     return f"""# Benchmarks
 
 Last written by `{conditions["command"]}` on {conditions["date"]}; `--write NAME` writes the rows of one benchmark anew.
@@ -209,7 +214,7 @@ measured in turn under the same load, so trust the ratios more than the figures.
 
 The ratio is measured / peer. What is compared, and why that is a fair peer, stands at the head of each program in this
 folder.
-"""
+{mark}{sections}"""
 
 
 if __name__ == "__main__":

@@ -90,6 +90,8 @@ ENVIRONMENTS: dict[str, Environment] = {
         ),
         # The peers of benchmarks/broker.py: no service, test or client ever meets it.
         Environment("bench-ray", "Ray and torch", "benchmarks/requirements-ray.txt", (), heavy=True, on_demand=True),
+        # The peer of benchmarks/trl_grpo.py, likewise.
+        Environment("bench-trl", "TRL and torch", "benchmarks/requirements-trl.txt", (), heavy=True, on_demand=True),
     )
 }
 
@@ -239,7 +241,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     parser = argparse.ArgumentParser(description="Make the environments of this checkout.")
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"of {', '.join(ENVIRONMENTS)}; default: all but bench-ray"
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"of {', '.join(ENVIRONMENTS)}; default: all but the bench-… ones",
     )
     parser.add_argument("--with-tests", action="store_true", help="add pytest and its plug-ins")
     parser.add_argument("--quiet", action="store_true", help="say nothing unless something fails")

@@ -1,0 +1,310 @@
+"""GRPO end to end: the four services beside TRL's `GRPOTrainer`, completions trained per second of wall time.
+
+Both train the same model on the same problems with the same reward: 16 prompts × 8 completions a step, at most 32 new
+tokens, temperature 1, AdamW at the same rate, clip 0.2 / 0.28, token mean, no KL, float32, one optimizer step a batch.
+Groups whose rewards are all equal have no gradient: ours spares their forward and backward pass, TRL does them.
+
+- Ours: broker, Redis, reward service, rollout and trainer as processes, `max_staleness = 1`: the rollout generates the
+  next batch while the trainer trains. One thread in each. With the transformers engine; vLLM's is shown beside it.
+- TRL: one process in an environment of its own (`bench-trl`), generating with transformers, one and two threads; it can
+  do one thing at a time on a CPU. The faster of the two counts.
+
+A rate is of the steps after the first ones, from one step's end to the last one's, without start, evaluations and
+checkpoints, which neither does. Two models: the demo's, warmed up, of 0.3 M parameters; and an untrained one of 30 M
+with 4 prompts a step and up to 64 new tokens. That one gets no reward, so there ours is told to spare nothing. Sides
+run in turn, ours, TRL's, ours, TRL's; a side's figure is the mean of its two.
+
+Beside the figures it prints where a step's time goes, by the trainer's own metrics and the processor time of each
+process.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from measuring import ENVIRONMENTS, ROOT, Figure, report
+
+MODEL_DATA = ROOT / ".quartet" / "arithmetic"
+RUN_FILE = ROOT / "examples" / "arithmetic" / "run.toml"
+COMPLETIONS = 8
+ROUNDS = 2
+BIG = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8}
+LEARNING_RATE = 3e-4
+SIDE_SECONDS = 300.0  # twenty times what a quiet machine needs
+SERVICES = ("redis-server", "quartet_broker", "quartet_reward", "quartet_rollout", "quartet_trainer")
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model, and how long its rounds are."""
+
+    name: str
+    model: Path
+    prompts: int
+    """Of a step."""
+    new_tokens: int
+    steps: int
+    leave_out: int
+    """First steps that are not measured."""
+    skip_zero_advantage: bool
+
+
+@dataclass
+class Round:
+    """What a side did."""
+
+    rate: float
+    """Completions per second."""
+    length: float
+    """Tokens of a completion, mean over the measured steps."""
+    zero_variance: float
+    """Share of groups whose rewards were all equal, mean over the measured steps."""
+    account: dict[str, float]
+    """Milliseconds of a step by what they went to, and counts."""
+
+
+# --- The sides --------------------------------------------------------------------------------------------------------
+
+
+def trl(size: Size, threads: int) -> Round:
+    """Train with TRL. Raises RuntimeError if it fails."""
+    options = {
+        "steps": size.steps,
+        "prompts": size.prompts,
+        "completions": COMPLETIONS,
+        "new_tokens": size.new_tokens,
+        "learning_rate": LEARNING_RATE,
+        "threads": threads,
+    }
+    python = ENVIRONMENTS / "bench-trl" / "bin" / "python"
+    command = [python, ROOT / "benchmarks" / "trl_side.py", size.model, MODEL_DATA / "train.jsonl", json.dumps(options)]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+        "HF_HUB_OFFLINE": "1",
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+    }
+    done = subprocess.run(
+        [str(word) for word in command], env=environment, capture_output=True, text=True, timeout=SIDE_SECONDS
+    )
+    if done.returncode:
+        raise RuntimeError(f"TRL failed: {done.stderr[-2000:]}")
+    told = json.loads(done.stdout.splitlines()[-1])
+    ends, cpu, first = told["ends"], told["cpu"], size.leave_out
+    count, seconds = len(ends) - first, ends[-1] - ends[first - 1]
+    return Round(
+        rate=size.prompts * COMPLETIONS * count / seconds,
+        length=statistics.mean(told["length"][first:]),
+        zero_variance=statistics.mean(told["zero_variance"][first:]),
+        account={
+            "step": 1000 * seconds / count,
+            "CPU of TRL": 1000 * (cpu[-1] - cpu[first - 1]) / count,
+        },
+    )
+
+
+def ours(size: Size, engine: str) -> Round:
+    """Train with the four services. Raises RuntimeError if it fails."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "run"
+        settings = {
+            "run.id": "peer",
+            "run.folder": folder,
+            "run.max_steps": size.steps,
+            "run.groups_per_step": size.prompts,
+            "run.sampling.max_new_tokens": size.new_tokens,
+            "model.path": size.model,
+            "data.train": MODEL_DATA / "train.jsonl",
+            "rollout.engine": engine,
+            "trainer.learning_rate": LEARNING_RATE,
+            "trainer.skip_zero_advantage": str(size.skip_zero_advantage).lower(),
+            "trainer.evaluation.interval": 0,
+            "trainer.evaluation.before_training": "false",
+            "trainer.evaluation.at_end": "false",
+            "trainer.tensorboard": "false",
+            "trainer.samples_interval": 0,
+            "trainer.rollout_log_interval": 0,
+            "trainer.checkpoint.interval": 0,
+        }
+        command = [str(ENVIRONMENTS / "client" / "bin" / "quartet"), "run", str(RUN_FILE), "--plain"]
+        command += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        with (Path(temporary) / "output.log").open("w+") as output:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=ROOT)
+            try:
+                used = watch(process, folder / "metrics.jsonl", size)
+            finally:
+                if process.poll() is None:
+                    process.terminate()
+                    process.wait(60)
+            output.seek(0)
+            if process.returncode:
+                raise RuntimeError(f"the run failed: {output.read()[-2000:]}")
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if row["kind"] == "step"]
+    measured = steps[size.leave_out :]
+    wall = measured[-1]["time"] - steps[size.leave_out - 1]["time"]
+
+    def mean(name: str) -> float:
+        return statistics.mean(row[name] for row in measured)
+
+    account = {name.removeprefix("time/"): 1000 * mean(name) for name in measured[0] if name.startswith("time/")}
+    account |= {f"CPU of {name}": 1000 * seconds / len(measured) for name, seconds in used.items()}
+    account["skipped completions"] = mean("batch/completions_skipped")
+    account["staleness"] = mean("staleness/mean")
+    return Round(
+        rate=sum(row["batch/completions"] for row in measured) / wall,
+        length=mean("completions/mean_length"),
+        zero_variance=mean("reward/frac_zero_std"),
+        account=account,
+    )
+
+
+# --- What the processes of a run use ----------------------------------------------------------------------------------
+
+
+def watch(process: subprocess.Popen, metrics: Path, size: Size) -> dict[str, float]:
+    """Wait for the run's end; return the processor seconds of each service over the measured steps.
+
+    Raises RuntimeError if the run is not over in time.
+    """
+    deadline = time.monotonic() + SIDE_SECONDS
+    before: dict[str, float] = {}
+    after: dict[str, float] = {}
+    while process.poll() is None:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the run is not over after {SIDE_SECONDS:.0f} s")
+        done = metrics.read_text().count('"kind": "step"') if metrics.exists() else 0
+        if done >= size.leave_out and not before:
+            before = processor_seconds(process.pid)
+        if done >= size.steps and not after:
+            after = processor_seconds(process.pid)
+        time.sleep(0.02)  # the file and the processes say nothing by themselves
+    return {name: after[name] - before.get(name, 0.0) for name in after}
+
+
+def processor_seconds(parent: int) -> dict[str, float]:
+    """Return the processor seconds so far of a process's descendants, by service."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    parents, used = {}, {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has just ended
+        pid = int(folder.name)
+        parents[pid] = int(fields[1])
+        name = next((name for name in SERVICES if name in words and "guard.py" not in words), "")
+        used[pid] = (name, (int(fields[11]) + int(fields[12])) / ticks)
+    total = dict.fromkeys(SERVICES, 0.0)
+    for pid, (name, seconds) in used.items():
+        if name and parent in ancestors(pid, parents):
+            total[name] += seconds
+    return total
+
+
+def ancestors(pid: int, parents: dict[int, int]) -> set[int]:
+    """Return a process's parent, its parent, and so on."""
+    found: set[int] = set()
+    while (pid := parents.get(pid, 0)) and pid not in found:
+        found.add(pid)
+    return found
+
+
+# --- The whole --------------------------------------------------------------------------------------------------------
+
+
+def compare(size: Size) -> tuple[Round, Round]:
+    """Return ours and TRL's, each the mean of its rounds, and print them as they come."""
+    rounds: dict[str, list[Round]] = {"ours": [], "TRL": []}
+    for _ in range(ROUNDS):
+        rounds["ours"].append(told(size, "ours, transformers", ours(size, "transformers")))
+        rounds["TRL"].append(told(size, "TRL, 2 threads", trl(size, 2)))
+    return mean_of(rounds["ours"]), mean_of(rounds["TRL"])
+
+
+def mean_of(rounds: list[Round]) -> Round:
+    def mean(values: list[float]) -> float:
+        return statistics.mean(values)
+
+    return Round(
+        rate=mean([each.rate for each in rounds]),
+        length=mean([each.length for each in rounds]),
+        zero_variance=mean([each.zero_variance for each in rounds]),
+        account={name: mean([each.account[name] for each in rounds]) for name in rounds[0].account},
+    )
+
+
+def told(size: Size, side: str, done: Round) -> Round:
+    """Print a round and return it."""
+    print(
+        f"{size.name:6} {side:20} {done.rate:6.1f} completions/s, {done.length:.1f} tokens each, "
+        f"{done.zero_variance:.0%} of groups of equal rewards",
+        file=sys.stderr,
+        flush=True,
+    )
+    return done
+
+
+def print_account(size: Size, side: str, done: Round) -> None:
+    """Print where a step's time goes."""
+    lines = [f"  {name:32} {value:8.1f}" for name, value in done.account.items()]
+    print(f"\n{size.name}, {side}: milliseconds of a step (and counts)\n" + "\n".join(lines) + "\n", file=sys.stderr)
+
+
+def make_big_model(folder: Path) -> None:
+    """Write the untrained model of 30 M parameters and its tokenizer."""
+    code = (
+        "import json, sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]); import model;"
+        "from transformers import Qwen2ForCausalLM; config = model.build_model(0).config;"
+        "config.update({**json.loads(sys.argv[3]), 'initializer_range': 0.02});"
+        "model.save(Qwen2ForCausalLM(config), model.build_tokenizer(), Path(sys.argv[2]))"
+    )
+    python = ENVIRONMENTS / "trainer" / "bin" / "python"
+    command = [python, "-W", "ignore", "-c", code, ROOT / "examples" / "arithmetic", folder, json.dumps(BIG)]
+    subprocess.run([str(word) for word in command], check=True, timeout=120, stdout=sys.stderr)
+
+
+def main() -> None:
+    prepare = [ENVIRONMENTS / "trainer" / "bin" / "python", ROOT / "examples/arithmetic/prepare.py", MODEL_DATA]
+    subprocess.run([*map(str, prepare)], check=True, timeout=300, stdout=sys.stderr)
+    environments = str(ROOT / "deploy" / "local" / "environments.py")
+    subprocess.run([sys.executable, environments, "bench-trl"], check=True, stdout=sys.stderr)
+    figures = []
+
+    def compared(size: Size, engine: str, done: Round, peer_name: str, peer: Round) -> Figure:
+        name = f"trl_grpo: {size.name}, {engine} engine"
+        return Figure(name, "completions/s", done.rate, peer.rate, peer_name, "higher")
+
+    tiny = Size("0.3 M", MODEL_DATA / "model", 16, 32, 40, 8, True)
+    mine, theirs = compare(tiny)
+    single = told(tiny, "TRL, 1 thread", trl(tiny, 1))
+    best, name = max(((theirs, "TRL GRPOTrainer, 2 threads"), (single, "TRL GRPOTrainer, 1 thread")), key=rate)
+    figures.append(compared(tiny, "transformers", mine, name, best))
+    figures.append(compared(tiny, "vllm", told(tiny, "ours, vLLM", ours(tiny, "vllm")), name, best))
+    print_account(tiny, "ours", mine)
+    print_account(tiny, name, best)
+    with tempfile.TemporaryDirectory() as folder:
+        make_big_model(Path(folder))
+        big = Size("30 M", Path(folder), 4, 64, 7, 2, False)
+        mine, theirs = compare(big)
+        figures.append(compared(big, "transformers", mine, "TRL GRPOTrainer, 2 threads", theirs))
+        print_account(big, "ours", mine)
+        print_account(big, "TRL", theirs)
+    report(*figures)
+
+
+def rate(pair: tuple[Round, str]) -> float:
+    return pair[0].rate
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Which learning curves are made, and what each has to show. Imports nothing heavy."""
+
+from dataclasses import dataclass
+
+LEAST_LIFT = 0.20  # of held-out accuracy, for every algorithm and seed
+MOST_LIFT_SHUFFLED = 0.08  # what the rewards of other problems may seem to teach
+
+
+@dataclass(frozen=True)
+class Case:
+    """A setting of the run file whose curve is made, once for each seed."""
+
+    name: str
+    group: str
+    """Cases of one group are drawn into one picture."""
+    settings: tuple[str, ...]
+    seeds: tuple[int, ...] = (1, 2, 3)
+    shuffled: bool = False
+    """Answers are dealt out anew among the problems: rewards are as many as before, and say nothing."""
+    least: float | None = LEAST_LIFT
+    most: float | None = None
+
+    def holds(self, lift: float) -> bool:
+        """Return whether a run's lift (final − first held-out accuracy, −1 to 1) keeps within the bars."""
+        return (self.least is None or lift >= self.least) and (self.most is None or lift <= self.most)
+
+
+def algorithm(name: str, *settings: str) -> Case:
+    return Case(name, "algorithms", (f"trainer.algorithm={name}", *settings))
+
+
+def staleness(lag: int, corrected: bool) -> Case:
+    """GRPO with the ratio to the trainer's own policy: what is stale is then corrected by `tis`, or by nothing."""
+    name = f"lag {lag}, {'corrected' if corrected else 'uncorrected'}"
+    correction = "tis" if corrected else "none"
+    settings = (
+        "trainer.algorithm=grpo",
+        f"run.max_staleness={lag}",
+        "trainer.old_log_probs=recompute",
+        f"trainer.correction={correction}",
+    )
+    return Case(name, "staleness", settings, seeds=(1,))
+
+
+CASES = (
+    algorithm("grpo"),
+    algorithm("dapo"),
+    algorithm("rloo"),
+    algorithm("reinforce_pp_baseline"),
+    # GSPO's clip is nearly a thousand times narrower than GRPO's: to the rollout's policy, a step of this learning rate
+    # away, the ratio of most completions would be outside of it, whatever they deserve. To the trainer's own it is 1.
+    algorithm("gspo", "trainer.old_log_probs=recompute"),
+    algorithm("ppo"),
+    Case("shuffled", "control", ("trainer.algorithm=grpo",), shuffled=True, least=None, most=MOST_LIFT_SHUFFLED),
+    *(staleness(lag, corrected) for lag in (0, 1, 4) for corrected in (True, False)),
+    Case("gspo, ratio to rollout", "remarks", ("trainer.algorithm=gspo",), seeds=(1,), least=None),
+    Case("grpo, vLLM", "engine", ("trainer.algorithm=grpo", "rollout.engine=vllm"), seeds=(1,)),
+)
+
+
+def schedule(cases: tuple[Case, ...]) -> list[tuple[Case, int]]:
+    """Return (case, seed), every case's first seed before any second: a stopped program has seen every case."""
+    most = max(len(case.seeds) for case in cases)
+    return [(case, case.seeds[place]) for place in range(most) for case in cases if place < len(case.seeds)]

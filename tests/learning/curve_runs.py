@@ -1,0 +1,154 @@
+"""One learning curve: a run of the four services in a folder of its own, and the result that is kept of it."""
+
+import hashlib
+import json
+import random
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from curve_cases import Case
+from curve_services import ENVIRONMENTS, ROOT, STOP_SECONDS, Services
+
+PREPARED = ROOT / ".quartet" / "arithmetic"
+RUN_FILE = Path(__file__).with_name("curves.toml")
+RUN_SECONDS = 420.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What is kept of a finished run, as `result.json` has it."""
+
+    case: str
+    seed: int
+    digest: str
+    settings: list[str]
+    steps: int
+    evaluations: list[tuple[int, float]]
+    """(optimizer steps, held-out accuracy)"""
+    reward: list[float]
+    """Mean reward of each step's batch."""
+    length: list[float]
+    """Tokens of a completion, mean of each step's batch."""
+    staleness: float
+    """Mean over steps of `staleness/mean`."""
+    log_prob_diff: float
+    """Mean over steps of `mismatch/log_prob_diff_mean`."""
+    training_seconds: float
+    seconds: float
+
+    @property
+    def lift(self) -> float:
+        """Held-out accuracy at the end less that at the start."""
+        return self.evaluations[-1][1] - self.evaluations[0][1]
+
+
+class RunFailed(Exception):
+    """A run did not end well; the text says how."""
+
+
+def prepare() -> None:
+    """Make the warmed-up model and the data that all runs start from; what is there is kept."""
+    python = ENVIRONMENTS / "trainer" / "bin" / "python"
+    subprocess.run([python, "-W", "ignore", ROOT / "examples/arithmetic/prepare.py", PREPARED], check=True, timeout=900)
+
+
+def digest(case: Case, seed: int) -> str:
+    """Return what a run depends on, in short: settings, model and data, not the code that is being judged."""
+    content = [RUN_FILE.read_bytes(), (PREPARED / "model" / "recipe.txt").read_bytes()]
+    content += [repr((case.settings, case.shuffled, seed)).encode()]
+    return hashlib.sha256(b"\0".join(content)).hexdigest()[:16]
+
+
+def kept(folder: Path, case: Case, seed: int) -> Result | None:
+    """Return the result of a run that was finished with the same settings, else None."""
+    path = folder_of(folder, case, seed) / "result.json"
+    if not path.is_file():
+        return None
+    result = Result(**json.loads(path.read_text()))
+    return result if result.digest == digest(case, seed) else None
+
+
+def folder_of(folder: Path, case: Case, seed: int) -> Path:
+    return folder / f"{case.name.replace(', ', '-').replace(' ', '')}-seed{seed}"
+
+
+def do(folder: Path, services: Services, case: Case, seed: int) -> Result:
+    """Do one run from its beginning, and keep its result. Raises RunFailed."""
+    place = folder_of(folder, case, seed)
+    run_folder = place / time.strftime("run-%Y%m%d-%H%M%S")
+    run_folder.mkdir(parents=True)
+    run_id = f"{place.name}-{run_folder.name}"
+    settings = [f"run.id={run_id}", f"run.folder={run_folder}", f"data.shuffle_seed={seed}", f"trainer.seed={seed}"]
+    settings += [*case.settings, *services.addresses()]
+    if case.shuffled:
+        settings.append(f"data.train={shuffled(place, seed)}")
+    arguments = [str(RUN_FILE), *(word for setting in settings for word in ("--set", setting))]
+    command = [str(ENVIRONMENTS / "client" / "bin" / "quartet"), "run", "--attach", "--plain", *arguments]
+    began = time.monotonic()
+    with (place / "output.log").open("w") as output, services.run(arguments, run_folder) as statuses:
+        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        try:
+            status = process.wait(RUN_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise RunFailed(f"not done after {RUN_SECONDS:.0f} s: {place}/output.log") from None
+        finally:
+            end(process)
+    if status or any(statuses.values()):
+        lines = (place / "output.log").read_text(errors="replace").splitlines()[-5:]
+        raise RunFailed("\n  ".join([f"status {status}, services {statuses}: {place}/output.log", *lines]))
+    result = read(run_folder / "metrics.jsonl", case, seed, time.monotonic() - began)
+    (place / "result.json").write_text(json.dumps(asdict(result), indent=1) + "\n")
+    return result
+
+
+def end(process: subprocess.Popen) -> None:
+    """Ask a run that is still going to stop; it ends its services. At the last, kill it."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            print(f"had to kill the run {process.pid}", file=sys.stderr)
+
+
+def shuffled(place: Path, seed: int) -> Path:
+    """Write the training problems with their answers dealt out anew; return the file."""
+    problems = [json.loads(line) for line in (PREPARED / "train.jsonl").read_text().splitlines()]
+    answers = [problem["gt_answer"] for problem in problems]
+    random.Random(seed).shuffle(answers)
+    path = place / "train.jsonl"
+    rows = ({**problem, "gt_answer": answer} for problem, answer in zip(problems, answers, strict=True))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read(metrics: Path, case: Case, seed: int, seconds: float) -> Result:
+    """Read a finished run's metrics. Raises RunFailed if evaluations are missing."""
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    steps = [row for row in rows if row["kind"] == "step"]
+    evaluations = [(row["step"], row["eval/heldout/ans_acc"]) for row in rows if row["kind"] == "evaluation"]
+    if len(evaluations) < 2 or evaluations[0][0] != 0 or evaluations[-1][0] != len(steps):
+        raise RunFailed(f"evaluations at {[step for step, _ in evaluations]} of {len(steps)} steps: {metrics}")
+
+    def mean(name: str) -> float:
+        return sum(row[name] for row in steps) / len(steps)
+
+    return Result(
+        case=case.name,
+        seed=seed,
+        digest=digest(case, seed),
+        settings=list(case.settings),
+        steps=len(steps),
+        evaluations=evaluations,
+        reward=[round(row["reward/mean"], 4) for row in steps],
+        length=[round(row["completions/mean_length"], 2) for row in steps],
+        staleness=round(mean("staleness/mean"), 3),
+        log_prob_diff=round(mean("mismatch/log_prob_diff_mean"), 5),
+        training_seconds=round(steps[-1]["time"] - steps[0]["time"], 1),
+        seconds=round(seconds, 1),
+    )
