@@ -201,13 +201,16 @@ class ServerSection(Section):
     drain_seconds: float = Field(10.0, gt=0, description="Time to finish what is under way after SIGTERM.")
     max_message_bytes: int = Field(64 << 20, ge=1 << 20, description="Largest gRPC message, received or sent.")
     calls_per_second: float = Field(
-        0.0, ge=0, description="Most calls a second from one peer (docs/security.md); 0: no limit."
+        0.0, ge=0, description="Most calls a second from one peer (docs/security.md), health checks aside; 0: no limit."
     )
-    submits_per_second: float = Field(
-        0.0, ge=0, description="Most calls a second from one peer that bring work of a client's; 0: no limit."
+    work_calls_per_second: float = Field(
+        0.0,
+        ge=0,
+        description="Most calls a second from one peer that bring work (SubmitPrompts, Score, ScoreStream, Execute, "
+        "Generate, GenerateStream); 0: no limit.",
     )
     burst_seconds: float = Field(
-        2.0, gt=0, le=3600, description="Seconds of a rate limit that may be used at once after a rest."
+        2.0, gt=0, le=3600, description="Seconds' worth of calls that a peer may make at once after a rest."
     )
 
 

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from quartet_common import metrics, tracing
 from quartet_common.errors import ContractError, permission_denied, unauthenticated, unimplemented, unreadable
 from quartet_common.log import get_logger
+from quartet_common.rate_limits import RateLimits, peer_of
 from quartet_common.roles import ROLE_URI, allowed_roles, is_open, roles_of
 
 log = get_logger(__name__)
@@ -29,9 +30,10 @@ _OPEN_PREFIX = "/grpc.health.v1.Health/"
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Lets servicers raise ContractError, hides the rest as INTERNAL (it is logged), counts and times calls."""
 
-    def __init__(self, token: str | None, roles: bool = False):
+    def __init__(self, token: str | None, roles: bool = False, limits: RateLimits | None = None):
         """Ask for `token` where there is one, and with `roles` for a certificate whose role may make the call."""
         self._roles = roles
+        self._limits = limits or None
         self._header = f"Bearer {token}".encode() if token else None
         # A server's methods do not change: each is wrapped once, and once more to be refused.
         self._wrapped: dict[tuple[str, bool], grpc.RpcMethodHandler] = {}
@@ -54,7 +56,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if handler.response_streaming:
 
             async def answer_stream(request, context):
-                async with _Guard(method, context, refused, allowed):
+                async with _Guard(method, context, refused, allowed, self._limits):
                     result = inner(check(request), context)
                     if inspect.isasyncgen(result) or hasattr(result, "__aiter__"):
                         async for message in result:
@@ -66,7 +68,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         else:
 
             async def answer(request, context):
-                async with _Guard(method, context, refused, allowed):
+                async with _Guard(method, context, refused, allowed, self._limits):
                     with _traced(method, context):
                         return await inner(check(request), context)
 
@@ -156,8 +158,16 @@ def _refusal(error: BaseException) -> ContractError | None:
 class _Guard:
     """Around one call: refuse, translate what is raised, count."""
 
-    def __init__(self, method: str, context: grpc.aio.ServicerContext, refused: bool, allowed: frozenset[str] | None):
+    def __init__(
+        self,
+        method: str,
+        context: grpc.aio.ServicerContext,
+        refused: bool,
+        allowed: frozenset[str] | None,
+        limits: RateLimits | None,
+    ):
         self._method, self._context, self._refused, self._allowed = method, context, refused, allowed
+        self._limits = limits
         self._began = time.perf_counter()
 
     async def __aenter__(self) -> None:
@@ -168,6 +178,11 @@ class _Guard:
             roles = roles_of(names)
             if not roles & self._allowed:
                 await self._abort(self._forbidden(roles))
+        # After who it is: a stranger cannot use up a peer's calls.
+        if self._limits is not None:
+            refusal = self._limits.refusal(self._method, peer_of(self._context))
+            if refusal is not None:
+                await self._abort(refusal)
 
     def _forbidden(self, roles: frozenset[str]) -> ContractError:
         allowed = ", ".join(sorted(self._allowed or ()))
