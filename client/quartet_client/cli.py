@@ -13,6 +13,7 @@ import click
 from quartet_client import __version__
 from quartet_client.commands.audit import audit
 from quartet_client.commands.certs import certs
+from quartet_client.commands.contract_test import contract_test
 from quartet_client.commands.dashboard import dashboard
 from quartet_client.commands.dead import dead
 from quartet_client.commands.doctor import doctor
@@ -51,6 +52,7 @@ for command in (
     plot,
     certs,
     doctor,
+    contract_test,
     migrate_colossalchat,
 ):
     cli.add_command(command)

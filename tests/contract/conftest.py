@@ -3,7 +3,10 @@
 from collections.abc import Iterator
 
 import pytest
-from contract_stack import Stack
+
+pytest.register_assert_rewrite("quartet_client.contract")  # before it is imported
+
+from contract_stack import Stack  # noqa: E402
 
 
 @pytest.fixture(scope="session")

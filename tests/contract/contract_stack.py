@@ -2,16 +2,15 @@
 
 from pathlib import Path
 
-import numpy as np
-from broker_arrangements import BrokerRun
-from contract_calls import OWNERS, Caller
-from contract_world import World
-from quartet.v1 import broker_pb2, experience_pb2, tensor_pb2, trainer_pb2
+from quartet.v1 import broker_pb2, trainer_pb2
 from quartet.v1 import rollout_pb2 as rollout
 from servers_under_test import KINDS, Process, Redis, Server, free_ports, make_models, python_of
 from weight_arrangements import Peer, WeightEpochs
 
-from quartet_common.tensors import encode, encode_ragged
+from quartet_client.contract.broker_arrangements import BrokerRun
+from quartet_client.contract.calls import OWNERS, Caller
+from quartet_client.contract.target import group_tensors
+from quartet_client.contract.world import World
 
 RUN = "contract"
 """The rollouts' run. It is never made: they wait for it, and do what callers ask meanwhile."""
@@ -139,7 +138,7 @@ class Stack:
     def _prepare_training(self) -> None:
         world = World({"BrokerService": self.servers["broker"].caller()})
         run = BrokerRun(world, TRAINED_RUN, groups_per_step=1)
-        run.put(run.submit("a").lease(1), tensors=_group_tensors().SerializeToString())
+        run.put(run.submit("a").lease(1), tensors=group_tensors().SerializeToString())
         run.call("LeaveMember", broker_pb2.LeaveMemberRequest(run_id=TRAINED_RUN, instance_id="r1"))
 
 
@@ -157,21 +156,3 @@ class Callers(dict):
         if kind == "trainer":
             self._stack.wait_until_trained()
         return self._stack.servers[self._engine if kind == "rollout" else kind].caller()
-
-
-def _group_tensors() -> experience_pb2.GroupTensors:
-    """Two completions of three tokens, one right and one wrong."""
-    ones = encode(np.ones(2, dtype=np.float32))
-    tokens = [np.array(row, dtype=np.int32) for row in ([30, 31, 32], [40, 41, 42])]
-    half = encode(np.array([0.0, 1.0], dtype=np.float32))
-    return experience_pb2.GroupTensors(
-        prompt_token_ids=encode(np.array([17, 18, 19], dtype=np.int32)),
-        completion_token_ids=encode_ragged(tokens, tensor_pb2.DTYPE_INT32),
-        rollout_log_probs=encode_ragged([np.full(3, -4.8, dtype=np.float32)] * 2, tensor_pb2.DTYPE_FLOAT32),
-        rewards=half,
-        temperatures=ones,
-        truncated=encode(np.zeros(2, dtype=np.uint8)),
-        version_spans=encode_ragged([np.array([0, 0, 3], dtype=np.int64)] * 2, tensor_pb2.DTYPE_INT64),
-        format_acc=ones,
-        ans_acc=half,
-    )

@@ -17,12 +17,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from contract_calls import Caller
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import experience_pb2, reward_pb2
 from quartet.v1 import rollout_pb2 as rollout
 from servers_under_test import KINDS, Process, Redis, Server, free_ports, make_models, python_of
 
+from quartet_client.contract.calls import Caller
 from quartet_common.durations import to_duration
 
 RUN = "elastic"

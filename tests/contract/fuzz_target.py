@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
-from contract_calls import Caller, details, method_of
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2
 from servers_under_test import Server
+
+from quartet_client.contract.calls import Caller, details, method_of
 
 Code = grpc.StatusCode
 

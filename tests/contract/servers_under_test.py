@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import grpc
-from contract_calls import OPTIONS, Caller
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from quartet_client.contract.calls import OPTIONS, Caller
 from quartet_local.redis import find_server
 
 ROOT = Path(__file__).resolve().parents[2]

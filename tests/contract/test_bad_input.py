@@ -11,7 +11,6 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
-from contract_calls import OWNERS, RPCS, Caller, method_of
 from fuzz_broker import FuzzedBroker
 from fuzz_messages import Hints, wire
 from fuzz_target import Answer, Code, fault, resident_bytes, send
@@ -19,6 +18,8 @@ from google.protobuf.struct_pb2 import Struct
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from quartet.v1 import reward_pb2
 from servers_under_test import Server, free_ports
+
+from quartet_client.contract.calls import OWNERS, RPCS, Caller, method_of
 
 CASES = int(os.environ.get("FUZZ_CASES", "3000"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))

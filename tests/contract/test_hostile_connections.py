@@ -5,11 +5,12 @@ import time
 
 import grpc
 import pytest
-from contract_calls import Caller
 from fuzz_broker import FuzzedBroker
 from fuzz_target import resident_bytes
 from hostile_connections import connect, hostile_conversations, idle_connections
 from quartet.v1 import broker_pb2 as pb
+
+from quartet_client.contract.calls import Caller
 
 PATH = "/quartet.v1.BrokerService/SubmitPrompts"
 LIMIT = 64 << 20

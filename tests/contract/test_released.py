@@ -4,14 +4,14 @@ services that know no more than a release."""
 import asyncio
 
 import pytest
-from contract_calls import OWNERS, RPCS, Caller
-from contract_cases import Good
 from contract_stack import ENGINES
-from contract_world import World
 from released_view import RELEASED, ReleasedContract, ReleasedView
-from test_rpcs import CASES
 
 from quartet_client import AsyncClient
+from quartet_client.contract.calls import OWNERS, RPCS, Caller
+from quartet_client.contract.cases import Good
+from quartet_client.contract.tables import CASES
+from quartet_client.contract.world import World
 
 CONTRACTS = {image.stem: ReleasedContract(image) for image in RELEASED}
 # A call that ends a service is made once, by test_rpcs; one whose answer never ends is read there.

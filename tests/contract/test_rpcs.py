@@ -1,35 +1,15 @@
-"""Every RPC of the contract over a real socket, with good and with bad input; the cases are tables, cases_*.py."""
+"""Every RPC of the contract over a real socket, with good and with bad input: the cases of quartet_client.contract."""
 
 import subprocess
 
-import cases_broker_prompts
-import cases_broker_results
-import cases_broker_runs
-import cases_broker_training
-import cases_handshake
-import cases_reward
-import cases_rollout
-import cases_trainer
-import grpc
 import pytest
-from contract_calls import OWNERS, RPCS, details, is_idempotent, method_of, without
-from contract_cases import Bad, Case, Good, NoBadInput, Refused
 from contract_stack import ENGINES
-from contract_world import World
-from google.protobuf.message import Message
-from google.rpc import error_details_pb2
 
-TABLES = (
-    cases_handshake,
-    cases_broker_runs,
-    cases_broker_prompts,
-    cases_broker_training,
-    cases_broker_results,
-    cases_reward,
-    cases_rollout,
-    cases_trainer,
-)
-CASES: list[Case] = [case for table in TABLES for case in table.CASES]
+from quartet_client.contract.calls import OWNERS, RPCS, method_of
+from quartet_client.contract.cases import Bad, Case, Good, NoBadInput, Refused
+from quartet_client.contract.judge import judge_bad, judge_good, judge_refused
+from quartet_client.contract.tables import CASES, name_of
+from quartet_client.contract.world import World
 
 
 def places(case: Case) -> list[str]:
@@ -47,7 +27,7 @@ def parameters(*kinds: type) -> list:
         pytest.param(
             case,
             place,
-            id="-".join(filter(None, (case.rpc.partition(".")[2], case.title.replace(" ", "_"), place))),
+            id="-".join(filter(None, (name_of(case), place))),
             marks=[pytest.mark.ends_a_service] if isinstance(case, Good) and case.last else [],
         )
         for case in CASES
@@ -75,23 +55,9 @@ def world(stack, place, case):
 
 @pytest.mark.parametrize(("case", "place"), parameters(Good))
 def test_good_input(stack, world, case: Good, place):
-    request = case.request(world)
-    first = world.call(case.rpc, request, take=case.take)
-    case.check(world, first)
-    if is_idempotent(case.rpc) and not case.once:
-        again = world.call(case.rpc, request, take=case.take)
-        if case.second is not None:
-            case.second(world, again)
-        else:
-            assert comparable(again, case) == comparable(first, case)
+    judge_good(world, case)
     if case.last:
         assert_ends(stack.servers["trainer"].popen)
-
-
-def comparable(answer: Message | list[Message], case: Good) -> Message | list[Message]:
-    if isinstance(answer, list):
-        return [without(part, case.volatile) for part in answer]
-    return without(answer, case.volatile)
 
 
 def assert_ends(process: subprocess.Popen) -> None:
@@ -100,33 +66,12 @@ def assert_ends(process: subprocess.Popen) -> None:
 
 @pytest.mark.parametrize(("case", "place"), parameters(Bad))
 def test_bad_input(world, case: Bad, place):
-    request = case.request(world)
-    with pytest.raises(grpc.RpcError) as raised:
-        world.call(case.rpc, request, server=case.server, take=case.take)
-    error = raised.value
-    assert error.code() == case.code, error.details()
-    told = details(error)
-    if case.code == grpc.StatusCode.INVALID_ARGUMENT:
-        fields = [
-            violation.field
-            for detail in told
-            if isinstance(detail, error_details_pb2.BadRequest)
-            for violation in detail.field_violations
-        ]
-        assert any(case.names in field for field in fields), (fields, error.details())
-    else:
-        assert case.names in error.details()
-    assert told, f"no google.rpc details come with: {error.details()}"
-    assert "\n" not in error.details() and "Traceback" not in error.details()
-    if case.code == grpc.StatusCode.RESOURCE_EXHAUSTED:
-        assert any(isinstance(detail, error_details_pb2.RetryInfo) for detail in told)
-    if case.code == grpc.StatusCode.FAILED_PRECONDITION:
-        assert any(isinstance(detail, error_details_pb2.PreconditionFailure) for detail in told)
+    judge_bad(world, case)
 
 
 @pytest.mark.parametrize(("case", "place"), parameters(Refused))
 def test_bad_input_that_is_answered(world, case: Refused, place):
-    case.check(world, world.call(case.rpc, case.request(world)))
+    judge_refused(world, case)
 
 
 @pytest.mark.parametrize("rpc", RPCS)

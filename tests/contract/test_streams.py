@@ -6,12 +6,13 @@ from queue import SimpleQueue
 
 import grpc
 import pytest
-from broker_arrangements import SERVE, rollout
-from cases_reward import item
-from contract_calls import SECONDS
-from contract_world import World
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import broker_pb2_grpc, reward_pb2, reward_pb2_grpc
+
+from quartet_client.contract.broker_arrangements import SERVE, rollout
+from quartet_client.contract.calls import SECONDS
+from quartet_client.contract.cases_reward import item
+from quartet_client.contract.world import World
 
 
 @pytest.fixture

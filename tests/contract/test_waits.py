@@ -5,9 +5,9 @@ import time
 
 import grpc
 import pytest
-from contract_world import World
 from quartet.v1 import broker_pb2 as pb
 
+from quartet_client.contract.world import World
 from quartet_common.durations import to_duration
 
 SLACK = 8.0

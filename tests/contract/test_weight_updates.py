@@ -1,13 +1,13 @@
 """Weights from another trainer's hands: what is generated afterwards is theirs, and what goes wrong is healed."""
 
-import cases_rollout as cases
 import grpc
 import numpy as np
 import pytest
 from contract_stack import ENGINES
-from contract_world import World
 from quartet.v1 import rollout_pb2 as pb
 
+from quartet_client.contract import cases_rollout as cases
+from quartet_client.contract.world import World
 from quartet_common.tensors import decode
 
 pytestmark = pytest.mark.timeout(180)

@@ -7,16 +7,17 @@ and nothing of how a service is built.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
-from contract_world import World
 from google.protobuf.message import Message
 
-Request = Message | Sequence[Message]
+from quartet_client.contract.world import World
+
+Request: TypeAlias = Message | Sequence[Message]
 """One message, or the messages of a client's stream."""
 
-Answer = Any
+Answer: TypeAlias = Any
 """One message, or the list of the messages of a server's stream."""
 
 
@@ -75,4 +76,5 @@ class NoBadInput:
     reason: str
 
 
-Case = Good | Bad | Refused | NoBadInput
+Tried: TypeAlias = Good | Bad | Refused
+Case: TypeAlias = Tried | NoBadInput

@@ -3,25 +3,35 @@
 import itertools
 import secrets
 from types import SimpleNamespace
+from typing import Any
 
-from broker_arrangements import BrokerRun
-from contract_calls import SECONDS, Caller
 from google.protobuf.message import Message
-from weight_arrangements import WeightEpochs
+
+from quartet_client.contract.broker_arrangements import BrokerRun
+from quartet_client.contract.calls import SECONDS, Caller
 
 _SERIAL = itertools.count(1)
+
+
+class NotHere(Exception):
+    """The case needs what these servers do not have; the text is one sentence about it."""
 
 
 class World:
     """One case's view of the servers under test."""
 
-    def __init__(self, callers: dict[str, Caller], weights: WeightEpochs | None = None):
-        """`callers` by service ("BrokerService") or by the name of a special server ("idle trainer")."""
+    def __init__(self, callers: dict[str, Caller], weights: Any = None, context: int = 256, end_token: int = 0):
+        """`callers` by service ("BrokerService") or by the name of a special server ("idle trainer").
+
+        `weights`: the trainer's side of weight updates to the rollout, as tests/contract/weight_arrangements.py has it,
+        or target.NoWeightSide. `context`, `end_token`: of the rollout's model; those of the demo's.
+        """
         self._callers = callers
         self._weights = weights
         self._run: BrokerRun | None = None
         self.name = f"case-{next(_SERIAL)}-{secrets.token_hex(3)}"
         """Unique: a run id, an instance id, …"""
+        self.context, self.end_token = context, end_token
         self.kept = SimpleNamespace()
         """What building the request leaves for checking the answer."""
 
@@ -42,7 +52,7 @@ class World:
         return self._run
 
     @property
-    def weights(self) -> WeightEpochs:
+    def weights(self) -> Any:
         """The trainer's side of weight updates to the rollout under test."""
         assert self._weights is not None, "this case does not call a rollout"
         return self._weights

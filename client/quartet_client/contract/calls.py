@@ -51,9 +51,10 @@ def is_idempotent(rpc: str) -> bool:
 class Caller:
     """A channel to one server; every call carries the token, if there is one."""
 
-    def __init__(self, address: str, token: str = ""):
+    def __init__(self, address: str, token: str = "", channel: grpc.Channel | None = None):
+        """Plaintext with a token, or over a `channel` that brings its own security."""
         self.address = address
-        self.channel = grpc.insecure_channel(address, options=OPTIONS)
+        self.channel = channel or grpc.insecure_channel(address, options=OPTIONS)
         self.metadata = [("authorization", f"Bearer {token}")] if token else []
 
     def call(self, rpc: str, request: Message | Sequence[Message], take: int = 0, timeout: float = SECONDS):

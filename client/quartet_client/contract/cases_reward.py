@@ -3,9 +3,10 @@
 import json
 
 import grpc
-from contract_cases import Bad, Good, NoBadInput, Refused
 from google.protobuf.struct_pb2 import Struct
 from quartet.v1 import reward_pb2 as pb
+
+from quartet_client.contract.cases import Bad, Good, NoBadInput, Refused
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 

@@ -8,7 +8,7 @@ from quartet.v1 import common_pb2, experience_pb2
 from quartet_common.durations import to_duration
 
 if TYPE_CHECKING:
-    from contract_world import World
+    from quartet_client.contract.world import World
 
 TRAIN, EVALUATE, SERVE = experience_pb2.PURPOSE_TRAIN, experience_pb2.PURPOSE_EVALUATE, experience_pb2.PURPOSE_SERVE
 

@@ -4,9 +4,9 @@ import time
 from pathlib import Path
 
 import grpc
-from contract_cases import Bad, Good, NoBadInput
 from quartet.v1 import trainer_pb2 as pb
 
+from quartet_client.contract.cases import Bad, Good, NoBadInput
 from quartet_common.durations import to_seconds
 
 

@@ -2,10 +2,10 @@
 
 import grpc
 import numpy as np
-from contract_cases import Bad, Good, NoBadInput
 from quartet.v1 import experience_pb2, tensor_pb2
 from quartet.v1 import rollout_pb2 as pb
 
+from quartet_client.contract.cases import Bad, Good, NoBadInput
 from quartet_common.tensors import decode, encode
 
 INVALID, STATE = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
@@ -21,7 +21,7 @@ def status(w):
 def is_idle(w, answer):
     assert answer.run_id == "" and answer.engine == w.weights.engine  # its run does not exist
     assert answer.policy_version >= 0 and not answer.paused and answer.running == answer.waiting == 0
-    assert answer.max_model_len == 256 and (0 <= answer.kv_cache_use <= 1 or answer.kv_cache_use == -1)
+    assert answer.max_model_len == w.context and (0 <= answer.kv_cache_use <= 1 or answer.kv_cache_use == -1)
     assert any("run" in thing for thing in answer.waiting_for)
 
 
@@ -205,7 +205,7 @@ def is_whole(w, completion):
     assert tokens.shape == log_probs.shape == (info.tokens,) and 1 <= info.tokens <= 8
     assert (log_probs <= 0).all() and np.isfinite(log_probs).all()
     assert info.finish_reason == (
-        experience_pb2.FINISH_REASON_STOP if tokens[-1] == 0 else experience_pb2.FINISH_REASON_LENGTH
+        experience_pb2.FINISH_REASON_STOP if tokens[-1] == w.end_token else experience_pb2.FINISH_REASON_LENGTH
     )
     assert info.text and not info.HasField("score")
     (span,) = info.version_spans
@@ -234,7 +234,6 @@ def generate_stream(w, value):
 
 FLOATS = encode(np.ones(3, dtype=np.float32))
 CUT_SHORT = tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_INT32, shape=[3], data=b"12345")
-LONG = encode(np.full(256, 17, dtype=np.int32))
 
 GENERATION = [
     Good("RolloutService.Generate", "two, seeded", lambda w: generate(w, prompt()), two_completions),
@@ -256,7 +255,7 @@ GENERATION = [
     Bad(
         "RolloutService.Generate",
         "from more than the context holds",
-        lambda w: generate(w, prompt(token_ids=LONG)),
+        lambda w: generate(w, prompt(token_ids=encode(np.full(w.context, 17, dtype=np.int32)))),
         INVALID,
         "prompt",
     ),

@@ -1,11 +1,11 @@
 """BrokerService: finished groups on their way into durable weights."""
 
 import grpc
-from broker_arrangements import put_group
-from contract_cases import Bad, Case, Good, Refused
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import experience_pb2
 
+from quartet_client.contract.broker_arrangements import put_group
+from quartet_client.contract.cases import Bad, Case, Good, Refused
 from quartet_common.durations import to_duration
 
 INVALID, MISSING = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND

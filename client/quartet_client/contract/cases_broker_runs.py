@@ -3,10 +3,11 @@
 import time
 
 import grpc
-from broker_arrangements import rollout
-from contract_cases import Bad, Case, Good, NoBadInput
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import common_pb2
+
+from quartet_client.contract.broker_arrangements import rollout
+from quartet_client.contract.cases import Bad, Case, Good, NoBadInput
 
 INVALID, MISSING = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 STATE, EXISTS = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ALREADY_EXISTS

@@ -1,0 +1,66 @@
+"""`quartet contract-test`: whether somebody's implementation of a service does what the contract says."""
+
+import importlib.util
+from pathlib import Path
+
+import click
+
+from quartet_client.errors import InputError, quartet_errors
+from quartet_common.config import SecuritySection, validate_section
+
+_NEEDED = ("pytest", "numpy", "xxhash")
+
+
+@click.command("contract-test", context_settings={"ignore_unknown_options": True})
+@click.option("--service", "kind", type=click.Choice(["broker", "reward", "rollout", "trainer"]), required=True)
+@click.option("--target", "address", metavar="HOST:PORT", required=True, help="Where the implementation listens.")
+@click.option("--ca", type=click.Path(path_type=Path), help="PEM of the CA, with --certificate and --key: mutual TLS.")
+@click.option("--certificate", type=click.Path(path_type=Path), help="PEM certificate of the caller, role operator.")
+@click.option("--key", type=click.Path(path_type=Path), help="PEM key of the certificate.")
+@click.option("--token-file", type=click.Path(path_type=Path), help="File with the bearer token of the calls.")
+@click.option("--broker", default="", metavar="HOST:PORT", help="trainer: its broker, where a step to train is put.")
+@click.option("--run", "run_id", default="contract-trained", show_default=True, help="trainer: the run it is to train.")
+@click.option("--end-token", default=0, show_default=True, help="rollout: the token that ends a completion.")
+@click.option("--ends", is_flag=True, help="Also the call that ends the service (a trainer's Stop), after all others.")
+@click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED)
+def contract_test(
+    kind: str,
+    address: str,
+    ca: Path | None,
+    certificate: Path | None,
+    key: Path | None,
+    token_file: Path | None,
+    broker: str,
+    run_id: str,
+    end_token: int,
+    ends: bool,
+    pytest_arguments: tuple[str, ...],
+) -> int:
+    """Try every RPC of a service, with good and with bad input, on an implementation that runs at --target.
+
+    One line a failure says which RPC, what was tried, what came and what the contract allows. What else is given goes
+    to pytest, e.g. -k ScoreStream, --junitxml FILE, -v.
+
+    It makes runs named case-… at a broker and deletes them; it pauses a trainer and has it save a checkpoint. Do not
+    point it at a service that works for others. Exit status: 0 passed, 1 something failed, 2 it could not be tried.
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(f"contract-test needs {', '.join(missing)}: pip install 'quartet-client[contract]'")
+    from quartet_client.contract.suite import run_suite
+    from quartet_client.contract.target import Bench, Target
+    from quartet_client.contract.world import NotHere
+
+    files = {"tls_ca": ca, "tls_certificate": certificate, "tls_key": key, "token_file": token_file}
+    security = validate_section(SecuritySection, files, "security", "on the command line")
+    target = Target(kind, address, security, broker, run_id, end_token, ends)
+    bench = Bench(target)
+    try:
+        with quartet_errors(f"{kind} at {address}"):
+            answer = bench.introduce()
+    except NotHere as reason:
+        raise InputError(f"{reason}; check --service and --target") from None
+    finally:
+        bench.close()
+    click.echo(f"{kind} at {address}: build {answer.build}, contract {answer.contract.major}.{answer.contract.minor}")
+    return run_suite(target, pytest_arguments)

@@ -1,0 +1,68 @@
+"""Makes a case's call and judges the answer. Each function raises AssertionError, with what came."""
+
+import grpc
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2
+
+from quartet_client.contract.calls import details, is_idempotent, without
+from quartet_client.contract.cases import Bad, Good, Refused
+from quartet_client.contract.world import World
+
+
+def judge_good(world: World, case: Good) -> None:
+    """The call succeeds; made again, if it is idempotent, it is answered alike."""
+    request = case.request(world)
+    first = world.call(case.rpc, request, take=case.take)
+    case.check(world, first)
+    if is_idempotent(case.rpc) and not case.once:
+        again = world.call(case.rpc, request, take=case.take)
+        if case.second is not None:
+            case.second(world, again)
+        else:
+            assert comparable(again, case) == comparable(first, case)
+
+
+def comparable(answer: Message | list[Message], case: Good) -> Message | list[Message]:
+    """Return an answer without what may differ between two calls."""
+    if isinstance(answer, list):
+        return [without(part, case.volatile) for part in answer]
+    return without(answer, case.volatile)
+
+
+def judge_bad(world: World, case: Bad) -> None:
+    """The call is refused with the right code, in one line that names what is wrong, with google.rpc details."""
+    request = case.request(world)
+    try:
+        answer = world.call(case.rpc, request, server=case.server, take=case.take)
+    except grpc.RpcError as refusal:
+        error = refusal
+    else:
+        raise AssertionError(f"was answered, not refused with {case.code.name}: {_short(answer)}")
+    assert error.code() == case.code, f"refused with {error.code().name}: {error.details()}"
+    told = details(error)
+    if case.code == grpc.StatusCode.INVALID_ARGUMENT:
+        fields = [
+            violation.field
+            for detail in told
+            if isinstance(detail, error_details_pb2.BadRequest)
+            for violation in detail.field_violations
+        ]
+        assert any(case.names in field for field in fields), (fields, error.details())
+    else:
+        assert case.names in error.details()
+    assert told, f"no google.rpc details come with: {error.details()}"
+    assert "\n" not in error.details() and "Traceback" not in error.details()
+    if case.code == grpc.StatusCode.RESOURCE_EXHAUSTED:
+        assert any(isinstance(detail, error_details_pb2.RetryInfo) for detail in told)
+    if case.code == grpc.StatusCode.FAILED_PRECONDITION:
+        assert any(isinstance(detail, error_details_pb2.PreconditionFailure) for detail in told)
+
+
+def judge_refused(world: World, case: Refused) -> None:
+    """The call succeeds, and its answer says what is wrong."""
+    case.check(world, world.call(case.rpc, case.request(world)))
+
+
+def _short(answer: Message | list[Message]) -> str:
+    text = str(answer).replace("\n", " ")
+    return text if len(text) <= 300 else f"{text[:300]} …"

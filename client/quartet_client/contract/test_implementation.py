@@ -1,0 +1,35 @@
+"""What `quartet contract-test` has pytest run; `suite` gives the cases and the bench."""
+
+import grpc
+import pytest
+
+from quartet_client.contract.cases import Bad, Good, Tried
+from quartet_client.contract.judge import judge_bad, judge_good, judge_refused
+from quartet_client.contract.target import Bench
+from quartet_client.contract.world import NotHere
+
+
+def test_case(bench: Bench, case: Tried) -> None:
+    came = judged(bench, case)
+    if came:
+        asked = f"refused with {case.code.name}, naming '{case.names}'" if isinstance(case, Bad) else "answered"
+        pytest.fail(f"{case.rpc}, tried: {case.title}\n  asked for: {asked}\n  came: {came}", pytrace=False)
+
+
+def judged(bench: Bench, case: Tried) -> str:
+    """Return what came that should not have; empty if nothing did."""
+    try:
+        with bench.world(case) as world:
+            if isinstance(case, Good):
+                judge_good(world, case)
+            elif isinstance(case, Bad):
+                judge_bad(world, case)
+            else:
+                judge_refused(world, case)
+    except NotHere as reason:
+        pytest.skip(str(reason))
+    except AssertionError as error:
+        return str(error) or "an answer that is not what the contract says"
+    except grpc.RpcError as error:
+        return f"a call was refused with {error.code().name}: {error.details()}"
+    return ""

@@ -1,0 +1,94 @@
+"""`quartet contract-test`, as whoever installed the client has it: right services pass, a wrong one is told why not."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import wrong_reward
+from contract_stack import ENGINES, TOKEN
+from servers_under_test import ENVIRONMENTS
+
+from quartet_client.contract.world import World
+
+COMMAND = ENVIRONMENTS / "client" / "bin" / "quartet"
+
+
+def contract_test(kind: str, address: str, *options: str) -> subprocess.CompletedProcess:
+    command = [str(COMMAND), "contract-test", "--service", kind, "--target", address, *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, cwd="/")
+
+
+def counted(output: str, what: str) -> int:
+    found = re.search(rf"(\d+) {what}", output.splitlines()[-1])
+    return int(found[1]) if found else 0
+
+
+@pytest.mark.parametrize("kind", ["broker", "reward"])
+def test_our_own_pass_with_nothing_left_out(stack, kind):
+    done = contract_test(kind, stack.servers[kind].caller().address)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert counted(done.stdout, "passed") >= 15 and not counted(done.stdout, "skipped")
+    assert "contract 1." in done.stdout
+
+
+def test_a_token_is_shown_by_whoever_has_one(stack, tmp_path: Path):
+    server = stack.alone["reward"]
+    address = server.caller().address
+    refused = contract_test("reward", address)
+    assert refused.returncode == 2 and "token" in refused.stderr and not refused.stdout
+    (tmp_path / "token").write_text(TOKEN)
+    done = contract_test("reward", address, "--token-file", str(tmp_path / "token"), "-k", "ListVerifiers")
+    assert done.returncode == 0 and counted(done.stdout, "passed") == 1, done.stdout + done.stderr
+
+
+def test_a_rollout_passes_and_what_was_not_tried_is_said(stack):
+    engine = ENGINES[0]
+    stack.weights(engine).ensure(World(stack.callers(engine)))
+    done = contract_test("rollout", stack.servers[engine].caller().address)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert counted(done.stdout, "passed") >= 10
+    assert "the trainer's side of a weight group" in done.stdout
+
+
+def test_a_trainer_passes_and_goes_on(stack):
+    stack.wait_until_trained()
+    done = contract_test("trainer", stack.servers["trainer"].caller().address)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert counted(done.stdout, "passed") >= 8 and "--ends" in done.stdout
+    stack.servers["trainer"].must_run()
+
+
+def test_a_wrong_one_is_told_what_is_wrong_and_what_was_asked():
+    server, address = wrong_reward.serve()
+    try:
+        done = contract_test("reward", address)
+    finally:
+        server.stop(grace=None).wait(10)
+    assert done.returncode == 1, done.stdout + done.stderr
+    told = done.stdout
+    for case in ("Score: a batch", "Score: one id twice", "ListVerifiers: all", "Execute: no source"):
+        assert f"FAILED RewardService.{case}" in told, (case, told)
+    assert "was answered, not refused with INVALID_ARGUMENT" in told
+    assert "a call was refused with UNIMPLEMENTED" in told
+    assert "At index 0 diff: 'formless' != 'right'" in told  # what came is shown
+    # What is right is counted as right: a handshake that asks for nothing special.
+    assert counted(told, "passed") == 2 and counted(told, "failed") == 16, told
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("broker", "answers a reward, not a broker"), ("trainer", "answers a reward, not a trainer")]
+)
+def test_another_service_at_the_address_is_named(kind, words):
+    server, address = wrong_reward.serve()
+    try:
+        done = contract_test(kind, address)
+    finally:
+        server.stop(grace=None).wait(10)
+    assert done.returncode == 2 and words in done.stderr, done.stdout + done.stderr
+
+
+def test_nobody_at_the_address_is_one_sentence():
+    done = contract_test("reward", "127.0.0.1:1")
+    assert done.returncode == 2 and not done.stdout
+    assert len(done.stderr.strip().splitlines()) == 1 and "127.0.0.1:1" in done.stderr
