@@ -24,6 +24,7 @@ from quartet_rollout.engines.base import (
     SamplingSettings,
     WeightGroupInfo,
 )
+from quartet_rollout.state import Changes
 
 
 class CharTokenizer:
@@ -45,7 +46,11 @@ class CharTokenizer:
 
 
 class ScriptedEngine:
-    """Completion i of a prompt is `length + i` times the letter 'a' + i, a token every `step` seconds."""
+    """Completion i of a prompt is `length + i` times the letter 'a' + i, a token every `step` seconds.
+
+    After `hold(k)` no completion gets more than k tokens until `let_go`: what a test does meanwhile falls between two
+    tokens of what runs, however slow the machine is. The first `free` requests are not held.
+    """
 
     name = "scripted"
     weight_ranks = 1
@@ -59,6 +64,9 @@ class ScriptedEngine:
         self.unpaused = asyncio.Event()
         self.unpaused.set()
         self.aborting = False
+        self._held_at: int | None = None
+        self._free = 0
+        self._moved = Changes()
         self.running = 0
         self.tokens_total = 0
         # The script of a weight update.
@@ -74,6 +82,16 @@ class ScriptedEngine:
         self.gives_masks = False
         self.group: WeightGroupInfo | None = None
 
+    def hold(self, tokens: int, free: int = 0) -> None:
+        self._held_at, self._free = tokens, free
+
+    def _holds(self, request: int, tokens: int) -> bool:
+        return self._held_at is not None and request > self._free and tokens >= self._held_at
+
+    def let_go(self) -> None:
+        self._held_at = None
+        self._moved.notify()
+
     def tokenizer(self) -> CharTokenizer:
         return CharTokenizer()
 
@@ -87,12 +105,15 @@ class ScriptedEngine:
         self, request_id: str, prompt_token_ids, n: int, sampling: SamplingSettings
     ) -> AsyncIterator[EngineCompletion]:
         self.requests.append((request_id, [int(token) for token in prompt_token_ids], n, sampling))
+        number = len(self.requests)
         tokens: dict[int, list[int]] = {index: [] for index in range(n)}
         versions: dict[int, list[int]] = {index: [] for index in range(n)}
         self.running += n
         try:
             while tokens:
                 await asyncio.sleep(self.step)
+                while self._holds(number, max(map(len, tokens.values()))) and not self.aborting:
+                    await self._moved.wait()
                 if self.aborting:
                     self.running -= len(tokens)
                     for index in list(tokens):
@@ -121,6 +142,7 @@ class ScriptedEngine:
         self.calls.append(f"pause {mode} {keep_kv_cache}")
         if mode == "abort":
             self.aborting = True
+            self._moved.notify()
         self.unpaused.clear()
         return self.running
 

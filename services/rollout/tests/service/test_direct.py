@@ -59,7 +59,7 @@ async def test_a_deadline_ends_waiting_and_generating(world):
     world.engine.unpaused.clear()
     await world.start(max_direct_completions=1)
     await world.until(lambda: world.service.state.run is not None)
-    runs, waits = generate(world, timeout=1.5), generate(world, timeout=1.0)
+    runs, waits = generate(world, timeout=2.5), generate(world, timeout=2.0)
     await world.until(lambda: world.service.admission.waiting == 1)
     assert (await code_of(waits))[0] == grpc.StatusCode.DEADLINE_EXCEEDED
     await world.until(lambda: world.service.admission.waiting == 0)

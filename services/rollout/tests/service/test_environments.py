@@ -229,11 +229,13 @@ async def test_an_environment_that_cannot_be_used_is_said_by_field(world, spec, 
 
 
 async def test_turns_of_two_versions_are_told_apart(world):
-    world.engine.step, world.engine.length = 0.03, 4
+    world.engine.length = 4
+    world.engine.hold(2, free=1)
     await world.start(lease_wait_seconds=0.05)
     await world.broker.submit(prompt(environment(max_turns=3), max_new_tokens=50))
-    await world.until(lambda: len(world.engine.requests) > 1)  # a second turn has begun
+    await world.until(lambda: world.engine.tokens_total == 4 + 5 + 2 + 2)  # both are in their second turn
     await world.load(version=1)
+    world.engine.let_go()
     await world.broker.until(lambda: world.broker.puts)
     tensors = world.broker.tensors()
     for spans, tokens in zip(
@@ -245,13 +247,15 @@ async def test_turns_of_two_versions_are_told_apart(world):
 
 
 async def test_a_turn_that_an_update_aborts_is_drawn_again_from_the_same_ids(world):
-    world.engine.step, world.engine.length = 0.03, 4
+    world.engine.length = 4
+    world.engine.hold(2, free=1)
     await world.start(lease_wait_seconds=0.05)
     await world.broker.submit(prompt(environment(max_turns=2)))
-    await world.until(lambda: len(world.engine.requests) > 1)
+    await world.until(lambda: world.engine.tokens_total == 4 + 5 + 2 + 2)
     await world.stub.JoinWeightGroup(join_request(), timeout=10)
     await world.stub.BeginWeightUpdate(begin_request(1, pause_mode=rollout_pb2.PAUSE_MODE_ABORT), timeout=10)
     await world.stub.FinishWeightUpdate(finish_request(1), timeout=10)
+    world.engine.let_go()
     await world.broker.until(lambda: world.broker.puts)
     assert [info.text for info in world.broker.transcript().completions] == ["aaaa!aaaa", "bbbbb!aaaa"]
 

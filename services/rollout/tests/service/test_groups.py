@@ -72,28 +72,30 @@ async def test_a_rollout_that_cannot_tell_masks_leaves_a_run_that_wants_them(wor
 
 
 async def test_tokens_of_two_versions_are_told_apart(world):
-    world.engine.step, world.engine.length = 0.05, 6
+    world.engine.hold(2)
     await world.start()
     await world.broker.submit(instance())
-    await world.until(lambda: world.engine.tokens_total >= 2)
+    await world.until(lambda: world.engine.tokens_total == 4)
     await world.load(version=1)
+    world.engine.let_go()
     await world.broker.until(lambda: world.broker.puts)
     header = world.broker.puts[0].group.header
     assert (header.min_policy_version, header.max_policy_version) == (0, 1)
     for info in world.broker.transcript().completions:
         assert [span.policy_version for span in info.version_spans] == [0, 1]
-        assert info.version_spans[0].end == info.version_spans[1].begin
+        assert info.version_spans[0].end == info.version_spans[1].begin == 2
         assert info.version_spans[1].end == info.tokens
 
 
 async def test_completions_aborted_by_an_update_are_generated_again(world):
-    world.engine.step, world.engine.length = 0.05, 6
+    world.engine.hold(2)
     await world.start()
     await world.broker.submit(instance())
-    await world.until(lambda: world.engine.tokens_total >= 2)
+    await world.until(lambda: world.engine.tokens_total == 4)
     await world.stub.JoinWeightGroup(join_request(), timeout=10)
     await world.stub.BeginWeightUpdate(begin_request(1, pause_mode=rollout_pb2.PAUSE_MODE_ABORT), timeout=10)
     await world.stub.FinishWeightUpdate(finish_request(1), timeout=10)
+    world.engine.let_go()
     await world.broker.until(lambda: world.broker.puts)
     infos = world.broker.transcript().completions
     assert [info.index for info in infos] == [0, 1]
@@ -287,24 +289,25 @@ async def test_an_evaluation_draws_one_completion_by_its_own_sampling(world):
 
 
 async def test_a_pinned_group_that_a_weight_update_crossed_is_given_back(world):
-    world.engine.step, world.engine.length = 0.05, 6
+    world.engine.hold(2)
     await world.start()
     await world.broker.submit(instance(purpose=experience_pb2.PURPOSE_EVALUATE, pinned_version=0))
-    await world.until(lambda: world.engine.tokens_total >= 1)
+    await world.until(lambda: world.engine.tokens_total == 2)
     await world.load(version=1)
+    world.engine.let_go()
     await world.broker.until(lambda: world.broker.releases)
     assert not world.broker.releases[0].failure and not world.broker.puts
 
 
 async def test_leasing_follows_the_policy_version_without_delay(world):
-    await world.start(lease_wait_seconds=20.0)
+    await world.start(lease_wait_seconds=30.0)
     await world.broker.until(lambda: "register" in world.broker.calls)
     await world.until(lambda: world.broker.lease_versions == [0])
     await world.load(version=1)
-    async with asyncio.timeout(5):  # well before the first request ends
-        await world.until(lambda: 1 in world.broker.lease_versions)
+    # Both well before the first request ends.
+    await world.until(lambda: 1 in world.broker.lease_versions, timeout=15)
     await world.broker.submit(instance(purpose=experience_pb2.PURPOSE_EVALUATE, pinned_version=1))
-    await world.broker.until(lambda: world.broker.puts, timeout=5)
+    await world.broker.until(lambda: world.broker.puts, timeout=14)
 
 
 async def test_no_more_is_leased_than_there_is_room_for(world):

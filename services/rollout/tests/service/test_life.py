@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from conftest import instance
+from google.protobuf.duration_pb2 import Duration
 from quartet.v1 import broker_pb2, rollout_pb2
 
 
@@ -46,12 +47,11 @@ async def test_nothing_is_leased_without_weights(world):
 
 
 async def test_the_broker_hears_of_new_weights_at_once(world):
+    world.broker.create_run(member_ttl=Duration(seconds=180))  # a heartbeat by the clock comes after 60 s
     await world.start()
     await world.broker.until(lambda: "heartbeat" in world.broker.calls)
     await world.load(version=5)
-    await world.broker.until(
-        lambda: any(member.policy_version == 5 for member in world.broker.members.values()), timeout=4
-    )
+    await world.broker.until(lambda: any(member.policy_version == 5 for member in world.broker.members.values()))
     member = world.broker.members[world.host.instance_id]
     assert member.state == broker_pb2.MEMBER_STATE_ACTIVE
     assert {"tokens_per_second", "running", "kv_cache_use"} <= set(member.gauges)
@@ -80,7 +80,7 @@ async def test_a_drain_gives_leases_back_without_a_failure_and_leaves(world):
 
 async def test_a_drain_ends_in_time_without_broker(world):
     world.engine.unpaused.clear()
-    await world.start()
+    await world.start(drain_seconds=3.0)
     await world.broker.submit(instance())
     await world.until(lambda: world.engine.requests)
     await world.broker_host.drain()

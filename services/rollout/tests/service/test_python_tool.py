@@ -53,6 +53,9 @@ class RewardProcess:
         with self._log.open("ab") as log:
             self.process = subprocess.Popen([str(REWARD), *words], stdout=log, stderr=log)
 
+    def log(self) -> str:
+        return self._log.read_text()
+
     def stop(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -85,7 +88,8 @@ async def live(world, folder, reward):
     await world.start(lease_wait_seconds=0.05)
     await world.until(lambda: world.service.state.engine, timeout=120)
     world.engine._stepping.set_version(3)  # as if a trainer had brought them
-    await world.until(lambda: world.service.state.reward_ready, timeout=120)
+    await world.until(lambda: world.service.state.reward_ready or reward.process.poll() is not None, timeout=120)
+    assert reward.process.poll() is None, reward.log()
     return world
 
 

@@ -148,7 +148,7 @@ async def test_generate_stream_sends_each_as_it_finishes(up):
 
 
 async def test_cancelling_a_stream_aborts_the_generation(up):
-    up.engine.step, up.engine.length = 0.05, 1000
+    up.engine.hold(1)
     prompt = experience_pb2.Prompt(text="hi", sampling={"n": 2, "max_new_tokens": 60})
     stream = up.stub.GenerateStream(rollout_pb2.GenerateStreamRequest(prompt=prompt), timeout=30)
     read = asyncio.ensure_future(stream.read())

@@ -129,7 +129,7 @@ async def test_a_transfer_that_hangs_ends_at_the_deadline(joined):
 
 async def test_a_failed_installation_leaves_no_version_and_generates_nothing(joined):
     world = joined
-    world.engine.step, world.engine.length = 0.05, 50
+    world.engine.hold(1)
     await world.broker.submit(instance())
     await world.until(lambda: world.engine.tokens_total > 0)
     world.engine.install_error = WeightInstallError("half of it went in")
@@ -144,7 +144,8 @@ async def test_a_failed_installation_leaves_no_version_and_generates_nothing(joi
         world.stub.Generate(rollout_pb2.GenerateRequest(prompt={"text": "x"}), timeout=5), grpc.StatusCode.UNAVAILABLE
     )
     assert "no weights of a known version" in sentence
-    world.engine.install_error, world.engine.step = None, 0.0
+    world.engine.install_error = None
+    world.engine.let_go()
     await world.load(version=1, epoch=2)
     await world.broker.submit(instance("next"))
     await world.broker.until(lambda: world.broker.puts)
