@@ -45,7 +45,10 @@ def service_main(
     keep_freed_memory()
     try:
         config = load_config(kind, section, arguments.file, arguments.set)
-        configure_logging(kind, f"{socket.gethostname()}-{os.getpid()}", arguments.log_format, arguments.log_level)
+        # Brokers and reward services serve several runs.
+        run = config.run.id if kind in ("rollout", "trainer") else ""
+        instance = f"{socket.gethostname()}-{os.getpid()}"
+        configure_logging(kind, instance, arguments.log_format, arguments.log_level, run)
         plan = {"service": kind, "address": getattr(config.addresses, kind), "run": config.run.id, **preflight(config)}
         if arguments.check_port or not arguments.dry_run:
             check_ports_free(kind, getattr(config.addresses, kind), config.server)
@@ -54,7 +57,7 @@ def service_main(
             return 0
         # The trainer's ranks above 0 train what they are told: they have nothing to trace.
         if os.environ.get("RANK", "0") == "0":
-            tracing.configure(kind, f"{socket.gethostname()}-{os.getpid()}", config.tracing)
+            tracing.configure(kind, instance, config.tracing)
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             return runner.run(_serve(kind, config, serve))
     except ConfigError as error:

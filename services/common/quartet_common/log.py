@@ -1,13 +1,26 @@
 """Structured logs: standard `logging`, one JSON object a line, or text for people at a terminal.
 
-Fields go in by `extra`: ``log.info("leased prompts", extra={"run": run_id, "count": 3})``. Logs go to standard error.
+Fields go in by `extra`: ``log.info("leased prompts", extra={"run": run_id, "count": 3})``, or around whatever is logged
+inside: ``with log_fields(group=instance_id):``. Logs go to standard error. The same thing has the same name everywhere:
+
+    service, instance   who says it: the kind of service, and this process
+    run                 the run it is about
+    group               the prompt instance whose group it is about
+    version, step       the policy version and the optimizer step it is about
+    epoch               of a weight group or of a trainer's session
+    trace               the trace it is part of, where that is traced (tracing.py)
 """
 
 import logging
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Literal
 
 from pythonjsonlogger.json import JsonFormatter
+
+from quartet_common import tracing
 
 LogFormat = Literal["json", "text"]
 
@@ -18,6 +31,31 @@ _STANDARD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {
     "service",
     "instance",
 }
+
+
+_bound: ContextVar[Mapping[str, object]] = ContextVar("log fields")
+
+
+@contextmanager
+def log_fields(**fields: object) -> Iterator[None]:
+    """Add fields to every line that is logged inside, in this task or thread, those of the line itself first."""
+    token = _bound.set({**_bound.get({}), **fields})
+    try:
+        yield
+    finally:
+        _bound.reset(token)
+
+
+class _Surroundings(logging.Filter):
+    """Gives each record what it is logged within."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        for key, value in _bound.get({}).items():
+            if not hasattr(record, key):
+                setattr(record, key, value)
+        if context := tracing.current():
+            record.trace = context.split("-")[1]
+        return True
 
 
 class _TextFormatter(logging.Formatter):
@@ -35,15 +73,22 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
-def configure_logging(service: str, instance: str, log_format: LogFormat = "text", level: str = "info") -> None:
-    """Send all logs to standard error, each with the service's name and instance id."""
+def configure_logging(
+    service: str, instance: str, log_format: LogFormat = "text", level: str = "info", run: str = ""
+) -> None:
+    """Send all logs to standard error, each with the service's name and instance id.
+
+    Args:
+        run: of a service that works for one run: every JSON line that names no other names this one.
+    """
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_Surroundings())
     if log_format == "json":
         handler.setFormatter(
             JsonFormatter(
                 "%(asctime)s %(levelname)s %(name)s %(message)s",
                 rename_fields={"asctime": "time", "levelname": "level", "name": "logger"},
-                static_fields={"service": service, "instance": instance},
+                static_fields={"service": service, "instance": instance} | ({"run": run} if run else {}),
             )
         )
     else:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from quartet.v1 import broker_pb2
 
 from quartet_common import tracing
-from quartet_common.log import get_logger
+from quartet_common.log import get_logger, log_fields
 from quartet_rollout.concurrency import Concurrency
 from quartet_rollout.environments import Environments
 from quartet_rollout.group import GivenBack, Group, Stage, pinned_version
@@ -68,6 +68,11 @@ class Groups:
         if unwanted:
             await self._keeper.give_back(unwanted)
 
+    async def give_back_unstarted(self, releases: list[broker_pb2.LeaseRelease], run_id: str) -> None:
+        """Give back leases of a run that this rollout does not work for any more; not counted."""
+        GROUPS.labels("given_back").inc(len(releases))
+        await self._keeper.give_back(releases, run_id=run_id)
+
     def _start(self, lease: broker_pb2.PromptLease) -> None:
         spec = self._state.spec
         assert spec is not None  # `may_lease` says so
@@ -94,7 +99,7 @@ class Groups:
 
     def _lost(self, lease_id: str) -> None:
         """The broker gave the prompt to someone else."""
-        log.info("lease lost", extra={"lease": lease_id})
+        log.info("lease lost", extra={"group": self._groups[lease_id].lease.instance.instance_id, "lease": lease_id})
         GROUPS.labels("lease_lost").inc()
         self._tasks[lease_id].cancel()
 
@@ -105,7 +110,9 @@ class Groups:
             "quartet.instance": lease.instance.instance_id,
             "quartet.attempt": lease.attempt,
         }
-        with tracing.span("rollout", lease.instance.traceparent, kind="consumer", attributes=attributes) as span:
+        about = log_fields(group=lease.instance.instance_id, version=self._state.policy_version)
+        traced = tracing.span("rollout", lease.instance.traceparent, kind="consumer", attributes=attributes)
+        with about, traced as span:
             group.traceparent = span.traceparent
             await self._make_and_put(group)
 
@@ -125,10 +132,10 @@ class Groups:
             if error.engine_failed:
                 self._on_engine_failed(error.failure)
         except PutRefused as error:
-            log.error("a group was refused: %s", error, extra={"instance": lease.instance.instance_id})
+            log.error("a group was refused: %s", error, extra={"group": lease.instance.instance_id})
             await self._give_back(lease, "the broker refused it", f"put refused: {error}", permanent=False)
         except Exception as error:  # one prompt must not stop the service; the failure counts, and is seen
-            log.exception("a group failed", extra={"instance": lease.instance.instance_id})
+            log.exception("a group failed", extra={"group": lease.instance.instance_id})
             await self._give_back(lease, "failed", f"rollout: {type(error).__name__}: {error}", permanent=False)
 
     def _settled(self, lease: broker_pb2.PromptLease, outcome: int) -> None:
@@ -138,14 +145,14 @@ class Groups:
         if outcome == broker_pb2.PUT_OUTCOME_ACCEPTED:
             self._state.groups_total += 1
         else:
-            log.info("group not stored", extra={"instance": lease.instance.instance_id, "outcome": name})
+            log.info("group not stored", extra={"group": lease.instance.instance_id, "outcome": name})
 
     async def _give_back(self, lease: broker_pb2.PromptLease, reason: str, failure: str, permanent: bool) -> None:
         GROUPS.labels("refused" if permanent else "failed" if failure else "given_back").inc()
         log.info(
             "prompt given back: %s",
             failure or reason,
-            extra={"instance": lease.instance.instance_id, "attempt": lease.attempt, "permanent": permanent},
+            extra={"group": lease.instance.instance_id, "attempt": lease.attempt, "permanent": permanent},
         )
         release = broker_pb2.LeaseRelease(lease_id=lease.lease_id, failure=failure, permanent=permanent)
         await self._keeper.give_back([release])

@@ -30,6 +30,7 @@ class PutRefused(Exception):
 
 @dataclass(eq=False)
 class _Put:
+    run_id: str
     parts: list[Bytes]  # of the serialized PutGroup
     size: int
     outcome: asyncio.Future[int]
@@ -56,12 +57,12 @@ class Putter:
         if size > _LARGEST_GROUP:
             raise PutRefused(f"the group has {size} bytes; allowed: at most {_LARGEST_GROUP}, the size of a message")
         while True:
-            item = _Put(parts, size, loop.create_future())
+            item = _Put(self._state.run_id, parts, size, loop.create_future())
             self._queue.put_nowait(item)
             outcome = await item.outcome
             if outcome != broker_pb2.PUT_OUTCOME_NO_ROOM:
                 return outcome
-            log.debug("no room for a group", extra={"instance": group.header.instance_id})
+            log.debug("no room for a group", extra={"group": group.header.instance_id})
             await asyncio.sleep(_NO_ROOM_SECONDS)
 
     async def run(self) -> None:
@@ -82,7 +83,7 @@ class Putter:
                 item = await self._queue.get()
             if item.outcome.cancelled():
                 continue
-            if batch and size + item.size > self._batch_bytes:
+            if batch and (size + item.size > self._batch_bytes or item.run_id != batch[0].run_id):
                 self._held = item
                 break
             batch.append(item)
@@ -90,7 +91,7 @@ class Putter:
         return batch
 
     async def _send(self, batch: list[_Put]) -> None:
-        request = put_request(self._state.run_id, [item.parts for item in batch])
+        request = put_request(batch[0].run_id, [item.parts for item in batch])
         backoff, failures = Backoff(), 0
         while True:
             try:

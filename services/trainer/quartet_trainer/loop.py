@@ -264,7 +264,9 @@ class TrainingLoop:
         self.status.record(trainer_pb2.WatchMetricsResponse(step=step, at=now_timestamp(), metrics=metrics))
         self.reporter.report(step=broker_pb2.StepFinished(step=step, policy_version=step + 1, metrics=metrics))
         shown = {name: round(metrics[f"reward/{name}"], 4) for name in ("mean", "ans_acc")}
-        log.info("step done", extra={"step": step, "reward": shown["mean"], "ans_acc": shown["ans_acc"]})
+        log.info(
+            "step done", extra={"step": step, "version": step + 1, "reward": shown["mean"], "ans_acc": shown["ans_acc"]}
+        )
 
     def _sample(self, step: int, groups: list[experience_pb2.ExperienceGroup]) -> None:
         if self.settings.samples_interval and step % self.settings.samples_interval == 0:

@@ -1,0 +1,59 @@
+"""Logs as they come out of a process: JSON lines that carry the ids of what they are about, and text for people."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from quartet_common.log import log_fields
+
+TALK = """
+import sys
+from quartet_common import log, tracing
+from quartet_common.config import TracingSection
+
+log.configure_logging("rollout", "host-1", sys.argv[1], "info", "demo")
+logger = log.get_logger("quartet_rollout.groups")
+logger.info("ready")
+with log.log_fields(group="pass-0/17", version=3):
+    logger.info("prompt given back: %s", "no room", extra={"attempt": 2})
+    logger.info("of another run", extra={"run": "other", "version": 4})
+logger.debug("not said")
+tracing.configure("rollout", "host-1", TracingSection(endpoint="127.0.0.1:9"))
+with tracing.span("rollout", root=True) as span:
+    logger.error("traced %s", span.traceparent)
+tracing._active = None  # the collector is not there: send nothing
+"""
+
+
+def said(form: str) -> list[str]:
+    command = [sys.executable, "-c", TALK, form]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stderr.splitlines()
+
+
+def test_json_lines_carry_the_ids_of_what_they_are_about():
+    ready, given_back, other, traced = map(json.loads, said("json"))
+    who = {"service": "rollout", "instance": "host-1", "logger": "quartet_rollout.groups"}
+    assert ready == who | {"time": ready["time"], "level": "INFO", "message": "ready", "run": "demo"}
+    about = {"run": "demo", "group": "pass-0/17", "version": 3, "attempt": 2}
+    assert given_back.items() >= (who | about | {"message": "prompt given back: no room"}).items()
+    assert other.items() >= {"run": "other", "group": "pass-0/17", "version": 4}.items(), "the line's own come first"
+    assert traced["trace"] == traced["message"].split("-")[1] and "group" not in traced
+
+
+def test_text_lines_show_the_same_to_people():
+    ready, given_back, other, _ = said("text")
+    assert ready.endswith(" rollout INFO ready")
+    assert "prompt given back: no room" in given_back
+    for field in ("group=pass-0/17", "version=3", "attempt=2"):
+        assert field in given_back.split()
+    assert "run=other" in other.split()
+
+
+def test_fields_end_with_what_they_are_around():
+    from quartet_common.log import _bound
+
+    with log_fields(group="a"), pytest.raises(ZeroDivisionError), log_fields(version=1):
+        raise ZeroDivisionError
+    assert _bound.get({}) == {}
