@@ -15,6 +15,7 @@ from quartet_client.connections import Connections
 from quartet_client.data import DataSection
 from quartet_client.errors import InputError, QuartetError
 from quartet_client.events import RunEvent
+from quartet_client.lives import GroupLife, group_life
 from quartet_client.prompts import Prompt, PromptLike
 from quartet_client.runs import Evaluation, GroupPlace, Run, ServiceStatus
 from quartet_client.services import service_status, service_statuses
@@ -329,6 +330,10 @@ class AsyncClient:
         request = broker_pb2.GetGroupRequest(run_id=handle.run_id, instance_id=handle.instance_id)
         answer = await self._broker("GetGroup", request)
         return GroupPlace(enum_name(broker_pb2.GroupState, answer.state), answer.attempt, answer.holder, answer.step)
+
+    async def life(self, handle: Handle) -> GroupLife:
+        """Tell what became of a prompt instance, from its submit to the weights that carry it."""
+        return await group_life(self, handle)
 
     async def _broker(self, method: str, request, timeout: float = 0):
         return await self.connections.call("broker", method, request, timeout=timeout)

@@ -13,12 +13,14 @@ import click
 from quartet_client import __version__
 from quartet_client.commands.audit import audit
 from quartet_client.commands.certs import certs
+from quartet_client.commands.completion import completion
 from quartet_client.commands.contract_test import contract_test
 from quartet_client.commands.dashboard import dashboard
 from quartet_client.commands.dead import dead
 from quartet_client.commands.doctor import doctor
 from quartet_client.commands.evaluate import evaluate
 from quartet_client.commands.generate import generate
+from quartet_client.commands.logs import logs
 from quartet_client.commands.migrate import migrate_colossalchat
 from quartet_client.commands.plot import plot
 from quartet_client.commands.run import run
@@ -26,6 +28,8 @@ from quartet_client.commands.runs import runs
 from quartet_client.commands.score import score
 from quartet_client.commands.status import status
 from quartet_client.commands.submit import submit
+from quartet_client.commands.top import top
+from quartet_client.commands.trace import trace
 from quartet_client.commands.watch import watch
 from quartet_client.errors import QuartetError
 from quartet_common.config import ConfigError
@@ -44,6 +48,9 @@ for command in (
     score,
     status,
     watch,
+    top,
+    logs,
+    trace,
     dashboard,
     runs,
     audit,
@@ -54,6 +61,7 @@ for command in (
     doctor,
     contract_test,
     migrate_colossalchat,
+    completion,
 ):
     cli.add_command(command)
 

@@ -140,3 +140,4 @@ class Client:
     dead = _blocking(AsyncClient.dead)
     requeue_dead = _blocking(AsyncClient.requeue_dead)
     place = _blocking(AsyncClient.place)
+    life = _blocking(AsyncClient.life)

@@ -93,14 +93,15 @@ async def _echo(address: str, run_id: str) -> None:
         )
         while True:
             granted = await stub.LeasePrompts(wanted, timeout=20)
-            puts = [broker_pb2.PutGroup(lease_id=lease.lease_id, group=_group(lease)) for lease in granted.leases]
+            puts = [broker_pb2.PutGroup(lease_id=lease.lease_id, group=echoed_group(lease)) for lease in granted.leases]
             if puts:
                 await stub.PutExperience(broker_pb2.PutExperienceRequest(run_id=run_id, groups=puts), timeout=20)
             heartbeat = broker_pb2.HeartbeatRequest(run_id=run_id, member=member)
             await stub.Heartbeat(heartbeat, timeout=20)
 
 
-def _group(lease: broker_pb2.PromptLease) -> experience_pb2.ExperienceGroup:
+def echoed_group(lease: broker_pb2.PromptLease) -> experience_pb2.ExperienceGroup:
+    """Return the echo policy's group of a leased prompt."""
     done = transcript(lease.instance)
     reward = done.completions[0].score.reward
     header = experience_pb2.GroupHeader(

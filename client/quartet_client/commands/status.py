@@ -34,11 +34,12 @@ def _table(services: list[ServiceStatus]) -> Table:
     for service in services:
         style = "green" if service.health == "serving" else "red"
         health = Text(service.health.replace("_", " "), style)
-        table.add_row(service.kind, service.address, health, service.build, _doing(service))
+        table.add_row(service.kind, service.address, health, service.build, doing(service))
     return table
 
 
-def _doing(service: ServiceStatus) -> Text:
+def doing(service: ServiceStatus) -> Text:
+    """Return what a service does, waits for, or fails at, in words."""
     if service.error:
         return Text(service.error, "red")
     lines = Text()
