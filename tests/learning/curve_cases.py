@@ -39,7 +39,7 @@ def staleness(lag: int, corrected: bool) -> Case:
         "trainer.old_log_probs=recompute",
         f"trainer.correction={correction}",
     )
-    return Case(name, "staleness", settings, seeds=(1,))
+    return Case(name, "staleness", settings)
 
 
 CASES = (

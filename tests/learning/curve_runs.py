@@ -5,6 +5,7 @@ import json
 import random
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -88,17 +89,21 @@ def do(folder: Path, services: Services, case: Case, seed: int) -> Result:
     arguments = [str(RUN_FILE), *(word for setting in settings for word in ("--set", setting))]
     command = [str(ENVIRONMENTS / "client" / "bin" / "quartet"), "run", "--attach", "--plain", *arguments]
     began = time.monotonic()
-    with (place / "output.log").open("w") as output, services.run(arguments, run_folder) as statuses:
+    with (place / "output.log").open("w") as output, services.run(arguments, run_folder) as pair:
         process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        threading.Thread(target=lambda: (process.wait(), pair.changed.set()), daemon=True).start()
         try:
-            status = process.wait(RUN_SECONDS)
-        except subprocess.TimeoutExpired:
-            raise RunFailed(f"not done after {RUN_SECONDS:.0f} s: {place}/output.log") from None
+            deadline = began + RUN_SECONDS
+            while process.poll() is None and not any(pair.statuses.values()):
+                if not pair.changed.wait(deadline - time.monotonic()):
+                    raise RunFailed(f"not done after {RUN_SECONDS:.0f} s: {place}/output.log")
+                pair.changed.clear()
         finally:
             end(process)
-    if status or any(statuses.values()):
+    if process.returncode or any(pair.statuses.values()):
         lines = (place / "output.log").read_text(errors="replace").splitlines()[-5:]
-        raise RunFailed("\n  ".join([f"status {status}, services {statuses}: {place}/output.log", *lines]))
+        status = f"status {process.returncode}, services {pair.statuses}"
+        raise RunFailed("\n  ".join([f"{status}: {place}/output.log", *lines]))
     result = read(run_folder / "metrics.jsonl", case, seed, time.monotonic() - began)
     (place / "result.json").write_text(json.dumps(asdict(result), indent=1) + "\n")
     return result

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,28 +59,41 @@ class Services:
         return [f"addresses.{kind}={address}" for kind, address in {**self._addresses, **ports}.items()]
 
     @contextlib.contextmanager
-    def run(self, arguments: list[str], logs: Path) -> Iterator[dict[str, int]]:
-        """Have a rollout and a trainer. What is yielded holds their exit statuses afterwards.
-
-        The trainer is expected to end by itself; both are asked to end, and killed if they have not after a while.
-        """
-        pids, statuses = {}, {}
+    def run(self, arguments: list[str], logs: Path) -> Iterator["Pair"]:
+        """Have a rollout and a trainer of one's own; both have ended afterwards, by themselves, as told or killed."""
         for kind, side in self._preloaded.items():
             side.tell({"arguments": arguments, "log": str(logs / f"{kind}.log")})
+        pair = Pair(self._preloaded)
         try:
-            for kind, side in self._preloaded.items():
-                pids[kind] = side.hear()["pid"]
-            yield statuses
+            yield pair
         finally:
-            kills = [threading.Timer(STOP_SECONDS, _send, (pid, signal.SIGKILL)) for pid in pids.values()]
-            for pid, kill in zip(pids.values(), kills, strict=True):
-                _send(pid, signal.SIGTERM)
-                kill.start()
-            for (kind, _), kill in zip(pids.items(), kills, strict=True):
-                statuses[kind] = self._preloaded[kind].hear()["status"]
-                kill.cancel()
+            pair.end()
 
 
-def _send(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has ended, as it should
-        os.kill(pid, number)
+class Pair:
+    """A rollout and a trainer, running or ended."""
+
+    def __init__(self, sides: dict[str, Side]):
+        self.changed = threading.Event()
+        """Set when one of them has ended."""
+        self.statuses: dict[str, int] = {}
+        """Exit statuses of those that have ended, by kind."""
+        self._pids = {kind: side.hear()["pid"] for kind, side in sides.items()}
+        self._threads = [threading.Thread(target=self._listen, args=pair, daemon=True) for pair in sides.items()]
+        for thread in self._threads:
+            thread.start()
+
+    def _listen(self, kind: str, side: Side) -> None:
+        self.statuses[kind] = side.hear()["status"]
+        self.changed.set()
+
+    def end(self) -> None:
+        """Ask both to end; kill what has not after a while."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for kind, pid in self._pids.items():
+                if kind not in self.statuses:
+                    with contextlib.suppress(ProcessLookupError):  # it has just ended
+                        os.kill(pid, number)
+            deadline = time.monotonic() + STOP_SECONDS
+            for thread in self._threads:
+                thread.join(max(0.0, deadline - time.monotonic()))

@@ -1,27 +1,31 @@
 """A service that is started again and again and imports its libraries once: `preloaded.py PACKAGE MODULE...`.
 
-Imports the modules; for each line of input, {"arguments": [...], "log": path}, forks a process that goes on as
-`python -m PACKAGE ARGUMENTS...` would, and answers {"pid"}; when it has ended, {"status"}. Every run is still a process
-of its own with nothing of an earlier one in it: only the import, which on two cores is longer than a short run, is
-shared. The libraries must start no thread while they are imported, which is checked.
+Imports the modules and all of the package's own, so that a checkout that changes meanwhile cannot become a mixture of
+two versions; what only an engine needs that is not the default waits. For each line of input,
+{"arguments": [...], "log": path}, it forks a process that goes on as `python -m PACKAGE ARGUMENTS...` would, and
+answers {"pid"}; when that has ended, {"status"}. Every run is still a process of its own with nothing of an earlier one
+in it: only the import, which on two cores is longer than a short run, is shared. The libraries must start no thread
+while they are imported, which is checked.
 """
 
 import ctypes
 import importlib
 import json
 import os
+import pkgutil
 import signal
 import sys
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+OPTIONAL = ("vllm_engine", "wandb", "nccl")
 
 
 def main() -> int:
     """Serve until the input ends."""
     package, modules = sys.argv[1], sys.argv[2:]
     entry = importlib.import_module(f"{package}.__main__")
-    for module in modules:
+    for module in (*modules, *modules_of(package), *modules_of("quartet_common")):
         importlib.import_module(module)
     if (threads := len(os.listdir("/proc/self/task"))) != 1:
         print(f"{package}: {threads} threads after the import; such a process cannot be forked", file=sys.stderr)
@@ -34,6 +38,13 @@ def main() -> int:
         _, status = os.waitpid(pid, 0)
         print(json.dumps({"status": os.waitstatus_to_exitcode(status)}), flush=True)
     return 0
+
+
+def modules_of(package: str) -> list[str]:
+    """Return the names of a package's modules, but programs and the parts that need an optional engine."""
+    found = pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}.")
+    names = [module.name for module in found if not module.name.endswith("__main__")]
+    return [name for name in names if not any(part in name for part in OPTIONAL)]
 
 
 def _become(entry, package: str, asked: dict) -> int:
