@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from quartet_common import nccl
 from quartet_common.config import ConfigError, Section
+from quartet_trainer.callbacks.registry import CallbackSection
 from quartet_trainer.learner.settings import LearnerSettings
 
 
@@ -116,6 +117,7 @@ class TrainerSection(LearnerSettings):
         1.0, ge=0, description="Seconds between looks at what the rollouts do, for their idle fraction; 0: none."
     )
     trace: bool = Field(False, description="Write trace.json: phases of trainer and rollouts, for Perfetto.")
+    callbacks: list[CallbackSection] = Field([], description="Code of other packages that is called during training.")
     broker_timeout_seconds: float = Field(
         600.0, gt=0, description="How long a broker that went away during the run is waited for."
     )

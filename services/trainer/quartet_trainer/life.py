@@ -16,6 +16,7 @@ from quartet.v1 import broker_pb2, trainer_pb2
 from quartet_common.channel import connect_sync
 from quartet_common.config import LoadedConfig, split_address
 from quartet_trainer import launch
+from quartet_trainer.callbacks import Callbacks, TrainingFacts, check_callbacks
 from quartet_trainer.checkpointing import Checkpointer
 from quartet_trainer.checkpoints.best import Patience
 from quartet_trainer.config import TrainerSection
@@ -199,6 +200,15 @@ def _run_loop(
     batches = BatchFetcher(session, DynamicSampling(settings, session), on_arrival=control.attention.call_for)
     parts.callback(batches.close)
     parts.callback(closing.set)  # first of all: an update under way need not come to its end
+    facts = TrainingFacts(
+        run_id=config.run.id,
+        folder=folder,
+        first_step=learner.step,
+        max_steps=run.spec.max_steps,
+        settings=settings.model_dump(mode="json"),
+    )
+    callbacks = Callbacks(check_callbacks(settings.callbacks), facts)
+    parts.callback(callbacks.close)
     loop = TrainingLoop(
         settings=settings,
         max_steps=run.spec.max_steps,
@@ -216,6 +226,7 @@ def _run_loop(
         status=status,
         traces=GroupTraces(config.run.id),
         patience=patience,
+        callbacks=callbacks,
     )
     return loop.run().value
 

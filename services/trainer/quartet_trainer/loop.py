@@ -9,6 +9,7 @@ from quartet.v1 import broker_pb2, experience_pb2, trainer_pb2
 from quartet_common.durations import now_timestamp, to_duration
 from quartet_common.log import get_logger
 from quartet_trainer.batches import ExperienceError
+from quartet_trainer.callbacks import Callbacks
 from quartet_trainer.checkpointing import Checkpointer
 from quartet_trainer.checkpoints.best import Patience
 from quartet_trainer.config import TrainerSection
@@ -85,6 +86,7 @@ class TrainingLoop:
     traces: GroupTraces
     patience: Patience | None = None
     """Of early stopping; None: the run is not ended early."""
+    callbacks: Callbacks = field(default_factory=Callbacks)
     _last_batch: bool = False
     _stopped_early: bool = False
     _updates: list[Published] = field(default_factory=list)
@@ -166,6 +168,7 @@ class TrainingLoop:
         step, groups = self.learner.step, fetched.groups
         if self.settings.prefetch and not self._last_batch and not 0 < self.max_steps <= step + 1:
             self.batches.ask(step + 1)
+        self.callbacks.batch(step, fetched.tensors, groups)
         with self.traces.step(step, groups):
             try:
                 learned = public_names(self.learner.train_step(fetched.tensors))
@@ -176,8 +179,10 @@ class TrainingLoop:
         self.status.step, self.status.batches = step + 1, self.status.batches + 1
         self._publish()
         measured = batch_metrics(step, fetched.tensors, [group.header for group in groups]) | fetched.metrics
-        self._report(step, {**learned, **measured, **self._costs(learned)})
+        metrics = {**learned, **measured, **self._costs(learned)}
+        self._report(step, metrics)
         self._sample(step, groups)
+        self.callbacks.update(step, metrics)
         interval = self.settings.checkpoint.interval
         if interval and self.learner.step % interval == 0:
             self.checkpointer.begin(self.reporter)
@@ -287,6 +292,7 @@ class TrainingLoop:
         """Evaluate the present version; keep its checkpoint if it is the best, and see whether to go on."""
         version = self.learner.step
         measured = self.evaluator.run(version, self._bring_all)
+        self.callbacks.evaluation(version, measured)
         best = measured.get(self.settings.checkpoint.best_metric)
         if best is not None and version > 0:
             self.checkpointer.keep_if_best(self.settings.checkpoint.best_metric, best, self.reporter)

@@ -14,6 +14,7 @@ from quartet_common.config import ConfigError, LoadedConfig
 from quartet_common.host import ServiceHost
 from quartet_common.log import get_logger
 from quartet_trainer import launch
+from quartet_trainer.callbacks import check_callbacks
 from quartet_trainer.config import TrainerSection, check_transport
 from quartet_trainer.control import Control
 from quartet_trainer.errors import TrainingError
@@ -42,6 +43,7 @@ def preflight(config: Config) -> dict[str, Any]:
         if not existing.is_dir() or not os.access(existing, os.W_OK):
             raise ConfigError(f"run.folder: '{folder}' cannot be made: '{existing}' is not a folder one may write to")
     check_transport(config.section.weights)
+    check_callbacks(config.section.callbacks)
     return {
         "model": str(config.model.path),
         "algorithm": config.section.algorithm,
