@@ -2,9 +2,9 @@
 
 import importlib.util
 import os
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from quartet_common.config import ConfigError, LoadedConfig, Section
 from quartet_common.run_spec import environment_spec
@@ -29,6 +29,10 @@ class RolloutSection(Section):
     engine: Literal["vllm", "transformers"] = Field("vllm", description="What generates.")
     vllm: VllmOptions = Field(VllmOptions(), description="Options of the vllm engine.")
     transformers: TransformersOptions = Field(TransformersOptions(), description="Options of the transformers engine.")
+    runs: list[Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9._*?!\[\]-]{1,64}$")]] = Field(
+        [],
+        description="Runs it may work for, one at a time: names, or patterns such as 'team-*'. Default: only run.id.",
+    )
     advertise_address: str = Field(
         "", description="host:port under which peers reach this rollout; default: addresses.rollout."
     )

@@ -4,23 +4,27 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 
 import grpc
 from google.rpc import error_details_pb2
 from quartet.v1 import experience_pb2, rollout_pb2
 
-from quartet_common.errors import ContractError, invalid_argument, unavailable
+from quartet_common.errors import ContractError, failed_precondition, invalid_argument, unavailable
 from quartet_common.tensors import encode
 from quartet_rollout.admission import Admission
 from quartet_rollout.drawing import draw_completions
 from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineCompletion, EngineError, PromptError
 from quartet_rollout.environments.chosen import SINGLE_TURN
 from quartet_rollout.experience import completion_info
+from quartet_rollout.membership import NO_MASKS
 from quartet_rollout.sampling import PromptRefused
 from quartet_rollout.state import RolloutState
 from quartet_rollout.telemetry import COMPLETIONS, TOKENS
 
 _STOPPING = "it is stopping; ask another rollout"
+
+Request = rollout_pb2.GenerateRequest | rollout_pb2.GenerateStreamRequest
 
 
 class DirectGeneration:
@@ -30,6 +34,8 @@ class DirectGeneration:
         self._state, self._admission = state, admission
         self._ids = itertools.count()
         self._ends_at: float | None = None
+        self._why = ""
+        self._run_number = 0
         self._limits: set[asyncio.Timeout] = set()
 
     async def stop(self, seconds: float) -> None:
@@ -39,21 +45,37 @@ class DirectGeneration:
         """
         self._admission.close(_STOPPING)
         self._ends_at = asyncio.get_running_loop().time() + seconds
-        for limit in self._limits:
-            limit.reschedule(self._ends_at)
+        self._why = f"{_STOPPING}, and this was not finished in time"
+        self._limit(self._ends_at)
         while self._admission.running:
             await self._state.changes.wait()
 
-    async def completions(self, prompt: experience_pb2.Prompt) -> AsyncIterator[rollout_pb2.GeneratedCompletion]:
+    def interrupt(self, reason: str) -> None:
+        """End what is being generated now, with UNAVAILABLE: the weights it began with are to be forgotten."""
+        self._why = reason
+        self._run_number += 1
+        self._limit(asyncio.get_running_loop().time())
+
+    def _limit(self, when: float) -> None:
+        for limit in self._limits:
+            if not limit.expired():
+                limit.reschedule(when)
+
+    async def completions(self, request: Request) -> AsyncIterator[rollout_pb2.GeneratedCompletion]:
         """Yield the completions as they finish. Raises ContractError."""
+        prompt = request.prompt
         state = self._state
         if (engine := state.engine) is None or (reader := state.reader) is None:
             raise unavailable("engine", "it is still loading", retry_after_seconds=1.0)
-        self._check_serving()
+        self._check_serving(request)
+        if request.sampling_masks and "sampling_masks" not in engine.capabilities():
+            raise failed_precondition("sampling_masks", f"{NO_MASKS}, or false")
         try:
             if (name := prompt.environment.name) not in ("", SINGLE_TURN):
                 raise PromptRefused("prompt.environment.name", f"'{name}'", f"'{SINGLE_TURN}': direct use is one turn")
             token_ids, draw = reader.read(prompt, state.spec, experience_pb2.PURPOSE_SERVE)
+            if request.sampling_masks:
+                draw = replace(draw, settings=replace(draw.settings, masks=True))
         except (PromptRefused, PromptError) as error:
             raise _refusal(error) from error
         try:
@@ -61,24 +83,24 @@ class DirectGeneration:
                 self._admission.entered(draw.n),
                 aclosing(draw_completions(engine, f"direct-{next(self._ids)}", token_ids, draw)) as stream,
             ):
-                self._check_serving()  # It may have waited long.
-                while (completion := await self._next(stream)) is not None:
+                self._check_serving(request)  # It may have waited long.
+                number = self._run_number
+                while (completion := await self._next(stream, number)) is not None:
                     if any(version == UNKNOWN_VERSION for version, _, _ in completion.version_spans):
                         raise unavailable("policy", "the weights became unknown while this was generated")
                     TOKENS.labels("direct").inc(completion.token_ids.size)
                     COMPLETIONS.labels(completion.finish_reason).inc()
-                    yield rollout_pb2.GeneratedCompletion(
-                        info=completion_info(completion, reader.text(completion.token_ids)),
-                        token_ids=encode(completion.token_ids),
-                        log_probs=encode(completion.log_probs),
-                    )
+                    yield _generated(completion, reader.text(completion.token_ids))
         except PromptError as error:
             raise _refusal(error) from error
         except EngineError as error:
             raise unavailable("engine", str(error)) from error
 
-    async def _next(self, stream: AsyncGenerator[EngineCompletion, None]) -> EngineCompletion | None:
-        """Return the next completion, None after the last. Raises UNAVAILABLE at the end that `stop` has set."""
+    async def _next(self, stream: AsyncGenerator[EngineCompletion, None], number: int) -> EngineCompletion | None:
+        """Return the next completion, None after the last. Raises UNAVAILABLE after `interrupt`, and at the end that
+        `stop` has set."""
+        if number != self._run_number:
+            raise unavailable("rollout", self._why)
         try:
             async with asyncio.timeout_at(self._ends_at) as limit:
                 self._limits.add(limit)
@@ -87,13 +109,28 @@ class DirectGeneration:
                 finally:
                     self._limits.discard(limit)
         except TimeoutError as error:
-            raise unavailable("rollout", f"{_STOPPING}, and this was not finished in time") from error
+            raise unavailable("rollout", self._why) from error
 
-    def _check_serving(self) -> None:
+    def _check_serving(self, request: Request) -> None:
         if self._state.draining:
             raise unavailable("rollout", _STOPPING)
+        if self._state.changing_run:
+            raise unavailable("rollout", "it is going over to another run", retry_after_seconds=1.0)
+        if request.run_id and request.run_id != self._state.run_id:
+            raise failed_precondition("run_id", f"{self._state.works_for}, the call is about '{request.run_id}'")
         if self._state.policy_version == UNKNOWN_VERSION:
             raise unavailable("policy", "this rollout has no weights of a known version yet", retry_after_seconds=1.0)
+
+
+def _generated(completion: EngineCompletion, text: str) -> rollout_pb2.GeneratedCompletion:
+    mask = completion.mask
+    return rollout_pb2.GeneratedCompletion(
+        info=completion_info(completion, text),
+        token_ids=encode(completion.token_ids),
+        log_probs=encode(completion.log_probs),
+        sampling_mask_counts=encode(mask.counts) if mask is not None else None,
+        sampling_mask_token_ids=encode(mask.token_ids) if mask is not None else None,
+    )
 
 
 def _refusal(error: PromptRefused | PromptError) -> ContractError:

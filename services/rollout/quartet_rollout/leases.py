@@ -67,15 +67,19 @@ class LeaseKeeper:
             if (on_lost := self._on_lost.pop(lease_id, None)) is not None:
                 on_lost()
 
-    async def give_back(self, releases: Iterable[broker_pb2.LeaseRelease], timeout: float = 10.0) -> None:
-        """Release leases, trying for `timeout` seconds; what the broker is not told expires."""
+    async def give_back(
+        self, releases: Iterable[broker_pb2.LeaseRelease], timeout: float = 10.0, run_id: str = ""
+    ) -> None:
+        """Release leases, trying for `timeout` seconds; what the broker is not told expires.
+
+        `run_id`: the run that they are of, where that is not the one this rollout works for now.
+        """
+        run_id = run_id or self._state.run_id
         releases = list(releases)
         for release in releases:
             self.settled(release.lease_id)
         for begin in range(0, len(releases), _CHUNK):
-            request = broker_pb2.ReleaseLeasesRequest(
-                run_id=self._state.run_id, releases=releases[begin : begin + _CHUNK]
-            )
+            request = broker_pb2.ReleaseLeasesRequest(run_id=run_id, releases=releases[begin : begin + _CHUNK])
             try:
                 async with asyncio.timeout(timeout):
                     await self._link.insist("ReleaseLeases", request)

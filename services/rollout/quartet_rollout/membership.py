@@ -1,4 +1,4 @@
-"""Membership of the run: wait for the broker and the run, register, beat, leave.
+"""Membership of the run: wait for the broker and the run, register, beat, leave; go over to another run.
 
 The heartbeat goes out every third of the run's `member_ttl`, and at once when the policy version or the state changes,
 so that the trainer learns of new weights without delay.
@@ -17,6 +17,7 @@ from quartet_common.host import ServiceHost
 from quartet_common.log import get_logger
 from quartet_rollout.broker_link import TRANSIENT, Backoff, BrokerLink
 from quartet_rollout.engines.base import UNKNOWN_VERSION
+from quartet_rollout.pool import RunPool
 from quartet_rollout.state import RolloutState
 from quartet_rollout.telemetry import TokenRate
 
@@ -24,6 +25,11 @@ log = get_logger(__name__)
 
 # How often a run that ended is looked at: somebody may make a new one under its name.
 _ENDED_POLL_SECONDS = 5.0
+
+NO_MASKS = (
+    "this engine cannot tell the candidates of its tokens; allowed: the transformers engine, the vllm engine "
+    "in_process with VLLM_USE_V2_MODEL_RUNNER=0"
+)
 
 _ACTIVE = broker_pb2.RUN_STATE_ACTIVE
 
@@ -38,15 +44,18 @@ class Membership:
         host: ServiceHost,
         address: str,
         rate: TokenRate,
-        on_new_run: Callable[[], Awaitable[None]],
-        on_run_ended: Callable[[], Awaitable[None]],
+        pool: RunPool,
+        on_new_run: Callable[[str], Awaitable[None]],
+        on_run_ended: Callable[[str], Awaitable[None]],
     ):
-        """`on_new_run` is awaited before registering with a run made anew under the same name, `on_run_ended` when
-        the run has ended."""
+        """`on_new_run` is awaited before registering with another run, or one made anew under the same name: nothing
+        of the last one may be left then; `on_run_ended` when the run has ended, or is left for another. Both are told
+        why."""
         self._state, self._link, self._host, self._rate = state, link, host, rate
         self._address = address
         self._on_new_run, self._on_run_ended = on_new_run, on_run_ended
-        self._wanted = f"run '{state.run_id}' to be created"
+        self._pool = pool
+        pool.fits = lambda run: self._unfit(run) is None
         self._doubted = False
         self._registered = False
 
@@ -61,25 +70,57 @@ class Membership:
             await self._state.changes.wait()
         while True:
             await self._link.introduce()
+            if self._pool.only is None:
+                await self._choose()
             run = await self._register()
             if reason := self._unfit(run):
                 log.error("this rollout cannot serve the run: %s", reason, extra={"run": self._state.run_id})
                 await self.leave()
                 self._host.stop(reason, exit_code=1)
                 return
-            if run.state == _ACTIVE:
-                await self._beat(run)
-            if run.state != _ACTIVE:
+            better = await self._beat(run) if run.state == _ACTIVE else None
+            if better is not None:
+                await self._stop(f"run '{better}' has fewer rollouts")
+                await self._go_over(better)
+            elif run.state != _ACTIVE:
                 await self._ended(run)
+
+    async def _choose(self) -> None:
+        """Wait for an active run of the pool, and go over to the one that has the fewest rollouts."""
+        backoff = Backoff(0.2, 1.0)
+        thing = f"an active run of {self._pool}"
+        while True:
+            try:
+                chosen = await self._pool.choose()
+            except grpc.RpcError as error:
+                if error.code() not in TRANSIENT:
+                    raise
+            else:
+                if chosen is not None:
+                    break
+                self._host.waiting.add(thing)
+            await backoff.wait()
+        self._host.waiting.discard(thing)
+        if chosen != self._state.run_id:
+            await self._go_over(chosen)
+
+    async def _go_over(self, run_id: str) -> None:
+        """Work for another run from now on. Nobody may see the weights of the last one under the name of this one."""
+        state = self._state
+        last, state.changing_run = state.run_id, True
+        state.run, state.run_id = None, run_id
+        try:
+            await self._on_new_run(f"the rollout went over to run '{run_id}'")
+        finally:
+            state.changing_run = False
+            state.changes.notify()
+        log.info("works for another run", extra={"run": run_id, "last": last})
 
     def _unfit(self, run: broker_pb2.Run) -> str | None:
         """Return why this engine cannot do what the run asks of its rollouts, or None."""
         assert self._state.engine is not None  # `run` waits for it
         if run.spec.sampling_masks and "sampling_masks" not in self._state.engine.capabilities():
-            return (
-                "run.sampling_masks is true, and this engine cannot tell the candidates of its tokens; allowed: the "
-                "transformers engine, the vllm engine in_process with VLLM_USE_V2_MODEL_RUNNER=0, or false"
-            )
+            return f"run.sampling_masks is true, and {NO_MASKS}, or false"
         return None
 
     async def leave(self) -> None:
@@ -101,15 +142,19 @@ class Membership:
                 request = broker_pb2.RegisterMemberRequest(run_id=self._state.run_id, member=self._member())
                 response = await self._link.insist("RegisterMember", request)
             except grpc.RpcError as error:
-                if error.code() == grpc.StatusCode.NOT_FOUND:
-                    self._host.waiting.add(self._wanted)
+                if error.code() == grpc.StatusCode.NOT_FOUND and self._pool.only is None:
+                    await self._choose()
+                elif error.code() == grpc.StatusCode.NOT_FOUND:
+                    self._host.waiting.add(f"run '{self._state.run_id}' to be created")
+                elif error.code() == grpc.StatusCode.FAILED_PRECONDITION and self._pool.only is None:
+                    await self._choose()
                 elif error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                     log.info("the run takes no members: %s", describe(error), extra={"run": self._state.run_id})
                 else:
                     raise
                 await backoff.wait()
                 continue
-            self._host.waiting.discard(self._wanted)
+            self._host.waiting.discard(f"run '{self._state.run_id}' to be created")
             self._registered = True
             self._take(response.run)
             log.info("member of the run", extra={"run": self._state.run_id, "epoch": response.group_epoch})
@@ -124,15 +169,18 @@ class Membership:
         if response.run.created_at != known.created_at:
             log.info("the run was made anew", extra={"run": self._state.run_id})
             self._state.run = None
-            await self._on_new_run()
+            await self._on_new_run("the run was made anew")
 
     def _take(self, run: broker_pb2.Run) -> None:
         self._state.run = run
         self._state.active = run.state == _ACTIVE
         self._state.changes.notify()
 
-    async def _beat(self, run: broker_pb2.Run) -> None:
-        """Beat until the member is gone (register again) or the run has ended (then `run.state` says so)."""
+    async def _beat(self, run: broker_pb2.Run) -> str | None:
+        """Beat until the member is gone (register again) or the run has ended (then `run.state` says so).
+
+        Returns the run to go over to, where the pool has one that needs this rollout more.
+        """
         ttl = to_seconds(run.spec.member_ttl) or 15.0
         while True:
             beaten_at, told = time.monotonic(), self._telling()
@@ -144,14 +192,16 @@ class Membership:
                 if error.code() == grpc.StatusCode.NOT_FOUND:
                     log.warning("no longer a member: %s", describe(error), extra={"run": self._state.run_id})
                     self._state.active = self._registered = False
-                    return
+                    return None
                 if error.code() not in TRANSIENT:
                     raise
                 await asyncio.sleep(min(1.0, ttl / 6))
                 continue
             if response.run_state != _ACTIVE:
                 run.state = response.run_state
-                return
+                return None
+            if (better := await self._better()) is not None:
+                return better
             while not self._doubted and self._telling() == told:
                 left = beaten_at + ttl / 3 - time.monotonic()
                 if left <= 0:
@@ -162,10 +212,9 @@ class Membership:
         """The run has ended: stop its work, leave it, and wait until a new one is made under its name."""
         name = broker_pb2.RunState.Name(run.state).removeprefix("RUN_STATE_").lower()
         log.info("the run has ended", extra={"run": self._state.run_id, "state": name})
-        self._state.active = False
-        self._state.changes.notify()
-        await self._on_run_ended()
-        await self.leave()
+        await self._stop("the run has ended")
+        if self._pool.only is None:
+            return
         thing = f"a new run '{self._state.run_id}' (the last one {name})"
         self._host.waiting.add(thing)
         request = broker_pb2.GetRunRequest(run_id=self._state.run_id)
@@ -180,6 +229,24 @@ class Membership:
             if response.run.state == _ACTIVE:
                 break
         self._host.waiting.discard(thing)
+
+    async def _stop(self, reason: str) -> None:
+        """End the work for the run and leave it. Its weights stay until there is another one."""
+        self._state.active = False
+        self._state.changes.notify()
+        await self._on_run_ended(reason)
+        await self.leave()
+
+    async def _better(self) -> str | None:
+        """Return the run that needs this rollout more than its own; None if there is none, or nobody knows."""
+        if self._pool.only is not None or self._state.draining:
+            return None
+        try:
+            return await self._pool.better(self._state.run_id)
+        except grpc.RpcError as error:
+            if error.code() not in TRANSIENT:
+                raise
+            return None
 
     def _telling(self) -> tuple:
         return self._state.policy_version, self._member_state()

@@ -153,6 +153,10 @@ class PromptLoop:
                 log.error("leasing prompts failed: %s", describe(error), extra={"run": self._state.run_id})
             await asyncio.sleep(max(0.5, retry_delay(error) or 0.0))
             return
+        if self._state.run_id != request.run_id:  # it has gone over to another run meanwhile
+            releases = [broker_pb2.LeaseRelease(lease_id=lease.lease_id) for lease in response.leases]
+            await self._groups.give_back_unstarted(releases, request.run_id)
+            return
         if self._exhausted != (len(response.leases) < prompts):
             self._exhausted = not self._exhausted
             self._state.changes.notify()

@@ -23,6 +23,7 @@ from quartet_rollout.environments.tools import RewardTools
 from quartet_rollout.groups import Groups
 from quartet_rollout.leases import LeaseKeeper
 from quartet_rollout.membership import Membership
+from quartet_rollout.pool import RunPool
 from quartet_rollout.prompt_loop import PromptLoop
 from quartet_rollout.prompts import PromptReader
 from quartet_rollout.putting import Putter
@@ -46,6 +47,9 @@ _LOADING = "engine loading"
 _WEIGHTS = "weights from the trainer"
 _SAMPLE_SECONDS = 1.0
 
+# Finished groups have so long to be put when the run is left for another.
+_FLUSH_SECONDS = 5.0
+
 
 class RolloutService:
     """One rollout."""
@@ -56,9 +60,11 @@ class RolloutService:
         self._engine: Engine | None = None
         self._broker_channel = connect(addresses.broker, config.security)
         self._reward_channel = connect(addresses.reward, config.security)
-        self.state = RolloutState(config.run.id)
         self._rate = TokenRate()
         link = BrokerLink(self._broker_channel, addresses.broker, host.waiting, section.rpc_timeout_seconds)
+        pool = RunPool(section.runs or [config.run.id], link, host.instance_id)
+        host.capabilities.extend(pool.capabilities)
+        self.state = RolloutState(pool.only or "")
         self._scorer = Scorer(self.state, self._reward_channel, addresses.reward, host.waiting, section.scoring)
         self._keeper = LeaseKeeper(self.state, link)
         self._putter = Putter(self.state, link, section.put_batch_groups, section.put_batch_bytes)
@@ -81,6 +87,7 @@ class RolloutService:
             host,
             section.advertise_address or host.address,
             self._rate,
+            pool,
             on_new_run=self._forget_run,
             on_run_ended=self._stop_work,
         )
@@ -175,12 +182,15 @@ class RolloutService:
     async def _weights_lost(self) -> None:
         await self._groups.give_back_all("the weights are of unknown version")
 
-    async def _stop_work(self) -> None:
-        await self._groups.give_back_all("the run has ended")
+    async def _stop_work(self, reason: str) -> None:
+        """Put what is finished, give the rest back: the run goes on without this rollout, if at all."""
+        await self._groups.flush(timeout=_FLUSH_SECONDS)
+        await self._groups.give_back_all(reason)
 
-    async def _forget_run(self) -> None:
+    async def _forget_run(self, reason: str) -> None:
+        self._direct.interrupt(reason)
         if self._servicer.updates is not None:
-            await self._servicer.updates.forget()
+            await self._servicer.updates.forget(reason)
 
     async def _drain(self) -> None:
         """Stop leasing, finish direct generation, put what is finished, give the rest back, leave, close."""

@@ -136,19 +136,17 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         return rollout_pb2.AbortWeightUpdateResponse(policy_version=stands)
 
     async def Generate(self, request, context):  # noqa: N802
-        completions = [completion async for completion in self._direct.completions(request.prompt)]
+        completions = [completion async for completion in self._direct.completions(request)]
         completions.sort(key=lambda completion: completion.info.index)
         return rollout_pb2.GenerateResponse(completions=completions)
 
     async def GenerateStream(self, request, context):  # noqa: N802
-        async for completion in self._direct.completions(request.prompt):
+        async for completion in self._direct.completions(request):
             yield rollout_pb2.GenerateStreamResponse(completion=completion)
 
     def _updates_of(self, request) -> WeightUpdates:
         if request.run_id != self._state.run_id:
-            raise failed_precondition(
-                "run_id", f"this rollout works for run '{self._state.run_id}', the call is about '{request.run_id}'"
-            )
+            raise failed_precondition("run_id", f"{self._state.works_for}, the call is about '{request.run_id}'")
         if request.group_epoch < 0:
             raise invalid_argument("group_epoch", request.group_epoch, "an integer >= 0")
         if self.updates is None:

@@ -34,6 +34,7 @@ class RolloutState:
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
+        """The run it works for; empty while it has yet to choose one."""
         self.engine: Engine | None = None
         """Set when it is loaded."""
         self.reader: PromptReader | None = None
@@ -46,6 +47,8 @@ class RolloutState:
         """True while the reward service's stream is open."""
         self.paused = False
         """True while generation stands still for new weights."""
+        self.changing_run = False
+        """True from the moment it goes over to another run until nothing of the last one is left."""
         self.draining = False
         """True from the first moment of the end."""
         self.groups_total = 0
@@ -56,6 +59,11 @@ class RolloutState:
     def spec(self) -> broker_pb2.RunSpec | None:
         """The run's specification, if the run is known."""
         return self.run.spec if self.run is not None else None
+
+    @property
+    def works_for(self) -> str:
+        """The run, in words, for whoever means another."""
+        return f"this rollout works for run '{self.run_id}'" if self.run_id else "this rollout works for no run yet"
 
     @property
     def policy_version(self) -> int:

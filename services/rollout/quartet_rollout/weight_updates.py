@@ -112,6 +112,7 @@ class WeightUpdates:
         self._lock = asyncio.Lock()
         self._info: WeightGroupInfo | None = None
         self._newest_epoch = NO_EPOCH
+        self._run_number = 0
         self._joining: asyncio.Task | None = None
         self._apart_because = "it was never invited"
         self._update: _Update | None = None
@@ -139,7 +140,9 @@ class WeightUpdates:
             raise failed_precondition(
                 "group_epoch", f"epoch {info.epoch} is older than {self._newest_epoch}, which this rollout knows"
             )
+        number = self._run_number
         async with self._lock:
+            self._require_run(number)
             if info == self._info and self.state is not GroupState.APART:
                 return ranks
             if self._update is not None:
@@ -166,8 +169,10 @@ class WeightUpdates:
     async def begin(self, request: UpdateRequest) -> int:
         """Pause and enter the receive; return the completions that were running. Raises ContractError."""
         deadline = time.monotonic() + request.timeout_seconds
+        number = self._run_number
         await self._wait_joined(request)
         async with self._lock:
+            self._require_run(number)
             if (update := self._update) is not None and update.settling and update.task is not None:
                 await asyncio.wait({update.task})
             if (update := self._update) is not None:
@@ -199,6 +204,11 @@ class WeightUpdates:
             self._update, self._last, self.state = update, update, GroupState.RECEIVING
             update.task = self._spawn(self._live(update), f"weight update {request.policy_version}")
             return paused
+
+    def _require_run(self, number: int) -> None:
+        """Refuse a call that waited while the rollout went over to another run; epochs of two runs may be equal."""
+        if number != self._run_number:
+            raise failed_precondition("run_id", "this rollout works for another run now")
 
     async def _wait_joined(self, request: UpdateRequest) -> None:
         if self.state is GroupState.JOINING and self.epoch == request.epoch and self._joining is not None:
@@ -294,18 +304,21 @@ class WeightUpdates:
 
     async def abort(self, epoch: int, policy_version: int, reason: str) -> int:
         """Give an update up if it is under way; return the version of the weights that stand, -1 if unknown."""
+        number = self._run_number
         async with self._lock:
+            self._require_run(number)
             if (update := self._update) is not None and update.is_for(epoch, policy_version):
                 await self._interrupt(update, f"the trainer gave it up: {reason or 'no reason given'}")
         return self._engine.policy_version
 
-    async def forget(self) -> None:
-        """Give up what is under way and forget epochs and weights: the run they belonged to is no more."""
+    async def forget(self, reason: str) -> None:
+        """Give up what is under way and forget epochs and weights: the run they belonged to is not this rollout's."""
+        self._run_number += 1
         async with self._lock:
             if self._update is not None:
-                await self._interrupt(self._update, "the run was made anew")
-            await self._leave("the run was made anew")
-            self._newest_epoch = NO_EPOCH
+                await self._interrupt(self._update, reason)
+            await self._leave(reason)
+            self._newest_epoch, self._last = NO_EPOCH, None
             await self._engine.invalidate()
             await self._on_weights_lost()
             self._version_changed()

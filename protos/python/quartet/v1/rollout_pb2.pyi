@@ -219,10 +219,14 @@ class AbortWeightUpdateResponse(_message.Message):
     def __init__(self, policy_version: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt",)
+    __slots__ = ("prompt", "run_id", "sampling_masks")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_MASKS_FIELD_NUMBER: _ClassVar[int]
     prompt: _experience_pb2.Prompt
-    def __init__(self, prompt: _Optional[_Union[_experience_pb2.Prompt, _Mapping]] = ...) -> None: ...
+    run_id: str
+    sampling_masks: bool
+    def __init__(self, prompt: _Optional[_Union[_experience_pb2.Prompt, _Mapping]] = ..., run_id: _Optional[str] = ..., sampling_masks: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("completions",)
@@ -231,10 +235,14 @@ class GenerateResponse(_message.Message):
     def __init__(self, completions: _Optional[_Iterable[_Union[GeneratedCompletion, _Mapping]]] = ...) -> None: ...
 
 class GenerateStreamRequest(_message.Message):
-    __slots__ = ("prompt",)
+    __slots__ = ("prompt", "run_id", "sampling_masks")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_MASKS_FIELD_NUMBER: _ClassVar[int]
     prompt: _experience_pb2.Prompt
-    def __init__(self, prompt: _Optional[_Union[_experience_pb2.Prompt, _Mapping]] = ...) -> None: ...
+    run_id: str
+    sampling_masks: bool
+    def __init__(self, prompt: _Optional[_Union[_experience_pb2.Prompt, _Mapping]] = ..., run_id: _Optional[str] = ..., sampling_masks: _Optional[bool] = ...) -> None: ...
 
 class GenerateStreamResponse(_message.Message):
     __slots__ = ("completion",)
@@ -243,11 +251,15 @@ class GenerateStreamResponse(_message.Message):
     def __init__(self, completion: _Optional[_Union[GeneratedCompletion, _Mapping]] = ...) -> None: ...
 
 class GeneratedCompletion(_message.Message):
-    __slots__ = ("info", "token_ids", "log_probs")
+    __slots__ = ("info", "token_ids", "log_probs", "sampling_mask_counts", "sampling_mask_token_ids")
     INFO_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_MASK_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_MASK_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     info: _experience_pb2.CompletionInfo
     token_ids: _tensor_pb2.Tensor
     log_probs: _tensor_pb2.Tensor
-    def __init__(self, info: _Optional[_Union[_experience_pb2.CompletionInfo, _Mapping]] = ..., token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., log_probs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...
+    sampling_mask_counts: _tensor_pb2.Tensor
+    sampling_mask_token_ids: _tensor_pb2.Tensor
+    def __init__(self, info: _Optional[_Union[_experience_pb2.CompletionInfo, _Mapping]] = ..., token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., log_probs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sampling_mask_counts: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sampling_mask_token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...

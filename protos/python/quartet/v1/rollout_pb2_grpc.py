@@ -134,7 +134,8 @@ class RolloutServiceServicer:
         """Generate returns completions of the live policy for one prompt, when all are done.
 
         Called by: clients. Not idempotent unless seeded; safe to retry. Not scored, not stored, not trained.
-        Errors: UNAVAILABLE while the rollout has no weights of a known version.
+        Errors: UNAVAILABLE while the rollout has no weights of a known version, and when it stops or goes over to another
+        run; FAILED_PRECONDITION when it works for another run than `run_id`, or cannot tell sampling masks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
