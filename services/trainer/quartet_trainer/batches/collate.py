@@ -39,6 +39,8 @@ class MicroBatch:
     """float64 [t]."""
     weights: Tensor
     """float64 [t]: its share in the batch's loss."""
+    old_log_probs: Tensor | None = None
+    """float64 [t]: see `StepPlan.old_log_probs`."""
 
     @property
     def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -48,7 +50,9 @@ class MicroBatch:
     def to(self, device: torch.device, dtype: torch.dtype) -> MicroBatch:
         """The same on `device`, with all that is floating-point as `dtype`."""
 
-        def move(value: Tensor) -> Tensor:
+        def move(value: Tensor | None) -> Tensor | None:
+            if value is None:
+                return None
             return value.to(device, dtype if value.is_floating_point() else value.dtype, non_blocking=True)
 
         return MicroBatch(**{name: move(value) for name, value in vars(self).items()})
@@ -88,4 +92,5 @@ def collate(batch: ExperienceBatch, plan: StepPlan, completions: np.ndarray) -> 
         rollout_log_probs=batch.rollout_log_probs[token],
         advantages=plan.advantages[token],
         weights=torch.zeros(token.numel(), dtype=torch.float64) if plan.idle else plan.weights[token],
+        old_log_probs=None if plan.old_log_probs is None else plan.old_log_probs[token],
     )

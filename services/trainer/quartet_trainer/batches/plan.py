@@ -16,7 +16,7 @@ ENOUGH_TOKENS = 512
 
 @dataclass(frozen=True)
 class StepPlan:
-    """A rank's share of a step."""
+    """A rank's share of an optimizer step."""
 
     mask: Tensor
     """bool [T]: the tokens that count in the loss."""
@@ -30,6 +30,8 @@ class StepPlan:
     """This rank's completions (int64 indices), one array a forward pass; never empty, see `idle`."""
     idle: bool
     """This rank has no work of its own: its one micro-batch is a stand-in, of weight 0, for the gradient exchange."""
+    old_log_probs: Tensor | None = None
+    """float64 [T]: what the ratio is taken to, where that is neither the rollout's nor those of the same pass."""
 
 
 def plan_step(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,17 @@ from transformers import PreTrainedModel
 from quartet_common.log import get_logger
 from quartet_common.weights import folder_checksum
 from quartet_trainer.algorithms import create_algorithm
-from quartet_trainer.batches import decode_groups
+from quartet_trainer.batches import ExperienceBatch, decode_groups
 from quartet_trainer.checkpoints import atomic_folder
 from quartet_trainer.learner import distributed, storage
 from quartet_trainer.learner.accumulation import Accumulator
 from quartet_trainer.learner.adapter import check_base, write_adapter_files
 from quartet_trainer.learner.base import LearnerError, RunLike
 from quartet_trainer.learner.critic import Critic
-from quartet_trainer.learner.metrics import PEAKS, SUMS, batch_metrics, computed_metrics
+from quartet_trainer.learner.metrics import MEANS_OF_UPDATES, PEAKS, SUMS, batch_metrics, computed_metrics
 from quartet_trainer.learner.model_folder import check_model_folder
 from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
-from quartet_trainer.learner.planner import Planner
+from quartet_trainer.learner.planner import Planner, Update
 from quartet_trainer.learner.plugins import create_plugin
 from quartet_trainer.learner.policy import load_causal_lm
 from quartet_trainer.learner.ptx import PretrainingTexts
@@ -44,6 +45,18 @@ _WIRE_DTYPE = {
     torch.float16: tensor_pb2.DTYPE_FLOAT16,
 }
 _WRITE_ERRORS = (OSError, TypeError, ValueError, RuntimeError, SafetensorError)
+
+
+@dataclass(frozen=True)
+class _Done:
+    """What one optimizer step leaves for the metrics."""
+
+    sums: torch.Tensor
+    """This rank's, float64 in the order of `metrics.SUMS`."""
+    peaks: dict[str, float]
+    """This rank's, by `metrics.PEAKS`."""
+    metrics: dict[str, float]
+    """Alike on every rank."""
 
 
 class BoosterLearner:
@@ -88,33 +101,39 @@ class BoosterLearner:
         """See `Learner.train_step`."""
         started = time.perf_counter()
         batch = decode_groups(groups, self._causal_lm.config.vocab_size)
-        plan, targets, known = self._planner.plan(batch)
-        sums, peaks = self._accumulator.run(batch, plan, self.step)
-        if self._critic and targets:
-            known |= self._critic.learn(batch, targets, self.step)
-        ratio = distributed.sum_over_ranks(sums[[SUMS.index("ratio_mean"), SUMS.index("computed_tokens")]])
-
-        optimizer_started = time.perf_counter()
+        plan, updates, known = self._planner.updates(batch, self.step)
         learning_rate = self._learning_rate(self.step)
-        grad_norm, updated = self._update(learning_rate, mean_ratio=(ratio[0] / ratio[1].clamp(min=1)).item())
-        ended = time.perf_counter()
-        peaks |= {"optimizer_seconds": ended - optimizer_started, "train_step_seconds": ended - started}
+        done = [self._update(batch, update, number, learning_rate) for number, update in enumerate(updates)]
+        peaks = {name: sum(one.peaks[name] for one in done) for name in PEAKS if name.endswith("seconds")}
+        peaks["log_prob_diff_max"] = max(one.peaks["log_prob_diff_max"] for one in done)
+        peaks["train_step_seconds"] = time.perf_counter() - started
+        self.step += 1
+
+        sums = torch.stack([one.sums for one in done]).sum(0)
+        sums[MEANS_OF_UPDATES] /= len(done)
         peak_values = torch.tensor([peaks[name] for name in PEAKS], dtype=torch.float64, device=sums.device)
         distributed.sum_and_max(sums, peak_values)
+        means = {name: sum(one.metrics[name] for one in done) / len(done) for name in done[0].metrics}
         return {
             **batch_metrics(batch, plan),
             **computed_metrics(sums, peak_values, kl_in_loss=self._kl_in_loss, ptx=self._settings.ptx.coefficient > 0),
             **known,
-            "grad_norm": grad_norm,
-            "update_skipped": float(not updated),
+            **means,
             "learning_rate": learning_rate,
         }
 
-    def _update(self, learning_rate: float, mean_ratio: float) -> tuple[float, bool]:
-        """One optimizer step; returns the gradient's norm, and whether the weights were changed.
+    def _update(self, batch: ExperienceBatch, update: Update, number: int, learning_rate: float) -> _Done:
+        """One optimizer step, the batch's `number`-th; of the critic too, if there is one.
 
-        A gradient that is not finite, or a mean ratio above the algorithm's bound, leaves all as it was.
+        A gradient that is not finite, or a mean ratio above the algorithm's bound, leaves the policy as it was.
         """
+        texts = self.step * self._settings.epochs * self._settings.mini_batches + number
+        sums, peaks = self._accumulator.run(batch, update.plan, texts)
+        critic = self._critic.learn(batch, update.targets, self.step) if self._critic and update.targets else {}
+        ratio = distributed.sum_over_ranks(sums[[SUMS.index("ratio_mean"), SUMS.index("computed_tokens")]])
+        mean_ratio = (ratio[0] / ratio[1].clamp(min=1)).item()
+
+        started = time.perf_counter()
         grad_norm = self._plugin.clip_gradient(self._settings.max_grad_norm or torch.inf)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
@@ -127,8 +146,8 @@ class BoosterLearner:
         else:
             log.warning("the gradient is not finite; the weights stay", extra={"step": self.step})
         self._optimizer.zero_grad()
-        self.step += 1
-        return grad_norm, updated
+        peaks |= {"optimizer_seconds": time.perf_counter() - started, "train_step_seconds": 0.0}
+        return _Done(sums, peaks, {**critic, "grad_norm": grad_norm, "update_skipped": float(not updated)})
 
     @property
     def _optimizer(self) -> OptimizerWrapper:

@@ -7,6 +7,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
+from colossalai.booster import Booster
+from colossalai.booster.plugin import TorchDDPPlugin
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -50,7 +52,11 @@ class ValueModel(nn.Module):
 
 
 class Critic:
-    """The value model of one learner, spread like the policy under TorchDDPPlugin. Methods are collective."""
+    """The value model of one learner. Methods are collective.
+
+    However the policy is spread, every rank holds the whole critic and takes its share of the batch among all ranks:
+    its plugin is TorchDDPPlugin, with a plan of its own.
+    """
 
     def __init__(self, settings: LearnerSettings, model_path: Path, plugin: Plugin, max_steps: int) -> None:
         """Load and boost it.
@@ -83,7 +89,8 @@ class Critic:
         if settings.gradient_checkpointing:
             causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model = ValueModel(causal_lm.base_model, torch.bfloat16 if settings.precision == "bf16" else None)
-        self._model, self._optimizer, *_ = plugin.booster.boost(model, create_optimizer(model, own))
+        self._booster = Booster(plugin=TorchDDPPlugin(gradient_as_bucket_view=True, broadcast_buffers=False))
+        self._model, self._optimizer, *_ = self._booster.boost(model, create_optimizer(model, own))
 
     def values(self, micro_batch: MicroBatch) -> Tensor:
         """The values [t] of a micro-batch's tokens, without gradient. Local."""
@@ -131,13 +138,13 @@ class Critic:
         for index, completions in enumerate(plan.micro_batches):
             micro_batch = collate(batch, plan, completions).to(plugin.ranks.device, plugin.dtype)
             is_last = index == len(plan.micro_batches) - 1
-            with nullcontext() if is_last else plugin.booster.no_sync(self._model, self._optimizer):
+            with nullcontext() if is_last else self._booster.no_sync(self._model, self._optimizer):
                 values = self._model(micro_batch.input_ids, micro_batch.rows, micro_batch.columns)
                 chosen = micro_batch.tokens.cpu()
                 old, returns = targets.old_values[chosen].to(values), targets.returns[chosen].to(values)
                 losses, clipped = clipped_value_loss(values, old, returns, self._clip)
                 loss = losses.sum() * (0.0 if plan.idle else scale)
-                plugin.booster.backward(loss * plugin.data_size, self._optimizer)
+                self._booster.backward(loss * plugin.ranks.world_size, self._optimizer)
             if not plan.idle:
                 sums += torch.stack([loss.detach(), clipped.sum()]).to(sums)
         return sums

@@ -23,8 +23,8 @@ METRICS: dict[str, str] = {
     "clip_ratio_low": "Share of computed tokens whose gradient the lower clip bound took away.",
     "clip_ratio_high": "Share of computed tokens whose gradient the upper clip bound took away.",
     "ratio_mean": "Mean importance ratio over computed tokens.",
-    "grad_norm": "Norm of the gradient before it was scaled down to max_grad_norm.",
-    "update_skipped": "1 if the weights were left as they were, the gradient not finite or the ratio too high; else 0.",
+    "grad_norm": "Norm of the gradient before it was scaled down to max_grad_norm; the mean over the batch's updates.",
+    "update_skipped": "Share of the batch's updates that left the weights as they were: infinite gradient, high ratio.",
     "learning_rate": "Learning rate of this step.",
     "reward_mean": "Mean reward over completions.",
     "reward_std": "Mean over groups of the unbiased standard deviation of their rewards.",
@@ -99,6 +99,9 @@ SUMS = (
     "ptx_loss",
 )
 """Added up over micro-batches and ranks."""
+
+MEANS_OF_UPDATES = [SUMS.index(name) for name in ("loss", "policy_loss", "ptx_loss")]
+"""Places in `SUMS` of what is a mean over its batch already: of several optimizer steps their mean counts."""
 
 PEAKS = ("log_prob_diff_max", "forward_seconds", "backward_seconds", "optimizer_seconds", "train_step_seconds")
 """Of which the greatest over the ranks counts."""

@@ -37,8 +37,10 @@ class Objective:
         """
         settings, weights = self._settings, micro_batch.weights
         current, rollout = log_probs.detach(), micro_batch.rollout_log_probs
-        # A batch is trained by one optimizer step, so the trainer's log-probs before it are those of this very pass.
-        old = current if settings.old_log_probs == "recompute" else rollout
+        old = rollout
+        if settings.old_log_probs == "recompute":
+            # With one optimizer step a batch, the trainer's log-probs before it are those of this very pass.
+            old = current if micro_batch.old_log_probs is None else micro_batch.old_log_probs
 
         tokens = self._algorithm.policy_loss(log_probs, old, micro_batch.advantages, micro_batch.sequences)
         correction = torch.ones_like(current)

@@ -1,4 +1,4 @@
-"""From a global batch to what each rank computes: mask, rewards of tokens, advantages, weights, shares.
+"""From a global batch to what each rank computes: mask, rewards of tokens, advantages, mini-batches, weights, shares.
 
 What the estimator needs of the whole batch beforehand, values or log-probs, is computed without gradient by all ranks,
 each its share, and put together: so every rank makes the same advantages, however the batch is cut.
@@ -6,9 +6,10 @@ each its share, and put together: so every rank makes the same advantages, howev
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,11 +30,37 @@ class CriticTargets:
     """What the critic learns from a batch."""
 
     plan: StepPlan
-    """Its micro-batches: all completions with a trained token."""
+    """Its micro-batches: all completions with a trained token, shared out among all ranks."""
     old_values: Tensor
     """float64 [T]."""
     returns: Tensor
     """float64 [T]."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """One optimizer step: on a whole batch, or on a mini-batch of it."""
+
+    plan: StepPlan
+    targets: CriticTargets | None
+    """None without a critic."""
+
+
+@dataclass(frozen=True)
+class _Estimated:
+    """What all updates of a batch have in common, made with the weights before the first."""
+
+    mask: Tensor
+    """bool [T]: the trained tokens."""
+    advantages: Tensor
+    """float64 [T]."""
+    values: Tensor | None = None
+    """float64 [T], the critic's."""
+    returns: Tensor | None = None
+    """float64 [T]."""
+    old_log_probs: Tensor | None = None
+    """float64 [T]; None where there is one update, or the ratio is taken to the rollout's."""
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 class Planner:
@@ -56,36 +83,98 @@ class Planner:
         self._dtype = torch.float64 if settings.precision == "fp64" else torch.float32
         # Where every token has a loss of its own, no completion can be spared.
         kl_in_loss = settings.kl_coefficient > 0 and algorithm.kl_in == "loss"
+        self._kl_in_reward = settings.kl_coefficient > 0 and algorithm.kl_in == "reward"
+        self._several = settings.epochs * settings.mini_batches > 1
         self._skip = settings.skip_zero_advantage and not kl_in_loss and not settings.entropy_coefficient
 
     def plan(self, batch: ExperienceBatch) -> tuple[StepPlan, CriticTargets | None, dict[str, float]]:
-        """This rank's part of the step, the critic's where there is one, and metrics that are known by now."""
+        """This rank's part of the whole batch, the critic's where there is one, and metrics that are known by now."""
+        estimated = self._estimate(batch)
+        whole = self._update(batch, estimated)
+        return whole.plan, whole.targets, estimated.metrics
+
+    def updates(self, batch: ExperienceBatch, step: int) -> tuple[StepPlan, list[Update], dict[str, float]]:
+        """The optimizer steps of a batch: `epochs` times `mini_batches`, or fewer where it has fewer groups than those.
+
+        Advantages, returns, values and old log-probs are those before the first of them. Every mini-batch has weights
+        of its own, as if it were the batch.
+
+        Returns:
+            The plan of the whole batch, the updates in order, and metrics that are known by now.
+        """
+        estimated = self._estimate(batch)
+        whole = self._update(batch, estimated)
+        if not self._several:
+            return whole.plan, [whole], estimated.metrics
+        chosen = self._mini_batches(int(batch.groups.max()) + 1, step)
+        return whole.plan, [self._update(batch, estimated, groups) for groups in chosen], estimated.metrics
+
+    def _mini_batches(self, groups: int, step: int) -> Iterator[Tensor]:
+        """Numbers of groups, int64: shuffled anew for each pass, by the seed, the step and the pass alone."""
+        for epoch in range(self._settings.epochs):
+            order = np.random.default_rng([self._settings.seed, step, epoch]).permutation(groups)
+            for part in np.array_split(order, min(self._settings.mini_batches, groups)):
+                yield torch.from_numpy(part)
+
+    def _estimate(self, batch: ExperienceBatch) -> _Estimated:
         algorithm = self._algorithm
         mask = batch.loss_mask
         if algorithm.mask_truncated:
             mask = mask & ~batch.per_token(batch.truncated)
-        weights = token_weights(
-            algorithm.aggregation, mask, batch.rows, completions=batch.completions, length=self._max_new_tokens
-        )
-        everything = self._cut(batch, mask, weights, torch.ones_like(weights), skip=False)
-        kl = self._kl_to_reference(batch, everything)
-        values = None if self._values is None else self._of_all(batch, everything, self._values)
+        ones = torch.ones(mask.shape, dtype=torch.float64)
+        everything = self._cut(batch, mask, ones, ones, skip=False)
+        old = None
+        if self._settings.old_log_probs == "recompute" and (self._several or self._kl_in_reward):
+            old = self._of_all(batch, everything, self._plugin.log_probs, counts=self._plugin.counts)
+        kl = self._kl_to_reference(batch, everything, old)
+        values = None
+        if self._values is not None:
+            everyone = self._cut(batch, mask, ones, ones, skip=False, all_ranks=True)
+            values = self._of_all(batch, everyone, self._values, counts=True)
 
         rewards = batch.rewards.double()
         if algorithm.reward_clip:
             rewards = rewards.clamp(-algorithm.reward_clip, algorithm.reward_clip)
-        kl_penalty = torch.zeros_like(weights) if kl is None else self._settings.kl_coefficient * kl
+        kl_penalty = torch.zeros_like(ones) if kl is None else self._settings.kl_coefficient * kl
         estimate = algorithm.advantages(Scored(rewards, batch.groups, batch.rows, mask, kl_penalty, values))
+        return _Estimated(
+            mask=mask,
+            advantages=estimate.advantages,
+            values=values,
+            returns=estimate.returns,
+            old_log_probs=old if self._several else None,
+            metrics={} if kl is None else {"kl": (kl.sum() / mask.sum().clamp(min=1)).item()},
+        )
 
+    def _update(self, batch: ExperienceBatch, estimated: _Estimated, groups: Tensor | None = None) -> Update:
+        """The optimizer step on these groups, int64; None: on all."""
+        mask, completions = estimated.mask, batch.completions
+        if groups is not None:
+            chosen = torch.isin(batch.groups, groups)
+            mask, completions = mask & batch.per_token(chosen), int(chosen.sum())
+        weights = token_weights(
+            self._algorithm.aggregation, mask, batch.rows, completions=completions, length=self._max_new_tokens
+        )
         targets = None
-        if values is not None and estimate.returns is not None:
-            targets = CriticTargets(everything, values, estimate.returns)
-        known = {} if kl is None else {"kl": (kl.sum() / mask.sum().clamp(min=1)).item()}
-        return self._cut(batch, mask, weights, estimate.advantages, skip=self._skip), targets, known
+        if estimated.values is not None and estimated.returns is not None:
+            ones = torch.ones_like(weights)
+            everyone = self._cut(batch, mask, weights, ones, skip=False, all_ranks=True)
+            targets = CriticTargets(everyone, estimated.values, estimated.returns)
+        plan = self._cut(batch, mask, weights, estimated.advantages, skip=self._skip)
+        return Update(replace(plan, old_log_probs=estimated.old_log_probs), targets)
 
     def _cut(
-        self, batch: ExperienceBatch, mask: Tensor, weights: Tensor, advantages: Tensor, *, skip: bool
+        self,
+        batch: ExperienceBatch,
+        mask: Tensor,
+        weights: Tensor,
+        advantages: Tensor,
+        *,
+        skip: bool,
+        all_ranks: bool = False,
     ) -> StepPlan:
+        """This rank's share among those of the policy's plugin that see different data, or among all (the critic's)."""
+        plugin = self._plugin
         return plan_step(
             batch,
             mask=mask,
@@ -94,28 +183,29 @@ class Planner:
             skip_zero_advantage=skip,
             micro_batch_tokens=self._settings.micro_batch_tokens,
             max_padding=self._settings.max_padding,
-            rank=self._plugin.data_rank,
-            world_size=self._plugin.data_size,
+            rank=plugin.ranks.rank if all_ranks else plugin.data_rank,
+            world_size=plugin.ranks.world_size if all_ranks else plugin.data_size,
         )
 
-    def _kl_to_reference(self, batch: ExperienceBatch, plan: StepPlan) -> Tensor | None:
+    def _kl_to_reference(self, batch: ExperienceBatch, plan: StepPlan, old: Tensor | None) -> Tensor | None:
         """float64 [T], of the old policy, 0 outside the mask; None where no KL is taken from the reward."""
-        if self._settings.kl_coefficient == 0 or self._algorithm.kl_in == "loss":
+        if not self._kl_in_reward:
             return None
-        old = batch.rollout_log_probs.double()
-        if self._settings.old_log_probs == "recompute":
-            old = self._of_all(batch, plan, self._plugin.log_probs)
-        reference = self._of_all(batch, plan, self._plugin.reference_log_probs)
+        old = batch.rollout_log_probs.double() if old is None else old
+        reference = self._of_all(batch, plan, self._plugin.reference_log_probs, counts=self._plugin.counts)
         return torch.where(plan.mask, KL_ESTIMATORS[self._algorithm.kl_estimator](old, reference), 0.0)
 
-    def _of_all(self, batch: ExperienceBatch, plan: StepPlan, forward: Forward) -> Tensor:
-        """`forward` of every trained token of the global batch, float64 [T] on the CPU; 0 elsewhere."""
+    def _of_all(self, batch: ExperienceBatch, plan: StepPlan, forward: Forward, *, counts: bool) -> Tensor:
+        """`forward` of every trained token of the global batch, float64 [T] on the CPU; 0 elsewhere.
+
+        `counts`: whether this rank's are added to it; of those that have the same tokens, one does.
+        """
         device = self._plugin.ranks.device
         found = torch.zeros(batch.rows.numel(), dtype=torch.float64, device=device)
         for completions in plan.micro_batches:
             micro_batch = collate(batch, plan, completions).to(device, self._dtype)
             with torch.no_grad():
                 values = forward(micro_batch)
-            if not plan.idle and self._plugin.counts:
+            if not plan.idle and counts:
                 found[micro_batch.tokens] = values.double()
         return distributed.sum_over_ranks(found).cpu()

@@ -57,6 +57,6 @@ class PluginSettings(Section):
                 raise ValueError(f'{name}: {getattr(self, name)} needs plugin = "hybrid_parallel", not {self.plugin!r}')
         if self.zero_stage and self.plugin != "low_level_zero":
             raise ValueError(f'zero_stage: {self.zero_stage} needs plugin = "low_level_zero", not {self.plugin!r}')
-        if self.lora.r and self.plugin != "torch_ddp":
-            raise ValueError(f'lora.r: adapters need plugin = "torch_ddp", not {self.plugin!r}')
+        if self.lora.r and self.plugin == "hybrid_parallel":
+            raise ValueError('lora.r: adapters need plugin = "torch_ddp" or "low_level_zero", not "hybrid_parallel"')
         return self

@@ -111,6 +111,13 @@ class LearnerSettings(PluginSettings):
         description="Spare forward and backward of completions that cannot move the gradient (advantage 0, no KL).",
     )
 
+    epochs: int = Field(default=1, ge=1, description="Passes over each batch.")
+    mini_batches: int = Field(
+        default=1,
+        ge=1,
+        description="Optimizer steps of a pass: the batch's groups, shuffled, are dealt to as many mini-batches.",
+    )
+
     old_log_probs: Literal["rollout", "recompute"] = Field(
         default="rollout",
         description="Denominator of the ratio: the rollout's log-probs, or the trainer's own before the step.",
@@ -178,8 +185,6 @@ class LearnerSettings(PluginSettings):
                 f"correction: {self.correction!r} compares the trainer's log-probs with the rollout's; "
                 'it needs old_log_probs = "recompute"'
             )
-        if self.algorithm == "ppo" and self.plugin != "torch_ddp":
-            raise ValueError(f'algorithm: the critic of ppo needs plugin = "torch_ddp", not {self.plugin!r}')
         if self.dual_clip and self.algorithm == "cispo":
             raise ValueError("dual_clip: cispo bounds the ratio itself and has no such bound; set clip_high")
         if self.ptx.coefficient and self.ptx.data is None:

@@ -28,11 +28,11 @@ def token_weights(name: AggregationName, mask: Tensor, rows: Tensor, completions
         name: one of the above.
         mask: bool [T], the tokens that are trained.
         rows: int64 [T], the completion of each token.
-        completions: N, completions in the global batch.
+        completions: how many the batch has, or the mini-batch whose tokens `mask` leaves; used by "constant" alone.
         length: longest completion the run allows, in tokens; used by "constant" alone.
     """
     trained = mask.double()
-    tokens = torch.zeros(completions, dtype=torch.float64).index_add_(0, rows, trained)
+    tokens = torch.zeros(int(rows.max()) + 1 if rows.numel() else 0, dtype=torch.float64).index_add_(0, rows, trained)
     counted = (tokens > 0).sum().clamp(min=1)
     if name == "token-mean":
         return trained / tokens.sum().clamp(min=1)

@@ -1,4 +1,7 @@
-"""The ranks of `test_plugins`: one start of the interpreter, forked, for all jobs; each leaves what it saw."""
+"""The ranks of `test_plugins` and `test_spread_algorithms`: one start of the interpreter, forked, for all jobs.
+
+Each leaves what it saw in the folder that is its argument, beside `work.json`, which says what to do.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,6 @@ from quartet_trainer.learner import colossalai_cures
 
 colossalai_cures.apply()
 
-import quartet_trainer.learner.plugins.hybrid_parallel  # noqa: E402, F401 - imported once, before the fork
 from quartet_trainer.batches import decode_groups  # noqa: E402
 from quartet_trainer.learner import create_learner, distributed  # noqa: E402
 
@@ -29,19 +31,42 @@ def whole_gradients(learner: Any, groups: list) -> dict[str, torch.Tensor]:
     """The gradient of one batch by name, put together from all ranks, without taking the step."""
     plan, *_ = learner._planner.plan(batch := decode_groups(groups, VOCABULARY))
     learner._accumulator.run(batch, plan)
-    plugin = learner._plugin
-    if plugin.settings.plugin == "hybrid_parallel":
-        found = {name: plugin._shards.whole(name, lambda p: p.grad, plugin.dtype).clone() for name in plugin.specs}
-    elif plugin.settings.plugin == "low_level_zero":
-        rows = {id(parameter): row for parameter, row in plugin._gradient_rows()}
-        found = {name: plugin._whole(parameter, rows[id(parameter)]).clone() for name, parameter in plugin.parameters()}
-    else:
-        found = {name: parameter.grad.clone() for name, parameter in plugin.parameters()}
-    plugin.optimizer.zero_grad()
+    found = standing_gradients(learner._plugin)
+    learner._plugin.optimizer.zero_grad()
     return found
 
 
+def standing_gradients(plugin: Any) -> dict[str, torch.Tensor]:
+    """The gradients that have been accumulated."""
+    if plugin.settings.plugin == "hybrid_parallel":
+        return {name: plugin._shards.whole(name, lambda p: p.grad, plugin.dtype).clone() for name in plugin.specs}
+    if plugin.settings.plugin == "low_level_zero":
+        rows = {id(parameter): row for parameter, row in plugin._gradient_rows()}
+        return {name: plugin._whole(parameter, rows[id(parameter)]).clone() for name, parameter in plugin.parameters()}
+    return {name: parameter.grad.clone() for name, parameter in plugin.parameters()}
+
+
+def watch_steps(learner: Any, batches: list[list]) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+    """Train on each batch: the gradients of each step, "0/NAME", "1/NAME", the critic's weights and moments at the end,
+    "critic/…", and the steps' metrics."""
+    found: dict[str, torch.Tensor] = {}
+    metrics: list[dict[str, float]] = []
+    clip = learner._plugin.clip_gradient
+
+    def watch(max_norm: float) -> float:
+        found.update({f"{len(metrics)}/{name}": g for name, g in standing_gradients(learner._plugin).items()})
+        return clip(max_norm)
+
+    learner._plugin.clip_gradient = watch
+    for groups in batches:
+        metrics.append(learner.train_step(groups))
+    if learner._critic:
+        found |= {f"critic/{name}": tensor for name, tensor in learner._critic.copies().items()}
+    return found, metrics
+
+
 def do(job: dict[str, Any], batches: list[list], out: Path, rank: int) -> None:
+    """A job in full: gradient, steps, weights, checkpoint, export."""
     folder = out / job["name"]
     folder.mkdir(exist_ok=True)
     learner = create_learner(settings(**job["settings"]), Path(job["model"]), Run())
@@ -60,7 +85,19 @@ def do(job: dict[str, Any], batches: list[list], out: Path, rank: int) -> None:
         (folder / f"seen-{rank}.json").write_text(json.dumps(seen), encoding="utf-8")
 
 
+def do_steps(job: dict[str, Any], batches: list[list], out: Path, rank: int) -> None:
+    """A job of steps alone: see `watch_steps`."""
+    folder = out / job["name"]
+    folder.mkdir(exist_ok=True)
+    learner = create_learner(settings(**job["settings"]), Path(job["model"]), Run())
+    found, metrics = watch_steps(learner, batches)
+    save_file(found, folder / f"gradients-{rank}.safetensors")
+    (folder / f"metrics-{rank}.json").write_text(json.dumps(metrics), encoding="utf-8")
+
+
 def main() -> None:
+    import quartet_trainer.learner.plugins.hybrid_parallel  # noqa: F401 - imported once, before the fork
+
     torch.set_num_threads(1)
     out = Path(sys.argv[1])
     work = json.loads((out / "work.json").read_text(encoding="utf-8"))
@@ -80,7 +117,7 @@ def main() -> None:
             os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
             distributed.initialize(seed=0)
             for job in work["jobs"]:
-                do(job, batches, out, rank)
+                (do_steps if job.get("steps_only") else do)(job, batches, out, rank)
             os._exit(0)
         except BaseException:
             traceback.print_exc()

@@ -108,14 +108,31 @@ def test_bf16_is_near(tmp_path: Path) -> None:
     assert rough["grad_norm"] == pytest.approx(exact["grad_norm"], rel=0.05)
 
 
-def run_two_ranks(model: Path, out: Path, batches: list[list], **values: Any) -> Path:
-    """Train in two processes under torchrun, over Gloo."""
+VALUES = {"algorithm": "dapo", "micro_batch_tokens": 60, "max_grad_norm": 0.5}
+SKIPS = {"skipping": True, "everything": False}
+
+
+def make_batches() -> list[list]:
+    """Unequal lengths, a batch with work for one rank only, and a batch with work for none."""
+    one_needed = make_batch(seed=21, groups=1, size=3)
+    one_needed[0].rewards.data = torch.tensor([1.0, 1.0, 4.0]).numpy().tobytes()
+    one_needed[0].truncated.data = bytes([1, 1, 0])  # dapo leaves the truncated ones out
+    none_needed = make_batch(seed=22, groups=1)
+    none_needed[0].rewards.data = bytes(16)
+    return [make_batch(seed=20, groups=5, size=3), one_needed, none_needed, make_batch(seed=23)]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train in two processes under torchrun, over Gloo: one start, one learner after the other."""
+    out = tmp_path_factory.mktemp("two_ranks")
     job = {
-        "model": str(model),
-        "settings": values,
-        "batches": [[group.SerializeToString().hex() for group in groups] for groups in batches],
+        "model": str(model_path),
+        "settings": {name: {**VALUES, "skip_zero_advantage": skip} for name, skip in SKIPS.items()},
+        "batches": [[group.SerializeToString().hex() for group in groups] for groups in make_batches()],
     }
-    out.mkdir()
+    for name in SKIPS:
+        (out / name).mkdir()
     (out / "job.json").write_text(json.dumps(job), encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = {
@@ -130,19 +147,10 @@ def run_two_ranks(model: Path, out: Path, batches: list[list], **values: Any) ->
     return out
 
 
-@pytest.mark.parametrize("skip", [True, False])
-def test_two_ranks(model_path: Path, tmp_path: Path, skip: bool) -> None:
-    """Unequal lengths, a batch with work for one rank only, and a batch with work for none."""
-    one_needed = make_batch(seed=21, groups=1, size=3)
-    one_needed[0].rewards.data = torch.tensor([1.0, 1.0, 4.0]).numpy().tobytes()
-    one_needed[0].truncated.data = bytes([1, 1, 0])  # dapo leaves the truncated ones out
-    none_needed = make_batch(seed=22, groups=1)
-    none_needed[0].rewards.data = bytes(16)
-    batches = [make_batch(seed=20, groups=5, size=3), one_needed, none_needed, make_batch(seed=23)]
-    values = {"algorithm": "dapo", "micro_batch_tokens": 60, "max_grad_norm": 0.5, "skip_zero_advantage": skip}
-    out = run_two_ranks(model_path, tmp_path / "out", batches, **values)
-
-    alone = create_learner(settings(**values), model_path, Run())
+@pytest.mark.parametrize("name", SKIPS)
+def test_two_ranks(model_path: Path, two_ranks: Path, name: str) -> None:
+    batches, skip, out = make_batches(), SKIPS[name], two_ranks / name
+    alone = create_learner(settings(**VALUES, skip_zero_advantage=skip), model_path, Run())
     assert_same_gradient(load_file(out / "gradient-0.safetensors"), gradients(alone, batches[0]))
     expected = [alone.train_step(groups) for groups in batches]
     ranks = [json.loads((out / f"metrics-{rank}.json").read_text(encoding="utf-8")) for rank in (0, 1)]

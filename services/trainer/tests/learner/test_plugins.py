@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from learner_helpers import Run, gradients, make_batch, make_model, settings
+from learner_helpers import Run, gradients, make_batch, make_model, run_ranks, settings
 from safetensors.torch import load_file
 from test_invariance import assert_same_gradient, comparable
 from transformers import AutoModelForCausalLM
@@ -20,7 +17,6 @@ from quartet_trainer.learner import LearnerError, create_learner
 
 pytestmark = pytest.mark.timeout(600)  # the ranks start once, within the first test
 
-HERE = Path(__file__).parent
 RANKS = 4
 TP2_DP2 = {"plugin": "hybrid_parallel", "tp_size": 2}
 PP2_DP2 = {"plugin": "hybrid_parallel", "pp_size": 2}
@@ -91,12 +87,7 @@ def done(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> P
         for name, job in {**JOBS, **BF16}.items()
     ]
     batches = [[group.SerializeToString().hex() for group in groups] for groups in make_batches()]
-    work = {"ranks": RANKS, "jobs": jobs, "batches": batches}
-    (out / "work.json").write_text(json.dumps(work), encoding="utf-8")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([*sys.path, str(HERE)])}
-    command = [sys.executable, str(HERE / "plugin_ranks.py"), str(out)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
-    assert ended.returncode == 0, ended.stderr[-6000:]
+    run_ranks(out, {"ranks": RANKS, "jobs": jobs, "batches": batches})
     return out
 
 

@@ -24,15 +24,18 @@ def main() -> None:
     ]
     ranks = distributed.initialize(seed=0)
     assert ranks.world_size == 2
-    learner = create_learner(settings(**job["settings"]), Path(job["model"]), Run())
-    save_file(gradients(learner, batches[0]), out / f"gradient-{ranks.rank}.safetensors")
-    metrics = [learner.train_step(groups) for groups in batches]
-    (out / f"metrics-{ranks.rank}.json").write_text(json.dumps(metrics), encoding="utf-8")
-    save_file({name: tensor.clone() for name, tensor in learner.weights()}, out / f"weights-{ranks.rank}.safetensors")
+    for name, values in job["settings"].items():
+        folder = out / name
+        learner = create_learner(settings(**values), Path(job["model"]), Run())
+        save_file(gradients(learner, batches[0]), folder / f"gradient-{ranks.rank}.safetensors")
+        metrics = [learner.train_step(groups) for groups in batches]
+        (folder / f"metrics-{ranks.rank}.json").write_text(json.dumps(metrics), encoding="utf-8")
+        weights = {name: tensor.clone() for name, tensor in learner.weights()}
+        save_file(weights, folder / f"weights-{ranks.rank}.safetensors")
 
-    learner.save(out / "checkpoint", {"rank": ranks.rank})
-    assert learner.load(out / "checkpoint") == {"rank": 0}
-    learner.export(out / "export")
+        learner.save(folder / "checkpoint", {"rank": ranks.rank})
+        assert learner.load(folder / "checkpoint") == {"rank": 0}
+        learner.export(folder / "export")
     distributed.shutdown()
     leave_process(0)
 

@@ -40,12 +40,16 @@ class LowLevelZero(Plugin):
         self._reference: Policy
 
     def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None:
+        # With adapters it would want PEFT's model itself, to add their parameters to the optimizer; this one has them.
+        self.booster.plugin.lora_enabled = False
         policy = Policy(causal_lm, entropy_gradient=self.settings.entropy_coefficient > 0)
         self.causal_lm = causal_lm
         self.model, self.optimizer, *_ = self.booster.boost(policy, create_optimizer(policy))
 
     def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
-        """In the policy's own precision, not boosted: it has no optimizer."""
+        """In the policy's own precision, not boosted: it has no optimizer. Under an adapter it is there already."""
+        if self.adapter is not None:
+            return
         dtype = next(self.causal_lm.parameters()).dtype
         self._reference = Policy(load()).to(self.ranks.device, dtype).eval().requires_grad_(False)
 
@@ -55,6 +59,9 @@ class LowLevelZero(Plugin):
 
     @torch.no_grad()
     def reference_log_probs(self, micro_batch: MicroBatch) -> Tensor:
+        if self.adapter is not None:
+            with self.adapter.disabled():
+                return self.log_probs(micro_batch)
         return self._reference(*micro_batch.inputs)[0]
 
     def accumulate(self, count: int, load: Load, criterion: Criterion) -> Seconds:

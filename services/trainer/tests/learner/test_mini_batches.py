@@ -1,0 +1,109 @@
+"""Several optimizer steps a batch: those of a plain PyTorch loop that shares no code with the learner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from learner_helpers import Run, make_batch, settings
+from plain_algorithms import estimate, read, token_loss
+from plain_loop import load
+
+from quartet_trainer.learner import create_learner
+
+EPOCHS, MINI_BATCHES, CLIP = 2, 2, 0.02
+PASSES = {"epochs": EPOCHS, "mini_batches": MINI_BATCHES}
+
+
+def plain_steps(model: Any, critic: Any, batches: list[list], algorithm: str, recompute: bool) -> tuple[int, float]:
+    """Train as PPO's paper has it: advantages, returns, old log-probs and values once a batch, then pass after pass.
+
+    Returns how many value gradients the clip took away, and the greatest distance of a ratio from 1.
+    """
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)]
+    if critic:
+        optimizers.append(torch.optim.AdamW(critic.parameters(), lr=1e-2, weight_decay=0.0))
+    reference = model  # no KL: its log-probs are not looked at
+    clipped, farthest = 0, 0.0
+    for step, groups in enumerate(batches):
+        first = read(groups, model, reference, critic)
+        estimate(first, algorithm, 0.0, "k1", recompute)
+        old = [(c.lp if recompute else c.rollout).detach().clone() for c in first]
+        old_values = [c.value.detach().clone() for c in first]
+        for epoch in range(EPOCHS):
+            order = np.random.default_rng([42, step, epoch]).permutation(len(groups))
+            for part in np.array_split(order, MINI_BATCHES):
+                now = read(groups, model, reference, critic)
+                chosen = [index for index, c in enumerate(now) if c.group in part]
+                tokens = sum(len(now[index].lp) for index in chosen)
+                loss = torch.zeros((), dtype=torch.float64)
+                for index in chosen:
+                    c = now[index]
+                    for t, lp in enumerate(c.lp):
+                        ratio = torch.exp(lp - old[index][t])
+                        farthest = max(farthest, abs(float(ratio.detach()) - 1))
+                        loss = loss + token_loss(algorithm, ratio, lp, first[index].advantage[t], 0.2, 0.2, 0) / tokens
+                        if critic:
+                            value, before, target = c.value[t], old_values[index][t], first[index].returns[t]
+                            held = before + torch.clip(value - before, -CLIP, CLIP)
+                            free, bounded = (value - target) ** 2, (held - target) ** 2
+                            clipped += int(bounded.detach() > free.detach())
+                            loss = loss + 0.5 * torch.maximum(free, bounded) / tokens
+                for optimizer in optimizers:  # where all tokens are clipped, the gradient is 0, and momentum goes on
+                    optimizer.zero_grad(set_to_none=False)
+                loss.backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+    return clipped, farthest
+
+
+@pytest.mark.parametrize(("algorithm", "recompute"), [("grpo", False), ("grpo", True), ("ppo", False), ("ppo", True)])
+def test_as_a_plain_loop(model_path: Path, algorithm: str, recompute: bool) -> None:
+    batches = [make_batch(seed=71, groups=3, size=2, longest=6), make_batch(seed=72, groups=2, size=3, longest=6)]
+    values: dict[str, Any] = {"algorithm": algorithm, **PASSES}
+    if recompute:
+        values |= {"old_log_probs": "recompute", "correction": "none"}
+    if algorithm == "ppo":
+        values |= {"max_mean_ratio": 0, "critic": {"learning_rate": 1e-2, "value_clip": CLIP}}
+    learner = create_learner(settings(**values), model_path, Run())
+    model, critic = load(model_path, torch.float64), None
+    if algorithm == "ppo":
+        critic = create_learner(settings(**values), model_path, Run())._critic._model.unwrap()
+    clipped, farthest = plain_steps(model, critic, batches, algorithm, recompute)
+    metrics = [learner.train_step(groups) for groups in batches]
+    assert learner.step == len(batches)
+
+    def same(found: torch.nn.Module, expected: torch.nn.Module) -> None:
+        there = dict(found.named_parameters())
+        for name, parameter in expected.named_parameters():
+            torch.testing.assert_close(there[name], parameter, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+
+    same(learner._causal_lm, model)
+    if recompute:
+        assert farthest > 1e-3  # a second pass is not on policy any more: the old log-probs stayed
+    if critic is not None:
+        same(learner._critic._model.unwrap(), critic)
+        assert clipped > 0 < max(one["value_clip_ratio"] for one in metrics)
+
+
+def test_a_batch_of_fewer_groups_has_fewer_mini_batches(model_path: Path) -> None:
+    """One group, four mini-batches: each pass is one update, as if there were one mini-batch."""
+    groups = make_batch(seed=73, groups=1, size=3)
+    found, expected = (create_learner(settings(epochs=2, mini_batches=count), model_path, Run()) for count in (4, 1))
+    assert found.train_step(groups)["loss"] == expected.train_step(groups)["loss"]
+    for (name, tensor), (_, other) in zip(found.weights(), expected.weights(), strict=True):
+        assert torch.equal(tensor, other), name
+
+
+def test_the_ratio_guard_ends_updates_of_a_policy_that_ran_away(model_path: Path) -> None:
+    """The first update is on policy and is taken; by then the policy is elsewhere, and the others are not."""
+    values = {"learning_rate": 0.3, "old_log_probs": "recompute", "clip_high": 1e9, "max_mean_ratio": 1.5, "epochs": 3}
+    groups = make_batch(seed=74, groups=2)
+    metrics = create_learner(settings(**values), model_path, Run()).train_step(groups)
+    assert metrics["update_skipped"] == pytest.approx(2 / 3)
+    assert metrics["ratio_mean"] > 1.5 / 3
+    unguarded = create_learner(settings(**{**values, "max_mean_ratio": 0}), model_path, Run()).train_step(groups)
+    assert unguarded["update_skipped"] == 0.0
