@@ -66,9 +66,9 @@ class ByHand:
                 continue
         raise AssertionError(f"redis does not listen: {self.log('redis')}")
 
-    def start(self, name: str) -> None:
-        """Start a service; it finds the others by itself."""
-        self._start(name, [str(ENVIRONMENTS / name / "bin" / f"quartet-{name}"), *self.arguments])
+    def start(self, name: str, *options: str) -> None:
+        """Start a service, with options of the command line; it finds the others by itself."""
+        self._start(name, [str(ENVIRONMENTS / name / "bin" / f"quartet-{name}"), *self.arguments, *options])
 
     def client(self, *words: str) -> subprocess.Popen:
         """Start a `quartet` command; its output goes to client.log."""

@@ -1,5 +1,6 @@
 """One prompt's trace, over four real service processes and a real collector: from submit to the weights it became."""
 
+import json
 import os
 import subprocess
 from collections import defaultdict
@@ -41,6 +42,23 @@ def whole(spans: list[ReceivedSpan]) -> dict[str, list[ReceivedSpan]]:
     return {name: trace for name, trace in traces.items() if {(span.service, span.name) for span in trace} >= LIFE}
 
 
+def said_in_logs(services) -> None:
+    """The services' JSON lines, merged by `quartet logs`, carry the ids of what they are about."""
+    command = [ENVIRONMENTS / "client" / "bin" / "quartet", "logs", str(services.folder), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert {line["service"] for line in lines} == {"broker", "reward", "rollout", "trainer"}
+    assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
+    assert all(line["run"] == "by-hand" for line in lines if line["service"] in ("rollout", "trainer"))
+    for service, message, ids in (
+        ("broker", "run made", {"run"}),
+        ("rollout", "weights installed", {"run", "version"}),
+        ("trainer", "step done", {"run", "step", "version"}),
+    ):
+        (line, *_) = [line for line in lines if line["service"] == service and line["message"] == message]
+        assert ids <= line.keys(), line
+
+
 def test_one_trace_follows_a_prompt_from_submit_to_the_weights_that_carry_it(by_hand, collector):
     services = by_hand(
         **{
@@ -54,7 +72,7 @@ def test_one_trace_follows_a_prompt_from_submit_to_the_weights_that_carry_it(by_
     )
     services.start_redis()
     for name in ("broker", "reward", "rollout", "trainer"):
-        services.start(name)
+        services.start(name, "--log-format", "json")
     services.client("run", "--attach", "--plain", *services.arguments)
     services.wait_for("trainer", "training ends")
     traces = whole(collector.wait_for(whole))
@@ -85,6 +103,7 @@ def test_one_trace_follows_a_prompt_from_submit_to_the_weights_that_carry_it(by_
     assert first.attributes["quartet.groups"] == 4 and len(set(first.links)) == 4
     calls = {span.name for span in spans if span.trace == first.trace and span.service == "quartet-broker"}
     assert calls == {"quartet.v1.BrokerService/MarkTrained"}
+    said_in_logs(services)
     updates = {span.trace for span in spans if span.name == "publish weights"}
     assert any(span.name == "quartet.v1.RolloutService/FinishWeightUpdate" and span.trace in updates for span in spans)
 
