@@ -1,0 +1,61 @@
+"""Another build of the services than the checkout's: a copy with a version of its own.
+
+A build is a folder that comes first on PYTHONPATH, in the service's own environment: what a package manager or a
+container would bring, without its dependencies.
+"""
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+_SOURCES = (
+    "protos/python/quartet",
+    "services/common/quartet_common",
+    *(f"services/{kind}/quartet_{kind}" for kind in ("broker", "reward", "rollout", "trainer")),
+)
+_VERSION = re.compile(r'^__version__ = "(.+)"$', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Build:
+    """What runs instead of the checkout.
+
+    Attributes:
+        name: as people call it.
+        folder: with the packages; None: the checkout itself.
+        version: that its services tell in the handshake.
+    """
+
+    name: str
+    folder: Path | None
+    version: str
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that make a Python run it."""
+        return {"PYTHONPATH": str(self.folder) if self.folder else ""}
+
+
+def checkout() -> Build:
+    """Return this checkout as it stands."""
+    return Build("checkout", None, _version_in(ROOT / "services" / "common" / "quartet_common"))
+
+
+def next_build(folder: Path) -> Build:
+    """Copy the checkout's packages into a folder, under a version that no other build has."""
+    build = Build("next", folder, f"{checkout().version}+next")
+    for source in _SOURCES:
+        target = folder / Path(source).name
+        shutil.copytree(ROOT / source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        module = target / "__init__.py"
+        if module.exists():
+            module.write_text(_VERSION.sub(f'__version__ = "{build.version}"', module.read_text()))
+    assert _version_in(folder / "quartet_common") == build.version
+    return build
+
+
+def _version_in(package: Path) -> str:
+    found = _VERSION.search((package / "__init__.py").read_text())
+    assert found, f"{package} has no __version__"
+    return found[1]

@@ -1,0 +1,157 @@
+"""Each service of a run that goes on is stopped, and started as another build; nothing is lost or done twice."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from another_build import Build, checkout, next_build
+from live_run import KINDS, RUN, LiveRun, make_model
+
+from quartet_client import AsyncClient, Handle, QuartetError
+from quartet_client.events import StepFinished
+from quartet_common.errors import AWAY
+
+pytestmark = pytest.mark.timeout(900)
+SECONDS = 300.0  # for anything that is waited for
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def live(tmp_path: Path, model: Path) -> Iterator[LiveRun]:
+    run = LiveRun(tmp_path, model)
+    yield run
+    run.close()
+
+
+class Asker:
+    """Somebody who uses the policy all the while: a prompt, its answer, the next prompt."""
+
+    def __init__(self, client: AsyncClient):
+        self._client = client
+        self._enough = asyncio.Event()
+        self.answers: list[str] = []
+        self.retried = 0
+
+    async def ask(self) -> None:
+        """Ask until it is enough. Raises QuartetError at the first that is more than a service that is away."""
+        while not self._enough.is_set():
+            name = f"asked-{len(self.answers)}"
+            handle = await self._submit(name)
+            groups = [group async for group in self._client.results([handle], timeout=SECONDS)]
+            assert [group.instance_id for group in groups] == [name]
+            assert not groups[0].dead and groups[0].completions
+            self.answers.append(name)
+
+    async def _submit(self, name: str) -> Handle:
+        """Submit under a name of its own: whatever became of a call that failed, it may be made again."""
+        deadline = time.monotonic() + SECONDS
+        while True:
+            try:
+                prompt = {"prompt": "1+2=?", "gt_answer": "3"}
+                return (await self._client.submit(RUN, [prompt], instance_ids=[name]))[0]
+            except QuartetError as error:
+                if error.code not in AWAY or time.monotonic() > deadline:
+                    raise
+                self.retried += 1
+                await asyncio.sleep(0.2)
+
+    def stop(self) -> None:
+        """Let it end with the answer it waits for."""
+        self._enough.set()
+
+
+async def told(live: LiveRun, client: AsyncClient, kind: str, build: Build) -> None:
+    """Wait until a service answers the handshake as a build."""
+    async with asyncio.timeout(SECONDS):
+        while True:
+            live.must_run()
+            status = await client.service(kind)
+            if status.health == "serving" and status.build == build.version:
+                return
+            await asyncio.sleep(0.1)
+
+
+async def steps(live: LiveRun, client: AsyncClient, count: int) -> int:
+    """Wait until so many more steps are trained; return the number of the last."""
+
+    async def hear() -> int:
+        left = count
+        async for event in client.watch(RUN, after="$"):
+            left -= isinstance(event.what, StepFinished)
+            if not left:
+                return event.what.step
+        raise AssertionError("the run ended")
+
+    hearing = asyncio.create_task(hear())
+    try:
+        async with asyncio.timeout(SECONDS):
+            while not hearing.done():
+                live.must_run()
+                await asyncio.wait([hearing], timeout=0.2)
+        return hearing.result()
+    finally:
+        hearing.cancel()
+
+
+async def upgrade(live: LiveRun, before: Build, after: Build) -> None:
+    """Replace every service of a run, and judge what became of the run."""
+    live.start_redis()
+    for kind in KINDS:
+        live.start(kind, before)
+    async with AsyncClient(**live.addresses) as client:
+        for kind in KINDS:
+            await told(live, client, kind, before)
+        live.attach()
+        await made(live, client)
+        await steps(live, client, 2)
+        asker = Asker(client)
+        asking = asyncio.create_task(asker.ask())
+        for kind in KINDS:
+            assert await asyncio.to_thread(live.stop, kind) == 0, live.logs()
+            live.start(kind, after)
+            await told(live, client, kind, after)
+            answered = len(asker.answers)
+            step = await steps(live, client, 2)
+            while len(asker.answers) == answered and not asking.done():
+                await asyncio.wait([asking], timeout=0.1)
+            if asking.done():
+                asking.result()  # what ended it is the reason to fail
+        asker.stop()
+        await asyncio.wait_for(asking, SECONDS)
+        # The feeder is told to leave, as by a person; then the run's prompts end, and all that were put in are trained.
+        assert await asyncio.to_thread(live.stop, "client", signal.SIGINT) == 130
+        await client.end_prompts(RUN)
+        assert await asyncio.to_thread(live.wait, "trainer", SECONDS) == 0
+        run = await client.run(RUN)
+    assert run.state == "succeeded" and run.policy_version > step
+    # What was submitted for training is trained, each once: nothing is in between, set aside, or left out.
+    # (A group may have become too old while the trainer was away; its prompt is generated again.)
+    stats = run.stats
+    assert (stats.queued, stats.leased, stats.ready, stats.leased_to_trainer, stats.trained) == (0, 0, 0, 0, 0)
+    assert (stats.dead, stats.dropped) == (0, 0)
+    assert stats.committed == stats.submitted - len(asker.answers)
+    assert len(asker.answers) == len(set(asker.answers)) >= len(KINDS)
+    audit = await asyncio.to_thread(live.audit)
+    assert audit.returncode == 0, audit.stdout + audit.stderr
+    assert f"{stats.committed} exactly once, 0 lost, 0 twice, 0 stuck" in audit.stdout
+    for name in ("client", *KINDS):
+        assert "Traceback" not in live.log(name), live.log(name)[-3000:]
+
+
+async def made(live: LiveRun, client: AsyncClient) -> None:
+    """Wait until the run is made."""
+    async with asyncio.timeout(SECONDS):
+        while RUN not in {run.run_id for run in await client.runs()}:
+            live.must_run()
+            await asyncio.sleep(0.1)
+
+
+async def test_every_service_is_replaced_by_the_next_build_in_a_live_run(live, tmp_path):
+    await upgrade(live, checkout(), next_build(tmp_path / "next"))
