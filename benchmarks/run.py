@@ -44,7 +44,7 @@ BENCHMARKS = (
     Benchmark("sandbox", "reward", 180),
     Benchmark("learner", "trainer", 120),
     Benchmark("memory", "trainer", 300),
-    Benchmark("trl_grpo", "dev", 600),
+    Benchmark("trl_grpo", "dev", 900),
     Benchmark("weights", "trainer", 240),
     Benchmark("weight_stall", "rollout", 180),
     Benchmark("engines", "dev", 1200),
