@@ -89,11 +89,14 @@ SUITES = (
     Suite("client", "client", 300, "client/tests"),
     Suite("launcher", "dev", 900, "deploy/local/tests", alone=True),
     Suite("deploy", "dev", 500, "tests/deploy"),
-    Suite("contract", "dev", 500, "tests/contract", alone=True),
+    Suite("docs", "dev", 200, "tests/docs"),
+    Suite("contract", "dev", 700, "tests/contract", alone=True),
     Suite("integration", "dev", 700, "tests/integration", alone=True),
     Suite("hostile", "reward", 400, "tests/hostile", alone=True),
     Suite("chaos", "dev", 400, "tests/chaos", alone=True),
     Suite("resume", "dev", 400, "tests/resume", alone=True),
+    Suite("upgrade", "dev", 600, "tests/upgrade", alone=True),
+    Suite("hosts", "dev", 600, "tests/hosts", alone=True),
     Suite("learning", "dev", 600, "tests/learning", alone=True),
 )
 
