@@ -8,7 +8,7 @@
     threaded.py           the two on a thread of their own, as an `Engine`
     weight_updates.py     group, manifest and transfer beside the engine, each with a deadline
     model_folder.py       tokenizer, parameter names and element type of a Hugging Face folder
-    vllm_engine/          vLLM: in-process core and its weight-transfer backend
+    vllm_engine/          vLLM: its engine core in-process or in processes, and its weight-transfer backend
     transformers_engine/  plain `transformers`: a continuous decode loop with KV cache and its own sampler
 
 The tests of `tests/engines` are a contract that each engine passes.

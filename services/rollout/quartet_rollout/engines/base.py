@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 FinishReason = Literal["stop", "length", "abort"]
 PauseMode = Literal["keep", "wait", "abort"]
+SleepLevel = Literal[1, 2]
 
 UNKNOWN_VERSION = -1
 """The policy version of weights of which nothing is known, e.g. those of the model folder."""
@@ -252,12 +253,26 @@ class Engine(Protocol):
     async def resume(self) -> None:
         """Go on generating. Without a pause: nothing."""
 
+    async def sleep(self, level: SleepLevel = 1) -> None:
+        """Give the accelerator's memory to somebody else until `wake`; running completions stand still, what comes
+        waits. Again is allowed.
+
+        Level 1: the weights wait in host memory, keys and values are forgotten and computed again afterwards. Level 2:
+        the weights are forgotten too, and after `wake` `policy_version` is -1 until weights are installed.
+
+        Raises EngineError where the platform or the engine has no such thing, and without "sleep" among `capabilities`
+        that is always.
+        """
+
+    async def wake(self) -> None:
+        """Take the memory back and go on, unless there is a pause. Awake already: nothing."""
+
     def stats(self) -> EngineStats:
         """What it is doing; never blocks, may be one token step old."""
 
     def capabilities(self) -> list[str]:
         """What the handshake tells, e.g. "weights.gloo", "weights.full", "weights.in_flight"; "sampling_masks" where
-        `SamplingSettings.masks` is served. Known after `start`."""
+        `SamplingSettings.masks` is served, "sleep" where `sleep` is. Known after `start`."""
 
     def check_manifest(self, manifest: rollout_pb2.WeightManifest) -> None:
         """Raises ManifestError, naming the tensor, unless these weights fit the model. Quick; no side effects."""

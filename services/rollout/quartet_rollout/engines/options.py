@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -25,8 +25,13 @@ class VllmOptions(_EngineOptions):
 
     form: Literal["in_process", "async"] = Field(
         "in_process",
-        description="in_process: vLLM's synchronous engine on a thread of this process; starts in seconds, one core or "
-        "one GPU. async: vLLM's engine processes; not built yet.",
+        description="in_process: vLLM's engine core on a thread of this process; starts in seconds, one core or one "
+        "GPU. async: vLLM's engine core in a process of its own, computing while this one works.",
+    )
+    tensor_parallel_size: int = Field(
+        1,
+        ge=1,
+        description="Workers that share each layer, a process and a GPU each; more than one: form async.",
     )
     kv_cache_gib: float | None = Field(
         None,
@@ -38,14 +43,19 @@ class VllmOptions(_EngineOptions):
         None, description="Run without torch.compile and CUDA graphs. Unset: true on the CPU, false on GPUs."
     )
     enable_prefix_caching: bool = Field(True, description="Share the KV cache of equal prompt beginnings.")
+    sleep_mode: bool = Field(
+        False, description="Allocate so that the engine can sleep and give its GPU memory to a trainer. Needs a GPU."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("error", description="Level of vLLM's own logs.")
 
-    @field_validator("form")
-    @classmethod
-    def _form_is_built(cls, form: str) -> str:
-        if form == "async":
-            raise ValueError("form 'async' (vLLM's engine processes) is not built yet; allowed: in_process")
-        return form
+    @model_validator(mode="after")
+    def _workers_have_processes(self) -> Self:
+        if self.tensor_parallel_size > 1 and self.form != "async":
+            raise ValueError(
+                f"tensor_parallel_size is {self.tensor_parallel_size} with form '{self.form}'; allowed: form 'async', "
+                "whose workers are processes, or tensor_parallel_size 1"
+            )
+        return self
 
 
 class TransformersOptions(_EngineOptions):

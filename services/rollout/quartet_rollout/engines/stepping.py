@@ -23,6 +23,7 @@ from quartet_rollout.engines.base import (
     EngineStats,
     PauseMode,
     SamplingSettings,
+    SleepLevel,
     WeightInstallError,
 )
 from quartet_rollout.engines.core import Core, CoreCompletion
@@ -72,23 +73,27 @@ class Stepping:
         self.stats = EngineStats(running=0, waiting=0, kv_cache_use=-1.0, tokens_total=0)
         self._deliver = deliver
         self._state = _State.RUNNING
+        self._asleep: SleepLevel | None = None
         self._keep_kv_cache = False
         self._pausing: list[Future[None]] = []
         self._requests: dict[str, Request] = {}
         self._rows: dict[str, _Row] = {}
         self._parked: deque[tuple[str, Request, int]] = deque()  # Come during a pause.
         self._ended_tokens = 0
+        self._set_back = 0  # Running ones whose keys and values were forgotten; they run again with the next step.
 
     def can_step(self) -> bool:
         """Whether there is something to generate now."""
-        return bool(self._rows) and self._state is not _State.PAUSED
+        return bool(self._rows) and not self._stands
 
     def step(self) -> None:
         """One token for each running completion."""
-        self._end(self.core.step())
+        self._set_back = 0
+        published = self._end(self.core.step())
         if self._state is _State.DRAINING and not self._rows:
-            self._paused()
-        self.publish_stats()
+            self._pause()
+        if not published:
+            self.publish_stats()
 
     # -------------------------------------------------------------- requests
 
@@ -140,28 +145,63 @@ class Stepping:
         if mode == "wait" and self._rows and self._state is not _State.PAUSED:
             self._state = _State.DRAINING
         else:
-            self._paused()
+            self._pause()
         return count
 
     def resume(self) -> None:
         """End any pause, and one that is coming about."""
-        self._paused()
-        self._state = _State.RUNNING
+        stood, self._state = self._stands, _State.RUNNING
+        self._tell_paused()
+        if stood and not self._stands:
+            self.core.go_on()
         self._keep_kv_cache = False
         while self._parked:
             self._add(*self._parked.popleft())
 
+    # ----------------------------------------------------------------- sleep
+
+    def sleep(self, level: SleepLevel) -> None:
+        """Free the accelerator's memory. Raises EngineError where that cannot be done."""
+        if self._asleep == level:
+            return
+        if self._asleep is not None:
+            raise EngineError(f"the engine sleeps at level {self._asleep}; wake it first")
+        if not self.core.can_sleep:
+            raise EngineError("this engine cannot sleep; allowed: an engine on a GPU, vllm with sleep_mode = true")
+        self._end(self.core.hold())
+        self._set_back = max(self._set_back, self.core.running())
+        self.core.sleep(level)
+        self._asleep = level
+
+    def wake(self) -> None:
+        """Have the memory again, and go on unless there is a pause."""
+        if self._asleep is None:
+            return
+        self.core.wake()
+        level, self._asleep = self._asleep, None
+        if level == 2:
+            self.set_version(UNKNOWN_VERSION)
+        if not self._stands:
+            self.core.go_on()
+
     # --------------------------------------------------------------- weights
 
     def install(self, tensors: Iterator[tuple[str, torch.Tensor]], policy_version: int) -> None:
-        """Replace the weights. Raises WeightInstallError; the version is unknown then."""
+        """Replace the weights. Raises WeightInstallError; the version is unknown then. Raises EngineError asleep."""
+        if self._asleep is not None:
+            raise EngineError("the engine sleeps: wake it before weights are installed")
+        self._end(self.core.hold())
         try:
             self.core.install(tensors)
             if not self._keep_kv_cache:
+                self._set_back = max(self._set_back, self.core.running())
                 self.core.reset_kv_cache()
         except Exception as error:
             self.set_version(UNKNOWN_VERSION)
             raise WeightInstallError(f"weights of version {policy_version} could not be installed: {error}") from error
+        finally:
+            if not self._stands:
+                self.core.go_on()
         self.set_version(policy_version)
 
     def set_version(self, policy_version: int) -> None:
@@ -175,7 +215,7 @@ class Stepping:
     def publish_stats(self) -> None:
         """Make `stats` anew; other threads read it."""
         lengths = self.core.lengths()
-        running = self.core.running()
+        running = max(self.core.running(), min(self._set_back, len(lengths)))
         self.stats = EngineStats(
             running=running,
             waiting=len(lengths) - running + len(self._parked),
@@ -199,7 +239,8 @@ class Stepping:
             ended.append(CoreCompletion(key, np.empty(0, np.int32), np.empty(0, np.float32), "abort"))
         self._end(ended)
 
-    def _end(self, ended: Iterable[CoreCompletion]) -> None:
+    def _end(self, ended: Iterable[CoreCompletion]) -> bool:
+        """Tell of completions that ended; return whether there were any, and `stats` are new."""
         mail: list[Mail] = []
         for completion in ended:
             row = self._rows.pop(completion.key)
@@ -220,9 +261,19 @@ class Stepping:
         if mail:
             self.publish_stats()  # Before anybody hears of it.
             self._deliver(mail)
+        return bool(mail)
 
-    def _paused(self) -> None:
+    @property
+    def _stands(self) -> bool:
+        """Whether no tokens are generated now, whatever runs."""
+        return self._state is _State.PAUSED or self._asleep is not None
+
+    def _pause(self) -> None:
+        self._end(self.core.hold())
         self._state = _State.PAUSED
+        self._tell_paused()
+
+    def _tell_paused(self) -> None:
         pausing, self._pausing = self._pausing, []
         for future in pausing:
             if future.set_running_or_notify_cancel():

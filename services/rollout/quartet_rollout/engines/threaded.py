@@ -21,6 +21,7 @@ from quartet_rollout.engines.base import (
     PauseMode,
     PromptError,
     SamplingSettings,
+    SleepLevel,
     check_prompt,
 )
 from quartet_rollout.engines.core import Core
@@ -53,7 +54,7 @@ class ThreadedEngine(WeightUpdates):
         self.name = name
         self.max_model_len = 0
         self._vocab_size = 0
-        self._gives_masks = False
+        self._gives_masks = self._can_sleep = False
         self._build, self._load_tokenizer = build, load_tokenizer
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tokenizer: Any = None
@@ -76,7 +77,7 @@ class ThreadedEngine(WeightUpdates):
         self._thread.start()
         core = await result_of(started)
         self.max_model_len, self._vocab_size = core.max_model_len, core.vocab_size
-        self._gives_masks = core.gives_masks
+        self._gives_masks, self._can_sleep = core.gives_masks, core.can_sleep
         await self.load_spec()
         self._tokenizer = await asyncio.to_thread(self._load_tokenizer)
 
@@ -104,7 +105,8 @@ class ThreadedEngine(WeightUpdates):
 
     def capabilities(self) -> list[str]:
         masks = ["sampling_masks"] if self._gives_masks else []
-        return [*self.weight_capabilities(), *masks]
+        sleep = ["sleep"] if self._can_sleep else []
+        return [*self.weight_capabilities(), *masks, *sleep]
 
     # -------------------------------------------------------------- requests
 
@@ -147,6 +149,14 @@ class ThreadedEngine(WeightUpdates):
     async def resume(self) -> None:
         await self._call(Stepping.resume)
 
+    # ----------------------------------------------------------------- sleep
+
+    async def sleep(self, level: SleepLevel = 1) -> None:
+        await self._call(lambda stepping: stepping.sleep(level))
+
+    async def wake(self) -> None:
+        await self._call(Stepping.wake)
+
     # --------------------------------------------------------------- weights
 
     async def install_weights(self, policy_version: int) -> None:
@@ -173,8 +183,10 @@ class ThreadedEngine(WeightUpdates):
                     raise self._failure
                 assert self._stepping is not None
                 result = function(self._stepping)
-            except BaseException as error:
+            except EngineError as error:
                 future.set_exception(error)
+            except Exception as error:
+                future.set_exception(self._fail(error))
             else:
                 future.set_result(result)
 
@@ -209,10 +221,16 @@ class ThreadedEngine(WeightUpdates):
                 if self._failure is None and not self._stop and stepping.can_step():
                     stepping.step()
             except Exception as error:
-                log.exception("the engine failed")
-                self._failure = EngineError(f"the {self.name} engine failed: {error}")
-                stepping.fail(self._failure)
+                self._fail(error)
         core.close()
+
+    def _fail(self, error: Exception) -> EngineError:
+        """The core is lost: tell everybody who waits. Returns what they are told."""
+        log.exception("the engine failed")
+        self._failure = EngineError(f"the {self.name} engine failed: {error}")
+        if self._stepping is not None:
+            self._stepping.fail(self._failure)
+        return self._failure
 
     def _run_commands(self, wait: bool) -> None:
         """Run what has come; `wait` for something first."""

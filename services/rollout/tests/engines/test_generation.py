@@ -74,6 +74,28 @@ def _filtered(logits: torch.Tensor, top_k: int = 0, top_p: float = 1.0, min_p: f
     return logits
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"temperature": 0.5}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}],
+    ids=["all", "temperature", "top_k", "top_p", "min_p"],
+)
+def test_tokens_are_drawn_as_often_as_they_are_likely(harness: Harness, settings: dict) -> None:
+    draws = 600
+    completions = harness.generate(n=draws, max_new_tokens=1, seed=100, **settings)
+    drawn = np.bincount([completion.token_ids[0] for completion in completions], minlength=VOCAB_SIZE)
+    filters = {key: value for key, value in settings.items() if key != "temperature"}
+    logits = harness.logits(harness.folders[0], PROMPT, np.array([0])) / settings.get("temperature", 1.0)
+    expected = draws * _filtered(logits, **filters)[0].double().softmax(-1).numpy()
+    assert drawn[expected == 0].sum() == 0
+    # Pearson's test; what is expected less than five times counts as one. The seeds make it the same each time.
+    often = expected >= 5
+    seen, awaited = (np.append(one[often], one[~often].sum()) for one in (drawn, expected))
+    seen, awaited = seen[awaited > 0], awaited[awaited > 0]
+    freedom = len(seen) - 1
+    assert freedom >= 1
+    assert ((seen - awaited) ** 2 / awaited).sum() < freedom + 8 * np.sqrt(2 * freedom)
+
+
 def _candidates(completion: EngineCompletion) -> list[list[int]]:
     """The mask, token by token; an empty list stands for the whole vocabulary."""
     mask = completion.mask

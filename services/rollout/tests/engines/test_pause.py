@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from harness import PATIENCE, PROMPT, Harness
 
-from quartet_rollout.engines import SamplingSettings
+from quartet_rollout.engines import EngineError, SamplingSettings
 
 pytestmark = pytest.mark.timeout(2 * PATIENCE)
 LONG = SamplingSettings(max_new_tokens=300, temperature=0.0, stop_token_ids=())
@@ -86,6 +86,15 @@ def test_cancelling_a_pause_undoes_it(harness: Harness) -> None:
         await reading
 
     harness.run(body())
+
+
+def test_without_a_gpu_sleeping_is_refused_and_changes_nothing(harness: Harness) -> None:
+    assert "sleep" not in harness.engine.capabilities()
+    with pytest.raises(EngineError, match="cannot sleep; allowed: an engine on a GPU"):
+        harness.run(harness.engine.sleep(1))
+    harness.run(harness.engine.wake())
+    assert len(harness.generate(max_new_tokens=4)) == 1
+    assert harness.engine.policy_version == 0
 
 
 async def _collect(stream) -> list:

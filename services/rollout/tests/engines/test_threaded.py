@@ -20,12 +20,14 @@ class CountingCore:
     """Gives each completion the tokens 0, 1, 2, … for ever."""
 
     gives_masks = False
+    can_sleep = True
     max_model_len, vocab_size = 1000, 10
 
     def __init__(self, fail_after: int | None = None) -> None:
         self.rows: dict[str, int] = {}
         self.fail_after = fail_after
         self.closed = False
+        self.asleep = 0
 
     def add(self, key: str, prompt_token_ids: list[int], sampling: SamplingSettings) -> None:
         self.rows[key] = 0
@@ -43,6 +45,12 @@ class CountingCore:
             CoreCompletion(k, np.arange(n, dtype=np.int32), np.zeros(n, np.float32), "abort") for k, n in tokens.items()
         ]
 
+    def hold(self) -> list[CoreCompletion]:
+        return []
+
+    def go_on(self) -> None:
+        """Nothing to do."""
+
     def lengths(self) -> dict[str, int]:
         return dict(self.rows)
 
@@ -51,6 +59,12 @@ class CountingCore:
 
     def kv_cache_use(self) -> float:
         return -1.0
+
+    def sleep(self, level: int) -> None:
+        self.asleep = level
+
+    def wake(self) -> None:
+        self.asleep = 0
 
     def close(self) -> None:
         self.closed = True
@@ -98,6 +112,66 @@ def test_closing_ends_running_completions_and_the_thread() -> None:
     asyncio.run(asyncio.wait_for(body(), 30))
 
 
+async def _tokens_from(engine: ThreadedEngine, tokens: int) -> None:
+    while engine.stats().tokens_total < tokens:
+        await asyncio.sleep(0.001)
+
+
+def test_asleep_nothing_is_generated_and_awake_it_goes_on() -> None:
+    async def body() -> None:
+        core = CountingCore()
+        engine = engine_of(core)
+        await engine.start()
+        assert "sleep" in engine.capabilities()
+        reading = asyncio.create_task(_collect(engine))
+        await _tokens_from(engine, 10)
+        await engine.sleep(1)
+        await engine.sleep(1)  # Again is allowed.
+        with pytest.raises(EngineError, match="the engine sleeps at level 1; wake it first"):
+            await engine.sleep(2)
+        tokens = engine.stats().tokens_total
+        await engine.pause("keep")
+        await engine.resume()  # Ends a pause, and no sleep.
+        assert core.asleep == 1 and engine.stats().tokens_total == tokens
+        assert engine.stats().running == 2
+        with pytest.raises(EngineError, match="the engine sleeps: wake it before weights are installed"):
+            await engine._call(lambda stepping: stepping.install(iter(()), 1))
+        await engine.wake()
+        await engine.wake()
+        assert core.asleep == 0
+        await _tokens_from(engine, tokens + 10)
+        await engine.abort("r")
+        assert len(await reading) == 2
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(body(), 30))
+
+
+def test_weights_that_were_forgotten_asleep_are_of_unknown_version() -> None:
+    async def body() -> None:
+        engine = engine_of(CountingCore())
+        await engine.start()
+        await engine._call(lambda stepping: stepping.set_version(7))
+        await engine.sleep(1)
+        await engine.wake()
+        assert engine.policy_version == 7
+        await engine.pause("keep")
+        await engine.sleep(2)
+        await engine.wake()
+        assert engine.policy_version == -1
+        reading = asyncio.create_task(_collect(engine))
+        while engine.stats().waiting < 2:  # The pause stands.
+            await asyncio.sleep(0.001)
+        assert engine.stats().tokens_total == 0
+        await engine.resume()
+        await _tokens_from(engine, 10)
+        await engine.abort("r")
+        assert len(await reading) == 2
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(body(), 30))
+
+
 def test_a_core_that_cannot_be_made_says_why() -> None:
     def broken() -> Any:
         raise RuntimeError("no such kernel")
@@ -127,8 +201,8 @@ def test_unknown_engines_and_options_are_named() -> None:
         create_engine("sglang", "model")
     with pytest.raises(ValueError, match="max_num_seqs"):
         create_engine("vllm", "model", {"max_num_seqs": 0})
-    with pytest.raises(ValueError, match="'async'.*not built yet; allowed: in_process"):
-        create_engine("vllm", "model", {"form": "async"})
+    with pytest.raises(ValueError, match="tensor_parallel_size is 2 with form 'in_process'; allowed: form 'async'"):
+        create_engine("vllm", "model", {"tensor_parallel_size": 2})
     with pytest.raises(ValueError, match="kv_cache"):
         create_engine("transformers", "model", {"kv_cache": 1})
 

@@ -79,6 +79,25 @@ def test_an_update_in_flight_splits_completions_into_spans_of_their_versions(har
         assert ends[-1] == len(completion.token_ids)
 
 
+def test_what_runs_is_said_to_run_while_it_stands_still_for_new_weights(harness: Harness) -> None:
+    """The heartbeat of a new version goes out just then, and a gauge of 0 would say that nothing is done."""
+
+    async def body() -> None:
+        reading = asyncio.create_task(harness.collect(PROMPT, 4, SamplingSettings(temperature=0.2, max_new_tokens=480)))
+        await harness.join()
+        await harness.started(8)
+        running = await harness.engine.pause("keep")
+        await harness.receive(harness.folders[1])
+        await harness.engine.install_weights(1)
+        harness._installed = harness.folders[1]
+        stats = harness.engine.stats()
+        assert (stats.running, stats.waiting) == (running, 0) and running > 0
+        await harness.engine.resume()
+        await reading
+
+    harness.run(body())
+
+
 def test_kept_keys_and_values_are_stale_as_asked_for(harness: Harness) -> None:
     async def body() -> list:
         sampling = SamplingSettings(temperature=0.3, max_new_tokens=300)

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging as transformers_logging
 
-from quartet_rollout.engines.base import EngineError, FinishReason, SamplingSettings
+from quartet_rollout.engines.base import EngineError, FinishReason, SamplingSettings, SleepLevel
 from quartet_rollout.engines.core import CoreCompletion
 from quartet_rollout.engines.model_folder import check_model_folder, config_dtype, load_tokenizer
 from quartet_rollout.engines.options import TransformersOptions
@@ -42,6 +42,7 @@ class TransformersCore:
             model_path, dtype=getattr(torch, dtype), local_files_only=True
         )
         self._model = model.to(self._device).eval()
+        self.can_sleep = self._device.type == "cuda"
         self._tokenizer = load_tokenizer(model_path)
         self._max_rows = options.max_num_seqs
         self._max_prefill_tokens = options.max_prefill_tokens
@@ -76,9 +77,23 @@ class TransformersCore:
     def kv_cache_use(self) -> float:
         return -1.0
 
+    def sleep(self, level: SleepLevel) -> None:
+        self.reset_kv_cache()
+        self._model.to("cpu")
+        torch.cuda.empty_cache()
+
+    def wake(self) -> None:
+        self._model.to(self._device)
+
     def close(self) -> None:
         self._batch, self._sampler, self._model = None, None, None
         self._waiting.clear()
+
+    def hold(self) -> list[CoreCompletion]:
+        return []  # Nothing happens between two steps.
+
+    def go_on(self) -> None:
+        """Nothing to do."""
 
     # --------------------------------------------------------------- weights
 

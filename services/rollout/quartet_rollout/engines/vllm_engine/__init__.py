@@ -2,8 +2,13 @@
 
     environment.py      what must be set before vLLM is imported; its logs into ours
     arguments.py        our options as vLLM's engine arguments, our sampling settings as its own
-    core.py             the in-process form: vLLM's synchronous engine, stepped by us
+    core.py             vLLM as a `Core`
+    client.py           its engine core, in this process or in processes of its own
+    rows.py             what has been generated of each completion
+    masks.py            the candidates that its sampler left
+    worker.py           what is added to its workers
     weight_transfer.py  "quartet_gloo": installs received buckets through vLLM's weight-transfer API
+    arena.py            weights to workers in other processes
 
 vLLM's interfaces move from release to release: what is read from its insides is in these modules only, for the version
 that requirements.txt pins.

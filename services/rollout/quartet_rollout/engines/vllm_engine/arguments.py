@@ -9,7 +9,7 @@ from vllm.config import WeightTransferConfig
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
-from quartet_rollout.engines.base import SamplingSettings
+from quartet_rollout.engines.base import EngineError, SamplingSettings
 from quartet_rollout.engines.model_folder import config_dtype
 from quartet_rollout.engines.options import VllmOptions
 from quartet_rollout.engines.vllm_engine.weight_transfer import BACKEND, register
@@ -22,6 +22,10 @@ def engine_arguments(model_path: str, options: VllmOptions) -> dict[str, Any]:
     """Keyword arguments of vLLM's EngineArgs ."""
     register()
     on_cpu = current_platform.is_cpu()
+    if options.sleep_mode and not current_platform.is_sleep_mode_available():
+        raise EngineError(
+            f"rollout.vllm.sleep_mode is true; allowed: false, as vLLM cannot sleep on {current_platform.device_type}"
+        )
     kv_cache_gib = options.kv_cache_gib
     if kv_cache_gib is None and on_cpu:
         kv_cache_gib = CPU_KV_CACHE_GIB
@@ -37,6 +41,9 @@ def engine_arguments(model_path: str, options: VllmOptions) -> dict[str, Any]:
         # Raw log-probs (the default) ignore temperature and filters: wrong as behaviour policy.
         "logprobs_mode": "processed_logprobs",
         "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
+        "worker_extension_cls": "quartet_rollout.engines.vllm_engine.worker.WorkerExtension",
+        "enable_sleep_mode": options.sleep_mode,
+        "tensor_parallel_size": options.tensor_parallel_size,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }

@@ -10,7 +10,7 @@ from quartet_rollout.engines.options import VllmOptions
 
 _ENVIRONMENT = {
     "VLLM_CONFIGURE_LOGGING": "0",  # Its logs go where ours go.
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # The engine in this process, stepped by us.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # What vLLM assumes of an engine; `client.py` decides where it runs.
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # vLLM's notes on memory binding.
@@ -28,8 +28,12 @@ def prepare(options: VllmOptions) -> None:
 
 
 def disable_compilation() -> None:
-    """Run what vLLM decorates with torch.compile as it stands, in this process. Even an eager engine would otherwise
-    compile the ranks of log-probs with a C++ compiler at the first request: 18 s, or an error where there is none."""
+    """Run what vLLM decorates with torch.compile as it stands, here and in child processes.
+
+    Even an eager engine would otherwise compile the ranks of log-probs with a C++ compiler at the first request: 18 s,
+    or an error where there is none.
+    """
     import torch._dynamo
 
     torch._dynamo.config.disable = True
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"

@@ -27,22 +27,20 @@ class MaskRecorder(torch.nn.Module):
         self._wanted: dict[str, list[np.ndarray]] = {}
 
     @classmethod
-    def attach(cls, engine: Any) -> MaskRecorder | None:
-        """Put a recorder into an in-process `LLMEngine`; None where its model runner has no place for one."""
-        runner = engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    def attach(cls, runner: Any) -> MaskRecorder | None:
+        """Put a recorder into a model runner; None where it has no place for one."""
         if not (hasattr(runner, "discard_request_mask") and hasattr(runner.sampler, "topk_topp_sampler")):
             return None
         recorder = runner.sampler.topk_topp_sampler = cls(runner)
         return recorder
 
     def want(self, request_id: str) -> None:
-        """Record for this request, by vLLM's internal id."""
+        """Record for this request, by vLLM's name for it."""
         self._wanted[request_id] = []
 
-    def take(self, request_id: str, tokens: int) -> SamplingMask | None:
-        """The mask of a request that has ended with so many tokens; None if none was wanted."""
-        recorded = self._wanted.pop(request_id, None)
-        return None if recorded is None else join(recorded[:tokens])
+    def take(self, request_id: str, tokens: int) -> SamplingMask:
+        """The mask of a request that has ended with so many tokens."""
+        return join(self._wanted.pop(request_id)[:tokens])
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         sampled, log_probs = self._inner(*args, **kwargs)

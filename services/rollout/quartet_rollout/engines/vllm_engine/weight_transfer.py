@@ -21,6 +21,8 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from quartet_rollout.engines.vllm_engine.arena import tensors_in
+
 BACKEND = "quartet_gloo"
 
 
@@ -34,7 +36,9 @@ class UpdateInfo(WeightTransferUpdateInfo):
     """What to install."""
 
     tensors: Iterable[tuple[str, torch.Tensor]] = field(default_factory=list)
-    """(Hugging Face name, tensor on the CPU)."""
+    """(Hugging Face name, tensor on the CPU), in the process that received them."""
+    shared: dict[str, Any] = field(default_factory=dict)
+    """Where they are, in another one: what `Arena.put` returned."""
 
 
 class GlooWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
@@ -51,7 +55,8 @@ class GlooWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         model: Any = self.model
-        model.load_weights(iter(update_info.tensors))
+        shared = update_info.shared
+        model.load_weights(tensors_in(shared) if shared else iter(update_info.tensors))
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
