@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from quartet_trainer.records.disk import writing
+from quartet_trainer.records.gantt import draw
 
 
 class Trace:
@@ -54,6 +55,10 @@ class Trace:
             self._file.write(text)
 
     def close(self) -> None:
-        """Close the file; later spans are not written."""
+        """Close the file and draw it as a picture beside it; later spans are not written."""
         with self._lock:
+            if self._file.closed:
+                return
             self._file.close()
+        with writing(self._path.with_suffix(".png")):
+            draw(self._path, self._path.with_suffix(".png"))
