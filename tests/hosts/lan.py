@@ -1,0 +1,91 @@
+"""Hosts on one network: a namespace with an address of its own for each, all on a switch; links that are cut or slow.
+
+All of it is inside a network, a mount and a process namespace of the harness (`within`), so nothing of it reaches the
+machine's own network, and it is gone, processes too, when the harness ends, however that ends. The harness itself is
+on the switch as well, at OPERATOR.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+
+HOSTS = {"alpha": "10.79.0.1", "beta": "10.79.0.2", "gamma": "10.79.0.3", "delta": "10.79.0.4"}
+OPERATOR = "10.79.0.254"
+INTERFACE = "lan0"  # of every host
+
+_TOOLS = {"unshare": "util-linux", "nsenter": "util-linux", "mount": "mount", "ip": "iproute2", "tc": "iproute2"}
+_NAMESPACES = "/run/netns"
+_SECONDS = 20.0
+
+
+class Lan:
+    """The switch and its hosts. To be made `within` only."""
+
+    def __init__(self) -> None:
+        _run("ip", "link", "set", "lo", "up")
+        _run("ip", "link", "add", "switch", "type", "bridge")
+        _run("ip", "address", "add", f"{OPERATOR}/24", "dev", "switch")
+        _run("ip", "link", "set", "switch", "up")
+        for name, address in HOSTS.items():
+            _run("ip", "netns", "add", name)
+            _run("ip", "link", "add", name, "type", "veth", "peer", "name", INTERFACE, "netns", name)
+            _run("ip", "link", "set", name, "master", "switch", "up")
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+            _run("ip", "-n", name, "address", "add", f"{address}/24", "dev", INTERFACE)
+            _run("ip", "-n", name, "link", "set", INTERFACE, "up")
+
+    def command(self, host: str, command: Sequence[str]) -> list[str]:
+        """Return the command line that runs on a host; it becomes the command, it does not stay its parent."""
+        return ["nsenter", f"--net={_NAMESPACES}/{host}", *command]
+
+    def cut(self, host: str) -> None:
+        """Cut a host off: what it sends and is sent gets lost, and nobody is told."""
+        _run("ip", "link", "set", host, "nomaster")
+
+    def heal(self, host: str) -> None:
+        """Plug it in again."""
+        _run("ip", "link", "set", host, "master", "switch")
+
+    def slow(self, host: str, kbit: int) -> None:
+        """Let no more than `kbit` thousand bits a second through to a host, and as many from it."""
+        shape = ("root", "tbf", "rate", f"{kbit}kbit", "burst", "16kb", "latency", "300ms")
+        _run("tc", "qdisc", "replace", "dev", host, *shape)
+        _run("tc", "-n", host, "qdisc", "replace", "dev", INTERFACE, *shape)
+
+    def quick(self, host: str) -> None:
+        """Let everything through again."""
+        _run("tc", "qdisc", "del", "dev", host, "root")
+        _run("tc", "-n", host, "qdisc", "del", "dev", INTERFACE, "root")
+
+
+def why_not() -> str:
+    """Return why there can be no such network here, and the cure; empty if there can."""
+    for tool, package in _TOOLS.items():
+        if shutil.which(tool) is None:
+            return f"there is no '{tool}': apt-get install {package}"
+    probe = (
+        "ip netns add one && ip link add switch type bridge && ip link add v0 type veth peer name v1 netns one && "
+        "ip link set v0 master switch && tc qdisc add dev v0 root tbf rate 1mbit burst 16kb latency 300ms && "
+        f"nsenter --net={_NAMESPACES}/one true"
+    )
+    done = subprocess.run(within(["sh", "-c", probe]), capture_output=True, text=True, timeout=_SECONDS, check=False)
+    if done.returncode == 0:
+        return ""
+    words = done.stderr.strip().splitlines()
+    return f"network namespaces, bridges or shaping are not permitted here: {words[-1] if words else done.returncode}"
+
+
+def within(command: Sequence[str]) -> list[str]:
+    """Return the command line that runs `command` where a Lan can be made."""
+    # /run is private there: the names of namespaces stand in it, and vanish with it.
+    begin = f'mount -t tmpfs none /run && mkdir {_NAMESPACES} && exec "$@"'
+    rootless = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    spaces = ["--net", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    return ["unshare", *rootless, *spaces, "sh", "-c", begin, "sh", *command]
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, timeout=_SECONDS, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
