@@ -93,9 +93,11 @@ def connect_store(info: WeightGroupInfo) -> PrefixStore:
 
 def could_not_join(info: WeightGroupInfo, error: Exception) -> WeightTransferError:
     """The error of a rendezvous that did not come about."""
+    # torch names the store's keys, which begin with the secret: it is for nobody's log.
+    reason = first_line(error).replace(info.secret.hex(), "…") if info.secret else first_line(error)
     return WeightTransferError(
         f"could not join the weight group of epoch {info.epoch} at {info.store_host}:{info.store_port} as rank "
-        f"{info.rank} of {info.world_size} within {info.timeout_seconds:g} s: {first_line(error)}"
+        f"{info.rank} of {info.world_size} within {info.timeout_seconds:g} s: {reason}"
     )
 
 

@@ -99,6 +99,8 @@ def form_group(
         raise
     channel = result.pop()
     if isinstance(channel, RuntimeError):
-        raise TransferFailed(f"weight group {epoch} did not come about: {str(channel).splitlines()[0]}")
+        # torch names the store's keys, which begin with the secret: it is for nobody's log.
+        reason = str(channel).splitlines()[0].replace(secret.hex(), "…")
+        raise TransferFailed(f"weight group {epoch} did not come about: {reason}")
     log.info("weight group made", extra={"epoch": epoch, "ranks": world_size, "transport": transport.name})
     return WeightGroup(epoch, dict(members), channel)
