@@ -1,5 +1,6 @@
 """Which servers there are, and how each is configured."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from quartet.v1 import broker_pb2, trainer_pb2
@@ -26,7 +27,15 @@ ENGINES = ("transformers", "vllm")
 class Stack:
     """Broker, reward, trainer and a rollout of each engine, which work together; and one of each kind that is alone."""
 
-    def __init__(self, folder: Path):
+    def __init__(
+        self,
+        folder: Path,
+        engines: Sequence[str] = ENGINES,
+        alone: Sequence[str] = KINDS,
+        environment: Mapping[str, str] | None = None,
+    ):
+        """`engines`: of the rollouts; `alone`: kinds of which one is alone; `environment`: more variables."""
+        self._engine_names, self._alone_kinds, self._environment = engines, alone, environment
         self.folder = folder
         self.models = [folder / "model-0", folder / "model-1"]
         self.servers: dict[str, Server] = {}
@@ -46,10 +55,10 @@ class Stack:
         self._redis_url = redis.url
         for kind in ("broker", "reward"):
             self.servers[kind] = self._start(kind)
-        for engine in ENGINES:
+        for engine in self._engine_names:
             (port,) = free_ports(1)
             self.servers[engine] = self._start("rollout", engine, address=f"127.0.0.1:{port}", engine=engine)
-        for kind in KINDS:
+        for kind in self._alone_kinds:
             section = {"engine": ENGINES[0]} if kind == "rollout" else {}
             self.alone[kind] = self._start(kind, f"{kind}-alone", alone=True, **section)
         self._prepare_training()
@@ -110,7 +119,7 @@ class Stack:
             token_file.write_text(TOKEN)
             sections["security"]["token_file"] = str(token_file)
             sections["server"]["max_message_bytes"] = SMALL_MESSAGES
-        server = Server(kind, self.folder, sections, name, TOKEN if alone else "")
+        server = Server(kind, self.folder, sections, name, TOKEN if alone else "", self._environment)
         self._processes.append(server)
         return server
 

@@ -62,8 +62,9 @@ def make_models(*folders: Path) -> None:
     subprocess.run(command, cwd=ROOT / "examples" / "arithmetic", env=_environment(), check=True, timeout=120)
 
 
-def _environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "", "PYTHONUNBUFFERED": "1"}
+def _environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": "", "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, **own, **(more or {})}
 
 
 def write_run_file(path: Path, sections: Mapping[str, Mapping[str, object]]) -> Path:
@@ -79,13 +80,14 @@ def write_run_file(path: Path, sections: Mapping[str, Mapping[str, object]]) -> 
 class Process:
     """A command that runs, its output in a log."""
 
-    def __init__(self, command: list[str], folder: Path, name: str):
+    def __init__(self, command: list[str], folder: Path, name: str, environment: Mapping[str, str] | None = None):
+        """`environment`: variables besides those of this process."""
         self.log = folder / f"{name}.log"
         with self.log.open("ab") as log:
             self.popen = subprocess.Popen(
                 command,
                 cwd=folder,
-                env=_environment(),
+                env=_environment(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -139,13 +141,19 @@ class Server(Process):
     """One service, started."""
 
     def __init__(
-        self, kind: str, folder: Path, sections: Mapping[str, Mapping[str, object]], name: str = "", token: str = ""
+        self,
+        kind: str,
+        folder: Path,
+        sections: Mapping[str, Mapping[str, object]],
+        name: str = "",
+        token: str = "",
+        environment: Mapping[str, str] | None = None,
     ):
         """`sections` is the run file; `token` what it demands of callers."""
         self.kind, self.address = kind, str(sections["addresses"][kind])
         self.token = token
         run_file = write_run_file(folder / f"{name or kind}.toml", sections)
-        super().__init__([*command_of(kind), str(run_file)], folder, name or kind)
+        super().__init__([*command_of(kind), str(run_file)], folder, name or kind, environment)
         self._caller: Caller | None = None
 
     def caller(self) -> Caller:

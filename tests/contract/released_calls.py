@@ -1,0 +1,101 @@
+"""Every call of a release's own contract tests, made by its own stubs and client; run with that release on PYTHONPATH.
+
+    python released_calls.py ORDERS      a JSON file: {"addresses": by kind, "python": with torch, "model", "folder",
+                                         "epoch", "version": the rollout's newest, "run": that does not exist}
+
+It imports nothing of today. Prints a line of JSON a call: {"rpc", "title", "why"}; `why` is empty if it went as the
+release expects.
+"""
+
+import asyncio
+import importlib
+import json
+import sys
+import traceback
+from pathlib import Path
+
+from contract_calls import OWNERS, Caller
+from contract_cases import Good
+from contract_world import World
+from weight_arrangements import Peer, WeightEpochs
+
+from quartet_client import AsyncClient
+
+MODULES = (
+    "handshake",
+    "broker_runs",
+    "broker_prompts",
+    "broker_training",
+    "broker_results",
+    "reward",
+    "rollout",
+    "trainer",
+)
+
+
+def call_all(orders: dict) -> None:
+    """Make the calls of all cases."""
+    callers = {OWNERS[kind]: Caller(address) for kind, address in orders["addresses"].items()}
+    callers["HandshakeService"] = callers["BrokerService"]
+    folder = Path(orders["folder"])
+    peer = Peer(Path(orders["python"]), Path(orders["model"]), folder / "released-peer.log")
+    weights = WeightEpochs(orders["engine"], orders["run"], [peer])
+    weights.epoch, weights.version = orders["epoch"], orders["version"]
+    try:
+        for module in MODULES:
+            for case in importlib.import_module(f"cases_{module}").CASES:
+                if isinstance(case, Good) and not case.last:
+                    tell(case.rpc, case.title, called(case, callers, weights))
+    finally:
+        peer.close()
+
+
+def called(case: Good, callers: dict, weights: WeightEpochs) -> str:
+    """Make one call; return what was not as expected."""
+    world = World(callers, weights)
+    try:
+        case.check(world, world.call(case.rpc, case.request(world), take=case.take))
+        if case.rpc.startswith("RolloutService"):
+            weights.settle(world)
+    except Exception:  # whatever it is, it is what this program is to tell
+        return traceback.format_exc(limit=-3)
+    return ""
+
+
+async def use_client(addresses: dict[str, str]) -> None:
+    """What a person does with the release's client."""
+    async with AsyncClient(**addresses) as client:
+        run_id = "by-a-released-client"
+        run = await client.create_run(run_id)
+        assert run.run_id == run_id and run_id in {each.run_id for each in await client.runs()}
+        (handle,) = await client.submit(run_id, "1+1=?")
+        assert (await client.place(handle)).state == "queued"
+        right, wrong = await client.score([r"\boxed{2}", r"\boxed{3}"], {"prompt": "1+1", "gt_answer": "2"}, ["boxed"])
+        assert right.reward > wrong.reward
+        assert "boxed" in await client.verifiers()
+        assert {service.health for service in await client.status()} == {"serving"}
+        assert (await client.generate("1+1=?"))[0].text
+        async with asyncio.timeout(60):
+            async for event in client.watch(run_id):
+                assert event
+                break
+        assert (await client.finish_run(run_id)).state == "cancelled"
+
+
+def tell(rpc: str, title: str, why: str) -> None:
+    """Print what became of a call."""
+    print(json.dumps({"rpc": rpc, "title": title, "why": why}), flush=True)
+
+
+def main() -> None:
+    orders = json.loads(Path(sys.argv[1]).read_text())
+    call_all(orders)
+    try:
+        asyncio.run(use_client(orders["addresses"]))
+        tell("client", "a person's use of it", "")
+    except Exception:
+        tell("client", "a person's use of it", traceback.format_exc())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""A client in another language, which has nothing but the .proto files: examples/node, with @grpc/grpc-js."""
+
+import json
+import threading
+from pathlib import Path
+
+import node
+import pytest
+from contract_stack import ENGINES
+from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
+
+from quartet_client.contract.world import World
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example, installed as its README says."""
+    try:
+        return node.install(tmp_path_factory.mktemp("node"))
+    except node.NoRegistry as reason:
+        pytest.skip(str(reason))
+
+
+def answers(done) -> list[dict]:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_it_submits_prompts_and_reads_completions(stack, example):
+    world = World(stack.callers())
+    run = world.run()
+    texts = ["2+3+1+2=?", "Grüße, 世界: 1+1=?"]
+    played = threading.Thread(target=play_rollout, args=(world, run, len(texts)))
+    played.start()
+    told = answers(node.ask(example, "--broker", stack.servers["broker"].address, "--run", run.id, *texts))
+    played.join(60)
+    assert not played.is_alive()
+    assert sorted(each["prompt"] for each in told) == sorted(texts)
+    for each in told:
+        assert each["text"] == f"the answer to {each['prompt']}"
+        assert (each["tokens"], each["reward"], each["outcome"]) == (7, 0.5, "OUTCOME_CORRECT")
+
+
+def play_rollout(world: World, run, count: int) -> None:
+    """Answer prompts as a rollout does: what it leased it puts back, with a transcript."""
+    while count:
+        request = broker_pb2.LeasePromptsRequest(run_id=run.id, holder="r1", max_prompts=count)
+        request.wait.FromSeconds(20)
+        leases = world.call("BrokerService.LeasePrompts", request).leases
+        assert leases, "nobody submitted a prompt"
+        count -= len(leases)
+        request = broker_pb2.PutExperienceRequest(run_id=run.id, groups=[answered(lease) for lease in leases])
+        outcomes = world.call("BrokerService.PutExperience", request).outcomes
+        assert set(outcomes) == {broker_pb2.PUT_OUTCOME_ACCEPTED}
+
+
+def answered(lease: broker_pb2.PromptLease) -> broker_pb2.PutGroup:
+    text = lease.instance.prompt.text
+    assert lease.instance.purpose == experience_pb2.PURPOSE_SERVE
+    completion = experience_pb2.CompletionInfo(
+        text=f"the answer to {text}",
+        tokens=7,
+        score=reward_pb2.Score(reward=0.5, outcome=reward_pb2.OUTCOME_CORRECT),
+        version_spans=[experience_pb2.VersionSpan(policy_version=0, begin=0, end=7)],
+    )
+    transcript = experience_pb2.GroupTranscript(
+        instance=lease.instance, prompt_text=text, rollout_id="r1", completions=[completion]
+    )
+    header = experience_pb2.GroupHeader(
+        instance_id=lease.instance.instance_id,
+        purpose=lease.instance.purpose,
+        completions=1,
+        completion_tokens=7,
+        attempt=lease.attempt,
+    )
+    group = experience_pb2.ExperienceGroup(header=header, transcript=transcript.SerializeToString())
+    return broker_pb2.PutGroup(lease_id=lease.lease_id, group=group)
+
+
+def test_it_generates_with_the_weights_of_now(stack, example):
+    engine = ENGINES[0]
+    weights = stack.weights(engine)
+    weights.ensure(World(stack.callers(engine)))
+    (told,) = answers(node.ask(example, "--rollout", stack.servers[engine].caller().address, "2+3+1+2=?"))
+    assert told["prompt"] == "2+3+1+2=?" and told["text"]
+    assert len(told["tokens"]) == len(told["logProbs"]) >= 1
+    assert all(isinstance(token, int) and 0 <= token < 128 for token in told["tokens"])
+    assert all(value <= 0 for value in told["logProbs"])
+    # What Node read are the numbers of the tensor: plain transformers gives these tokens the same log-probs.
+    again = weights.score(prompt_ids(told["prompt"], stack), told["tokens"])
+    assert again == pytest.approx(told["logProbs"], abs=1e-3)
+
+
+def prompt_ids(text: str, stack) -> list[int]:
+    """One token a character, by the tokenizer's own file."""
+    vocabulary = json.loads((stack.models[0] / "tokenizer.json").read_text())["model"]["vocab"]
+    return [vocabulary[character] for character in text]
+
+
+def test_a_refusal_is_one_sentence(stack, example):
+    done = node.ask(example, "--broker", stack.servers["broker"].address, "--run", "no-such-run", "1+1=?")
+    assert done.returncode == 1 and not done.stdout
+    assert done.stderr.startswith("ask.js: ") and "no-such-run" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_wrong_use_says_how_it_is_used(example):
+    done = node.ask(example, "1+1=?")
+    assert done.returncode == 2 and done.stderr.startswith("usage: node ask.js")

@@ -1,0 +1,122 @@
+"""Releases as they were built: their client against today's services, today's client against their services.
+
+`test_released.py` shows each release's words to today's services; here the programs themselves are old.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from contract_stack import ENGINES, RUN, Stack
+from quartet.v1 import rollout_pb2
+from release import RELEASES, unpack
+from released_view import RELEASED, ReleasedContract
+from servers_under_test import python_of
+
+from quartet_client import AsyncClient
+from quartet_client.contract.calls import OWNERS
+from quartet_client.contract.cases import Good
+from quartet_client.contract.tables import CASES, name_of
+from quartet_client.contract.world import World
+
+pytestmark = pytest.mark.timeout(400)
+ENGINE = ENGINES[0]
+CONTRACTS = {image.stem: ReleasedContract(image) for image in RELEASED}
+SCRIPT = Path(__file__).with_name("released_calls.py")
+
+
+def test_each_released_contract_has_its_build():
+    assert set(CONTRACTS) == set(RELEASES)
+
+
+# Old client, new services --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_released_client_makes_every_call_at_todays_services(stack, release, tmp_path: Path):
+    weights = stack.weights(ENGINE)
+    rollout = stack.callers(ENGINE)["RolloutService"]
+    stack.wait_until_trained()
+    status = rollout.call("RolloutService.GetStatus", rollout_pb2.RolloutServiceGetStatusRequest())
+    orders = {
+        "addresses": {kind: stack.servers[ENGINE if kind == "rollout" else kind].caller().address for kind in OWNERS},
+        "python": str(python_of("trainer")),
+        "model": str(stack.models[0]),
+        "folder": str(tmp_path),
+        "engine": ENGINE,
+        "run": RUN,
+        "epoch": max(weights.epoch, status.group_epoch),
+        "version": max(weights.version, status.policy_version),
+    }
+    (tmp_path / "orders.json").write_text(json.dumps(orders))
+    environment = {**os.environ, **unpack(release, tmp_path / "release", calls=True)}
+    command = [sys.executable, str(SCRIPT), str(tmp_path / "orders.json")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=380, check=False)
+    # Whoever tests this rollout next opens epochs above those that were opened here.
+    status = rollout.call("RolloutService.GetStatus", rollout_pb2.RolloutServiceGetStatusRequest())
+    weights.epoch, weights.version = status.group_epoch + 1, status.policy_version + 1
+    assert done.returncode == 0, done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    wrong = [f"{each['rpc']}, {each['title']}:\n{each['why']}" for each in told if each["why"]]
+    assert not wrong, "\n".join(wrong)
+    called = {each["rpc"] for each in told}
+    # Stop ends the service: that it does as ever is test_rpcs' to show.
+    assert called - {"client"} == CONTRACTS[release].rpcs - {"TrainerService.Stop"} and "client" in called
+
+
+# New client, old services --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def released_stack(request, tmp_path_factory):
+    """The four services of a release, with the release's name."""
+    folder = tmp_path_factory.mktemp(f"released-{request.param}")
+    made = Stack(folder, engines=[ENGINE], alone=[], environment=unpack(request.param, folder / "release"))
+    try:
+        made.start()
+        yield request.param, made
+    finally:
+        made.close()
+
+
+OLD_CASES = [case for case in CASES if isinstance(case, Good) and not case.last]
+
+
+@pytest.mark.parametrize("case", OLD_CASES, ids=name_of)
+def test_todays_calls_are_answered_by_released_services(released_stack, case: Good):
+    """Whatever today's client can say in a release's words means there what it means today."""
+    release, stack = released_stack
+    if case.rpc not in CONTRACTS[release].rpcs:
+        return  # newer than the release
+    callers = stack.callers(ENGINE)
+    if case.rpc.startswith("HandshakeService"):
+        callers["HandshakeService"] = callers["BrokerService"]
+    weights = stack.weights(ENGINE) if case.rpc.startswith("RolloutService") else None
+    world = World(callers, weights)
+    try:
+        request = case.request(world)
+        messages = request if isinstance(request, list | tuple) else [request]
+        if all(CONTRACTS[release].knows(case.rpc, message) for message in messages):
+            case.check(world, world.call(case.rpc, request, take=case.take))
+    finally:
+        if weights is not None:
+            weights.settle(world)
+
+
+async def test_todays_client_is_at_home_at_released_services(released_stack):
+    _, stack = released_stack
+    stack.wait_until_loaded(ENGINE)
+    addresses = {kind: stack.servers[ENGINE if kind == "rollout" else kind].caller().address for kind in OWNERS}
+    async with AsyncClient(**addresses) as client:
+        run = await client.create_run("todays")
+        assert run.run_id == "todays" and "todays" in {each.run_id for each in await client.runs()}
+        (handle,) = await client.submit("todays", "1+1=?")
+        assert (await client.place(handle)).state == "queued"
+        right, wrong = await client.score([r"\boxed{2}", r"\boxed{3}"], {"prompt": "1+1", "gt_answer": "2"}, ["boxed"])
+        assert right.reward > wrong.reward
+        assert {service.health for service in await client.status()} == {"serving"}
+        assert (await client.generate("1+1=?"))[0].text
+        assert (await client.finish_run("todays")).state == "cancelled"
