@@ -1,20 +1,23 @@
 """The weight transport, beside the limits of this machine and the way of the peers, between the same two processes.
 
-Ours: the trainer's `Transfer` packs 300 float32 tensors into buckets, broadcasts them and computes the checksum, while
-the rollout's `WeightReceiver`, in a process of the rollout's environment, receives and checksums too. The RPCs before
-and after a transfer are left out: they are some milliseconds, whatever the size.
+Ours: the trainer's `Transfer` broadcasts 300 float32 tensors from its packed copy, as it does by default, while the
+rollout's `WeightReceiver`, in a process of the rollout's environment, receives and checksums. The copy is taken, with
+its checksum, before an update begins, while rollouts generate; what that costs is a figure of its own. With
+`weights.overlap = false` there is no copy: tensors are packed and checksummed while they are sent, which is measured
+too. The RPCs before and after a transfer are left out: they are some milliseconds, whatever the size.
 
 Beside it, all in the same process groups and in turn:
   flat        one broadcast of one flat buffer of as many bytes, already packed, no checksum: the limit of Gloo
   per tensor  one broadcast for each of the tensors, no packing, no checksum: what TRL, OpenRLHF and verl's first way do
   memcpy      a copy of as many bytes within the trainer's process: the limit of the memory
 All end when the receiving process says that it has everything. Buffers are reused, and touched before the first
-measurement.
+measurement. On standard error: what each way costs both processes in CPU time, without the kernel's softirqs.
 
-`--size MB` measures one size only; 2000 needs 8 GB of memory and is not measured by default.
+`--size MB` measures one size only. 2000 needs 11 GB of memory.
 """
 
 import argparse
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,9 +32,8 @@ from quartet.v1 import rollout_pb2, tensor_pb2
 from quartet_common.weights import plan_buckets
 
 TENSORS = 300
-SIZES_MB = (50, 500)
-ROUNDS = 7
-BUCKET_BYTES = 16 << 20  # the default of trainer.weights.bucket_bytes
+SIZES_MB = (50, 500, 2000)
+ROUNDS = 9
 TIMEOUT_SECONDS = 60.0
 SECRET = b"benchmark"
 
@@ -42,15 +44,16 @@ def shapes(megabytes: int) -> list[tuple[str, int, tuple[int, ...]]]:
     return [(f"layers.{index}.weight", tensor_pb2.DTYPE_FLOAT32, (128, columns)) for index in range(TENSORS)]
 
 
-def plan(megabytes: int) -> rollout_pb2.WeightManifest:
-    return plan_buckets(rollout_pb2.WEIGHT_KIND_FULL, shapes(megabytes), BUCKET_BYTES)
+def plan(megabytes: int, bucket_bytes: int) -> rollout_pb2.WeightManifest:
+    return plan_buckets(rollout_pb2.WEIGHT_KIND_FULL, shapes(megabytes), bucket_bytes)
 
 
 # --- The rollout's side, in its own environment -----------------------------------------------------------------------
 
 
-def receive(port: int) -> None:
-    """Answer each line "ours MB", "flat MB" or "tensors MB" on standard input with a line once it is here."""
+def receive(port: int, bucket_bytes: int) -> None:
+    """Answer each line "ours MB", "flat MB" or "tensors MB" on standard input once it is here, with the CPU seconds
+    that it took."""
     from quartet_rollout.engines.base import WeightGroupInfo
     from quartet_rollout.weights.gloo import GlooGroup
     from quartet_rollout.weights.receiver import WeightReceiver
@@ -60,21 +63,21 @@ def receive(port: int) -> None:
 
     receiver, flat_group = WeightReceiver(), GlooGroup(info(1))
     receiver.join(info(0))
-    flats: dict[str, torch.Tensor] = {}
+    flat, manifests = torch.empty(0), {}
     print("joined", flush=True)
     for line in sys.stdin:
-        kind, megabytes = line.split()
+        kind, text = line.split()
+        manifest = manifests.setdefault(text, plan(int(text), bucket_bytes))
+        size, began = sum(manifest.bucket_bytes), time.process_time()
         if kind == "ours":
-            print(receiver.receive(plan(int(megabytes)), TIMEOUT_SECONDS), flush=True)
-            continue
-        size = sum(plan(int(megabytes)).bucket_bytes)
-        flat = flats.setdefault(megabytes, torch.empty(size, dtype=torch.uint8))
-        if kind == "flat":
-            flat_group.broadcast(flat, TIMEOUT_SECONDS)
+            receiver.receive(manifest, TIMEOUT_SECONDS)
         else:
-            for piece in flat[: size // TENSORS * TENSORS].chunk(TENSORS):
+            if flat.numel() != size:
+                flat = torch.empty(size, dtype=torch.uint8)
+            pieces = [flat] if kind == "flat" else flat[: size // TENSORS * TENSORS].chunk(TENSORS)
+            for piece in pieces:
                 flat_group.broadcast(piece, TIMEOUT_SECONDS)
-        print("received", flush=True)
+        print(time.process_time() - began, flush=True)
 
 
 # --- The trainer's side -----------------------------------------------------------------------------------------------
@@ -83,26 +86,39 @@ def receive(port: int) -> None:
 class Sides:
     """Rank 0, and a way to tell the other process what comes."""
 
-    def __init__(self, receiver: subprocess.Popen, groups: list, megabytes: int):
-        from quartet_trainer.publisher.packing import Packer
+    def __init__(self, receiver: subprocess.Popen, groups: list, megabytes: int, bucket_bytes: int):
+        from quartet_trainer.publisher.packing import Packer, Snapshot
 
         self._receiver, self._groups, self._megabytes = receiver, groups, megabytes
-        self._manifest = plan(megabytes)
-        self._packer = Packer(self._manifest)
+        self._manifest = plan(megabytes, bucket_bytes)
+        self._packer, self._snapshot = Packer(self._manifest), Snapshot(self._manifest)
         self._weights = {name: torch.randn(shape) for name, _, shape in shapes(megabytes)}
         self.bytes = sum(self._manifest.bucket_bytes)
         self._flat = torch.zeros(self.bytes, dtype=torch.uint8)
-        self._copy = torch.zeros(self.bytes, dtype=torch.uint8)
+        self._began = 0.0
+        self.cpu_seconds: dict[str, list[float]] = {}
+        """Of both processes, by way."""
+
+    def copy(self) -> None:
+        """What happens before an update begins."""
+        self._snapshot.take(0, self._tensors())
+        self._snapshot.checksum()
 
     def ours(self) -> None:
+        self._transfer(self._snapshot)
+
+    def ours_without_copy(self) -> None:
+        self._transfer(self._tensors)
+
+    def _transfer(self, weights) -> None:
         from quartet_trainer.publisher.group import WeightGroup
         from quartet_trainer.publisher.transfer import Transfer
 
         self._tell("ours")
-        # Without members nobody is called: what is left is the packing, the broadcast and the checksum.
+        # Without members nobody is called: what is left is the broadcast, the checksum, and maybe the packing.
         group, deadline = WeightGroup(0, {}, self._groups[0]), time.monotonic() + TIMEOUT_SECONDS
-        Transfer("bench", 0, group, {}, lambda _: True, deadline, self._packer, self._tensors).run()
-        self._answer()
+        Transfer("bench", 0, group, {}, lambda _: True, deadline, self._packer, weights).run()
+        self._answer("ours" if weights is self._snapshot else "ours, no copy")
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._weights.items()
@@ -110,23 +126,27 @@ class Sides:
     def flat(self) -> None:
         self._tell("flat")
         self._groups[1].send(self._flat)(lambda: None)
-        self._answer()
+        self._answer("flat")
 
     def per_tensor(self) -> None:
         self._tell("tensors")
         for piece in self._flat[: self.bytes // TENSORS * TENSORS].chunk(TENSORS):
             self._groups[1].send(piece)(lambda: None)
-        self._answer()
+        self._answer("per tensor")
 
     def memcpy(self) -> None:
-        self._copy.copy_(self._flat)
+        half = self.bytes // 2
+        for _ in range(2):
+            self._flat[half : 2 * half].copy_(self._flat[:half])
 
     def _tell(self, kind: str) -> None:
+        self._began = time.process_time()
         print(kind, self._megabytes, file=self._receiver.stdin, flush=True)
 
-    def _answer(self) -> None:
-        if not self._receiver.stdout.readline():
+    def _answer(self, way: str) -> None:
+        if not (theirs := self._receiver.stdout.readline()):
             raise RuntimeError("the receiving process has ended")
+        self.cpu_seconds.setdefault(way, []).append(time.process_time() - self._began + float(theirs))
 
 
 def join_groups(store) -> list:
@@ -139,39 +159,47 @@ def join_groups(store) -> list:
 
 
 def figures_of(sides: Sides, megabytes: int, rounds: int) -> list[Figure]:
-    """Measure ours beside each of the others, in turn."""
-    others = {
-        "one flat Gloo broadcast": sides.flat,
-        "one broadcast for each tensor": sides.per_tensor,
-        "memcpy": sides.memcpy,
-    }
+    """Measure ours beside the others, in turn."""
+    sides.copy()  # it touches the memory
+    title = f"weights: {megabytes} MB in {TENSORS} tensors"
+    flat = "one flat Gloo broadcast"
+    pairs = [
+        (title, sides.ours, flat, sides.flat, rounds),
+        (f"{title}, packed while sent", sides.ours_without_copy, flat, sides.flat, rounds),
+        (title, sides.ours, "one broadcast for each tensor", sides.per_tensor, 3),
+        (title, sides.ours, "memcpy", sides.memcpy, 3),
+        (f"{title}, copy and checksum beforehand", sides.copy, "memcpy", sides.memcpy, 3),
+    ]
     figures = []
-    for name, other in others.items():
+    for name, ours, peer, other, count in pairs:
         rates = in_turn(
-            lambda: sides.bytes / seconds_of(sides.ours) / 1e9,
+            lambda ours=ours: sides.bytes / seconds_of(ours) / 1e9,
             lambda other=other: sides.bytes / seconds_of(other) / 1e9,
-            rounds if other == sides.flat else 3,
+            count,
         )
-        figures.append(Figure(f"weights: {megabytes} MB in {TENSORS} tensors", "GB/s", *rates, name, "higher"))
+        figures.append(Figure(name, "GB/s", *rates, peer, "higher"))
+    for way, seconds in sides.cpu_seconds.items():
+        print(f"{megabytes} MB, {way}: {statistics.median(seconds):.3f} s of CPU", file=sys.stderr)
     return figures
 
 
-def main(sizes: Sequence[int]) -> None:
+def main(sizes: Sequence[int], bucket_bytes: int) -> None:
     from quartet_trainer.publisher.store import WeightStore
 
     store = WeightStore("127.0.0.1")
     figures = []
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "receiver.log"
-        command = [str(ENVIRONMENTS / "rollout" / "bin" / "python"), __file__, "--receive-from", str(store.port)]
+        command = [str(ENVIRONMENTS / "rollout" / "bin" / "python"), __file__]
+        command += ["--receive-from", str(store.port), "--bucket-bytes", str(bucket_bytes)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         with process(command, log, **pipes) as receiver:
             groups = join_groups(store)
             if receiver.stdout.readline() != "joined\n":
                 raise RuntimeError(f"the receiving process did not join: {log.read_text()[-2000:]}")
             for megabytes in sizes:
-                rounds = ROUNDS if megabytes <= 500 else 3
-                figures += figures_of(Sides(receiver, groups, megabytes), megabytes, rounds)
+                rounds = ROUNDS if megabytes <= 500 else 5
+                figures += figures_of(Sides(receiver, groups, megabytes, bucket_bytes), megabytes, rounds)
     report(*figures)
 
 
@@ -180,8 +208,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--receive-from", type=int, metavar="PORT")
     parser.add_argument("--size", type=int, metavar="MB")
+    parser.add_argument("--bucket-bytes", type=int, default=32 << 20, help="default: trainer.weights.bucket_bytes'")
     arguments = parser.parse_args()
     if arguments.receive_from:
-        receive(arguments.receive_from)
+        receive(arguments.receive_from, arguments.bucket_bytes)
     else:
-        main([arguments.size] if arguments.size else SIZES_MB)
+        main([arguments.size] if arguments.size else SIZES_MB, arguments.bucket_bytes)

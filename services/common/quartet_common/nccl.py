@@ -9,11 +9,13 @@ import ctypes
 import functools
 import os
 import sys
+import time
 from pathlib import Path
 
 UNIQUE_ID_BYTES = 128
 _UINT8, _FLOAT32, _SUM = 1, 7, 0  # ncclUint8, ncclFloat32, ncclSum
-_SUCCESS = 0
+_SUCCESS, _IN_PROGRESS = 0, 7  # ncclSuccess, ncclInProgress
+_LOOK_SECONDS = 0.002
 
 
 class NcclError(RuntimeError):
@@ -22,6 +24,22 @@ class NcclError(RuntimeError):
 
 class _UniqueId(ctypes.Structure):
     _fields_ = [("internal", ctypes.c_byte * UNIQUE_ID_BYTES)]  # noqa: RUF012 (ctypes wants it so)
+
+
+class _Config(ctypes.Structure):
+    """ncclConfig_t of NCCL 2.14, the first release with one: later ones read as much as `size` says."""
+
+    _fields_ = [  # noqa: RUF012 (ctypes wants it so)
+        ("size", ctypes.c_size_t),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        ("blocking", ctypes.c_int),
+    ]
+
+    @classmethod
+    def not_blocking(cls) -> "_Config":
+        """Calls return at once, and what they have begun is asked for: so it can be given up."""
+        return cls(ctypes.sizeof(cls), 0xCAFEBEEF, 2 * 10000 + 14 * 100, 0)
 
 
 def why_not() -> str:
@@ -52,29 +70,51 @@ def unique_id() -> bytes:
 class Communicator:
     """One rank of a group, on the current CUDA device."""
 
-    def __init__(self, group_id: bytes, rank: int, world_size: int) -> None:
-        """Meet the other ranks: blocks until all are here, without a deadline. Raises NcclError."""
+    def __init__(self, group_id: bytes, rank: int, world_size: int, timeout_seconds: float) -> None:
+        """Meet the other ranks: blocks until all are here, at most `timeout_seconds`; that is also how long each
+        operation may take to get onto its stream. Raises NcclError, and then nothing is left of the attempt."""
         # vLLM runs without these buffers, and ranks must agree.
         os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")
+        self._timeout = timeout_seconds
         self._handle = ctypes.c_void_p()
-        identity = _UniqueId.from_buffer_copy(group_id)
-        _check(_library().ncclCommInitRank(ctypes.byref(self._handle), world_size, identity, rank))
+        identity, config = _UniqueId.from_buffer_copy(group_id), _Config.not_blocking()
+        handle = ctypes.byref(self._handle)
+        result = _library().ncclCommInitRankConfig(handle, world_size, identity, rank, ctypes.byref(config))
+        self._settle(
+            result, f"rank {rank} did not meet all {world_size} ranks of its group: one has died or is cut off"
+        )
 
     def sum_one(self, address: int, stream: int) -> None:
         """Sum one float32 over all ranks, in place: the first operation of a group."""
         arguments = (ctypes.c_void_p(address), ctypes.c_void_p(address), ctypes.c_size_t(1), _FLOAT32, _SUM)
-        _check(_library().ncclAllReduce(*arguments, self._handle, ctypes.c_void_p(stream)))
+        result = _library().ncclAllReduce(*arguments, self._handle, ctypes.c_void_p(stream))
+        self._settle(result, "the first operation of the group did not begin")
 
     def broadcast(self, address: int, size: int, stream: int) -> None:
         """Put a broadcast of `size` bytes from rank 0, in place, on a CUDA stream. Raises NcclError."""
         arguments = (ctypes.c_void_p(address), ctypes.c_void_p(address), ctypes.c_size_t(size), _UINT8, 0)
-        _check(_library().ncclBroadcast(*arguments, self._handle, ctypes.c_void_p(stream)))
+        result = _library().ncclBroadcast(*arguments, self._handle, ctypes.c_void_p(stream))
+        self._settle(result, "a broadcast did not begin")
 
     def abort(self) -> None:
         """End the group; what is under way on a stream ends with an error instead of never."""
         handle, self._handle = self._handle, ctypes.c_void_p()
         if handle:
             _check(_library().ncclCommAbort(handle))
+
+    def _settle(self, result: int, otherwise: str) -> None:
+        """Wait for the end of what a call has begun; at the deadline, and when it fails, abort and raise."""
+        deadline, state = time.monotonic() + self._timeout, ctypes.c_int(result)
+        try:
+            while state.value == _IN_PROGRESS:
+                if time.monotonic() > deadline:
+                    raise NcclError(f"NCCL: {otherwise} (waited {self._timeout:g} s)")
+                time.sleep(_LOOK_SECONDS)
+                _check(_library().ncclCommGetAsyncError(self._handle, ctypes.byref(state)))
+            _check(state.value)
+        except NcclError:
+            self.abort()
+            raise
 
 
 @functools.cache

@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 
 from quartet_common import nccl
 
-OK, INVALID = 0, 4
+OK, INVALID, IN_PROGRESS = 0, 4, 7
 SECONDS = 20.0
 _FLOAT32_BYTES = 4
 
 
 @dataclass
 class _Group:
-    met: threading.Barrier
+    world_size: int
+    here: set[int] = field(default_factory=set)
     lock: threading.Condition = field(default_factory=threading.Condition)
     posted: list[tuple[str, bytes]] = field(default_factory=list)
     """What rank 0 called: operation and content."""
@@ -39,7 +40,7 @@ class FakeNccl:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self.groups: dict[bytes, _Group] = {}
-        self._ranks: dict[int, _Rank] = {}
+        self.ranks: dict[int, _Rank] = {}
 
     def ncclGetErrorString(self, result: int) -> bytes:  # noqa: N802
         return {INVALID: b"invalid argument"}.get(result, b"no error")
@@ -53,13 +54,21 @@ class FakeNccl:
         ctypes.memmove(ctypes.addressof(made._obj), text.ljust(nccl.UNIQUE_ID_BYTES, b"\0"), nccl.UNIQUE_ID_BYTES)
         return OK
 
-    def ncclCommInitRank(self, handle, world_size: int, identity, rank: int) -> int:  # noqa: N802
+    def ncclCommInitRankConfig(self, handle, world_size: int, identity, rank: int, config) -> int:  # noqa: N802
+        assert (config._obj.magic, config._obj.blocking) == (0xCAFEBEEF, 0) and config._obj.size == 24
         with self._lock:
-            group = self.groups.setdefault(bytes(identity), _Group(threading.Barrier(world_size)))
+            group = self.groups.setdefault(bytes(identity), _Group(world_size))
             number = next(self._numbers)
-            self._ranks[number] = _Rank(group, rank)
-        group.met.wait(SECONDS)
+            self.ranks[number] = _Rank(group, rank)
+            group.here.add(rank)
         handle._obj.value = number
+        return IN_PROGRESS
+
+    def ncclCommGetAsyncError(self, handle, state) -> int:  # noqa: N802
+        rank = self.ranks.get(handle.value)
+        if rank is None:
+            return INVALID
+        state._obj.value = OK if len(rank.group.here) == rank.group.world_size else IN_PROGRESS
         return OK
 
     def ncclAllReduce(self, source, target, count, dtype, operation, handle, stream) -> int:  # noqa: N802
@@ -71,10 +80,10 @@ class FakeNccl:
         return self._operate("broadcast", target, size.value, handle)
 
     def ncclCommAbort(self, handle) -> int:  # noqa: N802
-        return OK if self._ranks.pop(handle.value, None) else INVALID
+        return OK if self.ranks.pop(handle.value, None) else INVALID
 
     def _operate(self, name: str, target, size: int, handle) -> int:
-        rank = self._ranks.get(handle.value)
+        rank = self.ranks.get(handle.value)
         if rank is None:
             return INVALID
         group, index = rank.group, rank.calls

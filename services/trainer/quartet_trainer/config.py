@@ -77,7 +77,7 @@ class WeightsSection(Section):
         description="With the file transport: where versions are written, the same path at every rollout. Default: "
         "weights in the run's folder.",
     )
-    bucket_bytes: int = Field(16 << 20, ge=1 << 10, description="Size of the packed buckets.")
+    bucket_bytes: int = Field(32 << 20, ge=1 << 10, description="Size of the packed buckets.")
     timeout_seconds: float = Field(
         60.0, gt=0, description="Time in which an update must reach the rollouts, retries included."
     )

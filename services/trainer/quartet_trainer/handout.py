@@ -5,39 +5,13 @@ ended; its memory is used again for the next, because fresh pages cost more than
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-
-import torch
 
 from quartet_common import tracing
 from quartet_trainer.distribute import Alone, Ensemble
 from quartet_trainer.publisher import Published, Publisher
-
-
-class Snapshot:
-    """A copy of the weights of one version, in buffers that are made once."""
-
-    def __init__(self, device: torch.device | None = None):
-        """`device`: where the copy stands; None: where the weights are."""
-        self.version = -1
-        self._device = device
-        self._buffers: dict[str, torch.Tensor] = {}
-
-    def take(self, version: int, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Copy the weights of `version`."""
-        self.version = -1
-        for name, tensor in weights:
-            buffer = self._buffers.get(name)
-            if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-                buffer = torch.empty_like(tensor, device=self._device or tensor.device)
-                self._buffers[name] = buffer
-            buffer.copy_(tensor)
-        self.version = version
-
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield name and tensor, in the order of the learner."""
-        yield from self._buffers.items()
+from quartet_trainer.publisher.packing import Snapshot, Weights
 
 
 class WeightHandout:
@@ -50,7 +24,6 @@ class WeightHandout:
         overlap: bool,
         on_end: Callable[[], None] = lambda: None,
         on_sent: Callable[[str, float, float], None] | None = None,
-        device: torch.device | None = None,
     ):
         """Take over `publisher`.
 
@@ -58,14 +31,13 @@ class WeightHandout:
             overlap: send from a snapshot while the caller goes on; else `begin` returns when the update has ended.
             on_end: called, in the sending thread, when an update has ended.
             on_sent: called with (what was sent, when that began by time.perf_counter, seconds), in the same thread.
-            device: where the snapshot stands; None: where the weights are.
         """
         self._on_sent = on_sent
         self._publisher = publisher
         self._learner = learner
         self._overlap = overlap
         self._on_end = on_end
-        self._snapshot = Snapshot(device)
+        self._snapshot = publisher.snapshot()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="publish-weights")
         self._update: Future[Published | None] | None = None
 
@@ -94,11 +66,11 @@ class WeightHandout:
             return True
         if self._snapshot.version != version:
             self._snapshot.take(version, self._learner.weights())
-        self._update = self._executor.submit(self._send, version, self._snapshot.weights)
+        self._update = self._executor.submit(self._send, version, self._snapshot)
         self._update.add_done_callback(lambda _: self._on_end())
         return True
 
-    def _send(self, version: int, weights: Callable[[], Iterator[tuple[str, torch.Tensor]]]) -> Published | None:
+    def _send(self, version: int, weights: Weights | Snapshot) -> Published | None:
         began = time.perf_counter()
         try:
             with tracing.span("publish weights", root=True, attributes={"quartet.policy_version": version}):

@@ -179,8 +179,6 @@ def _run_loop(
         settings.weights.overlap,
         on_end=control.attention.call_for,
         on_sent=partial(trace.span, "weights") if trace else None,
-        # What travels between GPUs need not leave them; all else leaves from the host's memory.
-        device=None if settings.weights.transport == "nccl" else torch.device("cpu"),
     )
     parts.callback(handout.close)
     observer = RolloutObserver(members.rollouts, config.security, settings.observe_seconds, trace)

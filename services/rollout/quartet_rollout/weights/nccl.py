@@ -48,7 +48,8 @@ class NcclGroup:
         try:
             store = connect_store(info)
             store.wait([UNIQUE_ID_KEY], timedelta(seconds=info.timeout_seconds))
-            self._communicator = nccl.Communicator(store.get(UNIQUE_ID_KEY), info.rank, info.world_size)
+            identity, limit = store.get(UNIQUE_ID_KEY), info.timeout_seconds
+            self._communicator = nccl.Communicator(identity, info.rank, info.world_size, limit)
             self._stream = make_stream(self.device)
             one = torch.zeros(1, device=self.device)
             self._stream.after_current()

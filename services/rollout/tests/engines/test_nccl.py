@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import threading
 from datetime import timedelta
@@ -37,7 +38,7 @@ class Sender:
         def run() -> None:
             identity = nccl.unique_id()
             PrefixStore(f"quartet/4/{b'secret'.hex()}", self.store).set(UNIQUE_ID_KEY, identity)
-            communicator = nccl.Communicator(identity, 0, 2)
+            communicator = nccl.Communicator(identity, 0, 2, 20.0)
             one = torch.zeros(1)
             communicator.sum_one(one.data_ptr(), 0)
             for bucket in buckets:
@@ -78,6 +79,15 @@ def test_a_group_that_was_left_receives_no_more(fake, models) -> None:
     group.close()
     with pytest.raises(WeightTransferError, match="NCCL: invalid argument"):
         group.fill(manifest, buckets, "", 5.0, lambda _: None)
+
+
+def test_a_trainer_that_dies_after_the_rendezvous_costs_the_deadline_of_the_meeting(fake) -> None:
+    sender = Sender()
+    PrefixStore(f"quartet/4/{b'secret'.hex()}", sender.store).set(UNIQUE_ID_KEY, nccl.unique_id())
+    info = dataclasses.replace(sender.info, timeout_seconds=0.5)
+    with pytest.raises(WeightTransferError, match=r"epoch 4 .* within 0.5 s: NCCL: rank 1 did not meet all 2 ranks"):
+        WeightReceiver().join(info)
+    assert not fake.ranks, "the attempt was aborted, and no thread waits for it"
 
 
 def test_without_a_gpu_nccl_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from quartet.v1 import rollout_pb2
 from quartet_common import nccl
 from quartet_trainer.publisher.calls import TransferFailed
 from quartet_trainer.publisher.pipeline import send_all
-from quartet_trainer.publisher.store import WeightStore
+from quartet_trainer.publisher.store import JOIN_SECONDS, WeightStore
 from quartet_trainer.publisher.transport import Carriage, Wait
 
 UNIQUE_ID_KEY = "nccl_unique_id"
@@ -52,7 +52,7 @@ class Nccl:
         self._store.epoch(epoch, secret).set(UNIQUE_ID_KEY, identity)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # of this thread
-        communicator = nccl.Communicator(identity, 0, world_size)
+        communicator = nccl.Communicator(identity, 0, world_size, min(timeout, JOIN_SECONDS))
         return NcclChannel(communicator, self.device, self._make_stream(self.device), timeout)
 
 

@@ -1,10 +1,12 @@
-"""Tensors into buckets: a few reused buffers, one filled while the others are sent."""
+"""Tensors into buckets: as a few reused buffers, one filled while the others are sent, or as a copy of all of them."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from quartet.v1 import rollout_pb2, tensor_pb2
+
+from quartet_common.weights import BackgroundChecksum
 
 _DTYPES = {
     torch.uint8: tensor_pb2.DTYPE_UINT8,
@@ -19,7 +21,10 @@ _DTYPES = {
 
 
 BUFFERS = 4
-"""One is filled while the others are sent and checksummed; with buckets of some MiB, all stay in the CPU's cache."""
+"""One is filled while the others are sent and checksummed."""
+
+Weights = Callable[[], Iterator[tuple[str, torch.Tensor]]]
+"""Returns the tensors of a manifest by name, in its order; what it returns is always exhausted or closed."""
 
 
 class Packer:
@@ -28,13 +33,8 @@ class Packer:
     def __init__(self, manifest: rollout_pb2.WeightManifest, device: torch.device | None = None):
         """`device`: where the buckets are; default: the CPU, in memory that a GPU can write at full speed."""
         self.manifest = manifest
-        device = device or torch.device("cpu")
-        pinned = device.type == "cpu" and torch.cuda.is_available()
-        size = max(manifest.bucket_bytes, default=0)
-        self._buffers = [
-            torch.zeros(size, dtype=torch.uint8, device=device, pin_memory=pinned)
-            for _ in range(min(BUFFERS, len(manifest.bucket_bytes)))
-        ]
+        self._device = device or torch.device("cpu")
+        self._buffers: list[torch.Tensor] = []
 
     def pack(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[torch.Tensor]:
         """Yield each bucket, uint8 [bucket_bytes], in order; it is overwritten when the BUFFERS-th after it is due.
@@ -42,24 +42,92 @@ class Packer:
         Raises:
             ValueError: the weights are not those of the manifest; the text names the tensor.
         """
-        tensors = iter(self.manifest.tensors)
-        planned = next(tensors, None)
-        for index, size in enumerate(self.manifest.bucket_bytes):
-            bucket = self._buffers[index % BUFFERS][:size]
-            end = 0
-            while planned is not None and planned.bucket == index:
-                name, tensor = next(weights, ("", None))
-                if tensor is None or name != planned.name:
-                    raise ValueError(f"weights: got '{name}' where '{planned.name}' was announced")
-                if _DTYPES.get(tensor.dtype) != planned.dtype or list(tensor.shape) != list(planned.shape):
-                    raise ValueError(f"weights: '{name}' is {tensor.dtype} {list(tensor.shape)}, not as announced")
-                data = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
-                bucket[end : planned.offset].zero_()  # padding is part of the checksum
-                end = planned.offset + math.prod(data.shape)
-                bucket[planned.offset : end].copy_(data)
-                planned = next(tensors, None)
-            bucket[end:].zero_()
-            yield bucket
+        if not self._buffers:
+            sizes = self.manifest.bucket_bytes
+            pinned = self._device.type == "cpu" and torch.cuda.is_available()
+            self._buffers = [
+                torch.zeros(max(sizes), dtype=torch.uint8, device=self._device, pin_memory=pinned)
+                for _ in range(min(BUFFERS, len(sizes)))
+            ]
+        return fill(self.manifest, weights, lambda index, size: self._buffers[index % BUFFERS][:size])
+
+
+class Snapshot:
+    """A copy of the weights of one version that leaves as it stands: all buckets, packed, and their checksum.
+
+    It is taken before an update begins, so that nothing but the broadcast is left for the time in which generation
+    stands still; another attempt, and a rollout that comes late, are served from it too. Memory is allocated once.
+    """
+
+    def __init__(self, manifest: rollout_pb2.WeightManifest, device: torch.device | None = None):
+        """`device`: where the copy stands; default: the CPU."""
+        self.version = -1
+        self.manifest = manifest
+        self.buckets: list[torch.Tensor] = []
+        """uint8 [bucket_bytes] each, in order; of `version`, if that is not -1."""
+        self._device = device or torch.device("cpu")
+        self._under_way: BackgroundChecksum | None = None
+        self._checksum = 0
+
+    def take(self, version: int, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+        """Copy the weights of `version`; the checksum is computed on a thread meanwhile, and maybe a little longer.
+
+        Raises:
+            ValueError: the weights are not those of the manifest; the text names the tensor.
+        """
+        self.version = -1
+        self._end_checksum()  # nobody may have asked for it, and it reads what is about to change
+        if not self.buckets:
+            sizes = self.manifest.bucket_bytes
+            self.buckets = [torch.zeros(size, dtype=torch.uint8, device=self._device) for size in sizes]
+        checksum = BackgroundChecksum()
+        try:
+            for bucket in fill(self.manifest, weights, lambda index, _: self.buckets[index]):
+                checksum.add(lambda bucket=bucket: memoryview(bucket.cpu().numpy()))
+        except BaseException:
+            checksum.close()
+            raise
+        self._under_way = checksum
+        self.version = version
+
+    def checksum(self) -> int:
+        """Return the checksum of all buckets, waiting for it if need be."""
+        self._end_checksum()
+        return self._checksum
+
+    def _end_checksum(self) -> None:
+        if self._under_way is not None:
+            under_way, self._under_way = self._under_way, None
+            self._checksum = under_way.value()
+
+
+def fill(
+    manifest: rollout_pb2.WeightManifest,
+    weights: Iterator[tuple[str, torch.Tensor]],
+    bucket_of: Callable[[int, int], torch.Tensor],
+) -> Iterator[torch.Tensor]:
+    """Fill the buckets in order and yield each. `bucket_of(index, size)` is where one is made, uint8 [size].
+
+    Raises:
+        ValueError: the weights are not those of the manifest; the text names the tensor.
+    """
+    tensors = iter(manifest.tensors)
+    planned = next(tensors, None)
+    for index, size in enumerate(manifest.bucket_bytes):
+        bucket, end = bucket_of(index, size), 0
+        while planned is not None and planned.bucket == index:
+            name, tensor = next(weights, ("", None))
+            if tensor is None or name != planned.name:
+                raise ValueError(f"weights: got '{name}' where '{planned.name}' was announced")
+            if _DTYPES.get(tensor.dtype) != planned.dtype or list(tensor.shape) != list(planned.shape):
+                raise ValueError(f"weights: '{name}' is {tensor.dtype} {list(tensor.shape)}, not as announced")
+            data = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+            bucket[end : planned.offset].zero_()  # padding is part of the checksum
+            end = planned.offset + math.prod(data.shape)
+            bucket[planned.offset : end].copy_(data)
+            planned = next(tensors, None)
+        bucket[end:].zero_()
+        yield bucket
 
 
 def view(tensor: rollout_pb2.WeightTensor, bucket: torch.Tensor) -> torch.Tensor:

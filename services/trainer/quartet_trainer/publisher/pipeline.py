@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -20,21 +21,33 @@ def send_all(carriage: Carriage, send: Callable[[torch.Tensor], Wait]) -> int:
         TransferFailed: see Carriage.begin, Carriage.check and `send`.
     """
     carriage.begin()
+    if carriage.checksum is not None:  # what is sent stands as it is
+        _send(carriage, lambda bucket: partial(send(bucket), carriage.check))
+        return carriage.checksum()
     checksum = BackgroundChecksum()
-    under_way: deque[Callable[[], None]] = deque()
+
+    def send_and_read(bucket: torch.Tensor) -> Callable[[], None]:
+        sent, read = send(bucket), checksum.add(lambda: memoryview(bucket.cpu().numpy()))
+
+        def wait() -> None:
+            sent(carriage.check)
+            read.wait()
+
+        return wait
+
     try:
-        for bucket in carriage.buckets():
-            sent, read = send(bucket), checksum.add(lambda bucket=bucket: memoryview(bucket.cpu().numpy()))
-
-            def wait(sent: Wait = sent, read=read) -> None:
-                sent(carriage.check)
-                read.wait()
-
-            under_way.append(wait)
-            if len(under_way) == BUFFERS:  # the next bucket would overwrite the oldest
-                under_way.popleft()()
-        while under_way:
-            under_way.popleft()()
+        _send(carriage, send_and_read)
         return checksum.value()
     finally:
         checksum.close()
+
+
+def _send(carriage: Carriage, send: Callable[[torch.Tensor], Callable[[], None]]) -> None:
+    """Send every bucket; what `send` returns waits until one may be overwritten."""
+    under_way: deque[Callable[[], None]] = deque()
+    for bucket in carriage.buckets():
+        under_way.append(send(bucket))
+        if len(under_way) == BUFFERS:  # the next bucket may overwrite the oldest
+            under_way.popleft()()
+    while under_way:
+        under_way.popleft()()

@@ -5,12 +5,11 @@ served by a new group, and with no rollout at all there is nothing to do.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
-import torch
 from quartet.v1 import broker_pb2, common_pb2, rollout_pb2, rollout_pb2_grpc
 
 from quartet_common.channel import connect_sync
@@ -23,7 +22,7 @@ from quartet_trainer.config import WeightsSection
 from quartet_trainer.members import Members
 from quartet_trainer.publisher.calls import TransferFailed
 from quartet_trainer.publisher.group import WeightGroup, form_group
-from quartet_trainer.publisher.packing import Packer
+from quartet_trainer.publisher.packing import Packer, Snapshot, Weights
 from quartet_trainer.publisher.store import WeightStore
 from quartet_trainer.publisher.transfer import PAUSE_MODES, Transfer
 from quartet_trainer.publisher.transport import create_transport
@@ -34,8 +33,6 @@ FIRST_BACKOFF_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 30.0
 STATUS_SECONDS = 5.0
 CLOSE_SECONDS = 2.0
-
-Weights = Callable[[], Iterator[tuple[str, torch.Tensor]]]
 
 
 @dataclass
@@ -154,11 +151,15 @@ class Publisher:
             return False  # whether it lives is for the broker to say
         return status.policy_version < 0 and not status.paused
 
-    def publish(self, version: int, weights: Weights) -> Published | None:
+    def snapshot(self) -> Snapshot:
+        """Return an empty copy of what is sent, where the transport sends from."""
+        return Snapshot(self._manifest, self._transport.device)
+
+    def publish(self, version: int, weights: Weights | Snapshot) -> Published | None:
         """Bring every rollout that is behind to `version`, within the configured time. None: none is behind.
 
         Args:
-            weights: called for each attempt; the iterator it returns is always exhausted or closed.
+            weights: called for each attempt; or a copy of `version`.
         """
         began = time.monotonic()
         deadline = began + self._settings.timeout_seconds
@@ -191,7 +192,9 @@ class Publisher:
             failures=failures,
         )
 
-    def _attempt(self, version: int, targets: dict[str, broker_pb2.Member], weights: Weights, deadline: float) -> None:
+    def _attempt(
+        self, version: int, targets: dict[str, broker_pb2.Member], weights: Weights | Snapshot, deadline: float
+    ) -> None:
         self._shake_hands(targets)
         stubs = {name: self._peers[name].stub for name in targets}
         if self._group is None or self._group.members.keys() != targets.keys():

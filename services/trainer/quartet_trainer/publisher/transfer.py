@@ -12,7 +12,7 @@ from quartet_common.durations import to_duration
 from quartet_common.log import get_logger
 from quartet_trainer.publisher.calls import Answers, TransferFailed, gather
 from quartet_trainer.publisher.group import WeightGroup
-from quartet_trainer.publisher.packing import Packer
+from quartet_trainer.publisher.packing import Packer, Snapshot, Weights
 
 log = get_logger(__name__)
 
@@ -37,8 +37,8 @@ class Transfer:
     deadline: float
     """Of the whole update, by time.monotonic."""
     packer: Packer
-    weights: Callable[[], Iterator[tuple[str, torch.Tensor]]]
-    """Called once, if the tensors are needed; what it returns is always exhausted or closed."""
+    weights: Weights | Snapshot
+    """Packed on the way, called once if the tensors are needed; or packed already."""
     pause_mode: int = rollout_pb2.PAUSE_MODE_KEEP
     keep_kv_cache: bool = False
 
@@ -46,6 +46,11 @@ class Transfer:
     def manifest(self) -> rollout_pb2.WeightManifest:
         """See `Carriage.manifest`."""
         return self.packer.manifest
+
+    @property
+    def checksum(self) -> Callable[[], int] | None:
+        """See `Carriage.checksum`."""
+        return self.weights.checksum if isinstance(self.weights, Snapshot) else None
 
     def run(self) -> Answers[rollout_pb2.FinishWeightUpdateResponse]:
         """Carry it out and return what each rollout answered to Finish.
@@ -65,6 +70,9 @@ class Transfer:
 
     def buckets(self) -> Iterator[torch.Tensor]:
         """See `Carriage.buckets`."""
+        if isinstance(self.weights, Snapshot):
+            yield from self.weights.buckets
+            return
         with contextlib.closing(self.weights()) as tensors:
             yield from self.packer.pack(tensors)
 

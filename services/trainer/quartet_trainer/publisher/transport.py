@@ -20,6 +20,8 @@ class Carriage(Protocol):
 
     version: int
     manifest: rollout_pb2.WeightManifest
+    checksum: Callable[[], int] | None
+    """The buckets' checksum, where they stand packed already and need not be read for it; may block a little."""
 
     def buckets(self) -> Iterator[torch.Tensor]:
         """Yield each bucket, uint8 on the transport's device; at most `packing.BUFFERS` of them stand at a time."""

@@ -31,6 +31,7 @@ class Load:
     """A `Carriage` of five tensors in several buckets."""
 
     version = 1
+    checksum = None
 
     def __init__(self) -> None:
         self.tensors = {f"layer.{index}": torch.randn(40, 10 + index).to(torch.bfloat16) for index in range(5)}
@@ -60,7 +61,7 @@ class Receiver(threading.Thread):
 
     def run(self) -> None:
         identity = self._epoch.get(UNIQUE_ID_KEY)
-        communicator = nccl.Communicator(identity, 1, 2)
+        communicator = nccl.Communicator(identity, 1, 2, 20.0)
         one = torch.zeros(1)
         communicator.sum_one(one.data_ptr(), 0)
         for bucket in self.buckets:
@@ -85,6 +86,14 @@ def test_packed_buckets_go_out_after_the_first_sum(monkeypatch: pytest.MonkeyPat
     for tensor in load.manifest.tensors:
         data = load.tensors[tensor.name].reshape(-1).view(torch.uint8)
         assert torch.equal(receiver.buckets[tensor.bucket][tensor.offset : tensor.offset + len(data)], data)
+
+
+def test_a_rollout_that_never_comes_costs_the_deadline_of_the_meeting(monkeypatch: pytest.MonkeyPatch):
+    fake = fake_nccl.install(monkeypatch)
+    transport = Nccl(WeightStore("127.0.0.1"), HOST, lambda _: fake_nccl.HostStream())
+    with pytest.raises(nccl.NcclError, match=r"rank 0 did not meet all 2 ranks of its group: one has died"):
+        transport.meet(8, b"secret", 2, 0.05)
+    assert not fake.ranks, "the attempt was aborted, and no thread waits for it"
 
 
 def test_a_machine_without_a_gpu_refuses_nccl_with_the_cure(monkeypatch: pytest.MonkeyPatch):

@@ -18,13 +18,14 @@ from fake_broker import FakeBroker
 from quartet.v1 import broker_pb2, rollout_pb2
 from training import CountingLearner, Training
 
+from quartet_common.weights import Checksum, plan_buckets
 from quartet_trainer import checkpointing, life
 from quartet_trainer.checkpoints import find_checkpoints
 from quartet_trainer.checkpoints.best import Patience
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.errors import SessionLost, TrainingError
-from quartet_trainer.handout import Snapshot
 from quartet_trainer.observation import doing
+from quartet_trainer.publisher.packing import Snapshot, view
 from quartet_trainer.randomness import random_state, restore_random_state
 from quartet_trainer.records.journal import Journal
 
@@ -153,14 +154,19 @@ def test_a_step_is_trained_while_weights_are_sent(
 
 def test_weights_that_are_sent_are_those_of_their_version_whatever_is_trained_meanwhile():
     learner = CountingLearner()
-    snapshot = Snapshot(torch.device("cpu"))
+    snapshot = Snapshot(plan_buckets(rollout_pb2.WEIGHT_KIND_FULL, learner.weight_specs(), 1 << 20))
     learner.step = 1
     snapshot.take(1, learner.weights())
-    buffer = next(snapshot.weights())[1]
+    bucket = snapshot.buckets[0]
+    buffer = view(snapshot.manifest.tensors[0], bucket)
     learner.step = 2
     assert buffer.tolist() == [1.0] * 4
+    first = snapshot.checksum()
     snapshot.take(2, learner.weights())
-    assert next(snapshot.weights())[1] is buffer and buffer.tolist() == [2.0] * 4, "memory is used again"
+    assert snapshot.buckets[0] is bucket and buffer.tolist() == [2.0] * 4, "memory is used again"
+    expected = Checksum()
+    expected.update(memoryview(bucket.numpy()))
+    assert first != snapshot.checksum() == expected.value()
 
 
 def test_a_step_is_trained_while_a_checkpoint_is_written_and_committed_only_then(train: Train, broker: FakeBroker):

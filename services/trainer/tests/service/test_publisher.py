@@ -107,6 +107,27 @@ def test_tensors_arrive_bit_by_bit_at_every_rollout(publisher: Publisher, member
 
 
 @each_transport
+def test_a_packed_copy_arrives_as_it_was_taken_also_at_whoever_comes_later(
+    publisher: Publisher, members: StaticMembers, receiver: Receivers
+):
+    snapshot, training = publisher.snapshot(), tensors(1)
+    early = receiver("early")
+    members.add(early)
+    for version in (1, 2):
+        training |= tensors(version)
+        snapshot.take(version, iter(training.items()))
+        for tensor in training.values():
+            tensor.zero_()  # the next step goes on with the trainer's own memory
+        assert publisher.publish(version, snapshot).rollouts == 1
+        assert_installed(early, version)
+    late = receiver("late")
+    members.add(late)
+    published = publisher.publish(2, snapshot)
+    assert published.rollouts == 2 and not published.failures
+    assert_installed(late, 2)
+
+
+@each_transport
 def test_a_rollout_killed_in_mid_broadcast_costs_one_group(
     publisher: Publisher, members: StaticMembers, receiver: Receivers
 ):
