@@ -8,7 +8,7 @@ from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, tensor_pb2
 
 from quartet_common.durations import now_timestamp
 from quartet_common.tensors import encode, encode_ragged
-from quartet_rollout.engines.base import EngineCompletion, SamplingMask
+from quartet_rollout.engines.base import EngineCompletion, SamplingMask, SamplingSettings
 from quartet_rollout.environments.conversation import PlayedCompletion, inserted_tokens
 
 FINISH_REASONS = {
@@ -55,7 +55,7 @@ def build_group(
     prompt_token_ids: np.ndarray,
     prompt_text: str,
     scored: Sequence[ScoredCompletion],
-    temperature: float,
+    settings: SamplingSettings,
     rollout_id: str,
 ) -> experience_pb2.ExperienceGroup:
     """Return the group, its completions in order of index.
@@ -63,10 +63,10 @@ def build_group(
     Args:
         prompt_token_ids: int32 [P].
         scored: all completions of the group, in any order, at least one token among them.
-        temperature: what they were drawn at.
+        settings: what they were drawn by.
     """
     scored = sorted(scored, key=lambda one: one.completion.index)
-    tensors = _tensors(prompt_token_ids, scored, temperature)
+    tensors = _tensors(prompt_token_ids, scored, settings)
     transcript = experience_pb2.GroupTranscript(
         instance=lease.instance,
         prompt_text=prompt_text,
@@ -82,7 +82,7 @@ def build_group(
 
 
 def _tensors(
-    prompt_token_ids: np.ndarray, scored: Sequence[ScoredCompletion], temperature: float
+    prompt_token_ids: np.ndarray, scored: Sequence[ScoredCompletion], settings: SamplingSettings
 ) -> experience_pb2.GroupTensors:
     completions = [one.completion for one in scored]
     spans = [np.asarray(completion.version_spans, dtype=np.int64).reshape(-1) for completion in completions]
@@ -91,11 +91,11 @@ def _tensors(
         prompt_token_ids=encode(np.asarray(prompt_token_ids, dtype=np.int32)),
         completion_token_ids=encode_ragged([one.token_ids for one in completions], tensor_pb2.DTYPE_INT32),
         rollout_log_probs=encode_ragged([one.log_probs for one in completions], tensor_pb2.DTYPE_FLOAT32),
-        temperatures=encode(np.full(len(completions), temperature, dtype=np.float32)),
+        temperatures=encode(np.full(len(completions), settings.temperature, dtype=np.float32)),
         truncated=encode(truncated),
         version_spans=encode_ragged(spans, tensor_pb2.DTYPE_INT64),
     )
-    if any(one.mask is not None for one in completions):
+    if settings.masks:
         given = [one.mask or SamplingMask.nothing_cut(one.token_ids.size) for one in completions]
         counts, ids = [mask.counts for mask in given], [mask.token_ids for mask in given]
         tensors.sampling_mask_counts.CopyFrom(encode_ragged(counts, tensor_pb2.DTYPE_INT32))

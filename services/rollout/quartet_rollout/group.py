@@ -116,7 +116,7 @@ class Group:
             for score in scores.values():
                 _forget(score)
         self._check_versions([completion for completion, _ in finished])
-        return build_group(self.lease, token_ids, reader.text(token_ids), scored, draw.settings.temperature, rollout_id)
+        return build_group(self.lease, token_ids, reader.text(token_ids), scored, draw.settings, rollout_id)
 
     def _scene(
         self,

@@ -1,6 +1,7 @@
 """The life of a prompt group, end to end through the service."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,6 +63,24 @@ async def test_a_training_group_carries_the_masks_of_a_run_that_wants_them(world
     await world.broker.submit(instance("e", purpose=experience_pb2.PURPOSE_EVALUATE))
     await world.broker.until(lambda: len(world.broker.puts) == 2)
     assert not world.broker.tensors(1).HasField("sampling_mask_counts")
+
+
+async def test_where_nothing_is_cut_off_the_masks_say_so(world):
+    world.engine.gives_masks = True
+    world.broker.create_run(sampling_masks=True)
+    generate = world.engine.generate
+
+    async def without(*request):
+        async for completion in generate(*request):
+            yield replace(completion, mask=None)
+
+    world.engine.generate = without
+    await world.start()
+    await world.broker.submit(instance())
+    await world.broker.until(lambda: world.broker.puts)
+    tensors = world.broker.tensors()
+    assert [row.tolist() for row in decode_ragged(tensors.sampling_mask_counts)] == [[0] * 3, [0] * 4]
+    assert [row.tolist() for row in decode_ragged(tensors.sampling_mask_token_ids)] == [[], []]
 
 
 async def test_a_rollout_that_cannot_tell_masks_leaves_a_run_that_wants_them(world):

@@ -140,6 +140,24 @@ async def test_generate_answers_in_order_with_tokens_and_versions(up):
     assert not up.broker.puts and not up.reward.items
 
 
+async def test_generate_returns_sampling_masks_when_asked(up):
+    up.engine.gives_masks = True
+    prompt = experience_pb2.Prompt(text="hi", sampling={"n": 2})
+    asked = rollout_pb2.GenerateRequest(prompt=prompt, sampling_masks=True)
+    answer = await up.stub.Generate(asked, timeout=5)
+    masks = [(one.sampling_mask_counts, one.sampling_mask_token_ids) for one in answer.completions]
+    assert [decode(counts).tolist() for counts, _ in masks] == [[0, 2, 2], [0, 2, 2, 2]]
+    assert [decode(ids).tolist() for _, ids in masks] == [[97, 98] * 2, [98, 99] * 3]
+    answer = await up.stub.Generate(rollout_pb2.GenerateRequest(prompt=prompt), timeout=5)
+    assert not any(one.HasField("sampling_mask_counts") for one in answer.completions)
+
+
+async def test_generate_refuses_masks_that_the_engine_cannot_tell(up):
+    asked = rollout_pb2.GenerateStreamRequest(prompt={"text": "hi"}, sampling_masks=True)
+    error = await refusal(up.stub.GenerateStream(asked, timeout=5).read(), grpc.StatusCode.FAILED_PRECONDITION)
+    assert describe(error).startswith("sampling_masks: this engine cannot tell the candidates of its tokens; allowed:")
+
+
 async def test_generate_stream_sends_each_as_it_finishes(up):
     prompt = experience_pb2.Prompt(token_ids=encode(np.asarray([1, 2], np.int32)), sampling={"n": 2})
     stream = up.stub.GenerateStream(rollout_pb2.GenerateStreamRequest(prompt=prompt), timeout=5)

@@ -42,10 +42,18 @@ class MicroBatch:
     old_log_probs: Tensor | None = None
     """float64 [t]: see `StepPlan.old_log_probs`."""
 
+    mask_counts: Tensor | None = None
+    """int64 [t]: with sampling masks, the candidates each was drawn from; 0: all of the vocabulary."""
+    mask_ids: Tensor | None = None
+    """int64 [sum of the counts]: their ids."""
+
     @property
-    def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def inputs(self) -> tuple[Tensor, ...]:
         """What the policy takes."""
-        return self.input_ids, self.rows, self.columns, self.targets, self.temperatures
+        always = self.input_ids, self.rows, self.columns, self.targets, self.temperatures
+        if self.mask_counts is None or self.mask_ids is None:
+            return always
+        return *always, self.mask_counts, self.mask_ids
 
     def to(self, device: torch.device, dtype: torch.dtype) -> MicroBatch:
         """The same on `device`, with all that is floating-point as `dtype`."""
@@ -81,7 +89,10 @@ def collate(batch: ExperienceBatch, plan: StepPlan, completions: np.ndarray) -> 
     token = batch.completion_starts[chosen][rows] + offset
     trained = plan.mask[token]
     rows, offset, token = rows[trained], offset[trained], token[trained]
+    counts, ids = (None, None) if batch.candidates is None else batch.candidates.of(token)
     return MicroBatch(
+        mask_counts=counts,
+        mask_ids=ids,
         input_ids=input_ids,
         rows=rows,
         columns=prompt_lengths[rows] + offset - 1,

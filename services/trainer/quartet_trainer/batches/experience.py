@@ -10,15 +10,8 @@ import torch
 from quartet.v1 import experience_pb2, tensor_pb2
 from torch import Tensor
 
-_NUMPY = {
-    tensor_pb2.DTYPE_UINT8: np.dtype(np.uint8),
-    tensor_pb2.DTYPE_INT32: np.dtype(np.int32),
-    tensor_pb2.DTYPE_FLOAT32: np.dtype(np.float32),
-}
-
-
-class ExperienceError(ValueError):
-    """A group is not what the contract says; the text is one sentence that names group, field and what was expected."""
+from quartet_trainer.batches.arrays import ExperienceError, all_rows, must_be_finite, one_dimension
+from quartet_trainer.batches.candidates import Candidates, decode_candidates
 
 
 @dataclass(frozen=True)
@@ -53,6 +46,8 @@ class ExperienceBatch:
     """float32 [N]."""
     ans_acc: Tensor
     """float32 [N]."""
+    candidates: Candidates | None = None
+    """With sampling masks."""
 
     @property
     def completions(self) -> int:
@@ -69,12 +64,15 @@ class ExperienceBatch:
         return values[self.rows]
 
 
-def decode_groups(groups: Sequence[experience_pb2.GroupTensors], vocabulary_size: int) -> ExperienceBatch:
+def decode_groups(
+    groups: Sequence[experience_pb2.GroupTensors], vocabulary_size: int, *, sampling_masks: bool = False
+) -> ExperienceBatch:
     """Read groups from the wire: views of their bytes, copied once, when they are joined.
 
     Args:
         groups: at least one.
         vocabulary_size: token ids must be below it.
+        sampling_masks: whether each group must have its sampling masks. They are left alone otherwise.
 
     Raises:
         ExperienceError: a field is missing, of another dtype or length, or has a value that cannot be trained on.
@@ -82,6 +80,18 @@ def decode_groups(groups: Sequence[experience_pb2.GroupTensors], vocabulary_size
     if not groups:
         raise ExperienceError("the batch has no group; a step trains at least one")
     parts = [_decode(group, f"group {index}", vocabulary_size) for index, group in enumerate(groups)]
+    candidates = None
+    if sampling_masks:
+        found = [
+            decode_candidates(group, part.completions, part.lengths, part.loss_mask, f"group {index}", vocabulary_size)
+            for index, (group, part) in enumerate(zip(groups, parts, strict=True))
+        ]
+        counts = np.concatenate([one for one, _ in found]).astype(np.int64)
+        candidates = Candidates(
+            counts=torch.from_numpy(counts),
+            starts=torch.from_numpy(np.cumsum(counts) - counts),
+            token_ids=torch.from_numpy(np.concatenate([ids for _, ids in found])),
+        )
     prompt_lengths = np.array([part.prompt.size for part in parts])
     sizes = np.array([part.lengths.size for part in parts])
     group_of_row = np.repeat(np.arange(len(parts)), sizes)
@@ -105,6 +115,7 @@ def decode_groups(groups: Sequence[experience_pb2.GroupTensors], vocabulary_size
         truncated=join("truncated").bool(),
         format_acc=join("format_acc"),
         ans_acc=join("ans_acc"),
+        candidates=candidates,
     )
 
 
@@ -125,9 +136,11 @@ class _Group:
 
 
 def _decode(group: experience_pb2.GroupTensors, where: str, vocabulary_size: int) -> _Group:
-    prompt = _array(group.prompt_token_ids, tensor_pb2.DTYPE_INT32, f"{where}: prompt_token_ids")
+    prompt = one_dimension(group.prompt_token_ids, tensor_pb2.DTYPE_INT32, f"{where}: prompt_token_ids")
     lengths = np.array(group.completion_token_ids.lengths, dtype=np.int64)
-    completions = _rows(group.completion_token_ids, tensor_pb2.DTYPE_INT32, lengths, f"{where}: completion_token_ids")
+    completions = all_rows(
+        group.completion_token_ids, tensor_pb2.DTYPE_INT32, lengths, f"{where}: completion_token_ids"
+    )
     if prompt.size == 0:
         raise ExperienceError(f"{where}: prompt_token_ids is empty; a prompt has at least one token")
     if lengths.size == 0:
@@ -138,19 +151,19 @@ def _decode(group: experience_pb2.GroupTensors, where: str, vocabulary_size: int
                 f"{where}: {name} has ids from {ids.min()} to {ids.max()}; this model's are 0 to {vocabulary_size - 1}"
             )
     if group.HasField("loss_mask") and group.loss_mask.lengths:
-        loss_mask = _rows(group.loss_mask, tensor_pb2.DTYPE_UINT8, lengths, f"{where}: loss_mask")
+        loss_mask = all_rows(group.loss_mask, tensor_pb2.DTYPE_UINT8, lengths, f"{where}: loss_mask")
     else:
         loss_mask = np.ones(completions.size, dtype=np.uint8)
 
     def per_completion(field: str, dtype: int = tensor_pb2.DTYPE_FLOAT32) -> np.ndarray:
-        array = _array(getattr(group, field), dtype, f"{where}: {field}")
+        array = one_dimension(getattr(group, field), dtype, f"{where}: {field}")
         if array.size != lengths.size:
             raise ExperienceError(f"{where}: {field} has {array.size} values for {lengths.size} completions")
-        _must_be_finite(array, f"{where}: {field}")
+        must_be_finite(array, f"{where}: {field}")
         return array
 
-    log_probs = _rows(group.rollout_log_probs, tensor_pb2.DTYPE_FLOAT32, lengths, f"{where}: rollout_log_probs")
-    _must_be_finite(log_probs, f"{where}: rollout_log_probs")
+    log_probs = all_rows(group.rollout_log_probs, tensor_pb2.DTYPE_FLOAT32, lengths, f"{where}: rollout_log_probs")
+    must_be_finite(log_probs, f"{where}: rollout_log_probs")
     temperatures = per_completion("temperatures")
     if temperatures.min() <= 0:
         raise ExperienceError(
@@ -168,42 +181,3 @@ def _decode(group: experience_pb2.GroupTensors, where: str, vocabulary_size: int
         format_acc=per_completion("format_acc"),
         ans_acc=per_completion("ans_acc"),
     )
-
-
-def _array(message: tensor_pb2.Tensor, dtype: int, where: str) -> np.ndarray:
-    array = _view(message.dtype, message.data, dtype, where)
-    if list(message.shape) != [array.size]:
-        raise ExperienceError(
-            f"{where} has shape {list(message.shape)} and {array.size} elements; it has one dimension"
-        )
-    return array
-
-
-def _rows(message: tensor_pb2.RaggedTensor, dtype: int, lengths: np.ndarray, where: str) -> np.ndarray:
-    array = _view(message.dtype, message.data, dtype, where)
-    if not np.array_equal(np.array(message.lengths, dtype=np.int64), lengths):
-        raise ExperienceError(f"{where} has other row lengths than completion_token_ids")
-    if (lengths < 0).any() or lengths.sum() != array.size:
-        raise ExperienceError(f"{where} has {array.size} elements in rows of {lengths.sum()}")
-    return array
-
-
-def _view(came: int, data: bytes, dtype: int, where: str) -> np.ndarray:
-    if came != dtype:
-        raise ExperienceError(f"{where} is {_name(came)}; the contract says {_name(dtype)}")
-    if len(data) % _NUMPY[dtype].itemsize:
-        raise ExperienceError(f"{where} has {len(data)} bytes, not whole elements of {_name(dtype)}")
-    return np.frombuffer(data, dtype=_NUMPY[dtype])
-
-
-def _name(dtype: int) -> str:
-    return (
-        tensor_pb2.Dtype.Name(dtype).removeprefix("DTYPE_").lower()
-        if dtype in tensor_pb2.Dtype.values()
-        else str(dtype)
-    )
-
-
-def _must_be_finite(array: np.ndarray, where: str) -> None:
-    if not np.isfinite(array).all():
-        raise ExperienceError(f"{where} has values that are not finite")

@@ -27,6 +27,9 @@ class RunLike(Protocol):
     sampling: Any
     """Its `max_new_tokens` is the constant length of the "constant" aggregation (Dr. GRPO)."""
 
+    sampling_masks: bool
+    """Whether log-probs are of the candidates that each token was drawn from."""
+
 
 class Learner(Protocol):
     """The model being trained, its optimizer and its algorithm, spread over the ranks of one job.

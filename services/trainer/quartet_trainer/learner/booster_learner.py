@@ -70,6 +70,12 @@ class BoosterLearner:
         self._model_path = model_path
         self._algorithm = create_algorithm(settings)
         self._learning_rate = LearningRate(settings, run.max_steps)
+        self._sampling_masks = run.sampling_masks
+        if run.sampling_masks and settings.plugin == "hybrid_parallel":
+            raise LearnerError(
+                "run.sampling_masks is not possible with trainer.plugin 'hybrid_parallel', whose ranks share the "
+                "vocabulary; allowed: another plugin, or false"
+            )
         self._ranks = distributed.initialize(settings.seed)
         # The folder's own dtype is what the rollouts run in; training may need more digits.
         self._published_dtype = getattr(torch, config.get("torch_dtype") or "float32")
@@ -100,7 +106,8 @@ class BoosterLearner:
     def train_step(self, groups: Sequence[experience_pb2.GroupTensors]) -> dict[str, float]:
         """See `Learner.train_step`."""
         started = time.perf_counter()
-        batch = decode_groups(groups, self._causal_lm.config.vocab_size)
+        vocabulary = self._causal_lm.config.vocab_size
+        batch = decode_groups(groups, vocabulary, sampling_masks=self._sampling_masks)
         plan, updates, known = self._planner.updates(batch, self.step)
         learning_rate = self._learning_rate(self.step)
         done = [self._update(batch, update, number, learning_rate) for number, update in enumerate(updates)]

@@ -17,25 +17,50 @@ LOGITS_AT_ONCE = 2**26
 """Logits (tokens * vocabulary) that may stand in memory at once: 256 MiB of float32."""
 
 
-Head = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+Head = Callable[..., tuple[Tensor, Tensor]]
 """From hidden states [t, H], targets [t] and temperatures [t] to log-probs [t] and entropy [t]."""
 
 
-def in_chunks(head: Head, hidden: Tensor, targets: Tensor, temperatures: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+def in_chunks(
+    head: Head,
+    hidden: Tensor,
+    targets: Tensor,
+    temperatures: Tensor,
+    columns: int,
+    mask_counts: Tensor | None = None,
+    mask_ids: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """`head` of t tokens, so that at most `LOGITS_AT_ONCE` logits stand in memory: each chunk's are computed again in
     the backward pass.
 
     Args:
         head, hidden, targets, temperatures: see `Head`.
         columns: logits of one token on this rank.
+        mask_counts, mask_ids: handed to `head` too, where they are given; see `MicroBatch`.
     """
     tokens_at_once = max(1, LOGITS_AT_ONCE // columns)
+    values = [hidden, targets, temperatures]
     if targets.numel() <= tokens_at_once:
-        return head(hidden, targets, temperatures)
-    parts = zip(*(values.split(tokens_at_once) for values in (hidden, targets, temperatures)), strict=True)
-    chunks = [checkpoint(head, *part, use_reentrant=False) for part in parts]
+        return head(*values) if mask_counts is None else head(*values, mask_counts, mask_ids)
+    parts = [value.split(tokens_at_once) for value in values]
+    if mask_counts is not None and mask_ids is not None:
+        counts = mask_counts.split(tokens_at_once)
+        parts += [counts, mask_ids.split([int(part.sum()) for part in counts])]
+    chunks = [checkpoint(head, *part, use_reentrant=False) for part in zip(*parts, strict=True)]
     log_probs, entropy = zip(*chunks, strict=True)
     return torch.cat(log_probs), torch.cat(entropy)
+
+
+def left_out(counts: Tensor, ids: Tensor, vocabulary: int) -> Tensor:
+    """bool [t, vocabulary]: what is not among a token's candidates.
+
+    Args:
+        counts: int64 [t]; 0: nothing is left out.
+        ids: int64 [sum of counts], one token's after another's.
+    """
+    out = (counts > 0)[:, None].repeat(1, vocabulary)
+    out[torch.repeat_interleave(torch.arange(counts.numel(), device=counts.device), counts), ids] = False
+    return out
 
 
 def autocast_to(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager:
@@ -62,7 +87,14 @@ class Policy(nn.Module):
         self._entropy_gradient = entropy_gradient
 
     def forward(
-        self, input_ids: Tensor, rows: Tensor, columns: Tensor, targets: Tensor, temperatures: Tensor
+        self,
+        input_ids: Tensor,
+        rows: Tensor,
+        columns: Tensor,
+        targets: Tensor,
+        temperatures: Tensor,
+        mask_counts: Tensor | None = None,
+        mask_ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Log-probs of t tokens, and the entropy of the distributions they were drawn from.
 
@@ -72,6 +104,8 @@ class Policy(nn.Module):
             columns: int64 [t], in [0, L): the position whose output predicts the token.
             targets: int64 [t]: the token.
             temperatures: float [t]: the logits are divided by it.
+            mask_counts: int64 [t]: the candidates to which the distribution is confined; 0: all of the vocabulary.
+            mask_ids: int64 [sum of the counts]: their ids, the target among them.
 
         Returns:
             log_probs [t] with gradient and entropy [t], in nats; float32, or float64 for a float64 model.
@@ -79,14 +113,27 @@ class Policy(nn.Module):
         with autocast_to(self._autocast_dtype, input_ids.device):
             outputs = self.causal_lm.base_model(input_ids=input_ids, use_cache=False)
             hidden = outputs.last_hidden_state[rows, columns]
-        return in_chunks(self._head, hidden, targets, temperatures, self.causal_lm.config.vocab_size)
+        columns_of_head = self.causal_lm.config.vocab_size
+        return in_chunks(self._head, hidden, targets, temperatures, columns_of_head, mask_counts, mask_ids)
 
-    def _head(self, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+    def _head(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        temperatures: Tensor,
+        mask_counts: Tensor | None = None,
+        mask_ids: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         with autocast_to(self._autocast_dtype, hidden.device):
             logits = self.causal_lm.get_output_embeddings()(hidden)
         if logits.dtype != torch.float64:
             logits = logits.float()
-        distribution = torch.log_softmax(logits.div_(temperatures[:, None]), dim=-1)
+        logits = logits.div_(temperatures[:, None])
+        if mask_counts is not None and mask_ids is not None:
+            # Finite: an entropy of minus infinity times 0 would be no number.
+            nothing = torch.finfo(logits.dtype).min / 2
+            logits = logits.masked_fill(left_out(mask_counts, mask_ids, logits.shape[-1]), nothing)
+        distribution = torch.log_softmax(logits, dim=-1)
         log_probs = distribution.gather(-1, targets[:, None]).squeeze(-1)
         if self._entropy_gradient:
             return log_probs, -(distribution.exp() * distribution).sum(-1)

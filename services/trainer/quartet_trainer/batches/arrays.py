@@ -1,0 +1,59 @@
+"""Arrays from the wire: views of the message's bytes, checked against what the contract says of them."""
+
+from __future__ import annotations
+
+import numpy as np
+from quartet.v1 import tensor_pb2
+
+_NUMPY = {
+    tensor_pb2.DTYPE_UINT8: np.dtype(np.uint8),
+    tensor_pb2.DTYPE_INT32: np.dtype(np.int32),
+    tensor_pb2.DTYPE_FLOAT32: np.dtype(np.float32),
+}
+
+
+class ExperienceError(ValueError):
+    """A group is not what the contract says; the text is one sentence that names group, field and what was expected."""
+
+
+def one_dimension(message: tensor_pb2.Tensor, dtype: int, where: str) -> np.ndarray:
+    """A tensor of one dimension. Raises ExperienceError."""
+    values = view(message.dtype, message.data, dtype, where)
+    if list(message.shape) != [values.size]:
+        raise ExperienceError(
+            f"{where} has shape {list(message.shape)} and {values.size} elements; it has one dimension"
+        )
+    return values
+
+
+def all_rows(message: tensor_pb2.RaggedTensor, dtype: int, lengths: np.ndarray, where: str) -> np.ndarray:
+    """All rows of a ragged tensor, one after another; they have these lengths. Raises ExperienceError."""
+    values = view(message.dtype, message.data, dtype, where)
+    if not np.array_equal(np.array(message.lengths, dtype=np.int64), lengths):
+        raise ExperienceError(f"{where} has other row lengths than completion_token_ids")
+    if (lengths < 0).any() or lengths.sum() != values.size:
+        raise ExperienceError(f"{where} has {values.size} elements in rows of {lengths.sum()}")
+    return values
+
+
+def view(came: int, data: bytes, dtype: int, where: str) -> np.ndvalues:
+    """Bytes as elements of `dtype`, if that is the one that `came`. Raises ExperienceError."""
+    if came != dtype:
+        raise ExperienceError(f"{where} is {_name(came)}; the contract says {_name(dtype)}")
+    if len(data) % _NUMPY[dtype].itemsize:
+        raise ExperienceError(f"{where} has {len(data)} bytes, not whole elements of {_name(dtype)}")
+    return np.frombuffer(data, dtype=_NUMPY[dtype])
+
+
+def _name(dtype: int) -> str:
+    return (
+        tensor_pb2.Dtype.Name(dtype).removeprefix("DTYPE_").lower()
+        if dtype in tensor_pb2.Dtype.values()
+        else str(dtype)
+    )
+
+
+def must_be_finite(values: np.ndvalues, where: str) -> None:
+    """Raises ExperienceError."""
+    if not np.isfinite(values).all():
+        raise ExperienceError(f"{where} has values that are not finite")

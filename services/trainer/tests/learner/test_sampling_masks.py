@@ -1,0 +1,133 @@
+"""Log-probs over the candidates that a token was drawn from: against plain PyTorch, and refused where they are not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from learner_helpers import VOCABULARY, Run, make_group, settings
+from quartet.v1 import experience_pb2, tensor_pb2
+from transformers import Qwen2ForCausalLM
+
+from quartet_common.tensors import decode, decode_ragged, encode_ragged
+from quartet_trainer.batches import ExperienceError, collate, decode_groups
+from quartet_trainer.learner import LearnerError, create_learner, policy
+
+LENGTHS = [7, 3, 12]
+
+
+def masked_group(seed: int = 0, **fields) -> tuple[experience_pb2.GroupTensors, list[list[np.ndarray]]]:
+    """A group, and of each of its tokens the candidates; none (the whole vocabulary) for every fourth."""
+    rng = np.random.default_rng(seed)
+    group = make_group(rng, LENGTHS, mask=True, **fields)
+    every = []
+    for row in decode_ragged(group.completion_token_ids):
+        candidates = []
+        for place, token in enumerate(row):
+            others = rng.choice(VOCABULARY, rng.integers(1, 9), replace=False)
+            candidates.append(np.empty(0, np.int32) if place % 4 == 3 else np.unique([token, *others]).astype(np.int32))
+        every.append(candidates)
+    counts = [np.array([ids.size for ids in row], np.int32) for row in every]
+    group.sampling_mask_counts.CopyFrom(encode_ragged(counts, tensor_pb2.DTYPE_INT32))
+    ids = [np.concatenate(row) for row in every]
+    group.sampling_mask_token_ids.CopyFrom(encode_ragged(ids, tensor_pb2.DTYPE_INT32))
+    return group, every
+
+
+def plain(path, group: experience_pb2.GroupTensors, every: list[list[np.ndarray]]) -> list[tuple[torch.Tensor, ...]]:
+    """Log-prob and entropy of each trained token, a completion and a token at a time, from the model's own forward."""
+    model = Qwen2ForCausalLM.from_pretrained(path, torch_dtype=torch.float64)
+    prompt, found = decode(group.prompt_token_ids).tolist(), []
+    rows = (decode_ragged(group.completion_token_ids), decode_ragged(group.loss_mask), decode(group.temperatures))
+    for tokens, trained, temperature, candidates in zip(*rows, every, strict=True):
+        logits = model(torch.tensor([prompt + tokens.tolist()])).logits[0, len(prompt) - 1 : -1] / float(temperature)
+        for place, token in enumerate(tokens):
+            if not trained[place]:
+                continue
+            ids = candidates[place].tolist() or list(range(VOCABULARY))
+            chances = torch.softmax(logits[place, ids], dim=-1)
+            found.append((chances[ids.index(int(token))].log(), -(chances * chances.log()).sum()))
+    return found
+
+
+@pytest.mark.parametrize("logits_at_once", [2**26, 5 * VOCABULARY])
+def test_the_policy_is_confined_to_the_candidates(tmp_path, model_path, monkeypatch, logits_at_once) -> None:
+    monkeypatch.setattr(policy, "LOGITS_AT_ONCE", logits_at_once)
+    group, every = masked_group()
+    learner = create_learner(settings(entropy_coefficient=0.1), model_path, Run(sampling_masks=True))
+    batch = decode_groups([group], VOCABULARY, sampling_masks=True)
+    (completions,) = learner._planner.plan(batch)[0].micro_batches
+    micro = collate(batch, learner._planner.plan(batch)[0], np.sort(completions)).to(torch.device("cpu"), torch.float64)
+    log_probs, entropy = learner._plugin.model(*micro.inputs)
+    expected = plain(model_path, group, every)
+    torch.testing.assert_close(log_probs, torch.stack([one for one, _ in expected]), rtol=0, atol=1e-9)
+    torch.testing.assert_close(entropy, torch.stack([one for _, one in expected]), rtol=0, atol=1e-9)
+    unmasked = learner._plugin.model(*micro.inputs[:5])[0]
+    assert (log_probs - unmasked).min() >= -1e-12 and (log_probs - unmasked).max() > 0.1
+
+    (log_probs.sum() + entropy.sum()).backward()
+    ours = {name: p.grad.clone() for name, p in learner._causal_lm.named_parameters()}
+    reference = Qwen2ForCausalLM.from_pretrained(model_path, torch_dtype=torch.float64)
+    monkeypatch.setattr(Qwen2ForCausalLM, "from_pretrained", lambda *_, **__: reference)
+    sum(one + other for one, other in plain(model_path, group, every)).backward()
+    for name, parameter in reference.named_parameters():
+        torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-7, atol=1e-9)
+
+
+def test_a_policy_that_has_not_changed_agrees_with_its_masked_rollout(model_path) -> None:
+    """What the rollout said of its tokens is what the trainer finds: the mismatch that masks are for is gone."""
+    group, every = masked_group()
+    log_probs = iter(one.item() for one, _ in plain(model_path, group, every))
+    trained = decode_ragged(group.loss_mask)
+    rows = [np.array([next(log_probs) if one else 0.0 for one in row], np.float32) for row in trained]
+    group.rollout_log_probs.CopyFrom(encode_ragged(rows, tensor_pb2.DTYPE_FLOAT32))
+    metrics = create_learner(settings(), model_path, Run(sampling_masks=True)).train_step([group])
+    assert metrics["log_prob_diff_max"] < 1e-5
+    metrics = create_learner(settings(), model_path, Run()).train_step([group])
+    assert metrics["log_prob_diff_max"] > 0.1
+
+
+def spoil(group: experience_pb2.GroupTensors, what: str) -> None:
+    counts, ids = decode_ragged(group.sampling_mask_counts), decode_ragged(group.sampling_mask_token_ids)
+    counts, ids = [row.copy() for row in counts], [row.copy() for row in ids]
+    if what == "missing":
+        group.ClearField("sampling_mask_counts")
+        return
+    if what == "negative":
+        counts[0][0] = -1
+    elif what == "sum":
+        counts[0][0] += 1
+    elif what == "vocabulary":
+        ids[1][-1] = VOCABULARY
+    elif what == "token":
+        place = next(i for i, row in enumerate(decode_ragged(group.loss_mask)[2]) if row and counts[2][i])
+        begin, token = counts[2][:place].sum(), decode_ragged(group.completion_token_ids)[2][place]
+        mine = ids[2][begin : begin + counts[2][place]]
+        mine[mine == token] = (token + 1) % VOCABULARY
+    group.sampling_mask_counts.CopyFrom(encode_ragged(counts, tensor_pb2.DTYPE_INT32))
+    group.sampling_mask_token_ids.CopyFrom(encode_ragged(ids, tensor_pb2.DTYPE_INT32))
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("missing", "group 0: sampling_mask_counts is missing"),
+        ("negative", "sampling_mask_counts has -1 to"),
+        ("sum", "sampling_mask_token_ids has"),
+        ("vocabulary", "to 64; this model's are 0 to 63"),
+        ("token", "lacks the token itself at 1 places"),
+    ],
+)
+def test_masks_that_are_asked_for_must_be_there_and_right(what, said) -> None:
+    group, _ = masked_group(seed=3)
+    decode_groups([group], VOCABULARY, sampling_masks=True)
+    spoil(group, what)
+    with pytest.raises(ExperienceError, match="sampling_mask") as caught:
+        decode_groups([group], VOCABULARY, sampling_masks=True)
+    assert said in str(caught.value)
+    decode_groups([group], VOCABULARY)  # nobody asks for them
+
+
+def test_hybrid_parallel_refuses_masks(model_path) -> None:
+    with pytest.raises(LearnerError, match="run.sampling_masks is not possible with trainer.plugin 'hybrid_parallel'"):
+        create_learner(settings(plugin="hybrid_parallel", precision="fp32"), model_path, Run(sampling_masks=True))
