@@ -2,17 +2,21 @@
 
 import importlib.util
 import os
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from quartet_common.config import ConfigError, LoadedConfig, Section
 from quartet_common.run_spec import environment_spec
 from quartet_rollout.engines.options import TransformersOptions, VllmOptions
+from quartet_rollout.engines.plugins import EngineParameters, load_plugin
+from quartet_rollout.engines.registry import engine_names
 from quartet_rollout.environments import load_environments
 from quartet_rollout.environments.chosen import UnknownEnvironment, read_environment
 from quartet_rollout.prompt_lengths import check_prompt_lengths
 from quartet_rollout.sampling import PromptRefused
+
+OWN_ENGINES = ("vllm", "transformers")
 
 
 class ScoringSection(Section):
@@ -26,9 +30,12 @@ class ScoringSection(Section):
 class RolloutSection(Section):
     """[rollout]: the engine, how much it is given at once, and how its neighbours are asked."""
 
-    engine: Literal["vllm", "transformers"] = Field("vllm", description="What generates.")
+    engine: str = Field(
+        "vllm", description="What generates: vllm, transformers, or an engine that an installed package brings."
+    )
     vllm: VllmOptions = Field(VllmOptions(), description="Options of the vllm engine.")
     transformers: TransformersOptions = Field(TransformersOptions(), description="Options of the transformers engine.")
+    engine_parameters: dict[str, Any] = Field({}, description="Parameters of an engine of another package.")
     runs: list[Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9._*?!\[\]-]{1,64}$")]] = Field(
         [],
         description="Runs it may work for, one at a time: names, or patterns such as 'team-*'. Default: only run.id.",
@@ -68,10 +75,26 @@ class RolloutSection(Section):
     )
     scoring: ScoringSection = Field(ScoringSection(), description="How the reward service is asked.")
 
+    @model_validator(mode="after")
+    def _engine_is_there(self) -> "RolloutSection":
+        if self.engine not in engine_names():
+            raise ValueError(f"engine: there is no '{self.engine}' here; allowed: {', '.join(engine_names())}")
+        if self.engine in OWN_ENGINES and self.engine_parameters:
+            raise ValueError(f"engine_parameters: {self.engine} takes none; its keys are in [rollout.{self.engine}]")
+        try:
+            _ = self.engine_options
+        except ValidationError as error:
+            first = error.errors()[0]
+            at = ".".join(str(part) for part in first["loc"])
+            raise ValueError(f"engine_parameters of '{self.engine}': {at}: {first['msg']}") from error
+        return self
+
     @property
-    def engine_options(self) -> VllmOptions | TransformersOptions:
-        """The chosen engine's options."""
-        return getattr(self, self.engine)
+    def engine_options(self) -> VllmOptions | TransformersOptions | EngineParameters:
+        """The chosen engine's options. Raises ConfigError when an engine of another package cannot be loaded."""
+        if self.engine in OWN_ENGINES:
+            return getattr(self, self.engine)
+        return load_plugin(self.engine).parameters.model_validate(self.engine_parameters)
 
 
 def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
@@ -83,7 +106,8 @@ def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
         raise ConfigError(f"model.path: there is no folder '{folder}'")
     if not (folder / "config.json").is_file():
         raise ConfigError(f"model.path: '{folder}' has no config.json; it must be a Hugging Face model folder")
-    if importlib.util.find_spec(section.engine) is None:  # each engine is called as its library is
+    # Each of our own engines is called as its library is.
+    if section.engine in OWN_ENGINES and importlib.util.find_spec(section.engine) is None:
         raise ConfigError(f"rollout.engine: the package {section.engine} is not installed here")
     if section.max_unsettled_completions < section.max_running_completions:
         raise ConfigError(

@@ -1,4 +1,7 @@
-"""Which engines there are. A new engine is one module and one line here; tests/engines tests each of them."""
+"""Which engines there are. A new engine is one module and one line here; tests/engines tests each of them.
+
+Engines of other packages are in `plugins`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pydantic import BaseModel
 
 from quartet_rollout.engines.base import Engine
 from quartet_rollout.engines.options import TransformersOptions, VllmOptions
+from quartet_rollout.engines.plugins import load_plugin, plugin_names
 
 # Name: (its options, the module and the function (model_path, options) -> Engine). Imported only when it is used.
 _ENGINES: dict[str, tuple[type[BaseModel], str, str]] = {
@@ -19,15 +23,16 @@ _ENGINES: dict[str, tuple[type[BaseModel], str, str]] = {
 
 
 def engine_names() -> list[str]:
-    """Names of all registered engines."""
-    return sorted(_ENGINES)
+    """Names of all engines, those of installed packages included."""
+    return sorted({*_ENGINES, *plugin_names()})
 
 
 def options_model(name: str) -> type[BaseModel]:
-    """The pydantic model of an engine's options. Raises ValueError for an unknown name."""
-    if name not in _ENGINES:
+    """The pydantic model of an engine's options. Raises ValueError for an unknown name, ConfigError for an engine of a
+    package that cannot be loaded."""
+    if name not in engine_names():
         raise ValueError(f"engine '{name}' does not exist; allowed: {', '.join(engine_names())}")
-    return _ENGINES[name][0]
+    return _ENGINES[name][0] if name in _ENGINES else load_plugin(name).parameters
 
 
 def create_engine(name: str, model_path: str, options: Mapping[str, Any] | BaseModel | None = None) -> Engine:
@@ -43,5 +48,7 @@ def create_engine(name: str, model_path: str, options: Mapping[str, Any] | BaseM
     """
     model = options_model(name)
     checked = options if isinstance(options, model) else model.model_validate(dict(options or {}))
+    if name not in _ENGINES:
+        return load_plugin(name).create(model_path, checked)
     _, module, function = _ENGINES[name]
     return getattr(import_module(module), function)(model_path, checked)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from quartet_common.config import Section
 from quartet_trainer.learner.plugin_settings import PluginSettings
 
-AlgorithmName = Literal[
-    "grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gspo", "cispo", "ppo"
-]
+OWN_ALGORITHMS = ("grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gspo", "cispo", "ppo")
+ALGORITHM_ENTRY_POINTS = "quartet.algorithms"
+"""The group of entry points by which other packages bring algorithms, see docs/extend.md."""
 AggregationName = Literal["token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "constant"]
 
 
@@ -48,7 +49,14 @@ class PtxSection(Section):
 class LearnerSettings(PluginSettings):
     """How the policy is trained. `docs/algorithms.md` explains each term."""
 
-    algorithm: AlgorithmName = Field(default="grpo", description="Advantage estimator and loss, as one named whole.")
+    algorithm: str = Field(
+        default="grpo",
+        description="Advantage estimator and loss, as one named whole: grpo, dr_grpo, dapo, rloo, reinforce_pp, "
+        "reinforce_pp_baseline, gspo, cispo, ppo, or one that an installed package brings.",
+    )
+    algorithm_parameters: dict[str, Any] = Field(
+        default={}, description="Parameters of an algorithm that an installed package brings."
+    )
 
     learning_rate: float = Field(default=1e-6, ge=0, description="Peak learning rate of AdamW.")
     adam_betas: tuple[float, float] = Field(default=(0.9, 0.999), description="AdamW's decay rates, each in [0, 1).")
@@ -156,6 +164,20 @@ class LearnerSettings(PluginSettings):
         description="Arithmetic of the model. bf16 keeps fp32 weights and log-softmax; fp64 is for numerical checks.",
     )
     seed: int = Field(default=42, ge=0, description="Seed of the ranks' random generators.")
+
+    @field_validator("algorithm")
+    @classmethod
+    def _algorithm_is_there(cls, algorithm: str) -> str:
+        known = (*OWN_ALGORITHMS, *sorted(entry_points(group=ALGORITHM_ENTRY_POINTS).names))
+        if algorithm not in known:
+            raise ValueError(f"there is no such algorithm here; allowed: {str(known)[1:-1]}")
+        return algorithm
+
+    @model_validator(mode="after")
+    def _parameters_are_of_another(self) -> LearnerSettings:
+        if self.algorithm_parameters and self.algorithm in OWN_ALGORITHMS:
+            raise ValueError(f"algorithm_parameters: {self.algorithm} takes none; its keys are those of [trainer]")
+        return self
 
     @field_validator("adam_betas")
     @classmethod

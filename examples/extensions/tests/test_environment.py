@@ -1,0 +1,32 @@
+"""`guess_number` in the rollout: found by its entry point, and played."""
+
+from types import SimpleNamespace
+
+import pytest
+from quartet.v1 import experience_pb2
+
+from quartet_rollout.environments import EnvironmentFailed, load_environments
+
+
+def begin(answer: str, **parameters):
+    environment = load_environments()["guess_number"]
+    prompt = experience_pb2.Prompt()
+    prompt.reference.answer = answer
+    assert environment.stop(environment.parameters()) == ("?",)
+    return environment.begin(SimpleNamespace(prompt=prompt), environment.parameters(**parameters), None)
+
+
+async def test_it_says_where_the_number_is():
+    game = begin("37")
+    said = [await game.answer(SimpleNamespace(text=text)) for text in ("50?", "er?", "is it 25?", "37?")]
+    assert [answer and answer.text.strip() for answer in said] == ["Too high.", "A number, please.", "Too low.", None]
+    await game.close()
+
+
+async def test_near_is_enough_where_the_run_says_so():
+    assert await begin("37", warmth=2).answer(SimpleNamespace(text="39?")) is None
+
+
+def test_a_reference_that_is_no_number_can_never_work():
+    with pytest.raises(EnvironmentFailed, match="no number"):
+        begin("thirty-seven")

@@ -1,0 +1,27 @@
+"""`short` in the reward service: found by its entry point, its parameters checked, its reward worked out by hand."""
+
+import pytest
+from quartet.v1 import reward_pb2
+
+from quartet_common.config import ConfigError, load_config
+from quartet_reward.config import RewardSection
+from quartet_reward.math_equality import MathEquality
+from quartet_reward.registry import load_verifiers
+from quartet_reward.serving import preflight
+from quartet_reward.verifiers.base import Tools
+
+
+@pytest.mark.parametrize(("words", "reward"), [(3, 1.0), (4, 0.75), (6, 0.25), (9, 0.0)])
+def test_each_word_too_many_costs(words, reward):
+    short = load_verifiers()["short"]
+    item = reward_pb2.ScoreItem(completion="word " * words)
+    verdict = short.verify(item, short.parameters(words=3, penalty=0.25), Tools(MathEquality(None)))
+    assert verdict.reward == reward and f"{words} words" in verdict.reason
+    assert (verdict.outcome == reward_pb2.OUTCOME_CORRECT) == (words <= 3)
+
+
+def test_a_run_names_it():
+    named = "run.verifiers=[{{name='short', parameters={{{}}}}}]"
+    preflight(load_config("reward", RewardSection, overrides=[named.format("words=20")]))
+    with pytest.raises(ConfigError, match="words"):
+        preflight(load_config("reward", RewardSection, overrides=[named.format("words=0")]))
