@@ -1,0 +1,58 @@
+"""The models of one reader's sections of the run file, asked in that reader's own environment.
+
+.quartet/envs/READER/bin/python docs/tools/run_file_models.py READER            prints {section: JSON schema}
+.quartet/envs/READER/bin/python docs/tools/run_file_models.py READER --check    reads a JSON list of run files from
+                                    standard input; prints for each null, or the sentence that refuses it
+"""
+
+import json
+import sys
+from importlib import import_module
+
+from quartet_common.config import ConfigError, Section, validate_section
+
+# Reader: {section: (module, class)}. The shared sections are read with the development environment's.
+READERS = {
+    "dev": {
+        "run": ("quartet_common.config", "RunSection"),
+        "model": ("quartet_common.config", "ModelSection"),
+        "addresses": ("quartet_common.config", "AddressesSection"),
+        "security": ("quartet_common.config", "SecuritySection"),
+        "server": ("quartet_common.config", "ServerSection"),
+        "tracing": ("quartet_common.config", "TracingSection"),
+        "data": ("quartet_client.data", "DataSection"),
+        "launcher": ("quartet_local.config", "LauncherSection"),
+    },
+    "broker": {"broker": ("quartet_broker.config", "BrokerSection")},
+    "reward": {"reward": ("quartet_reward.config", "RewardSection")},
+    "rollout": {"rollout": ("quartet_rollout.config", "RolloutSection")},
+    "trainer": {"trainer": ("quartet_trainer.config", "TrainerSection")},
+}
+
+
+def models(reader: str) -> dict[str, type[Section]]:
+    """The sections that a reader owns, with their models."""
+    return {name: getattr(import_module(module), kind) for name, (module, kind) in READERS[reader].items()}
+
+
+def refusal(sections: dict[str, type[Section]], tree: dict) -> str | None:
+    """Why the sections of a run file are refused, or None."""
+    try:
+        for name in sections.keys() & tree.keys():
+            validate_section(sections[name], tree[name], name, "in this snippet")
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def main() -> None:
+    reader, *options = sys.argv[1:]
+    sections = models(reader)
+    if "--check" in options:
+        print(json.dumps([refusal(sections, tree) for tree in json.load(sys.stdin)]))
+    else:
+        print(json.dumps({name: model.model_json_schema() for name, model in sections.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Write what is made: the references of the run file and of the protos, and the pictures.
+
+.quartet/envs/dev/bin/python docs/tools/write.py            writes them
+.quartet/envs/dev/bin/python docs/tools/write.py --check    exits with 1, naming those that are not as they would be
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import pictures
+import proto_reference
+import run_file
+
+DOCS = Path(__file__).resolve().parents[1]
+
+
+def pages() -> dict[str, str]:
+    """Every made file of docs/, by name."""
+    schemas = run_file.read_schemas()
+    return {
+        "run-file.md": run_file.page(schemas),
+        "run-file.schema.json": json.dumps(run_file.json_schema(schemas), indent=1, ensure_ascii=False) + "\n",
+        "protos.md": proto_reference.page(),
+        **{f"pictures/{name}.svg": draw() for name, draw in pictures.PICTURES.items()},
+    }
+
+
+def stale(made: dict[str, str]) -> list[str]:
+    """Names of those that stand otherwise, or not at all."""
+    return [name for name, text in made.items() if not (DOCS / name).is_file() or (DOCS / name).read_text() != text]
+
+
+def main() -> int:
+    made = pages()
+    wrong = stale(made)
+    if "--check" in sys.argv[1:]:
+        if wrong:
+            print(f"not as the models and protos are: {', '.join(wrong)}; run docs/tools/write.py", file=sys.stderr)
+        return 1 if wrong else 0
+    for name in wrong:
+        (DOCS / name).parent.mkdir(exist_ok=True)
+        (DOCS / name).write_text(made[name])
+        print(f"written: docs/{name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

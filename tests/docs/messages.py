@@ -1,0 +1,172 @@
+"""The error messages in the source, as templates: what differs from one to the next is "…"."""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+from pages import ROOT
+
+PACKAGES = {
+    "common": "services/common/quartet_common",
+    "broker": "services/broker/quartet_broker",
+    "reward": "services/reward/quartet_reward",
+    "rollout": "services/rollout/quartet_rollout",
+    "trainer": "services/trainer/quartet_trainer",
+    "client": "client/quartet_client",
+    "launcher": "deploy/local/quartet_local",
+}
+
+# How the helpers of quartet_common.errors, and what is like them, make a sentence of their arguments.
+FORMS = {
+    "invalid_argument": "{0}: got {1}; allowed: {2}",
+    "PromptRefused": "{0}: got {1}; allowed: {2}",
+    "not_found": "{0} '{1}' does not exist: {2}",
+    "already_exists": "{0} '{1}' exists and differs: {2}",
+    "failure": "{0}: {1}",
+    "warning": "{0}: {1}",
+    **dict.fromkeys(
+        ("failed_precondition", "resource_exhausted", "unavailable", "aborted", "data_loss", "unimplemented"),
+        "{0}: {1}",
+    ),
+    "permission_denied": "{0}: {1}",
+    "unauthenticated": "authorization: {0}",
+}
+KEYWORDS = {"came": 1, "allowed": 2}
+# Mistakes in a program, of ours or of a plug-in, not messages for who runs it.
+PROGRAMMERS = (
+    "TypeError",
+    "AssertionError",
+    "AttributeError",
+    "RecursionError",
+    "EOFError",
+    "RuntimeError",
+    "KeyError",
+)
+ENDINGS = ("Error", "Failed", "Refused", "Failure")
+LEAST_LETTERS = 8
+"""A template with fewer letters says nothing of itself: it passes on the words of another message."""
+
+# Messages that nobody meets as they stand: where they are, and what becomes of them.
+INTERNAL = {
+    "quartet_common/tensors.py": "in the sentence of who reads the tensor: '… cannot be read (…)'",
+    "quartet_common/weights.py": "in the sentence of the rollout: 'manifest: …'",
+    "quartet_reward/code/": "said inside the sandbox, between judge and program; part of a verdict's reason",
+    "quartet_reward/frames.py": "between the reward service and its own worker processes",
+    "quartet_reward/sandbox/": "between the reward service and its sandbox; told as 'sandbox: …'",
+    "quartet_client/contract/": "findings of `quartet contract-test` about another's service",
+    "quartet_client/types.py": "a broken tensor in an answer",
+    "quartet_local/guard.py": "of the launcher's guard process",
+    "quartet_trainer/learner/plugins/shards.py": "two parts of the trainer that disagree",
+    "quartet_trainer/publisher/packing.py": "two parts of the trainer that disagree",
+    "quartet_trainer/losses/": "refused by the run file's model before",
+    "quartet_rollout/engines/registry.py": "refused by the run file's model before",
+}
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message that the source makes."""
+
+    package: str
+    where: str
+    template: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.template}"
+
+
+def letters(template: str) -> int:
+    """How many letters a template has of its own."""
+    return len(re.findall(r"[A-Za-z]", template))
+
+
+def messages() -> list[Message]:
+    """Every message for people that the services, the client and the launcher make, once."""
+    found = {}
+    for package, folder in PACKAGES.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            where = str(path.relative_to((ROOT / folder).parent))
+            if any(where.startswith(internal) for internal in INTERNAL):
+                continue
+            for line, template in _of(path):
+                if letters(template) >= LEAST_LETTERS:
+                    found.setdefault((package, template), Message(package, f"{where}:{line}", template))
+    return list(found.values())
+
+
+def _of(path: Path) -> Iterator[tuple[int, str]]:
+    tree = ast.parse(path.read_text())
+    named = _named_texts(tree)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+        is_error = name.endswith(ENDINGS) and name[:1].isupper() and name not in PROGRAMMERS
+        if _is_log(node):
+            for template in texts(node.args[0], named):
+                yield node.lineno, re.sub(r"%[sdr]|%\.?\d*[fg]", "…", template)
+        elif name in FORMS or is_error:
+            for template in _sentences(name, node, named):
+                yield node.lineno, re.sub(r"…(…)+", "…", template)
+
+
+def _is_log(call: ast.Call) -> bool:
+    """Whether it writes a warning or an error into the log."""
+    return (
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr in ("warning", "error", "exception", "critical")
+        and isinstance(call.func.value, ast.Name)
+        and call.func.value.id in ("log", "logger", "_log")
+    )
+
+
+def _sentences(name: str, call: ast.Call, named: dict[str, list[str]]) -> list[str]:
+    arguments = [texts(argument, named) for argument in call.args]
+    if name not in FORMS:
+        # Codes and kinds stand before the sentence.
+        return next((values for values in arguments if any(letters(text) for text in values)), [])
+    parts = [["…"]] * 3
+    for index, values in enumerate(arguments[:3]):
+        parts[index] = values
+    for keyword in call.keywords:
+        if keyword.arg in KEYWORDS:
+            parts[KEYWORDS[keyword.arg]] = texts(keyword.value, named)
+    return [FORMS[name].format(one, two, three) for one in parts[0] for two in parts[1] for three in parts[2]]
+
+
+def texts(node: ast.AST, named: dict[str, list[str]]) -> list[str]:
+    """What an expression may say, "…" for what only the running program knows."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return [text]
+        case ast.JoinedStr(values=values):
+            said = [_parts(one, named) for one in values]
+            return ["".join(parts) for parts in product(*said)]
+        case ast.BinOp(op=ast.Add(), left=left, right=right):
+            return [one + two for one in texts(left, named) for two in texts(right, named)]
+        case ast.IfExp(body=body, orelse=orelse):
+            return texts(body, named) + texts(orelse, named)
+        case ast.Name(id=name) if name in named:
+            return named[name]
+    return ["…"]
+
+
+def _parts(node: ast.AST, named: dict[str, list[str]]) -> list[str]:
+    """What a part of an f-string may say: text, or what was assigned to the name that stands there."""
+    if isinstance(node, ast.FormattedValue):
+        return named.get(node.value.id, ["…"]) if isinstance(node.value, ast.Name) else ["…"]
+    return [node.value] if isinstance(node, ast.Constant) else ["…"]
+
+
+def _named_texts(tree: ast.Module) -> dict[str, list[str]]:
+    """Texts by the names that they are assigned to in a module."""
+    found: dict[str, list[str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            for text in texts(node.value, {}):
+                if letters(text) >= LEAST_LETTERS and " " in text:
+                    found.setdefault(node.targets[0].id, []).append(text)
+    return found

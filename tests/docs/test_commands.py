@@ -1,0 +1,150 @@
+"""Every shell command of the docs is run here, is run by another test that its mark names, or its mark says why not.
+
+Those that are run here are run as they stand, in a folder that looks like a checkout and is thrown away.
+"""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+from pages import PAGES, ROOT, WRITTEN, blocks, code_spans, name_of
+
+from quartet_client.cli import cli
+
+SHELL = [block for page in PAGES for block in blocks(page) if block.info == "sh"]
+HERE = [block for block in SHELL if not block.mark]
+ENVIRONMENTS = ROOT / ".quartet" / "envs"
+PROGRAMS = {"quartet": "client", **{f"quartet-{name}": name for name in ("broker", "reward", "rollout", "trainer")}}
+RUN_FILE = """\
+[run]
+id = "mine"
+verifiers = [{ name = "boxed" }]
+[model]
+path = "model"
+[data]
+train = "train.jsonl"
+"""
+
+
+@pytest.fixture(scope="session")
+def checkout(tmp_path_factory) -> Path:
+    """A scratch folder with what a checkout has, a run file, prompts and a model's folder."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("examples", "deploy", "docs", "protos", "tests", "benchmarks", "services", "Makefile"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / ".quartet").mkdir()
+    (folder / ".quartet" / "envs").symlink_to(ENVIRONMENTS)
+    (folder / "bin").mkdir()
+    for name, environment in PROGRAMS.items():
+        (folder / "bin" / name).symlink_to(ENVIRONMENTS / environment / "bin" / name)
+    prompts = "".join(json.dumps({"prompt": f"{n}+1=?", "gt_answer": str(n + 1)}) + "\n" for n in range(8))
+    demo = folder / ".quartet" / "arithmetic"
+    demo.mkdir()
+    for path in (folder / "train.jsonl", folder / "heldout.jsonl", demo / "train.jsonl", demo / "heldout.jsonl"):
+        path.write_text(prompts)
+    (demo / "model").mkdir()  # What is only checked needs no weights.
+    (demo / "model" / "config.json").write_text('{"model_type": "qwen2", "max_position_embeddings": 256}')
+    (demo / "model" / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    (folder / "model").symlink_to(demo / "model")
+    return folder
+
+
+@pytest.mark.parametrize("block", HERE, ids=str)
+def test_commands_without_a_mark_run(block, checkout):
+    (checkout / "run.toml").write_text(RUN_FILE)  # a command before may have written another
+    variables = {**os.environ, "PATH": f"{checkout / 'bin'}:{os.environ.get('PATH', os.defpath)}", "COLUMNS": "200"}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block.text],
+        cwd=checkout,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, f"{block}\n{block.text}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("block", [block for block in SHELL if block.mark == "run"], ids=str)
+def test_commands_that_are_run_elsewhere_are_named_there(block):
+    """The file is a test's, and speaks of the command's words that say what it does."""
+    path = ROOT / block.says
+    assert path.is_file() and path.name.startswith("test_"), block.says
+    beside = "".join(file.read_text() for file in path.parent.glob("*.py"))
+    for line in filter(None, map(str.strip, block.text.splitlines())):
+        assert (word := told(line)) in beside, f"{block}: nothing in {path.parent.name} says {word!r}, for {line!r}"
+
+
+def told(line: str) -> str:
+    """Of a command the word that says what it does: the subcommand of `quartet` or `make`, else the program."""
+    programs = [part.split() for part in line.removeprefix("$ ").split("|")]
+    words = programs[1] if programs[0][0] == "echo" else programs[0]
+    program = words[0].rpartition("/")[2]
+    if program in ("quartet", "make"):
+        return words[1]
+    return program.removeprefix("quartet-")
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """Every command of ours, in blocks and in the text: (where, words)."""
+    lines = [(str(block), line) for block in SHELL for line in block.text.splitlines()]
+    lines += [(name_of(page), span) for page in WRITTEN for span in code_spans(page)]
+    found = []
+    for where, line in lines:
+        for part in re.split(r" \| | && ", line.partition(" #")[0]):
+            words = part.removeprefix("$ ").replace("\\|", " ").split()
+            if len(words) > 1 and (words[0].rpartition("/")[2] in PROGRAMS or words[0] == "make"):
+                found.append((where, [words[0].rpartition("/")[2], *words[1:]]))
+    return found
+
+
+def test_our_commands_have_the_options_that_the_docs_name():
+    wrong, looked = [], 0
+    service = [ENVIRONMENTS / "broker" / "bin" / "quartet-broker", "--help"]  # all four have the same options
+    told_by_service = subprocess.run(service, capture_output=True, text=True, check=True, timeout=60).stdout
+    service_options = set(re.findall(r"--[a-z-]+", told_by_service))
+    for where, words in commands():
+        if words[0] == "make":
+            missing = words[1] not in MAKE_TARGETS
+        elif words[0] == "quartet":
+            missing = not quartet_takes(words[1:])
+        else:
+            missing = not {word.partition("=")[0] for word in words if word.startswith("--")} <= service_options
+        looked += 1
+        wrong += [f"{where}: {' '.join(words)}"] if missing else []
+    assert looked > 60 and not wrong
+
+
+MAKE_TARGETS = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def quartet_takes(words: list[str]) -> bool:
+    """Whether the `quartet` command has these subcommands and options."""
+    command: click.Command = cli
+    known = {"--help", "--version"}
+    for word in words:
+        name = word.strip("[]").partition("=")[0]
+        if name.startswith("--"):
+            if name not in known | {option for parameter in command.params for option in parameter.opts}:
+                return False
+        elif isinstance(command, click.Group):
+            alternatives = [command.get_command(click.Context(command), one) for one in word.split("|")]
+            if None in alternatives:
+                return name in ("FILE.toml", "…", "COMMAND")
+            command = alternatives[0]
+    return True
+
+
+def test_marks_say_something():
+    assert not [str(block) for block in SHELL if block.mark == "not run" and len(block.says) < 20]
+    marked = [block for page in PAGES for block in blocks(page) if block.mark and block.info not in ("sh", "python")]
+    assert not marked
+
+
+def test_most_pages_commands_are_really_run():
+    """The marks are the exception; this fails when nothing is found to run any more."""
+    assert len(HERE) >= 3

@@ -1,0 +1,107 @@
+"""Names in code font are names of something: of the contract, of the run file, of the code."""
+
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+import run_file
+from pages import ROOT, WRITTEN, code_spans, name_of
+
+# What is named in the docs and stands elsewhere: libraries' names, other projects', systemd's, Redis's, HTTP's.
+OTHERS = set((Path(__file__).parent / "other_names.txt").read_text().split())
+WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+SOURCES = (
+    ".py",
+    ".proto",
+    ".lua",
+    ".toml",
+    ".yaml",
+    ".json",
+    ".sh",
+    ".js",
+    ".css",
+    ".html",
+    ".service",
+    ".env",
+    ".txt",
+)
+
+
+@cache
+def identifiers() -> frozenset[str]:
+    """Every word of the checkout's sources and of their names: not of its pages, nor of these tests."""
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    words: set[str] = set()
+    for name in listed.stdout.splitlines():
+        path = ROOT / name
+        words.update(WORD.findall(name))
+        made = name.startswith(("docs/", "tests/docs/", "protos/python/"))
+        if not made and (path.suffix in SOURCES or path.name == "Makefile") and path.is_file():
+            words.update(WORD.findall(path.read_text(errors="ignore")))
+    return frozenset(words)
+
+
+def is_identifier(word: str) -> bool:
+    """Whether the sources have it; `_beginning` or `end_` stands for names that go on there."""
+    if word.endswith("_") or word.startswith("_"):
+        return any(one.startswith(word) if word.endswith("_") else one.endswith(word) for one in identifiers())
+    return word in identifiers()
+
+
+@cache
+def keys() -> tuple[set[str], set[str]]:
+    return run_file.keys(run_file.read_schemas())
+
+
+def looks_like_a_name(word: str) -> bool:
+    """CamelCase, UPPER_CASE or snake_case: words that are no English."""
+    return bool(re.search(r"[a-z][A-Z]|_[a-z0-9]|[A-Z]_[A-Z]", word))
+
+
+def unknown(span: str) -> list[str]:
+    """What in a code span is the name of nothing."""
+    wrong = [
+        word
+        for word in WORD.findall(span)
+        if looks_like_a_name(word) and word not in OTHERS and not is_identifier(word)
+    ]
+    return wrong + [key for key in dotted_keys(span) if not is_key(key)]
+
+
+def dotted_keys(span: str) -> list[str]:
+    """`run.max_steps`, `--set trainer.seed=1`, `[trainer.checkpoint]`: what is meant as a key of the run file."""
+    known, _ = keys()
+    sections = {key for key in known if "." not in key}
+    found = re.fullmatch(r"(?:--set )?\[?\[?([a-z_]+(?:\.[a-z_]+)*)\]?\]?(?:\s*=.*)?", span)
+    if not found:
+        return []
+    key = found[1]
+    if key.rpartition(".")[2] in ("toml", "py", "md", "proto", "jsonl", "log", "json", "yaml", "lock"):
+        return []
+    is_table = span.startswith("[")
+    return [key] if key.partition(".")[0] in sections and ("." in key or is_table) else []
+
+
+def is_key(key: str) -> bool:
+    known, free = keys()
+    return key in known or any(key.startswith(f"{table}.") for table in free)
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=name_of)
+def test_names_in_code_font_are_of_something(page):
+    assert not {span: wrong for span in code_spans(page) if (wrong := unknown(span))}
+
+
+def test_names_of_nothing_are_seen():
+    for span in ("PutExperiences", "QUEUED_GROUPS", "max_stalenes", "trainer.learning_rates", "[trainer.checkpoints]"):
+        assert unknown(span), span
+    for span in ("PutExperience", "run.max_staleness", "[data.evaluation]", "run.environment.parameters.x", "run.toml"):
+        assert not unknown(span), span
+
+
+def test_no_name_of_others_is_listed_in_vain():
+    spans = " ".join(span for page in WRITTEN for span in code_spans(page))
+    words = set(WORD.findall(spans))
+    assert not {word for word in OTHERS if word not in words or word in identifiers()}
