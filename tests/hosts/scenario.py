@@ -128,7 +128,7 @@ def make_run(folder: Path, model: Path, lan: Lan) -> LiveRun:
         within=lambda name, command: lan.command(PLACES[name], command),
         own={name: tls(pki, name) for name in (*KINDS, "client")},
         # Where a host's name is not its address on this network, Gloo has to be told the interface.
-        environment={name: {"GLOO_SOCKET_IFNAME": INTERFACE} for name in ("rollout", "trainer")},
+        environment={"rollout": {"GLOO_SOCKET_IFNAME": INTERFACE}},
     )
 
 
