@@ -4,13 +4,14 @@ An engine generates without pause in this process (the rollout's environment); a
 `Transfer`, sends full weights from another. Each update is paused, received, installed and resumed as the service does
 it. What the stall adds to the transfer is compared with 100 ms, and tokens a second in the seconds after an update with
 those before it: where the KV cache is kept, and where it is computed again, which on a CPU takes as
-long as reading all of the running completions anew.
+long as reading all of the running completions anew. On standard error: tokens a second around an update, as bars.
 
     .quartet/envs/rollout/bin/python benchmarks/weight_stall.py [--engine transformers] [--updates 6]
 """
 
 import argparse
 import asyncio
+import bisect
 import contextlib
 import json
 import secrets
@@ -28,7 +29,10 @@ TIMEOUT_SECONDS = 60.0
 WINDOW_SECONDS = 3.0
 MAX_NEW_TOKENS = 64
 ALLOWANCE_SECONDS = 0.1
-BUCKET_BYTES = 4 << 20
+BUCKET_BYTES = 32 << 20  # the default of trainer.weights.bucket_bytes
+BIN_SECONDS = 0.1
+BARS_FROM, BARS_TO = -0.5, 1.5
+LOOK_SECONDS = 0.01
 STREAMS = 16
 
 MODEL = {  # about 30 million parameters: 120 MB of float32
@@ -66,7 +70,7 @@ def send(folder: Path) -> None:
     from quartet_common.weights import plan_buckets
     from quartet_trainer.publisher.gloo import Gloo
     from quartet_trainer.publisher.group import WeightGroup
-    from quartet_trainer.publisher.packing import Packer
+    from quartet_trainer.publisher.packing import Packer, Snapshot
     from quartet_trainer.publisher.store import WeightStore
     from quartet_trainer.publisher.transfer import Transfer
 
@@ -79,12 +83,11 @@ def send(folder: Path) -> None:
     print(json.dumps({"port": store.port, "secret": secret.hex()}), flush=True)
     channel = Gloo(store).meet(1, secret, 2, TIMEOUT_SECONDS)
 
-    def tensors():
-        yield from weights.items()
-
+    snapshot = Snapshot(manifest)
+    snapshot.take(1, iter(weights.items()))
     for _ in sys.stdin:
         group, deadline = WeightGroup(1, {}, channel), time.monotonic() + TIMEOUT_SECONDS
-        Transfer("bench", 1, group, {}, lambda _: True, deadline, packer, tensors).run()
+        Transfer("bench", 1, group, {}, lambda _: True, deadline, packer, snapshot).run()
 
 
 # --- The rollout's side -----------------------------------------------------------------------------------------------
@@ -107,16 +110,47 @@ async def keep_generating(engine) -> None:
     await asyncio.gather(*(stream(index) for index in range(STREAMS)))
 
 
-async def measure(engine, trainer: subprocess.Popen, manifest, updates: int) -> dict[str, list[float]]:
-    """Return, for each update, seconds of stall and transfer, and tokens/s before and after."""
+class Watch:
+    """How many tokens there were when; looks every LOOK_SECONDS."""
+
+    def __init__(self, engine) -> None:
+        self._engine = engine
+        self._seen: list[tuple[float, int]] = []
+
+    async def look(self) -> None:
+        """Look until cancelled."""
+        while True:
+            self._seen.append((time.monotonic(), self._engine.stats().tokens_total))
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def at(self, when: float) -> float:
+        """Tokens by then, between two looks in proportion."""
+        index = bisect.bisect_left(self._seen, (when, 0))
+        (t0, n0), (t1, n1) = self._seen[index - 1], self._seen[index]
+        return n0 + (n1 - n0) * (when - t0) / (t1 - t0)
+
+    def bars(self, paused: list[float]) -> str:
+        """Tokens a second in bins around the moments of pause: the median of the updates."""
+        rates = []
+        for number in range(round((BARS_TO - BARS_FROM) / BIN_SECONDS)):
+            start = BARS_FROM + number * BIN_SECONDS
+            counts = [self.at(when + start + BIN_SECONDS) - self.at(when + start) for when in paused]
+            rates.append((start, statistics.median(counts) / BIN_SECONDS))
+        most = max(rate for _, rate in rates) or 1.0
+        return "\n".join(f"{start:+5.1f} s {rate:7.0f} {'#' * round(50 * rate / most)}" for start, rate in rates)
+
+
+async def measure(engine, trainer: subprocess.Popen, manifest, updates: int, watch: Watch) -> dict[str, list[float]]:
+    """Return, for each update, seconds of stall and transfer, and tokens/s before and after; draw bars around them."""
 
     async def tokens_per_second() -> float:
         began, before = time.monotonic(), engine.stats().tokens_total
         await asyncio.sleep(WINDOW_SECONDS)
         return (engine.stats().tokens_total - before) / (time.monotonic() - began)
 
-    names = ("stall", "transfer", "before", "kept", "computed again")
+    names = ("stall", "pause", "transfer", "installation", "resume", "before", "kept", "computed again")
     seen: dict[str, list[float]] = {name: [] for name in names}
+    moments: dict[str, list[float]] = {"kept": [], "computed again": []}
     for version in range(2 * updates + 1):  # the first makes the buffers, and is left out
         keeps = bool(version % 2)
         before = await tokens_per_second()
@@ -127,14 +161,21 @@ async def measure(engine, trainer: subprocess.Popen, manifest, updates: int) -> 
         await engine.receive_weights(manifest, TIMEOUT_SECONDS)
         received = time.monotonic()
         await engine.install_weights(version)
+        installed = time.monotonic()
         await engine.resume()
-        stall = time.monotonic() - paused
+        resumed = time.monotonic()
         after = await tokens_per_second()
         if version:
-            seen["stall"].append(stall)
-            seen["transfer"].append(received - began)
+            parts = (began - paused, received - began, installed - received, resumed - installed)
+            seen["stall"].append(sum(parts))
+            for name, seconds in zip(("pause", "transfer", "installation", "resume"), parts, strict=True):
+                seen[name].append(seconds)
             seen["before"].append(before)
-            seen["kept" if keeps else "computed again"].append(after)
+            way = "kept" if keeps else "computed again"
+            seen[way].append(after)
+            moments[way].append(paused)
+    for way, paused_at in moments.items():
+        print(f"tokens/s around an update, KV cache {way}:\n{watch.bars(paused_at)}", file=sys.stderr)
     return seen
 
 
@@ -158,10 +199,13 @@ async def main(name: str, updates: int) -> None:
             await engine.join_weight_group(info)
             manifest = rollout_pb2.WeightManifest.FromString((folder / "manifest").read_bytes())
             generating = asyncio.create_task(keep_generating(engine))
-            seen = await measure(engine, trainer, manifest, updates)
-            generating.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await generating
+            watch = Watch(engine)
+            looking = asyncio.create_task(watch.look())
+            seen = await measure(engine, trainer, manifest, updates, watch)
+            for task in (generating, looking):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
         await engine.close()
     median = {key: statistics.median(values) for key, values in seen.items()}
     size = sum(manifest.bucket_bytes) / 1e6
