@@ -15,6 +15,8 @@ local h = call('HMGET', RUN, 'policy_version', 'max_staleness', 'groups_per_step
 local newest, staleness, step, room_bytes, ttl = unpack(h)
 local reply, expiries = { 'OK', '', newest, at + ttl }, {}
 
+local leased_line = moment('L', at, in_words(holder))
+
 local function grant(stream, n)
   if n <= 0 or call('EXISTS', P .. stream) == 0 then return 0 end
   -- One consumer name for all: a consumer per rollout would outlive its rollout. The holder stands in the instance.
@@ -26,7 +28,7 @@ local function grant(stream, n)
     local purpose, prompt, attempt, life = unpack(call('HMGET', instance(id), 'purpose', 'prompt', 'attempt', 'life'))
     attempt = attempt + 1
     call('HSET', instance(id), 'state', 'LEASED', 'lease', lease, 'holder', holder, 'attempt', attempt,
-      'life', lived(life, 'L', at, holder))
+      'life', lived(life, leased_line))
     shift(purpose, 'QUEUED', 'LEASED')
     if attempt > 1 then count('redelivered', 1) end
     for _, value in ipairs({ at + ttl, lease }) do table.insert(expiries, value) end

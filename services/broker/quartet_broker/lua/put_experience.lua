@@ -57,7 +57,7 @@ local function show(name, bytes)
   emit('sample', call('GET', transcript(name)))
 end
 
-local listed = {}
+local listed, put_line = {}, moment('P', at, '')
 local KEPT = { 'state', 'purpose', 'stream', 'ticket', 'pinned', 'evaluation', 'lease', 'life' }
 local known = {}
 
@@ -82,7 +82,7 @@ local function put(n)
       requeue(id, 0, 'of versions ' .. oldest .. ' to ' .. newest .. ', pinned to ' .. h[5])
       return 'STALE'
     end
-    call('HSET', instance(id), 'life', lived(h[8], 'P', at, ARGV[n + 3]))
+    call('HSET', instance(id), 'life', lived(h[8], put_line .. ARGV[n + 3]))
     deliver(id, h, name, shown_bytes, header)
     take_off(h[3], h[4], lease)
     table.insert(finished, id)
@@ -106,7 +106,7 @@ local function put(n)
   local ticket = call('XADD', P .. stream, '*', 'i', id, 's', name, 'b', bytes)
   -- `lease` and `holder` stay in the hash: without its place among the leases a lease is worth nothing.
   call('HSET', instance(id), 'stored', name, 'bytes', bytes, 'shown', shown_bytes, 'finished', at, 'version', oldest,
-    'state', 'READY', 'stream', stream, 'ticket', ticket, 'life', lived(h[8], 'P', at, ARGV[n + 3]))
+    'state', 'READY', 'stream', stream, 'ticket', ticket, 'life', lived(h[8], put_line .. ARGV[n + 3]))
   take_off(h[3], h[4], lease)
   table.insert(finished, id)
   stored, open_bytes = stored + 1, open_bytes + bytes

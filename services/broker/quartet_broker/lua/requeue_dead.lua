@@ -9,7 +9,7 @@ for _, id in ipairs(ARGV) do
       call('HMGET', instance(id), 'purpose', 'pinned', 'evaluation', 'reasons', 'pass', 'life'))
     for n = 1, tonumber(reasons or 0) do call('HDEL', instance(id), 'reason:' .. n) end
     call('HDEL', instance(id), 'reasons')
-    call('HSET', instance(id), 'attempt', 0, 'life', lived(life, 'Q', now()))
+    call('HSET', instance(id), 'attempt', 0, 'life', lived(life, moment('Q', now())))
     if evaluation then call('HINCRBY', P .. 'evaluation:' .. evaluation, 'dead', -1) end
     local stream = 'prompts:again'
     if purpose ~= 'TRAIN' then stream = pinned and 'prompts:pin:' .. pinned or 'prompts:serve' end

@@ -32,7 +32,7 @@ local limit, waiting = number('max_queued_prompts'), gauge('queued') + call('XLE
 if queued > limit then return { 'TOO_MANY', limit } end
 if queued > 0 and waiting + queued > limit then return { 'FULL', waiting, limit } end
 
-local born = lived(nil, 'S', now())
+local born = moment('S', now())
 for _, at in ipairs(fresh) do
   local id, digest, purpose, pinned, pass, prompt = unpack(ARGV, at, at + FIELDS - 1)
   call('HSET', instance(id), 'digest', digest, 'purpose', purpose, 'prompt', prompt, 'attempt', 0, 'state', 'STORED',

@@ -60,7 +60,7 @@ local function requeue(id, attempt, why)
   if lease then call('ZREM', LEASES, lease) end
   if h[8] then call('UNLINK', payload(h[8]), transcript(h[8])) end
   call('HDEL', instance(id), 'lease', 'holder', 'stored', 'bytes', 'shown', 'finished', 'version', 'step')
-  call('HSET', instance(id), 'attempt', attempt, 'life', lived(h[9], 'R', now(), why))
+  call('HSET', instance(id), 'attempt', attempt, 'life', lived(h[9], moment('R', now(), in_words(why))))
   shift(purpose, state, 'QUEUED', bytes)
   count('experience_bytes', -bytes)
   ring('prompts')
@@ -72,7 +72,7 @@ local function bury(id, at)
     'life')
   local last = h[6] and call('HGET', instance(id), 'reason:' .. h[6]) or 'no reason was given'
   call('ZADD', DEAD, at, id)
-  call('HSET', instance(id), 'state', 'DEAD', 'life', lived(h[8], 'X', at, last))
+  call('HSET', instance(id), 'state', 'DEAD', 'life', lived(h[8], moment('X', at, in_words(last))))
   tear(h[2], { h[3] })
   call('ZREM', LEASES, h[4])
   call('HDEL', instance(id), 'lease', 'holder', 'ticket')

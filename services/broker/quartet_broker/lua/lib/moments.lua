@@ -3,14 +3,15 @@
 local LIVES, LIVES_ORDER = P .. 'lives', P .. 'lives:order'
 local LONGEST_LIFE, LONGEST_DETAIL = 2000, 200 -- bytes
 
-local function moment(kind, at, detail)
-  if not detail then return kind .. ' ' .. at end
-  return kind .. ' ' .. at .. ' ' .. string.gsub(string.sub(detail, 1, LONGEST_DETAIL), '%s+', ' ')
-end
+-- A moment's line. What many instances have in common is written once.
+local function moment(kind, at, detail) return kind .. ' ' .. at .. (detail and ' ' .. detail or '') end
+-- A detail that somebody chose.
+local function in_words(text) return (string.gsub(string.sub(text, 1, LONGEST_DETAIL), '%s+', ' ')) end
 
 -- A life with one more moment. Of a long one the first line and the last ones are kept.
-local function lived(life, kind, at, detail)
-  life = (life and life .. '\n' or '') .. moment(kind, at, detail)
+local function lived(life, line)
+  if not life then return line end
+  life = life .. '\n' .. line
   if #life <= LONGEST_LIFE then return life end
   return string.match(life, '^[^\n]*') .. string.match(string.sub(life, -LONGEST_LIFE / 2), '\n.*$')
 end

@@ -64,7 +64,7 @@ local ENDS = { COMMITTED = 'C', DROPPED = 'D', DELIVERED = 'E' } -- as moments
 -- are in, when it is not the one in their hash.
 local function settle(ids, final, at, from)
   if #ids == 0 then return end
-  local lines, gone, lives = {}, {}, {}
+  local lines, gone, lives, last = {}, {}, {}, moment(ENDS[final], at)
   for _, id in ipairs(ids) do
     local h = call('HMGET', instance(id), 'purpose', 'state', 'digest', 'attempt', 'step', 'bytes', 'stored',
       'shown', 'finished', 'pass', 'life', 'taken')
@@ -79,9 +79,10 @@ local function settle(ids, final, at, from)
     table.insert(gone, instance(id))
     table.insert(lines, id)
     table.insert(lines, table.concat({ final, h[3], h[4] or 0, h[5] or -1, h[10] or '' }, '|'))
-    local life = h[12] and lived(h[11], 'B', h[12], h[5]) or h[11]
+    local line = final == 'COMMITTED' and last .. ' ' .. (h[5] or -1) or last
+    if h[12] then line = 'B ' .. h[12] .. ' ' .. h[5] .. '\n' .. line end
     table.insert(lives, id)
-    table.insert(lives, lived(life, ENDS[final], at, final == 'COMMITTED' and h[5] or nil))
+    table.insert(lives, lived(h[11], line))
   end
   unlink_all(gone)
   call_many('HSET', SETTLED, lines)
