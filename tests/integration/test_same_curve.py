@@ -1,0 +1,91 @@
+"""With max_staleness 0 a run of the four services is the training that a plain PyTorch loop does, step by step."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from by_hand import ENVIRONMENTS, SERVICES
+
+STEPS = 20
+
+DUMP = """
+import json
+
+from quartet_trainer.callbacks import Callback, Parameters
+
+
+class DumpParameters(Parameters):
+    file: str
+
+
+class Dump(Callback):
+    def __init__(self, path):
+        self.file = open(path, "w", encoding="utf-8")
+
+    def on_batch(self, batch):
+        groups = [group.SerializeToString().hex() for group in batch.groups]
+        self.file.write(json.dumps({"groups": groups}) + "\\n")
+
+    def close(self):
+        self.file.close()
+
+
+class DumpStarter:
+    name = "dump"
+    description = "Writes every batch into a file."
+    parameters = DumpParameters
+
+    def start(self, training, parameters):
+        return Dump(parameters.file)
+"""
+
+
+@pytest.fixture
+def dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A callback that keeps the batches, as an installer leaves it; gives the file it writes."""
+    site = tmp_path / "site"
+    information = site / "dump-1.0.dist-info"
+    information.mkdir(parents=True)
+    (site / "dump_batches.py").write_text(DUMP, encoding="utf-8")
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: dump\nVersion: 1.0\n", encoding="utf-8")
+    (information / "entry_points.txt").write_text("[quartet.callbacks]\ndump = dump_batches:DumpStarter\n")
+    monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
+    return tmp_path / "batches.jsonl"
+
+
+@pytest.mark.timeout(600)
+def test_each_steps_loss_is_that_of_a_plain_loop(by_hand, dump: Path, model: Path, tmp_path: Path):
+    """The plain loop has the first weights and the batches, nothing else. So the batches too must have been made by
+    its weights: the rollouts' log-probs are its own before each step."""
+    services = by_hand(
+        run__max_steps=STEPS,
+        run__max_staleness=0,
+        run__verifiers="[{name='length', parameters={buffer_tokens=30}}]",
+        rollout__engine="transformers",
+        trainer__callbacks=f"[{{name='dump', parameters={{file='{dump}'}}}}]",
+        trainer__evaluation__interval=0,
+        trainer__evaluation__before_training="false",
+        trainer__evaluation__at_end="false",
+        trainer__checkpoint__interval=0,
+    )
+    services.start_redis()
+    for name in SERVICES:
+        services.start(name)
+    client = services.client("run", "--attach", "--plain", *services.arguments)
+    assert client.wait(400) == 0, services.logs()
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    found = [json.loads(line) for line in lines]
+    assert [record["step"] for record in found] == list(range(STEPS)), services.logs()
+    assert all(record["staleness/max"] == 0 for record in found)
+
+    program = Path(__file__).with_name("plain_curve.py")
+    command = [ENVIRONMENTS / "trainer" / "bin" / "python", "-W", "ignore", program, model, dump]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    expected = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [record["train/loss"] for record in found] == pytest.approx([one["loss"] for one in expected], abs=1e-4)
+    assert max(one["difference"] for one in expected) < 1e-3
+    # There was something to learn from in most steps: not all completions of a group were equally long.
+    assert sum(record["train/grad_norm"] > 0 and abs(record["train/loss"]) > 1e-6 for record in found) > STEPS / 2
