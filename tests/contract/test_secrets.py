@@ -1,0 +1,106 @@
+"""Secrets stay secret: token, Redis' password and a weight group's secret are in no log, no answer, no argument; and
+nobody meets a weight group without its secret."""
+
+import socket
+from pathlib import Path
+
+import grpc
+import pytest
+from contract_stack import ENGINES, TOKEN
+from quartet.v1 import broker_pb2, rollout_pb2
+from servers_under_test import Process, Redis, Server, free_ports
+
+from quartet_client.contract.calls import OWNERS
+from quartet_client.contract.world import World
+from quartet_common.durations import to_duration
+
+pytestmark = pytest.mark.timeout(300)
+PASSWORD = "p4ssw0rd-of-redis"
+
+
+def argument_lines(*processes: Process) -> list[str]:
+    """What `ps` shows of processes: arguments. The environment is for the same user only, and is looked at as well."""
+    lines = []
+    for process in processes:
+        for name in ("cmdline", "environ"):
+            lines.append(
+                Path(f"/proc/{process.popen.pid}/{name}").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            )
+    return lines
+
+
+@pytest.mark.parametrize("kind", OWNERS)
+def test_the_token_is_in_no_log_and_no_argument(stack, kind):
+    server = stack.alone[kind]
+    caller = server.caller()
+    known, refusals = caller.metadata, []
+    try:
+        for token in (TOKEN, f"{TOKEN}x", TOKEN.upper(), ""):
+            caller.metadata = [("authorization", f"Bearer {token}")]
+            error = caller.raw("HandshakeService.Handshake", b"")
+            refusals.append(error.details() if error is not None else "")
+    finally:
+        caller.metadata = known
+    assert refusals[0] == "" and all(refusals[1:])
+    for text in (server.log.read_text(errors="replace"), *argument_lines(server), *refusals):
+        assert TOKEN not in text and TOKEN.upper() not in text
+
+
+def test_redis_password_is_in_no_log_no_argument_and_no_refusal(stack, tmp_path: Path):
+    redis = Redis(tmp_path)
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    server = None
+    try:
+        with socket.create_connection(("127.0.0.1", redis.port), timeout=10) as connection:
+            connection.sendall(f"CONFIG SET requirepass {PASSWORD}\r\n".encode())
+            assert connection.recv(64).startswith(b"+OK")
+        url = redis.url.replace("redis://", f"redis://:{PASSWORD}@")
+        sections = {
+            "addresses": {"broker": address},
+            "server": {"metrics": False},
+            "broker": {"redis_url": url, "redis_timeout": 1.0},
+        }
+        server = Server("broker", tmp_path, sections)
+        caller = server.caller()
+        request = broker_pb2.ListRunsRequest()
+        assert caller.call("BrokerService.ListRuns", request) is not None
+        redis.close()
+        # Without Redis it complains, in its log and to callers, as long as one cares to listen.
+        with pytest.raises(grpc.RpcError) as raised:
+            caller.call("BrokerService.ListRuns", request)
+        assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+        server.wait_until(lambda: "subscription to Redis broke" in server.log.read_text(), "it misses its Redis")
+        for text in (server.log.read_text(errors="replace"), *argument_lines(server), str(raised.value)):
+            assert PASSWORD not in text
+    finally:
+        for process in filter(None, (server, redis)):
+            process.close()
+
+
+@pytest.fixture
+def world(stack):
+    """A world of the first rollout, with the trainer's side of it."""
+    engine = ENGINES[0]
+    world = World(stack.callers(engine), stack.weights(engine))
+    yield world
+    world.weights.settle(world)
+
+
+def test_without_its_secret_nobody_meets_a_weight_group(stack, world):
+    server = stack.servers[ENGINES[0]]
+    invitation = world.weights.open().invitation()
+    stranger = rollout_pb2.JoinWeightGroupRequest()
+    stranger.CopyFrom(invitation)
+    stranger.secret = b"another secret!!"
+    stranger.timeout.CopyFrom(to_duration(2))
+    world.call("RolloutService.JoinWeightGroup", stranger)
+    failure = f"could not join the weight group of epoch {world.weights.epoch} "
+    server.wait_until(lambda: failure in server.log.read_text(errors="replace"), "it gives up")
+    # The trainer still waits at the same store: whoever has the secret is met there.
+    world.call("RolloutService.JoinWeightGroup", invitation)
+    world.weights.wait_until_met()
+    # And neither secret was written down, though torch names the keys that it waited for.
+    log = server.log.read_text(errors="replace")
+    for secret in (invitation.secret, stranger.secret):
+        for form in (secret.hex(), str(secret)[2:-1]):
+            assert form not in log
