@@ -191,14 +191,25 @@ class AsyncClient:
         return collect_results(self.connections, handles, timeout)
 
     async def generate(
-        self, prompt: PromptLike, *, address: str | None = None, timeout: float = 300.0
+        self,
+        prompt: PromptLike,
+        *,
+        address: str | None = None,
+        run_id: str = "",
+        sampling_masks: bool = False,
+        timeout: float = 300.0,
     ) -> list[Completion]:
         """Return completions of the live policy for one prompt, straight from a rollout; not scored, not stored.
 
         Args:
             address: of the rollout; by default the configured one.
+            run_id: the run whose policy is meant; a rollout that works for another refuses. By default whichever it
+                works for.
+            sampling_masks: have each token's candidates, where top_p, top_k or min_p cut others off.
         """
-        request = rollout_pb2.GenerateRequest(prompt=Prompt.parse(prompt).to_proto("generate"))
+        request = rollout_pb2.GenerateRequest(
+            prompt=Prompt.parse(prompt).to_proto("generate"), run_id=run_id, sampling_masks=sampling_masks
+        )
         answer = await self.connections.call("rollout", "Generate", request, address=address, timeout=timeout)
         return [Completion.from_generated(completion) for completion in answer.completions]
 

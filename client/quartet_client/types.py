@@ -2,8 +2,9 @@
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import islice
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, rollout_pb2, tensor_pb2
@@ -98,6 +99,10 @@ class Completion:
         version_spans: which weights made which tokens, in order.
         score: what the reward service said; None if it was not asked (`generate`).
         token_ids, log_probs: by `generate` only; each log-prob is under the distribution its token was sampled from.
+        turns: of the policy; more than one with an environment that answers it.
+        inserted_tokens: those of the `tokens` that an environment wrote, not the policy.
+        sampling_mask: by `generate` with `sampling_masks`, of each token the ids it was drawn from, ascending; empty
+            where nothing was cut off. Empty as a whole where it was not asked for, or the sampling cuts nothing off.
     """
 
     index: int
@@ -108,6 +113,9 @@ class Completion:
     score: Score | None = None
     token_ids: tuple[int, ...] = ()
     log_probs: tuple[float, ...] = ()
+    turns: int = 1
+    inserted_tokens: int = 0
+    sampling_mask: tuple[tuple[int, ...], ...] = ()
 
     @property
     def policy_version(self) -> int:
@@ -139,20 +147,20 @@ class Completion:
             tokens=info.tokens,
             version_spans=tuple(VersionSpan(s.policy_version, s.begin, s.end) for s in info.version_spans),
             score=Score.from_proto(info.score) if info.HasField("score") else None,
+            turns=info.turns or 1,
+            inserted_tokens=info.inserted_tokens,
         )
 
     @classmethod
     def from_generated(cls, generated: rollout_pb2.GeneratedCompletion) -> "Completion":
         """Return the contract's GeneratedCompletion, tokens and log-probs included."""
-        plain = cls.from_proto(generated.info)
-        return cls(
-            index=plain.index,
-            text=plain.text,
-            finish_reason=plain.finish_reason,
-            tokens=plain.tokens,
-            version_spans=plain.version_spans,
+        counts = _unpack(generated.sampling_mask_counts, tensor_pb2.DTYPE_INT32, "i")
+        candidates = iter(_unpack(generated.sampling_mask_token_ids, tensor_pb2.DTYPE_INT32, "i"))
+        return replace(
+            cls.from_proto(generated.info),
             token_ids=_unpack(generated.token_ids, tensor_pb2.DTYPE_INT32, "i"),
             log_probs=_unpack(generated.log_probs, tensor_pb2.DTYPE_FLOAT32, "f"),
+            sampling_mask=tuple(tuple(islice(candidates, count)) for count in counts),
         )
 
 

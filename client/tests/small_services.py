@@ -236,12 +236,18 @@ class SmallRollout(rollout_pb2_grpc.RolloutServiceServicer):
         return rollout_pb2.RolloutServiceGetStatusResponse(run_id="demo", engine="echo", policy_version=4)
 
     async def Generate(self, request, context):  # noqa: N802
-        info = experience_pb2.CompletionInfo(text=request.prompt.text, tokens=2)
+        if request.run_id not in ("", "demo"):
+            raise failed_precondition("run_id", f"this rollout works for run 'demo', not for '{request.run_id}'")
+        info = experience_pb2.CompletionInfo(text=request.prompt.text, tokens=2, turns=1)
         completion = rollout_pb2.GeneratedCompletion(
             info=info,
             token_ids=tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_INT32, shape=[2], data=b"\x07\0\0\0\x08\0\0\0"),
             log_probs=tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_FLOAT32, shape=[2], data=b"\0\0\x80\xbf\0\0\0\0"),
         )
+        if request.sampling_masks:  # of the first token all, of the second two
+            counts, ids = b"\0\0\0\0\x02\0\0\0", b"\x06\0\0\0\x08\0\0\0"
+            completion.sampling_mask_counts.CopyFrom(tensor_pb2.Tensor(dtype=2, shape=[2], data=counts))
+            completion.sampling_mask_token_ids.CopyFrom(tensor_pb2.Tensor(dtype=2, shape=[2], data=ids))
         return rollout_pb2.GenerateResponse(completions=[completion] * max(1, request.prompt.sampling.n))
 
 

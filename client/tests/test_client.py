@@ -7,12 +7,12 @@ import threading
 
 import grpc
 import pytest
-from quartet.v1 import broker_pb2
+from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_client import AsyncClient, Client, InputError, QuartetError
 from quartet_client.events import RunStateChanged, StepFinished
 from quartet_client.runs import RunStats
-from quartet_client.types import Handle
+from quartet_client.types import Completion, Handle
 
 PROMPTS = [{"prompt": "2+3=5", "gt_answer": "5"}, {"prompt": "1+1=3", "gt_answer": "2"}, "no reference"]
 
@@ -153,11 +153,23 @@ async def test_generate_and_score_go_straight_to_their_services(services):
         completions = await client.generate({"prompt": "hi", "sampling": {"n": 2}})
         assert len(completions) == 2 and completions[0].token_ids == (7, 8)
         assert completions[0].log_probs == (-1.0, 0.0) and completions[0].score is None
+        assert (completions[0].turns, completions[0].inserted_tokens, completions[0].sampling_mask) == (1, 0, ())
+        (masked,) = await client.generate("hi", run_id="demo", sampling_masks=True)
+        assert masked.sampling_mask == ((), (6, 8))
+        with pytest.raises(QuartetError, match="works for run 'demo', not for 'other'"):
+            await client.generate("hi", run_id="other")
         right, wrong = await client.score(["it is 5", "it is 6"], {"prompt": "?", "gt_answer": "5"}, ["exact"])
         assert (right.reward, wrong.reward) == (1.0, 0.0)
         (failed,) = await client.score(["x"], "no answer", ["exact"])
         assert failed.reward is None and failed.failure == "the reference answer is empty"
         assert await client.verifiers() == {"exact": "The answer, character by character."}
+
+
+def test_a_completion_tells_its_turns():
+    info = experience_pb2.CompletionInfo(text="a!b", tokens=3, turns=2, inserted_tokens=1)
+    completion = Completion.from_proto(info)
+    assert (completion.turns, completion.inserted_tokens, completion.tokens) == (2, 1, 3)
+    assert Completion.from_proto(experience_pb2.CompletionInfo()).turns == 1
 
 
 async def test_status_tells_of_all_four(services, nowhere):
