@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Literal
+from typing import Any, Literal
 
 from pythonjsonlogger.json import JsonFormatter
 
@@ -34,6 +34,14 @@ _STANDARD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {
 
 
 _bound: ContextVar[Mapping[str, object]] = ContextVar("log fields")
+_of_process: dict[str, str] = {}  # on every JSON line that does not say otherwise
+
+
+def set_run(run_id: str) -> None:
+    """Name the run that this process works for from now on; "": none."""
+    _of_process.pop("run", None)
+    if run_id:
+        _of_process["run"] = run_id
 
 
 @contextmanager
@@ -56,6 +64,14 @@ class _Surroundings(logging.Filter):
         if context := tracing.current():
             record.trace = context.split("-")[1]
         return True
+
+
+class _JsonFormatter(JsonFormatter):
+    """Names the process on each line, and its run on those that name none."""
+
+    def add_fields(self, log_data: dict[str, Any], record: logging.LogRecord, message_dict: dict[str, Any]) -> None:
+        super().add_fields(log_data, record, message_dict)
+        log_data.update({key: value for key, value in _of_process.items() if key != "run" or not log_data.get("run")})
 
 
 class _TextFormatter(logging.Formatter):
@@ -81,14 +97,15 @@ def configure_logging(
     Args:
         run: of a service that works for one run: every JSON line that names no other names this one.
     """
+    _of_process.update(service=service, instance=instance)
+    set_run(run)
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_Surroundings())
     if log_format == "json":
         handler.setFormatter(
-            JsonFormatter(
+            _JsonFormatter(
                 "%(asctime)s %(levelname)s %(name)s %(message)s",
                 rename_fields={"asctime": "time", "levelname": "level", "name": "logger"},
-                static_fields={"service": service, "instance": instance} | ({"run": run} if run else {}),
             )
         )
     else:

@@ -20,6 +20,11 @@ with log.log_fields(group="pass-0/17", version=3):
     logger.info("prompt given back: %s", "no room", extra={"attempt": 2})
     logger.info("of another run", extra={"run": "other", "version": 4})
 logger.debug("not said")
+log.set_run("next")
+logger.info("of the next run")
+log.set_run("")
+logger.info("of none")
+log.set_run("demo")
 tracing.configure("rollout", "host-1", TracingSection(endpoint="127.0.0.1:9"))
 with tracing.span("rollout", root=True) as span:
     logger.error("traced %s", span.traceparent)
@@ -33,17 +38,18 @@ def said(form: str) -> list[str]:
 
 
 def test_json_lines_carry_the_ids_of_what_they_are_about():
-    ready, given_back, other, traced = map(json.loads, said("json"))
+    ready, given_back, other, of_next, of_none, traced = map(json.loads, said("json"))
     who = {"service": "rollout", "instance": "host-1", "logger": "quartet_rollout.groups"}
     assert ready == who | {"time": ready["time"], "level": "INFO", "message": "ready", "run": "demo"}
     about = {"run": "demo", "group": "pass-0/17", "version": 3, "attempt": 2}
     assert given_back.items() >= (who | about | {"message": "prompt given back: no room"}).items()
     assert other.items() >= {"run": "other", "group": "pass-0/17", "version": 4}.items(), "the line's own come first"
+    assert of_next["run"] == "next" and "run" not in of_none
     assert traced["trace"] == traced["message"].split("-")[1] and "group" not in traced
 
 
 def test_text_lines_show_the_same_to_people():
-    ready, given_back, other, _ = said("text")
+    ready, given_back, other, *_ = said("text")
     assert ready.endswith(" rollout INFO ready")
     assert "prompt given back: no room" in given_back
     for field in ("group=pass-0/17", "version=3", "attempt=2"):

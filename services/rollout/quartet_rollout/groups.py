@@ -110,7 +110,7 @@ class Groups:
             "quartet.instance": lease.instance.instance_id,
             "quartet.attempt": lease.attempt,
         }
-        about = log_fields(group=lease.instance.instance_id, version=self._state.policy_version)
+        about = log_fields(run=self._state.run_id, group=lease.instance.instance_id, version=self._state.policy_version)
         traced = tracing.span("rollout", lease.instance.traceparent, kind="consumer", attributes=attributes)
         with about, traced as span:
             group.traceparent = span.traceparent

@@ -14,7 +14,7 @@ from quartet.v1 import broker_pb2, common_pb2
 from quartet_common.durations import to_seconds
 from quartet_common.errors import describe
 from quartet_common.host import ServiceHost
-from quartet_common.log import get_logger
+from quartet_common.log import get_logger, set_run
 from quartet_rollout.broker_link import TRANSIENT, Backoff, BrokerLink
 from quartet_rollout.engines.base import UNKNOWN_VERSION
 from quartet_rollout.pool import RunPool
@@ -109,6 +109,7 @@ class Membership:
         state = self._state
         last, state.changing_run = state.run_id, True
         state.run, state.run_id = None, run_id
+        set_run(run_id)
         try:
             await self._on_new_run(f"the rollout went over to run '{run_id}'")
         finally:
