@@ -4,11 +4,13 @@ import re
 import subprocess
 from pathlib import Path
 
+import grpc
 import pytest
 import wrong_reward
 from contract_stack import ENGINES, TOKEN
 from servers_under_test import ENVIRONMENTS
 
+from quartet_client.authority import create_authority, issue
 from quartet_client.contract.world import World
 
 COMMAND = ENVIRONMENTS / "client" / "bin" / "quartet"
@@ -74,6 +76,25 @@ def test_a_wrong_one_is_told_what_is_wrong_and_what_was_asked():
     assert "At index 0 diff: 'formless' != 'right'" in told  # what came is shown
     # What is right is counted as right: a handshake that asks for nothing special.
     assert counted(told, "passed") == 2 and counted(told, "failed") == 16, told
+
+
+def test_certificates_are_shown_by_whoever_has_them(tmp_path: Path):
+    create_authority(tmp_path)
+    for name in ("reward", "operator"):
+        issue(tmp_path, name, [name])
+    files = [(tmp_path / name).read_bytes() for name in ("reward-key.pem", "reward.pem", "ca.pem")]
+    credentials = grpc.ssl_server_credentials([(files[0], files[1])], files[2], require_client_auth=True)
+    server, address = wrong_reward.serve(credentials)
+    own = ["--ca", "ca.pem", "--certificate", "operator.pem", "--key", "operator-key.pem"]
+    shown = [word if word.startswith("--") else str(tmp_path / word) for word in own]
+    try:
+        without, incomplete = contract_test("reward", address), contract_test("reward", address, *shown[:2])
+        done = contract_test("reward", address, *shown, "-k", "Handshake")
+    finally:
+        server.stop(grace=None).wait(10)
+    assert without.returncode == incomplete.returncode == 2
+    assert "go together" in incomplete.stderr
+    assert done.returncode == 1 and counted(done.stdout, "passed") == counted(done.stdout, "failed") == 2, done.stdout
 
 
 @pytest.mark.parametrize(

@@ -33,11 +33,14 @@ class Introduction(common_pb2_grpc.HandshakeServiceServicer):
         )
 
 
-def serve() -> tuple[grpc.Server, str]:
-    """Return the running server and its address."""
+def serve(credentials: grpc.ServerCredentials | None = None) -> tuple[grpc.Server, str]:
+    """Return the running server and its address; with `credentials` it speaks TLS."""
     server = grpc.server(ThreadPoolExecutor(4))
     reward_pb2_grpc.add_RewardServiceServicer_to_server(WrongReward(), server)
     common_pb2_grpc.add_HandshakeServiceServicer_to_server(Introduction(), server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    if credentials:
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+    else:
+        port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    return server, address
+    return server, f"127.0.0.1:{port}"

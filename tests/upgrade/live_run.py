@@ -46,7 +46,7 @@ def free_ports(count: int) -> list[int]:
 def make_model(folder: Path) -> Path:
     """Write the demo's model, untrained, into a folder."""
     command = [ENVIRONMENTS / "trainer" / "bin" / "python", "-c", _MAKE_MODEL, folder]
-    subprocess.run(command, cwd=ROOT / "examples" / "arithmetic", check=True, timeout=120)
+    subprocess.run(command, cwd=ROOT / "examples" / "arithmetic", check=True, timeout=300)
     return folder
 
 
