@@ -1,0 +1,50 @@
+"""One rollout, two runs with a trainer each: it does the first, then the second, each with that run's own weights."""
+
+import json
+
+import pytest
+
+from quartet_client import Client
+
+pytestmark = pytest.mark.timeout(300)
+
+STEPS, GROUPS = 2, 2
+
+
+def test_a_rollout_does_one_run_after_the_other_with_masks_that_are_trained(by_hand, tmp_path):
+    common = {
+        "rollout__engine": "transformers",
+        "rollout__runs": '["t*", "one"]',
+        "run__sampling_masks": "true",
+        "run__sampling__top_p": 0.7,
+        "run__group_size": 2,
+        "run__groups_per_step": GROUPS,
+        "run__max_steps": STEPS,
+        "trainer__learning_rate": 1e-3,
+        "trainer__skip_zero_advantage": "false",
+        "trainer__evaluation__interval": 0,
+        "trainer__checkpoint__interval": 1,
+    }
+    one = by_hand(run__id="one", run__folder=tmp_path / "one", trainer__seed=1, **common)
+    shared = {f"addresses__{name}": one.addresses[name] for name in ("broker", "reward", "rollout")}
+    two = by_hand(run__id="two", run__folder=tmp_path / "two", trainer__seed=2, **shared, **common)
+    one.start_redis()
+    for name in ("broker", "reward", "rollout", "trainer"):
+        one.start(name)
+    two.start("trainer")
+    first = one.client("run", "--attach", "--plain", *one.arguments)
+    one.wait_for("rollout", "works for another run")
+    second = two.client("run", "--attach", "--plain", *two.arguments)
+    assert (first.wait(200), second.wait(200)) == (0, 0), one.logs()
+
+    with Client(one.addresses["broker"]) as quartet:
+        runs = {name: quartet.run(name) for name in ("one", "two")}
+    for name, run in runs.items():
+        assert run.stats.committed == STEPS * GROUPS
+        assert run.stats.duplicates == run.stats.dead == run.stats.redelivered == 0
+        rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        steps = [row for row in rows if row["kind"] == "step"]
+        assert [row["step"] for row in steps] == list(range(STEPS))
+        # The rollout's log-probs are of this run's weights, and both ends confine them to the same candidates.
+        assert steps[0]["mismatch/log_prob_diff_max"] < 1e-3
+    assert one.stop("rollout") == 0, one.log("rollout")
