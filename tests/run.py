@@ -89,7 +89,7 @@ SUITES = (
     Suite("client", "client", 300, "client/tests"),
     Suite("launcher", "dev", 900, "deploy/local/tests", alone=True),
     Suite("deploy", "dev", 500, "tests/deploy"),
-    Suite("docs", "dev", 200, "tests/docs"),
+    Suite("docs", "dev", 500, "tests/docs"),
     Suite("contract", "dev", 700, "tests/contract", alone=True),
     Suite("integration", "dev", 700, "tests/integration", alone=True),
     Suite("hostile", "reward", 400, "tests/hostile", alone=True),

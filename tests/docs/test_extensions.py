@@ -8,7 +8,8 @@ import pytest
 from pages import ROOT
 
 PACKAGE = ROOT / "examples" / "extensions"
-SERVICE_OF = {"verifier": "reward", "environment": "rollout", "engine": "rollout", "algorithm": "trainer"}
+# One process for each service: most of its time is that of importing torch.
+KINDS_OF = {"reward": ("verifier",), "rollout": ("environment", "engine", "transport"), "trainer": ("algorithm",)}
 
 
 @pytest.fixture(scope="session")
@@ -23,12 +24,17 @@ def installed(tmp_path_factory) -> Path:
     return folder / "site"
 
 
-@pytest.mark.parametrize("kind", SERVICE_OF)
-def test_an_extension_passes_its_own_tests_in_its_services_environment(kind, installed):
-    python = ROOT / ".quartet" / "envs" / SERVICE_OF[kind] / "bin" / "python"
-    test = PACKAGE / "tests" / f"test_{kind}.py"
+def test_every_extension_is_tested():
+    kinds = {path.stem.removeprefix("test_") for path in (PACKAGE / "tests").glob("test_*.py")}
+    assert kinds == {kind for kinds in KINDS_OF.values() for kind in kinds}
+
+
+@pytest.mark.parametrize("service", KINDS_OF)
+def test_extensions_pass_their_own_tests_in_their_services_environment(service, installed):
+    python = ROOT / ".quartet" / "envs" / service / "bin" / "python"
+    tests = [PACKAGE / "tests" / f"test_{kind}.py" for kind in KINDS_OF[service]]
     done = subprocess.run(
-        [python, "-m", "pytest", "-c", ROOT / "pyproject.toml", "-q", "-p", "no:cacheprovider", test],
+        [python, "-m", "pytest", "-c", ROOT / "pyproject.toml", "-q", "-p", "no:cacheprovider", *tests],
         env={**os.environ, "PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1"},
         cwd=ROOT,
         capture_output=True,
