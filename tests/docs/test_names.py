@@ -1,7 +1,6 @@
 """Names in code font are names of something: of the contract, of the run file, of the code."""
 
 import re
-import subprocess
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from pages import ROOT, WRITTEN, code_spans, name_of
 
 # What is named in the docs and stands elsewhere: libraries' names, other projects', systemd's, Redis's, HTTP's.
 OTHERS = set((Path(__file__).parent / "other_names.txt").read_text().split())
+FOLDERS = ("benchmarks", "client", "deploy", "docs", "examples", "protos/quartet", "services", "tests")
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SOURCES = (
     ".py",
@@ -32,14 +32,13 @@ SOURCES = (
 @cache
 def identifiers() -> frozenset[str]:
     """Every word of the checkout's sources and of their names: not of its pages, nor of these tests."""
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
-    words: set[str] = set()
-    for name in listed.stdout.splitlines():
-        path = ROOT / name
-        words.update(WORD.findall(name))
-        made = name.startswith(("docs/", "tests/docs/", "protos/python/"))
-        if not made and (path.suffix in SOURCES or path.name == "Makefile") and path.is_file():
-            words.update(WORD.findall(path.read_text(errors="ignore")))
+    words = set(WORD.findall((ROOT / "Makefile").read_text() + (ROOT / "pyproject.toml").read_text()))
+    for folder in FOLDERS:
+        for path in (ROOT / folder).rglob("*"):
+            name = str(path.relative_to(ROOT))
+            words.update(WORD.findall(name))
+            if path.suffix in SOURCES and not name.startswith(("docs/run-file", "tests/docs/")) and path.is_file():
+                words.update(WORD.findall(path.read_text(errors="ignore")))
     return frozenset(words)
 
 
