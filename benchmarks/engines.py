@@ -1,17 +1,18 @@
 """Tokens per second through the whole rollout service, beside the library that its engine is made of.
 
-- Ours: broker, reward service and rollout, as processes. Prompts are queued at the broker, the rollout has been given
-  its weights as a trainer gives them, leases, generates, has every completion scored and puts the groups. Tokens of
-  the accepted groups, from the last group of the warm-up to the last group of the round.
-- The peer of the vllm engine is vLLM's own `LLM.generate` on all the prompts at once, with `n` completions a prompt and
-  log-probs on, configured as our engine configures it: in-process, and with its engine process. The faster one counts.
+- Ours: broker, reward service and rollout, as processes. The rollout has been given its weights as a trainer gives
+  them. A round queues prompts at the broker, and ends when the broker has accepted their last group: leased, generated
+  with log-probs, every completion scored, put.
+- The peer of the vllm engine is vLLM's own `LLM.generate` on the same prompts, all at once, with `n` completions a
+  prompt and log-probs on, configured as our engine configures it: in-process, and with its engine process. The faster
+  one counts. Both forms of our engine are measured; the configuration's default counts.
 - The peer of the transformers engine is `model.generate` with `output_scores`, 128 completions a batch, and the
   log-probs taken from the scores.
 
 Two random models of the demo's kind, 0.3 M and 30 M parameters; 8 completions a prompt, 32 new tokens at most,
 temperature 1, float32, one thread each, 128 completions at once. A random model ends some completions early: tokens are
-counted as they come. A process can hold one vLLM engine, so each side is a process of its own; they run in the order
-A B B A, and the mean of a side's two figures, each the median of its rounds, is reported.
+counted as they come. All sides are up at the same time and work in turn, round by round, the order turned round each
+time (A B C, C B A), so that what the machine does besides meets all alike. The median of each side's rounds counts.
 """
 
 import argparse
@@ -23,30 +24,35 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from measuring import ENVIRONMENTS, ROOT, Figure, report, service
+from measuring import ENVIRONMENTS, ROOT, Figure, Side, report, service
 
 COMPLETIONS, NEW_TOKENS, AT_ONCE = 8, 32, 128
 IN_ENGINE = 192  # so that the engine always has a completion to put into a place that becomes free
 LIMIT_SECONDS = 150
 CALL_SECONDS = 60
+LOOK_SECONDS = 0.02
 EVER_QUEUED = 1 << 20
 RUN = "bench"
-# Prompts of a round and rounds, by the name of the size; what differs from the tests' model.
+# Prompts of a round, turns (two rounds each), and what differs from the tests' model, by the name of the size.
 SIZES = {
-    "0.3 M": (160, 3, {}),
+    "0.3 M": (240, 2, {}),
     "30 M": (
         32,
-        2,
+        1,
         {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8},
     ),
 }
+# The forms of ours, the configuration's default first, and the peers.
+OURS = {"vllm": ["in_process", "async"], "transformers": ["plain"]}
 PEERS = {
     "vllm": {"in process": "bare vLLM LLM.generate", "engine process": "bare vLLM LLM.generate, engine process"},
-    "transformers": {"plain": "model.generate"},
+    "transformers": {"model.generate": "model.generate"},
 }
+Generate = Callable[[], int]
+"""Makes a round's completions; returns their tokens."""
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -54,91 +60,75 @@ def prompts(count: int) -> list[list[int]]:
     return [[16 + (index * 7 + position * (3 + index // 60)) % 60 for position in range(12)] for index in range(count)]
 
 
-def rate(generate: Callable[[], int], rounds: int) -> float:
-    """Median tokens per second of a function that returns how many it generated; once for warm-up before."""
-    generate()
-    rates = []
-    for _ in range(rounds):
-        started = time.perf_counter()
-        tokens = generate()
-        rates.append(tokens / (time.perf_counter() - started))
-    return statistics.median(rates)
-
-
 # --- Ours -------------------------------------------------------------------------------------------------------------
 
 
-def through_the_service(engine: str, model: str, count: int, rounds: int) -> float:
+@contextlib.contextmanager
+def through_the_service(engine: str, form: str, model: str, count: int) -> Iterator[Generate]:
     """Broker, reward service and rollout; this process is client and trainer."""
     import grpc
-    from quartet.v1 import broker_pb2, broker_pb2_grpc, experience_pb2, reward_pb2, tensor_pb2
+    from quartet.v1 import broker_pb2, broker_pb2_grpc, experience_pb2, reward_pb2, rollout_pb2, rollout_pb2_grpc
 
-    places = [f"rollout.engine={engine}", f"rollout.{engine}.max_num_seqs={AT_ONCE}"]
-    settings = [f"run.id={RUN}", f"model.path={model}", f"rollout.max_running_completions={IN_ENGINE}", *places]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        service("broker", Path(folder), [f"broker.redis_url={os.environ['REDIS_URL']}"]) as broker,
-        service("reward", Path(folder), []) as reward,
-    ):
-        addresses = [f"addresses.broker={broker}", f"addresses.reward={reward}"]
-        with (
-            service("rollout", Path(folder), [*settings, *addresses]) as rollout,
-            grpc.insecure_channel(broker) as channel,
-        ):
-            stub = broker_pb2_grpc.BrokerServiceStub(channel)
-            spec = broker_pb2.RunSpec(
-                run_id=RUN,
-                group_size=COMPLETIONS,
-                groups_per_step=EVER_QUEUED,  # the gate stays open
-                max_queued_prompts=EVER_QUEUED,
-                sampling=experience_pb2.SamplingParams(max_new_tokens=NEW_TOKENS, temperature=1.0),
-                verifiers=[reward_pb2.VerifierSpec(name="think_answer_tags")],
-            )
-            stub.CreateRun(broker_pb2.CreateRunRequest(spec=spec), timeout=CALL_SECONDS)
-            give_weights(rollout, Path(model))
+    settings = [f"run.id={RUN}", f"model.path={model}", f"rollout.max_running_completions={IN_ENGINE}"]
+    settings += [f"rollout.engine={engine}", f"rollout.{engine}.max_num_seqs={AT_ONCE}"]
+    if engine == "vllm":
+        settings.append(f"rollout.vllm.form={form}")
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        broker = stack.enter_context(service("broker", folder, [f"broker.redis_url={os.environ['REDIS_URL']}"]))
+        reward = stack.enter_context(service("reward", folder, []))
+        settings += [f"addresses.broker={broker}", f"addresses.reward={reward}"]
+        rollout = stack.enter_context(service("rollout", folder, settings))
+        stub = broker_pb2_grpc.BrokerServiceStub(stack.enter_context(grpc.insecure_channel(broker)))
+        ours = rollout_pb2_grpc.RolloutServiceStub(stack.enter_context(grpc.insecure_channel(rollout)))
+        spec = broker_pb2.RunSpec(
+            run_id=RUN,
+            group_size=COMPLETIONS,
+            groups_per_step=EVER_QUEUED,  # the gate stays open
+            max_queued_prompts=EVER_QUEUED,
+            sampling=experience_pb2.SamplingParams(max_new_tokens=NEW_TOKENS, temperature=1.0),
+            verifiers=[reward_pb2.VerifierSpec(name="think_answer_tags")],
+        )
+        stub.CreateRun(broker_pb2.CreateRunRequest(spec=spec), timeout=CALL_SECONDS)
+        give_weights(rollout, Path(model))
+        made = 0
 
-            def submit(name: str) -> None:
-                instances = []
-                for number, tokens in enumerate(prompts(count)):
-                    data = b"".join(token.to_bytes(4, "little") for token in tokens)
-                    ids = tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_INT32, shape=[len(tokens)], data=data)
-                    prompt = experience_pb2.Prompt(
-                        prompt_id=str(number), token_ids=ids, reference=reward_pb2.Reference(answer="2")
-                    )
-                    purpose = experience_pb2.PURPOSE_TRAIN
-                    instances.append(
-                        experience_pb2.PromptInstance(instance_id=f"{name}/{number}", prompt=prompt, purpose=purpose)
-                    )
-                request = broker_pb2.SubmitPromptsRequest(run_id=RUN, instances=instances)
-                stub.SubmitPrompts(request, timeout=CALL_SECONDS)
+        def tokens() -> int:
+            return ours.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest(), timeout=CALL_SECONDS).tokens_total
 
-            for number in range(rounds + 1):
-                submit(f"round-{number}")
-            return statistics.median(round_rates(rollout, count, rounds))
-
-
-def round_rates(rollout: str, count: int, rounds: int) -> list[float]:
-    """Tokens per second of each round after the first, by the rollout's own counts."""
-    import grpc
-    from quartet.v1 import rollout_pb2, rollout_pb2_grpc
-
-    deadline = time.monotonic() + LIMIT_SECONDS
-    rates, begin = [], None
-    with grpc.insecure_channel(rollout) as channel:
-        stub = rollout_pb2_grpc.RolloutServiceStub(channel)
-        for number in range(rounds + 1):
+        def generate() -> int:
+            nonlocal made
+            before = tokens()
+            stub.SubmitPrompts(submission(f"from-{made}", count), timeout=CALL_SECONDS)
+            made += count
+            deadline = time.monotonic() + LIMIT_SECONDS
             while True:
-                status = stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest(), timeout=CALL_SECONDS)
-                if status.groups_total >= (number + 1) * count:
-                    break
+                # The broker is asked, not the rollout: that one has to work.
+                stats = stub.GetRun(broker_pb2.GetRunRequest(run_id=RUN), timeout=CALL_SECONDS).run.stats
+                if stats.ready >= made:
+                    return tokens() - before
                 if time.monotonic() > deadline:
-                    raise RuntimeError(f"{status.groups_total} groups only in {LIMIT_SECONDS} s: {status}")
-                time.sleep(0.02)
-            now = time.perf_counter()
-            if begin is not None:
-                rates.append((status.tokens_total - begin[1]) / (now - begin[0]))
-            begin = now, status.tokens_total
-    return rates
+                    said = (folder / "rollout.log").read_text()[-2000:]
+                    raise RuntimeError(f"{made} groups were not accepted within {LIMIT_SECONDS} s: {stats}\n{said}")
+                time.sleep(LOOK_SECONDS)
+
+        yield generate
+
+
+def submission(name: str, count: int):
+    """A round's prompts."""
+    from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, tensor_pb2
+
+    instances = []
+    for number, tokens in enumerate(prompts(count)):
+        data = b"".join(token.to_bytes(4, "little") for token in tokens)
+        ids = tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_INT32, shape=[len(tokens)], data=data)
+        prompt = experience_pb2.Prompt(prompt_id=str(number), token_ids=ids, reference=reward_pb2.Reference(answer="2"))
+        instance = experience_pb2.PromptInstance(
+            instance_id=f"{name}/{number}", prompt=prompt, purpose=experience_pb2.PURPOSE_TRAIN
+        )
+        instances.append(instance)
+    return broker_pb2.SubmitPromptsRequest(run_id=RUN, instances=instances)
 
 
 def give_weights(rollout: str, model: Path) -> None:
@@ -185,7 +175,7 @@ def give_weights(rollout: str, model: Path) -> None:
 # --- The peers --------------------------------------------------------------------------------------------------------
 
 
-def bare_vllm(model: str, count: int, rounds: int, engine_process: bool) -> float:
+def bare_vllm(model: str, count: int, engine_process: bool) -> Generate:
     """vLLM configured as our engine configures it, but for what weight updates need."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(engine_process))
     from quartet_rollout.engines.options import VllmOptions
@@ -201,8 +191,8 @@ def bare_vllm(model: str, count: int, rounds: int, engine_process: bool) -> floa
 
     torch.set_num_threads(1)
     arguments = engine_arguments(model, options)
-    del arguments["weight_transfer_config"]
-    if arguments["enforce_eager"] and not engine_process:
+    del arguments["weight_transfer_config"], arguments["worker_extension_cls"]
+    if arguments["enforce_eager"]:
         environment.disable_compilation()
     llm = LLM(**arguments)
     sampling = SamplingParams(
@@ -214,10 +204,10 @@ def bare_vllm(model: str, count: int, rounds: int, engine_process: bool) -> floa
         done = [one for output in llm.generate(requests, sampling, use_tqdm=False) for one in output.outputs]
         return sum(len(np.array(one.logprobs.logprobs, dtype=np.float32)) for one in done)
 
-    return rate(generate, rounds)
+    return generate
 
 
-def bare_transformers(model_path: str, count: int, rounds: int) -> float:
+def bare_transformers(model_path: str, count: int) -> Generate:
     """`model.generate`, a batch after the other."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -246,68 +236,82 @@ def bare_transformers(model_path: str, count: int, rounds: int) -> float:
         ended_before = (tokens == end).cumsum(1) - (tokens == end).long()
         return len(log_probs[ended_before == 0].numpy())
 
-    return rate(generate, rounds)
+    return generate
 
 
 # --- Both -------------------------------------------------------------------------------------------------------------
 
 
-def be(side: str, name: str, size: str, model: str) -> float:
-    """Be one side, or the one that writes the model."""
+def write(size: str, model: str) -> None:
+    """Write the model of a size."""
     sys.path.append(str(ROOT / "services/rollout/tests/engines"))
-    count, rounds, changes = SIZES[size]
-    if side == "model":
-        from models import write_model
+    from models import write_model
 
-        write_model(Path(model), tied=True, seed=0, **changes)
-        return 0.0
-    if side == "ours":
-        return through_the_service(name, model, count, rounds)
-    if name == "vllm":
-        return bare_vllm(model, count, rounds, engine_process=side == "engine process")
-    return bare_transformers(model, count, rounds)
+    write_model(Path(model), tied=True, seed=0, **SIZES[size][2])
 
 
-def measure(side: str, name: str, size: str, model: Path) -> float:
-    """Run one side in a process of its own, in the rollout's environment."""
-    command = [str(ENVIRONMENTS / "rollout" / "bin" / "python"), __file__, "--side", side, name, size, str(model)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    limit = 2 * LIMIT_SECONDS
+def be(kind: str, side: str, name: str, size: str, model: str) -> None:
+    """Be one side: a round for each line of the input, tokens per second as a line of the output."""
+    sys.path.append(str(ROOT / "services/rollout/tests/engines"))
+    lines, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
+    os.dup2(2, 1)  # What libraries print is no answer.
+    count = SIZES[size][0]
     with contextlib.ExitStack() as stack:
-        if side == "ours":
-            from broker_town import redis_server  # Of the development environment, where the sides do not live.
-
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-            environment["REDIS_URL"], _ = stack.enter_context(redis_server(Path(folder)))
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{side} {name} ended with {done.returncode}: {done.stderr[-2000:]}")
-    tokens = json.loads(done.stdout.splitlines()[-1])
-    if side == "model":
-        return tokens
-    print(f"{name}, {size}, {side}: {tokens:,.0f} tokens/s", file=sys.stderr, flush=True)
-    return tokens
-
-
-def compare(name: str, size: str, model: Path) -> Figure:
-    """One engine at one size, beside the faster of its peers."""
-    sides = ["ours", *PEERS[name]]
-    measured: dict[str, list[float]] = {side: [] for side in sides}
-    for side in [*sides, *reversed(sides)]:
-        measured[side].append(measure(side, name, size, model))
-    means = {side: statistics.mean(each) for side, each in measured.items()}
-    faster = max(PEERS[name], key=lambda side: means[side])
-    title = f"service: {name}, {size} parameters"
-    return Figure(title, "tokens/s", means["ours"], means[faster], PEERS[name][faster], "higher")
+        if kind == "ours":
+            generate = stack.enter_context(through_the_service(name, side, model, count))
+        elif name == "vllm":
+            generate = bare_vllm(model, count, engine_process=side == "engine process")
+        else:
+            generate = bare_transformers(model, count)
+        generate()
+        print(json.dumps({"ready": True}), file=lines, flush=True)
+        for _ in sys.stdin:
+            started = time.perf_counter()
+            tokens = generate()
+            print(json.dumps({"rate": tokens / (time.perf_counter() - started)}), file=lines, flush=True)
 
 
-def main(engines: list[str], sizes: list[str]) -> None:
+def compare(name: str, size: str, forms: list[str], model: Path, folder: Path) -> Iterator[Figure]:
+    """One engine at one size, each of its forms beside the faster of its peers."""
+    from broker_town import redis_server  # Of the development environment, where the sides do not live.
+
+    sides = [("ours", form) for form in forms] + [("peer", peer) for peer in PEERS[name]]
+    rates: dict[tuple[str, str], list[float]] = {side: [] for side in sides}
+    python = str(ENVIRONMENTS / "rollout" / "bin" / "python")
+    with contextlib.ExitStack() as stack:
+        running = {}
+        for kind, side in sides:
+            if kind == "ours":
+                own = folder / f"redis-{name}-{size}-{side}".replace(" ", "")
+                own.mkdir()
+                os.environ["REDIS_URL"], _ = stack.enter_context(redis_server(own))
+            command = [python, __file__, "--side", kind, side, name, size, str(model)]
+            running[kind, side] = Side(command, folder / f"{name} {size} {side}.log", stack)
+        for side in sides:
+            running[side].hear()
+        for turn in range(2 * SIZES[size][1]):
+            for side in sides if turn % 2 == 0 else reversed(sides):
+                running[side].tell({"round": turn})
+                rates[side].append(running[side].hear()["rate"])
+    middle = {side: statistics.median(each) for side, each in rates.items()}
+    for (kind, side), each in rates.items():
+        print(f"{name}, {size}, {kind}, {side}: {[round(rate) for rate in each]} tokens/s", file=sys.stderr, flush=True)
+    faster = max(PEERS[name], key=lambda side: middle["peer", side])
+    for form in forms:
+        title = f"service: {name}, {size} parameters" + (f", form {form}" if form != OURS[name][0] else "")
+        yield Figure(title, "tokens/s", middle["ours", form], middle["peer", faster], PEERS[name][faster], "higher")
+
+
+def main(engines: list[str], sizes: list[str], form: str | None) -> None:
     figures = []
     with tempfile.TemporaryDirectory() as folder:
         for size in sizes:
             model = Path(folder) / size.replace(" ", "")
-            measure("model", "", size, model)
-            figures += [compare(name, size, model) for name in engines]
+            python = str(ENVIRONMENTS / "rollout" / "bin" / "python")
+            subprocess.run([python, __file__, "--write", size, str(model)], check=True, timeout=LIMIT_SECONDS)
+            for name in engines:
+                forms = [one for one in OURS[name] if form in (None, one)]
+                figures += compare(name, size, forms, model, Path(folder))
     report(*figures)
 
 
@@ -315,9 +319,14 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine", choices=sorted(PEERS), help="this one only")
     parser.add_argument("--size", choices=sorted(SIZES), help="this one only")
-    parser.add_argument("--side", nargs=4, metavar=("SIDE", "ENGINE", "SIZE", "FOLDER"), help=argparse.SUPPRESS)
+    parser.add_argument("--form", help="this form of our engine only")
+    parser.add_argument("--side", nargs=5, metavar=("KIND", "SIDE", "ENGINE", "SIZE", "FOLDER"), help=argparse.SUPPRESS)
+    parser.add_argument("--write", nargs=2, metavar=("SIZE", "FOLDER"), help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.side:
-        print(json.dumps(be(*chosen.side)), flush=True)
+        be(*chosen.side)
+    elif chosen.write:
+        write(*chosen.write)
     else:
-        main([chosen.engine] if chosen.engine else list(PEERS), [chosen.size] if chosen.size else list(SIZES))
+        engines = [chosen.engine] if chosen.engine else list(PEERS)
+        main(engines, [chosen.size] if chosen.size else list(SIZES), chosen.form)
