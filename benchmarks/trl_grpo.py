@@ -37,7 +37,22 @@ ROUNDS = 2
 BIG = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8}
 LEARNING_RATE = 3e-4
 SIDE_SECONDS = 300.0  # twenty times what a quiet machine needs
-SERVICES = ("redis-server", "quartet_broker", "quartet_reward", "quartet_rollout", "quartet_trainer")
+PHASES = {
+    "time/waiting_for_batch": "waits for the batch",
+    "time/forward": "forward",
+    "time/backward": "backward",
+    "time/optimizer": "optimizer",
+    "time/publishing": "publish weights (what is waited for)",
+}
+# What a run's processes are there for, by a word of their command line; the first that fits counts.
+WORK = {
+    "redis-server": "queue: Redis",
+    "quartet_broker": "queue: broker",
+    "quartet_reward": "score: reward service and its workers",
+    "quartet_rollout": "generate: rollout",
+    "quartet_trainer": "train: trainer",
+    "quartet": "launch, feed, show",
+}
 
 
 @dataclass(frozen=True)
@@ -90,9 +105,13 @@ def trl(size: Size, threads: int) -> Round:
         "HF_HUB_OFFLINE": "1",
         "TRL_EXPERIMENTAL_SILENCE": "1",
     }
-    done = subprocess.run(
-        [str(word) for word in command], env=environment, capture_output=True, text=True, timeout=SIDE_SECONDS
-    )
+    try:
+        done = subprocess.run(
+            [str(word) for word in command], env=environment, capture_output=True, text=True, timeout=SIDE_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        hint = "where other work runs, its threads wait for each other: use a quiet machine"
+        raise RuntimeError(f"TRL with {threads} threads is not done after {SIDE_SECONDS:.0f} s; {hint}") from None
     if done.returncode:
         raise RuntimeError(f"TRL failed: {done.stderr[-2000:]}")
     told = json.loads(done.stdout.splitlines()[-1])
@@ -104,7 +123,7 @@ def trl(size: Size, threads: int) -> Round:
         zero_variance=statistics.mean(told["zero_variance"][first:]),
         account={
             "step": 1000 * seconds / count,
-            "CPU of TRL": 1000 * (cpu[-1] - cpu[first - 1]) / count,
+            "processor, all of it": 1000 * (cpu[-1] - cpu[first - 1]) / count,
         },
     )
 
@@ -151,12 +170,19 @@ def ours(size: Size, engine: str) -> Round:
     wall = measured[-1]["time"] - steps[size.leave_out - 1]["time"]
 
     def mean(name: str) -> float:
-        return statistics.mean(row[name] for row in measured)
+        return statistics.mean(row.get(name, 0.0) for row in measured)
 
-    account = {name.removeprefix("time/"): 1000 * mean(name) for name in measured[0] if name.startswith("time/")}
-    account |= {f"CPU of {name}": 1000 * seconds / len(measured) for name, seconds in used.items()}
-    account["skipped completions"] = mean("batch/completions_skipped")
-    account["staleness"] = mean("staleness/mean")
+    step = mean("time/step")
+    account = {f"trainer: {said}": mean(name) for name, said in PHASES.items()}
+    account["trainer: lease, decode, report"] = mean("time/training") - mean("time/train_step")
+    phases = ("waiting_for_batch", "training", "publishing", "checkpointing", "evaluating", "paused")
+    account["trainer: unaccounted"] = step - sum(mean(f"time/{name}") for name in phases)
+    account = {name: 1000 * seconds for name, seconds in account.items()} | {"step": 1000 * step}
+    processor = {f"processor, {name}": 1000 * seconds / len(measured) for name, seconds in used.items()}
+    account |= processor | {"processor, all of it": sum(processor.values())}
+    account |= {f"% idle, {name}": 100 * (1 - seconds / len(measured) / step) for name, seconds in used.items()}
+    account["completions spared (advantage 0)"] = mean("batch/completions_skipped")
+    account["staleness, steps"] = mean("staleness/mean")
     return Round(
         rate=sum(row["batch/completions"] for row in measured) / wall,
         length=mean("completions/mean_length"),
@@ -189,25 +215,27 @@ def watch(process: subprocess.Popen, metrics: Path, size: Size) -> dict[str, flo
 
 
 def processor_seconds(parent: int) -> dict[str, float]:
-    """Return the processor seconds so far of a process's descendants, by service."""
+    """Return the processor seconds so far of a process and its descendants, by what they work at."""
     ticks = os.sysconf("SC_CLK_TCK")
     parents, used = {}, {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
         try:
-            words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue  # it has just ended
         pid = int(folder.name)
         parents[pid] = int(fields[1])
-        name = next((name for name in SERVICES if name in words and "guard.py" not in words), "")
-        used[pid] = (name, (int(fields[11]) + int(fields[12])) / ticks)
-    total = dict.fromkeys(SERVICES, 0.0)
-    for pid, (name, seconds) in used.items():
-        if name and parent in ancestors(pid, parents):
-            total[name] += seconds
+        # The program stands before its arguments, in which other services are named too.
+        program = " ".join(words[:4])
+        guards = "guard.py" in program  # it waits, and names what it guards
+        used[pid] = ("" if guards else next((name for name in WORK if name in program), ""), fields)
+    total = dict.fromkeys(WORK.values(), 0.0)
+    for pid, (name, fields) in used.items():
+        if name and (pid == parent or parent in ancestors(pid, parents)):
+            total[WORK[name]] += (int(fields[11]) + int(fields[12])) / ticks
     return total
 
 
@@ -256,8 +284,11 @@ def told(size: Size, side: str, done: Round) -> Round:
 
 def print_account(size: Size, side: str, done: Round) -> None:
     """Print where a step's time goes."""
-    lines = [f"  {name:32} {value:8.1f}" for name, value in done.account.items()]
-    print(f"\n{size.name}, {side}: milliseconds of a step (and counts)\n" + "\n".join(lines) + "\n", file=sys.stderr)
+    lines = [f"  {name:52} {value:7.1f}" for name, value in done.account.items()]
+    print(
+        f"\n{size.name}, {side}: milliseconds of a step (and shares, counts)\n" + "\n".join(lines) + "\n",
+        file=sys.stderr,
+    )
 
 
 def make_big_model(folder: Path) -> None:
