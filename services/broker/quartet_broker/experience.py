@@ -16,7 +16,7 @@ from quartet_broker.prompts import purpose_name
 from quartet_broker.puts import Put, PutRequest
 from quartet_broker.sessions import refuse
 from quartet_broker.store import Store, Value
-from quartet_broker.traces import trace_batch, trace_puts
+from quartet_broker.traces import trace_puts, trace_ready
 from quartet_broker.wire import one_group, several_groups
 from quartet_common import metrics
 from quartet_common.errors import aborted, invalid_argument
@@ -111,10 +111,10 @@ class Experience:
                 decided = manifest.granted or manifest.end_of_data or manifest.run_finished
                 if decided or not await waiter.wait(until):
                     break
-        if manifest.granted and not manifest.replayed:
-            await trace_batch(self._store, run_id, request.step, manifest.instance_ids, names)
         yield broker_pb2.LeaseExperienceResponse(manifest=manifest)
         async for groups in self._groups(run_id, names, most or _MOST_GROUPS):
+            if not manifest.replayed:
+                await trace_ready(self._store, run_id, request.step, [payload for payload, _ in groups])
             if most:
                 yield several_groups(groups)
             else:

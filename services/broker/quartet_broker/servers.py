@@ -214,7 +214,9 @@ class Sentinels(_Found):
             return
         host, port = address
         if self._master is not None:
-            log.warning("the master is another", extra={"sentinel_service": self._url.service, "address": f"{host}:{port}"})
+            log.warning(
+                "the master is another", extra={"sentinel_service": self._url.service, "address": f"{host}:{port}"}
+            )
             # Calls under way end by themselves; nothing new goes to the old one.
             await self._master.connection_pool.disconnect(inuse_connections=False)
         self._address, self.changes = address, self.changes + 1

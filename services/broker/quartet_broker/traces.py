@@ -15,6 +15,8 @@ from quartet_broker.puts import Put
 from quartet_broker.store import Store
 from quartet_common import tracing
 
+_HEADER = experience_pb2.ExperienceGroup.HEADER_FIELD_NUMBER << 3 | 2  # its tag: its length follows
+
 
 def trace_submit(run_id: str, instance: experience_pb2.PromptInstance) -> None:
     """Begin the trace of an instance whose submitter did not."""
@@ -55,28 +57,25 @@ def trace_puts(run_id: str, puts: Sequence[Put], outcomes: Sequence[bytes], bega
         tracing.record("store group", put.header.traceparent, began, kind="server", attributes=attributes)
 
 
-async def trace_batch(store: Store, run_id: str, step: int, instance_ids: Sequence[str], names: list[bytes]) -> None:
-    """Groups were ready from their put until they were granted to the trainer."""
-    if not tracing.enabled() or not instance_ids:
+async def trace_ready(store: Store, run_id: str, step: int, payloads: Sequence[bytes]) -> None:
+    """Groups of a batch were ready from their put until they were granted to the trainer."""
+    if not tracing.enabled():
+        return
+    headers = [header for header in map(_header, payloads) if header.traceparent]
+    if not headers:
         return
     prefix = keys.prefix(run_id)
-    times = [("HMGET", f"{prefix}i:{instance_id}", "finished", "taken") for instance_id in instance_ids]
-    # The header is the first field of what is stored: a few hundred bytes of it.
-    heads = [("GETRANGE", f"{prefix}payload:{name.decode()}", 0, 2047) for name in names]
-    answers = await store.read([*times, *heads])
-    for instance_id, (finished, taken), head in zip(
-        instance_ids, answers[: len(times)], answers[len(times) :], strict=True
-    ):
-        traceparent = _header(head).traceparent
-        if finished and taken and traceparent:
+    times = await store.read([("HMGET", f"{prefix}i:{header.instance_id}", "finished", "taken") for header in headers])
+    for header, (finished, taken) in zip(headers, times, strict=True):
+        if finished and taken:
             attributes: dict[str, tracing.Value] = {
                 "quartet.run": run_id,
-                "quartet.instance": instance_id,
+                "quartet.instance": header.instance_id,
                 "quartet.step": step,
             }
             tracing.record(
                 "group ready",
-                traceparent,
+                header.traceparent,
                 int(finished) / 1000,
                 int(taken) / 1000,
                 kind="producer",
@@ -84,15 +83,17 @@ async def trace_batch(store: Store, run_id: str, step: int, instance_ids: Sequen
             )
 
 
-def _header(head: bytes) -> experience_pb2.GroupHeader:
-    """Return the header at the beginning of a stored group; an empty one if it does not stand there whole."""
+def _header(payload: bytes) -> experience_pb2.GroupHeader:
+    """Return the header of a stored group, its first field, without reading the rest; an empty one if it is another."""
+    if not payload or payload[0] != _HEADER:
+        return experience_pb2.GroupHeader()
     length, shift, at = 0, 0, 1
-    while at < len(head):
-        length |= (head[at] & 0x7F) << shift
+    while at < len(payload):
+        length |= (payload[at] & 0x7F) << shift
         shift, at = shift + 7, at + 1
-        if head[at - 1] < 0x80:
+        if payload[at - 1] < 0x80:
             break
     try:
-        return experience_pb2.GroupHeader.FromString(head[at : at + length])
+        return experience_pb2.GroupHeader.FromString(payload[at : at + length])
     except DecodeError:
         return experience_pb2.GroupHeader()
