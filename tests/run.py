@@ -173,6 +173,8 @@ def run_command(environment: str, command: tuple[str, ...], log: Path, limit: fl
     folder = ROOT / ".quartet" / "envs" / environment / "bin"
     variables = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
     variables.pop("PYTHONPATH", None)
+    # Where nothing is compiled ahead, each of the hundreds of services that the tests start would compile its imports.
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
     # buf keeps a cache, pytest plug-ins look for a home: there is none in some build machines.
     variables.setdefault("HOME", str(ROOT / ".quartet" / "cache"))
     guarded = [sys.executable, "-I", "-S", str(GUARD), str(GRACE_SECONDS), str(folder / command[0]), *command[1:]]
