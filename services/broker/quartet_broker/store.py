@@ -24,6 +24,8 @@ from quartet_common.wire import Bytes
 _REFUSAL = re.compile(
     r"\b(OOM|READONLY|MISCONF|LOADING|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY|ASK|MOVED)\b|non local key"
 )
+# Raised by a script that met a run whose keys another build laid out; see lua/lib/base.lua.
+_LAYOUT = re.compile(r"\bLAYOUT (\S+) of (\d+)")
 # Of these, what says that the key's server is another now, or soon will be.
 _ELSEWHERE = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "ASK", "MOVED")
 # A server that has forgotten the scripts, or that says where the run is now, did nothing: go on there.
@@ -59,6 +61,8 @@ class Store:
             self.servers.doubt()
             raise unavailable(self._where, f"it does not answer: {error}; retry") from error
         except ResponseError as error:
+            if layout := _LAYOUT.search(str(error)):
+                raise other_layout(*layout.groups()) from error
             refusal = _refusal(error)
             if refusal is None:
                 raise
@@ -243,6 +247,15 @@ def _refuse_common(run_id: str, reply: list[Any]) -> None:
             raise run_not_found(run_id)
         case b"FINISHED":
             raise failed_precondition(f"run '{run_id}'", f"it is finished ({reply[1].decode()})")
+
+
+def other_layout(theirs: str, ours: str) -> ContractError:
+    """Return the error about a run, begun by another build, that this one can delete but not work on."""
+    return failed_precondition(
+        "run",
+        f"its data in Redis have layout {theirs}, and this broker's is {ours}: finish it with the build that began it, "
+        "or delete it",
+    )
 
 
 def run_not_found(run_id: str) -> ContractError:

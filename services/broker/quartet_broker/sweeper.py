@@ -2,6 +2,7 @@
 
 import asyncio
 
+import grpc
 from quartet.v1 import broker_pb2
 
 from quartet_broker.config import BrokerSection
@@ -16,8 +17,8 @@ log = get_logger(__name__)
 
 _COUNTS = metrics.gauge("quartet_broker_run", "RunStats of each run.", ["run", "count"])
 _FIELDS = [field.name for field in broker_pb2.RunStats.DESCRIPTOR.fields]
-# A finished run has only results to let go.
-_FINISHED_EVERY = 60
+# A finished run has only results to let go; one of another layout can only be deleted.
+_SELDOM = 60
 
 
 class Sweeper:
@@ -80,7 +81,11 @@ class Sweeper:
             try:
                 await self._sweep_run(run_id)
             except ContractError as error:
-                failure = failure or error
+                if error.code is grpc.StatusCode.FAILED_PRECONDITION:  # of another build's layout
+                    log.warning("not swept: %s", error.message, extra={"run": run_id})
+                    self._due[run_id] = now + self._interval * _SELDOM
+                else:
+                    failure = failure or error
         for run_id in self._known - set(run_ids):
             await self._forget(run_id)
         self._known |= set(run_ids)
@@ -103,7 +108,7 @@ class Sweeper:
 
     async def _ended(self, run_id: str, ended: int, seconds: float) -> None:
         """Delete a run whose time after its end is over; else leave it alone for a while."""
-        pause = self._interval * _FINISHED_EVERY
+        pause = self._interval * _SELDOM
         if self._finished_ttl:
             if seconds >= self._finished_ttl:
                 await self._runs.delete_ended(run_id, ended)

@@ -50,6 +50,31 @@ async def test_runs_are_listed_newest_first(world):
     assert runs[0].spec.run_id == world.run_id
 
 
+async def test_a_run_that_another_build_laid_out_is_refused_by_every_script_and_can_be_deleted(world):
+    """v1.0's runs bear no number, and their ready groups are a list: WRONGTYPE to whoever takes it for a sorted set."""
+    await world.create()
+    await world.submit("a")
+    await world.redis.hdel(keys.run(world.run_id), "layout")
+    await world.redis.delete(keys.prefix(world.run_id) + "ready")
+    await world.redis.rpush(keys.prefix(world.run_id) + "ready", "x")
+    for call in (
+        world.create(),
+        world.submit("b"),
+        world.ask(),
+        world.open(),
+        world.register("r2"),
+        world.end_prompts(),
+    ):
+        code, details = await refusal(call)
+        assert code == grpc.StatusCode.FAILED_PRECONDITION
+        assert "layout 1, and this broker's is 2: finish it with the build that began it, or delete it" in details
+    assert (await world.stub.ListRuns(pb.ListRunsRequest())).runs[0].spec.run_id == world.run_id
+    deleted = await world.stub.DeleteRun(pb.DeleteRunRequest(run_id=world.run_id, force=True))
+    assert deleted.deleted
+    assert await world.redis.keys(keys.prefix(world.run_id) + "*") == []
+    assert (await world.create()).state == pb.RUN_STATE_ACTIVE
+
+
 async def test_the_first_outcome_stands(world):
     await world.create()
     await world.finish(pb.RUN_STATE_FAILED, "first")

@@ -2,6 +2,8 @@
 -- is left. What no list names, e.g. the prompts of evaluation sets, is found by a scan; see runs.py.
 even_when_full()
 if call('HGET', RUN, 'state') ~= 'DELETING' then return { 'NOT_FOUND' } end
+-- Laid out otherwise: its lists are not known here. The scan finds all of it.
+if call('HGET', RUN, 'layout') ~= LAYOUT then return { 'OK', 0 } end
 local PORTION, left = 100, 500
 
 local function unlink_instances(ids)

@@ -12,6 +12,9 @@ local SETTLED, SETTLED_ORDER, PASSES = P .. 'settled', P .. 'settled:order', P .
 -- go on there. This key is never there: asked for first, it ends the script before it has done anything.
 call('EXISTS', P .. 'nothing')
 local EVENTS_KEPT = 10000
+-- Which keys a run has, of which types, with what in them. Raise it with every change that a broker of before, or the
+-- runs of before, could not bear. '1', that of v1.0, was not written down.
+local LAYOUT = '2'
 -- Most arguments of one command: Lua's stack holds some thousands. Even, so that field and value stay together.
 local MOST_ARGUMENTS = 4000
 
@@ -66,10 +69,13 @@ end
 -- leads to less data (the trainer's way, expiry) or is a few bytes (heartbeats) begins with a write that cannot grow.
 local function even_when_full() call('PERSIST', RUN) end
 
--- State of the run; false when there is none, or no more.
+-- State of the run; false when there is none, or no more. Raises if its keys are laid out otherwise than here: a script
+-- must not read or write them. store.py knows the error by its first word, wherever Redis puts that.
 local function run_state()
-  local state = call('HGET', RUN, 'state')
-  return state ~= 'DELETING' and state
+  local state, layout = unpack(call('HMGET', RUN, 'state', 'layout'))
+  if not state or state == 'DELETING' then return false end
+  if layout ~= LAYOUT then error('LAYOUT ' .. (layout or '1') .. ' of ' .. LAYOUT) end
+  return state
 end
 
 -- Writes and tells what came together in a script. Returns the script's answer.
