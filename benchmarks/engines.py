@@ -31,7 +31,7 @@ from measuring import ENVIRONMENTS, ROOT, Figure, Side, report, service
 
 COMPLETIONS, NEW_TOKENS, AT_ONCE = 8, 32, 128
 IN_ENGINE = 192  # so that the engine always has a completion to put into a place that becomes free
-LIMIT_SECONDS = 150
+LIMIT_SECONDS = 240
 CALL_SECONDS = 60
 LOOK_SECONDS = 0.02
 EVER_QUEUED = 1 << 20
@@ -141,7 +141,6 @@ def give_weights(rollout: str, model: Path) -> None:
 
     sender = Sender()
     try:
-        info = sender.open(timeout=CALL_SECONDS)
         with grpc.insecure_channel(rollout) as channel:
             stub = rollout_pb2_grpc.RolloutServiceStub(channel)
             deadline = time.monotonic() + LIMIT_SECONDS
@@ -149,6 +148,7 @@ def give_weights(rollout: str, model: Path) -> None:
                 if time.monotonic() > deadline:
                     raise RuntimeError("the rollout did not become a member of the run")
                 time.sleep(0.1)
+            info = sender.open(timeout=CALL_SECONDS)
             epoch = {"run_id": RUN, "group_epoch": info.epoch}
             join = rollout_pb2.JoinWeightGroupRequest(
                 **epoch,
