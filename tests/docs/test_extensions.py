@@ -35,7 +35,7 @@ def test_extensions_pass_their_own_tests_in_their_services_environment(service, 
     tests = [PACKAGE / "tests" / f"test_{kind}.py" for kind in KINDS_OF[service]]
     done = subprocess.run(
         [python, "-m", "pytest", "-c", ROOT / "pyproject.toml", "-q", "-p", "no:cacheprovider", *tests],
-        env={**os.environ, "PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "PYTHONPATH": str(installed)},
         cwd=ROOT,
         capture_output=True,
         text=True,
