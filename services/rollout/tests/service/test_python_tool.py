@@ -103,9 +103,20 @@ def question(name: str = "pass-0/0", chat: bool = False) -> experience_pb2.Promp
     return made
 
 
-async def test_the_policy_s_programs_run_and_their_output_is_masked(live, folder):
+async def stored(live, reward) -> None:
+    """Wait for the group; one that is given back instead says why, and so does the reward service."""
+    try:
+        await live.broker.until(lambda: live.broker.puts or live.broker.releases, timeout=100)
+    except TimeoutError:
+        scorer, groups = live.service._scorer, live.service._groups._groups.values()
+        stages = [(group.stage, group.generated, live.service.state.may_lease) for group in groups]
+        pytest.fail(f"stages {stages}; {len(scorer._sent)} scores to come; {live.broker.calls[-9:]}\n{reward.log()}")
+    assert not live.broker.releases, f"{live.broker.releases}\n{reward.log()}"
+
+
+async def test_the_policy_s_programs_run_and_their_output_is_masked(live, folder, reward):
     await live.broker.submit(question())
-    await live.broker.until(lambda: live.broker.puts, timeout=120)
+    await stored(live, reward)
     transcript, tensors = live.broker.transcript(), live.broker.tensors()
     text = talker.CALL + talker.OUTPUT + talker.LAST + "<eos>"
     assert [info.text for info in transcript.completions] == [text, text]
@@ -157,9 +168,9 @@ def _the_trainer_reads(tensors: experience_pb2.GroupTensors) -> None:
     assert read["temperatures"] == [0.5, 0.5] and min(read["rewards"]) > 0
 
 
-async def test_a_chat_s_tool_answers_by_a_message_of_the_template(live):
+async def test_a_chat_s_tool_answers_by_a_message_of_the_template(live, reward):
     await live.broker.submit(question(chat=True))
-    await live.broker.until(lambda: live.broker.puts, timeout=120)
+    await stored(live, reward)
     text = talker.CHAT_CALL + talker.CHAT_OUTPUT + talker.LAST + "<|im_end|>"
     for info in live.broker.transcript().completions:
         assert (info.text, info.turns, info.score.parsed_answer) == (text, 2, "42")
@@ -183,7 +194,7 @@ async def test_an_answer_s_special_tokens_are_plain_text(live):
 async def test_a_reward_service_that_goes_away_costs_no_attempt(live, reward):
     """A group that waits for its tool is given back, and not held against its prompt."""
     await live.broker.submit(question("first"))
-    await live.broker.until(lambda: live.broker.puts, timeout=120)
+    await stored(live, reward)
     late = question("late")
     late.prompt.environment.name = "python_tool"
     late.prompt.environment.answer_deadline.CopyFrom(Duration(seconds=3))
