@@ -5,10 +5,13 @@
 
 debootstrap makes Debian's minimal root, which stands for the base image; every RUN is done by chroot in a copy of it,
 every COPY from this checkout or from an earlier stage. Then the image's ENTRYPOINT is started as its USER with the run
-file of `--file` (an empty one by default) at /etc/quartet/run.toml, its HEALTHCHECK is asked until it succeeds, and
-SIGTERM must end it with status 0. What follows the service's name goes to its command line.
+file of `--file` (an empty one by default) at /etc/quartet/run.toml and the model of `--model` at /models/model, its
+HEALTHCHECK is asked until it succeeds, and SIGTERM must end it with status 0. What follows the service's name goes to
+its command line. A rollout or a trainer is healthy when it has found the others, which may run on the host: its network
+is the image's.
 
-It needs root, debootstrap and a Debian mirror. PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and PIP_CERT go for the build, too.
+It needs root, debootstrap and a Debian mirror. PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS (a folder) and
+PIP_CERT go for the build, too.
 Namespaces and cgroups of an engine are not imitated.
 """
 
@@ -176,6 +179,9 @@ def make_base(base: Path, mirror: str) -> None:
 def pip_settings(base: Path) -> dict[str, str]:
     """Return what pip was told of its index, as build arguments; its CA goes into the root."""
     found = {name: os.environ[name] for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL") if os.environ.get(name)}
+    if wheels := os.environ.get("PIP_FIND_LINKS"):
+        shutil.copytree(wheels, base / "host-wheels")
+        found |= {"UV_FIND_LINKS": "/host-wheels", "TORCH_BACKEND": ""}
     if certificate := os.environ.get("PIP_CERT"):
         shutil.copy(certificate, base / "etc" / "host-ca.pem")
         found |= {"PIP_CERT": "/etc/host-ca.pem", "SSL_CERT_FILE": "/etc/host-ca.pem"}
@@ -219,6 +225,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Build a Dockerfile in a clean root and start what it describes.")
     parser.add_argument("service", choices=("broker", "reward", "rollout", "trainer"))
     parser.add_argument("--file", type=Path, help="the run file")
+    parser.add_argument("--model", type=Path, help="a model's folder, seen as /models/model")
     parser.add_argument("--mirror", default="", help="a Debian mirror; default: debootstrap's")
     parser.add_argument("--build-only", action="store_true", help="do not start it")
     arguments, options = parser.parse_known_args()
@@ -232,6 +239,8 @@ def main() -> int:
             build = Build(Path(folder), pip_settings(Path(folder) / "base"))
             stage = build.run((ROOT / "deploy" / "containers" / f"{arguments.service}.Dockerfile").read_text())
             if not arguments.build_only:
+                if arguments.model:
+                    shutil.copytree(arguments.model, stage.root / "models" / "model")
                 start(stage, arguments.file, options)
         except (Failure, subprocess.SubprocessError) as error:
             print(f"rehearse: {error}", file=sys.stderr)

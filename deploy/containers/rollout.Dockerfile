@@ -1,8 +1,10 @@
 # A rollout. The pinned closure is the CPU build of vLLM; docs/containers.md says how a GPU image differs.
 #   docker build -f deploy/containers/rollout.Dockerfile -t quartet-rollout .
-# Built from the checkout's root. Behind a mirror: --build-arg PIP_INDEX_URL=…
+# Built from the checkout's root. Behind a mirror: --build-arg PIP_INDEX_URL=… --build-arg TORCH_BACKEND=
 FROM debian:bookworm-slim AS build
 ARG PIP_INDEX_URL=https://pypi.org/simple
+# vLLM's CPU build needs torch's, which only PyTorch's own index has. Empty: the index above has it.
+ARG TORCH_BACKEND=cpu
 ENV UV_DEFAULT_INDEX=$PIP_INDEX_URL UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy
 # Debian keeps one version of a package: pins would break with each update.
 # hadolint ignore=DL3008
@@ -11,7 +13,7 @@ RUN python3 -m venv /tools && /tools/bin/pip install --no-cache-dir uv==0.13.8
 RUN /tools/bin/uv venv --python /usr/bin/python3.11 /opt/quartet/rollout
 WORKDIR /src
 COPY services/rollout/ services/rollout/
-RUN /tools/bin/uv pip install --python /opt/quartet/rollout/bin/python --no-cache -r services/rollout/requirements.txt --overrides services/rollout/overrides.txt
+RUN /tools/bin/uv pip install --python /opt/quartet/rollout/bin/python --no-cache -r services/rollout/requirements.txt --overrides services/rollout/overrides.txt ${TORCH_BACKEND:+--torch-backend "$TORCH_BACKEND"}
 COPY protos/ protos/
 COPY services/common/ services/common/
 RUN /tools/bin/uv pip install --python /opt/quartet/rollout/bin/python --no-cache --no-deps ./protos ./services/common ./services/rollout

@@ -12,6 +12,7 @@ and a changed requirement rebuilds only what it touches. `--with-tests` adds `de
 (pytest) on top, and `services/NAME/requirements-test.txt` where a service's tests need more.
 
 Set `PIP_FIND_LINKS`, `PIP_INDEX_URL`, `PIP_EXTRA_INDEX_URL` or `PIP_CERT` as for pip: they are passed on to uv.
+With none of the first three, torch comes from PyTorch's own index (`torch_options`); else what they name must have it.
 """
 
 from __future__ import annotations  # this file must still parse under an older Python, to say that it is too old
@@ -24,6 +25,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +44,7 @@ class Environment:
     requirements: str
     packages: tuple[str, ...]  # folders installed editable, without their dependencies (those are in `requirements`)
     overrides: str = ""
+    torch: str = ""  # uv's --torch-backend: which build of torch, from PyTorch's own index
     heavy: bool = False
     on_demand: bool = False  # made only when it is asked for by name
 
@@ -54,11 +57,10 @@ class Environment:
         return self.folder / "bin" / "python"
 
 
-def service(name: str, contents: str, heavy: bool = False) -> Environment:
+def service(name: str, contents: str, torch: str = "") -> Environment:
     packages = ("protos", "services/common", f"services/{name}")
-    return Environment(
-        name, contents, f"services/{name}/requirements.txt", packages, f"services/{name}/overrides.txt", heavy
-    )
+    requirements, overrides = f"services/{name}/requirements.txt", f"services/{name}/overrides.txt"
+    return Environment(name, contents, requirements, packages, overrides, torch, heavy=bool(torch))
 
 
 ENVIRONMENTS: dict[str, Environment] = {
@@ -66,14 +68,15 @@ ENVIRONMENTS: dict[str, Environment] = {
     for environment in (
         service("broker", "Redis client"),
         service("reward", "math-verify"),
-        service("rollout", "vLLM and transformers 5", heavy=True),
-        service("trainer", "ColossalAI and transformers 4.51", heavy=True),
+        service("rollout", "vLLM and transformers 5", torch="cpu"),
+        service("trainer", "ColossalAI and transformers 4.51", torch="auto"),
         # The reward service with its extra: what its tests of the learned reward model run in.
         Environment(
             "reward-model",
             "math-verify, torch and transformers",
             "services/reward/requirements-reward-model.txt",
             ("protos", "services/common", "services/reward"),
+            torch="auto",
             heavy=True,
         ),
         Environment(
@@ -154,11 +157,30 @@ def install(uv: Path, environment: Environment, with_tests: bool, progress: Prog
     requirements = ["-r", str(ROOT / environment.requirements)]
     if with_tests:
         requirements += [part for file in test_requirements(environment) for part in ("-r", str(ROOT / file))]
-    run("installing its requirements", "pip", "install", *python, "--exact", *requirements, *override_options)
+    command = ("pip", "install", *python, "--exact", *requirements, *override_options)
+    try:
+        run("installing its requirements", *command, *torch_options(environment.torch, os.environ))
+    except EnvironmentFailure as failure:
+        if not torch_options(environment.torch, os.environ):
+            raise
+        progress.say(f"{environment.name} environment: without PyTorch's own index, as that failed ({failure})")
+        run("installing its requirements", *command)
     if not environment.packages:
         return
     editables = [argument for package in environment.packages for argument in ("--editable", str(ROOT / package))]
     run("installing Quartet's own packages", "pip", "install", *python, "--no-deps", *editables)
+
+
+def torch_options(build: str, variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Options of uv for a build of torch; none where the user has said where packages are, or which build is wanted.
+
+    vLLM's CPU build needs torch's CPU build, which only PyTorch's own index has. "auto" is the build for this machine's
+    GPU, or the CPU build, which is a fraction of what the package index has.
+    """
+    told = ("UV_TORCH_BACKEND", "PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_FIND_LINKS")
+    if not build or any(variables.get(name) for name in (*told, "UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL")):
+        return ()
+    return ("--torch-backend", build)
 
 
 def create_virtual_environment(uv: Path, environment: Environment, progress: Progress) -> None:

@@ -60,6 +60,15 @@ installer() {
     "$PREFIX/.tools/bin/uv" --no-progress --quiet "$@"
 }
 
+# vLLM's CPU build needs torch's, which only PyTorch's own index has; whoever names an index has it there.
+torch_options() {
+    [[ -z ${PIP_FIND_LINKS:-}${PIP_INDEX_URL:-}${PIP_EXTRA_INDEX_URL:-}${UV_TORCH_BACKEND:-} ]] || return 0
+    case "$1" in
+        rollout) echo --torch-backend cpu ;;
+        trainer) echo --torch-backend auto ;;
+    esac
+}
+
 make_tools() {
     local python="$1"
     if [[ "$("$PREFIX/.tools/bin/uv" --version 2>/dev/null)" != "uv $UV_VERSION"* ]]; then
@@ -78,7 +87,7 @@ make_environment() {
     rm -rf "$making"
     installer venv --python "$python" --relocatable "$making"
     say "installing the requirements of $service"
-    installer pip install --python "$making/bin/python" -r "$source/requirements.txt" "${overrides[@]}"
+    installer pip install --python "$making/bin/python" -r "$source/requirements.txt" "${overrides[@]}" $(torch_options "$service")
     installer pip install --python "$making/bin/python" --no-deps "$CHECKOUT/protos" "$CHECKOUT/services/common" "$source"
     rm -rf "$folder.old"
     [[ -d $folder ]] && mv "$folder" "$folder.old"

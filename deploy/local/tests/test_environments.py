@@ -1,6 +1,6 @@
 """Environments are made once, made again when what goes in changes, and say in one sentence why they cannot be made."""
 
-import importlib.util
+import importlib
 import os
 import shutil
 import signal
@@ -130,12 +130,10 @@ def test_a_package_that_does_not_exist_is_named(checkout):
     assert "iniconfig==0.0.0.dev999" in done.stderr
 
 
-def load_installer() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("installer", SCRIPT.with_name("installer.py"))
-    module = importlib.util.module_from_spec(specification)
-    sys.modules["installer"] = module
-    specification.loader.exec_module(module)
-    return module
+def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """One of the two modules, as the script sees them."""
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    return importlib.import_module(name)
 
 
 def test_what_pip_was_told_is_told_to_uv(monkeypatch):
@@ -143,7 +141,37 @@ def test_what_pip_was_told_is_told_to_uv(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_FIND_LINKS", "/wheels")
     monkeypatch.setenv("PIP_INDEX_URL", "https://index.example/simple")
-    environment = load_installer().installer_environment()
+    environment = load("installer", monkeypatch).installer_environment()
     assert environment["UV_FIND_LINKS"] == "/wheels"
     assert environment["UV_DEFAULT_INDEX"] == "https://index.example/simple"
     assert environment["UV_CACHE_DIR"].endswith(".quartet/cache/uv")
+
+
+def test_torch_comes_from_its_own_index_unless_the_user_names_one(monkeypatch):
+    environments = load("environments", monkeypatch)
+    assert environments.torch_options("cpu", {"PATH": "/bin"}) == ("--torch-backend", "cpu")
+    assert environments.torch_options("cpu", {"PIP_INDEX_URL": "https://index.example/simple"}) == ()
+    assert environments.torch_options("cpu", {"UV_TORCH_BACKEND": "cu130"}) == ()  # uv reads it itself
+    assert environments.torch_options("", {}) == ()
+    wanted = {name: environment.torch for name, environment in environments.ENVIRONMENTS.items() if environment.torch}
+    assert wanted == {"rollout": "cpu", "trainer": "auto", "reward-model": "auto"}
+
+
+def test_without_pytorchs_index_the_package_index_is_asked(monkeypatch, tmp_path):
+    environments = load("environments", monkeypatch)
+    for name in list(os.environ):
+        if name.startswith(("PIP_", "UV_")):
+            monkeypatch.delenv(name)
+    commands = []
+
+    def run_uv(uv, what, arguments, progress):
+        commands.append(arguments)
+        if "--torch-backend" in arguments:
+            raise environments.EnvironmentFailure("no such host")
+
+    monkeypatch.setattr(environments, "run_uv", run_uv)
+    environments.install(
+        Path("uv"), environments.ENVIRONMENTS["reward-model"], False, environments.Progress(quiet=True)
+    )
+    installs = [command for command in commands if "-r" in command]
+    assert installs[0] == (*installs[1], "--torch-backend", "auto") and len(installs) == 2
