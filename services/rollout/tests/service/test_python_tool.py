@@ -88,7 +88,7 @@ async def live(world, folder, reward):
     await world.start(lease_wait_seconds=0.05)
     await world.until(lambda: world.service.state.engine, timeout=120)
     world.engine._stepping.set_version(3)  # as if a trainer had brought them
-    world.service.state.changes.notify()  # which an update does: without it nothing may be leased, whoever is ready last
+    world.service.state.changes.notify()  # as an update does; else nobody leases if the rest was ready before
     await world.until(lambda: world.service.state.reward_ready or reward.process.poll() is not None, timeout=120)
     assert reward.process.poll() is None, reward.log()
     return world
