@@ -113,7 +113,7 @@ class RunSection(Section):
     max_steps: int = Field(0, ge=0, description="Optimizer steps after which the run ends; 0: when the prompts end.")
     sampling: SamplingSection = Field(SamplingSection(), description="Sampling of training prompts.")
     evaluation_sampling: SamplingSection | None = Field(
-        None, description="Sampling of evaluation prompts. Default: as sampling, one completion each."
+        None, description="Sampling of evaluation prompts; keys left out are sampling's, with one completion each."
     )
     verifiers: list[VerifierSection] = Field(
         [VerifierSection(name="think_answer_tags")], min_length=1, description="Verifiers of prompts that name none."

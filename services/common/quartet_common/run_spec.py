@@ -39,7 +39,8 @@ _COLOSSALCHAT_LAST = 0.9
 
 def run_spec(run: RunSection) -> broker_pb2.RunSpec:
     """Return the specification that CreateRun takes."""
-    evaluation = run.evaluation_sampling or run.sampling.model_copy(update={"n": 1})
+    given = run.evaluation_sampling.model_dump(exclude_unset=True) if run.evaluation_sampling is not None else {}
+    evaluation = run.sampling.model_copy(update={"n": 1} | given)
     return broker_pb2.RunSpec(
         run_id=run.id,
         group_size=run.group_size,

@@ -106,6 +106,17 @@ def test_the_run_section_becomes_the_contracts_spec(tmp_path):
     assert spec.prompt_lease_ttl.seconds == 60
 
 
+def test_evaluations_are_drawn_as_the_run_but_for_what_they_say(tmp_path):
+    text = "[run]\nid='a'\n[run.sampling]\nn=4\ntop_p=0.9\nmax_new_tokens=9\n[run.evaluation_sampling]\ntemperature=0.0"
+    sampling = run_spec(load(text, tmp_path).run).evaluation_sampling
+    assert (sampling.temperature, sampling.top_p, sampling.max_new_tokens, sampling.n) == (
+        0.0,
+        pytest.approx(0.9),
+        9,
+        1,
+    )
+
+
 def test_an_environment_of_the_run_file_becomes_the_contracts(tmp_path):
     assert not run_spec(load("[run]\nid='a'", tmp_path).run).HasField("environment")
     config = load(
