@@ -7,8 +7,8 @@ debootstrap makes Debian's minimal root, which stands for the base image; every 
 every COPY from this checkout or from an earlier stage. Then the image's ENTRYPOINT is started as its USER with the run
 file of `--file` (an empty one by default) at /etc/quartet/run.toml and the model of `--model` at /models/model, its
 HEALTHCHECK is asked until it succeeds, and SIGTERM must end it with status 0. What follows the service's name goes to
-its command line. A rollout or a trainer is healthy when it has found the others, which may run on the host: its network
-is the image's.
+its command line. The others may run on the host, whose network is the image's; with `--seconds` it has time to work
+with them.
 
 It needs root, debootstrap and a Debian mirror. PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS (a folder) and
 PIP_CERT go for the build, too.
@@ -188,8 +188,8 @@ def pip_settings(base: Path) -> dict[str, str]:
     return found
 
 
-def start(stage: Stage, run_file: Path | None, options: list[str]) -> None:
-    """Start the entry point, wait until it is healthy, stop it."""
+def start(stage: Stage, run_file: Path | None, options: list[str], seconds: float) -> None:
+    """Start the entry point, wait until it is healthy, let it work for so many seconds, stop it."""
     folder = stage.root / "etc" / "quartet"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.toml").write_text(run_file.read_text() if run_file else "")
@@ -198,6 +198,7 @@ def start(stage: Stage, run_file: Path | None, options: list[str]) -> None:
         process = subprocess.Popen(stage.command([*stage.entry, *options]), env=stage.environment)
         try:
             _wait_until_healthy(stage, process, options)
+            _let_work(process, seconds)
             process.send_signal(signal.SIGTERM)
             status = process.wait(STOP_SECONDS)
             if status:
@@ -221,11 +222,20 @@ def _wait_until_healthy(stage: Stage, process: subprocess.Popen, options: list[s
     raise Failure(f"it was not healthy within {HEALTHY_SECONDS} s")
 
 
+def _let_work(process: subprocess.Popen, seconds: float) -> None:
+    try:
+        status = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return
+    raise Failure(f"it ended by itself, with status {status}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Build a Dockerfile in a clean root and start what it describes.")
     parser.add_argument("service", choices=("broker", "reward", "rollout", "trainer"))
     parser.add_argument("--file", type=Path, help="the run file")
     parser.add_argument("--model", type=Path, help="a model's folder, seen as /models/model")
+    parser.add_argument("--seconds", type=float, default=0.0, help="how long it works before it is stopped")
     parser.add_argument("--mirror", default="", help="a Debian mirror; default: debootstrap's")
     parser.add_argument("--build-only", action="store_true", help="do not start it")
     arguments, options = parser.parse_known_args()
@@ -240,8 +250,9 @@ def main() -> int:
             stage = build.run((ROOT / "deploy" / "containers" / f"{arguments.service}.Dockerfile").read_text())
             if not arguments.build_only:
                 if arguments.model:
-                    shutil.copytree(arguments.model, stage.root / "models" / "model")
-                start(stage, arguments.file, options)
+                    inside = shutil.copytree(arguments.model, stage.root / "models" / "model")
+                    subprocess.run(["chmod", "-R", "a+rX", str(inside)], check=True)
+                start(stage, arguments.file, options, arguments.seconds)
         except (Failure, subprocess.SubprocessError) as error:
             print(f"rehearse: {error}", file=sys.stderr)
             return 1

@@ -271,6 +271,7 @@ class Stepping:
     def _pause(self) -> None:
         self._end(self.core.hold())
         self._state = _State.PAUSED
+        self.publish_stats()  # with the token of a step that was under way, before anybody hears of the pause
         self._tell_paused()
 
     def _tell_paused(self) -> None:
