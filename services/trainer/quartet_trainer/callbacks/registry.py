@@ -1,4 +1,4 @@
-"""Which callbacks there are: those of the entry points in the group `quartet.callbacks`."""
+"""Which callbacks there are: `wandb`, and those of the entry points in the group `quartet.callbacks`."""
 
 from collections.abc import Iterable, Sequence
 from importlib.metadata import EntryPoint
@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 from quartet_common.config import ConfigError, Section
 from quartet_common.plugins import load_plugins
 from quartet_trainer.callbacks.base import Parameters, Starter
+from quartet_trainer.callbacks.weights_and_biases import WandbStarter
 
 ENTRY_POINT_GROUP = "quartet.callbacks"
 _PARTS = ("name", "description", "parameters", "start")
@@ -17,7 +18,7 @@ _PARTS = ("name", "description", "parameters", "start")
 class CallbackSection(Section):
     """One of [[trainer.callbacks]]."""
 
-    name: str = Field(min_length=1, description="A callback that an installed package brings.")
+    name: str = Field(min_length=1, description="`wandb`, or a callback that an installed package brings.")
     parameters: dict[str, Any] = Field({}, description="Its parameters.")
 
 
@@ -30,7 +31,7 @@ def load_callbacks(points: Iterable[EntryPoint] | None = None) -> dict[str, Star
     Raises:
         ConfigError: an entry point cannot be loaded, is no callback, or takes a name that is taken.
     """
-    return load_plugins("callback", ENTRY_POINT_GROUP, (), _PARTS, Parameters, points)
+    return load_plugins("callback", ENTRY_POINT_GROUP, (WandbStarter(),), _PARTS, Parameters, points)
 
 
 def check_callbacks(sections: Sequence[CallbackSection]) -> list[tuple[Starter, Parameters]]:
@@ -46,8 +47,7 @@ def check_callbacks(sections: Sequence[CallbackSection]) -> list[tuple[Starter, 
     for index, section in enumerate(sections):
         where = f"trainer.callbacks[{index}]"
         if section.name not in known:
-            there = f"there are: {', '.join(known)}" if known else "no installed package brings any"
-            raise ConfigError(f"{where}.name: there is no callback '{section.name}'; {there}")
+            raise ConfigError(f"{where}.name: there is no callback '{section.name}'; there are: {', '.join(known)}")
         starter = known[section.name]
         try:
             found.append((starter, starter.parameters(**section.parameters)))

@@ -13,7 +13,8 @@ from training import Training
 
 from quartet_common.config import ConfigError
 from quartet_trainer import life
-from quartet_trainer.callbacks import CallbackSection, check_callbacks
+from quartet_trainer.callbacks import CallbackSection, EvaluationEvent, TrainingFacts, check_callbacks
+from quartet_trainer.callbacks.weights_and_biases import WandbParameters, WandbStarter
 from quartet_trainer.errors import TrainingError
 
 pytestmark = pytest.mark.timeout(180)
@@ -88,7 +89,7 @@ def test_one_that_fails_ends_the_training_and_is_named(installed: Path, train: C
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"name": "dairy"}, r"trainer.callbacks\[0\].name: there is no callback 'dairy'; there are: diary"),
+        ({"name": "dairy"}, r"trainer.callbacks\[0\].name: there is no callback 'dairy'; there are: diary, wandb"),
         ({"name": "diary"}, r"trainer.callbacks\[0\].parameters of 'diary': file: Field required"),
         (
             {"name": "diary", "parameters": {"file": "a", "colour": 1}},
@@ -101,6 +102,51 @@ def test_what_is_wrong_is_said_before_the_start(installed: Path, section: dict, 
         check_callbacks([CallbackSection(**section)])
 
 
-def test_without_any_installed_there_is_none() -> None:
-    with pytest.raises(ConfigError, match="there is no callback 'diary'; no installed package brings any"):
+def test_without_any_installed_there_is_the_trainers_own() -> None:
+    with pytest.raises(ConfigError, match="there is no callback 'diary'; there are: wandb$"):
         check_callbacks([CallbackSection(name="diary")])
+
+
+def history(folder: Path) -> list[dict[str, float]]:
+    """What W&B has written below a folder, row by row, without its own entries."""
+    datastore = pytest.importorskip("wandb.sdk.internal.datastore")
+    from wandb.proto import wandb_internal_pb2
+
+    (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    store = datastore.DataStore()
+    store.open_for_scan(str(file))
+    rows = []
+    while (data := store.scan_data()) is not None:
+        record = wandb_internal_pb2.Record.FromString(data)
+        if record.WhichOneof("record_type") == "history":
+            items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+            rows.append({name: json.loads(value) for name, value in items.items() if not name.startswith("_")})
+    return rows
+
+
+def test_weights_and_biases_get_every_metric_offline(train: Callable[..., Training]) -> None:
+    training = train("trainer.callbacks=[{name='wandb', parameters={tags=['a test']}}]")
+    assert training.start().join() == "all steps are done"
+    rows = [json.loads(line) for line in (training.folder / "metrics.jsonl").open(encoding="utf-8")]
+    told = history(training.folder)
+    assert [row["step"] for row in told] == [row["step"] for row in rows] == [0, 1, 2]
+    for sent, written in zip(told, rows, strict=True):
+        metrics = {name: value for name, value in written.items() if "/" in name}
+        assert metrics.items() <= sent.items() and "reward/mean" in metrics
+
+
+def test_evaluations_have_the_policy_version_as_their_axis(tmp_path: Path) -> None:
+    facts = TrainingFacts(run_id="test", folder=tmp_path, first_step=0, max_steps=3, settings={})
+    callback = WandbStarter().start(facts, WandbParameters())
+    callback.on_evaluation(EvaluationEvent(policy_version=2, metrics={"eval/heldout/ans_acc": 0.5}))
+    callback.close()
+    assert history(tmp_path) == [{"eval/heldout/ans_acc": 0.5, "policy_version": 2}]
+
+
+def test_without_its_package_it_says_what_to_install(
+    train: Callable[..., Training], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    training = train("trainer.callbacks=[{name='wandb'}]").start()
+    with pytest.raises(TrainingError, match=r"'wandb' failed in start.*pip install 'quartet-trainer\[wandb\]'"):
+        training.join()
