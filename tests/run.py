@@ -13,6 +13,7 @@ summed up in the last line: `N passed, M failed, K skipped`. Each suite's output
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -118,6 +119,9 @@ def main() -> int:
             parser.error(f"no suite is called '{name}'; there are {', '.join(known)}")
     chosen = [suite for suite in SUITES if suite.exists and (not arguments.suites or suite.name in arguments.suites)]
     RESULTS.mkdir(parents=True, exist_ok=True)
+    # A shell without job control has what it starts in the background ignore Ctrl-C, and so would every child: tests of
+    # Ctrl-C would wait in vain.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
     together = [suite for suite in chosen if not suite.alone]
     if arguments.at_a_time > 1:

@@ -26,6 +26,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -193,8 +195,7 @@ def start(stage: Stage, run_file: Path | None, options: list[str], seconds: floa
     folder = stage.root / "etc" / "quartet"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.toml").write_text(run_file.read_text() if run_file else "")
-    subprocess.run(["mount", "-t", "proc", "proc", str(stage.root / "proc")], check=True)
-    try:
+    with _mounted("proc", stage.root / "proc"), _mounted("tmpfs", stage.root / "dev" / "shm", "-o", "mode=1777"):
         process = subprocess.Popen(stage.command([*stage.entry, *options]), env=stage.environment)
         try:
             _wait_until_healthy(stage, process, options)
@@ -206,8 +207,17 @@ def start(stage: Stage, run_file: Path | None, options: list[str], seconds: floa
         finally:
             process.kill()
             process.wait()
+
+
+@contextmanager
+def _mounted(kind: str, where: Path, *options: str) -> Iterator[None]:
+    """A file system that an engine would mount."""
+    where.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", kind, *options, kind, str(where)], check=True)
+    try:
+        yield
     finally:
-        subprocess.run(["umount", "-l", str(stage.root / "proc")], check=True)
+        subprocess.run(["umount", "-l", str(where)], check=True)
 
 
 def _wait_until_healthy(stage: Stage, process: subprocess.Popen, options: list[str]) -> None:
