@@ -138,6 +138,8 @@ def migrate(flags: str) -> str:
     file.put("data", train=given.dataset, passes=given.num_episodes, shuffle_seed=42)
     file.put("data.evaluation", **evaluation)
     file.put("rollout", engine=given.backend)
+    if given.producer_tensor_parallel_size > 1 and given.backend == "vllm":
+        file.put("rollout.vllm", form="async", tensor_parallel_size=given.producer_tensor_parallel_size)
     _trainer(file, given, steps, model_parallel)
     file.put(
         "trainer.evaluation",
@@ -223,9 +225,9 @@ def _remarks(file: RunFile, given: argparse.Namespace, groups_per_step: int, ste
         file.remarks.append(
             f"-zero {given.zero_stage} has no counterpart beside -tp and -pp: ZeRO is a plugin of its own here"
         )
-    if given.producer_tensor_parallel_size > 1:
+    if given.producer_tensor_parallel_size > 1 and given.backend != "vllm":
         file.remarks.append(
-            f"-ptp {given.producer_tensor_parallel_size} has no counterpart yet: a rollout has one device"
+            f"-ptp {given.producer_tensor_parallel_size} is for vllm: the transformers engine has one device"
         )
     for name, why in _NOT_NEEDED.items():
         if getattr(given, name) is not None:

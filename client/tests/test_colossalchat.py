@@ -69,7 +69,7 @@ def test_what_has_no_counterpart_is_named_with_the_reason():
         "--consumer-batch-size-limit is not needed: run.max_experience_bytes",
         "--num-inferencer is not needed: start as many rollouts as you like",
         "trace = true",
-        "-ptp 4 has no counterpart yet",
+        "-ptp 4 is for vllm: the transformers engine has one device",
         "'d' is not here, so its steps could not be counted",
     ):
         assert words in text
@@ -96,7 +96,8 @@ def test_what_it_cannot_read_is_refused_in_one_sentence(flags: str, sentence: st
 def test_the_command_prints_the_file(capsys: pytest.CaptureFixture[str]):
     assert main(["migrate-colossalchat", "-m m -d d -b vllm -ptp 2 -s 'Think \"first\".'"]) == 0
     file = tomllib.loads(capsys.readouterr().out)
-    assert file["rollout"]["engine"] == "vllm" and file["run"]["system_prompt"] == 'Think "first".'
+    assert file["rollout"] == {"engine": "vllm", "vllm": {"form": "async", "tensor_parallel_size": 2}}
+    assert file["run"]["system_prompt"] == 'Think "first".'
     assert main(["migrate-colossalchat", "-m", "hello", "-d", "with a space"]) == 0
     assert tomllib.loads(capsys.readouterr().out)["data"]["train"] == "with a space"
     assert main(["migrate-colossalchat", "-m m"]) == 2

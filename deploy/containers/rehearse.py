@@ -195,7 +195,11 @@ def start(stage: Stage, run_file: Path | None, options: list[str], seconds: floa
     folder = stage.root / "etc" / "quartet"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.toml").write_text(run_file.read_text() if run_file else "")
-    with _mounted("proc", stage.root / "proc"), _mounted("tmpfs", stage.root / "dev" / "shm", "-o", "mode=1777"):
+    with (
+        _mounted("proc", stage.root / "proc"),
+        _mounted("sysfs", stage.root / "sys", "-o", "ro"),
+        _mounted("tmpfs", stage.root / "dev" / "shm", "-o", "mode=1777"),
+    ):
         process = subprocess.Popen(stage.command([*stage.entry, *options]), env=stage.environment)
         try:
             _wait_until_healthy(stage, process, options)
