@@ -186,6 +186,20 @@ WEIGHTS = [
 ]
 
 
+# Sleep ---------------------------------------------------------------------------------------------------------------
+
+
+def is_awake(w, answer):
+    now = status(w)
+    assert now.sleep_level == 0 and answer.policy_version == now.policy_version
+
+
+SLEEP = [
+    Good("RolloutService.SetSleep", "awake as it is", lambda w: with_weights(w, pb.SetSleepRequest(level=0)), is_awake),
+    Bad("RolloutService.SetSleep", "at level 3", lambda w: pb.SetSleepRequest(level=3), INVALID, "level"),
+]
+
+
 # Generation ----------------------------------------------------------------------------------------------------------
 
 
@@ -281,5 +295,6 @@ CASES = [
     Good("RolloutService.GetStatus", "without a run", lambda w: with_weights(w, STATUS), is_idle),
     NoBadInput("RolloutService.GetStatus", "the request has no field, and there is a status in every state"),
     *WEIGHTS,
+    *SLEEP,
     *GENERATION,
 ]

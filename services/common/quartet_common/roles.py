@@ -74,6 +74,7 @@ _ALLOWED: dict[str, dict[str, frozenset[str]]] = {
         "BeginWeightUpdate": _TRAINER,
         "FinishWeightUpdate": _TRAINER,
         "AbortWeightUpdate": _TRAINER,
+        "SetSleep": _TRAINER,
         "Generate": _CLIENT,
         "GenerateStream": _CLIENT,
     },

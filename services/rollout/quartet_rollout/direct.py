@@ -118,6 +118,8 @@ class DirectGeneration:
             raise unavailable("rollout", "it is going over to another run", retry_after_seconds=1.0)
         if request.run_id and request.run_id != self._state.run_id:
             raise failed_precondition("run_id", f"{self._state.works_for}, the call is about '{request.run_id}'")
+        if self._state.sleep_level:
+            raise unavailable("rollout", "it sleeps; ask another, or later", retry_after_seconds=1.0)
         if self._state.policy_version == UNKNOWN_VERSION:
             raise unavailable("policy", "this rollout has no weights of a known version yet", retry_after_seconds=1.0)
 

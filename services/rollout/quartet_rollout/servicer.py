@@ -12,6 +12,7 @@ from quartet_common.weights import check_manifest
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.direct import DirectGeneration
 from quartet_rollout.engines.base import PauseMode, WeightGroupInfo
+from quartet_rollout.sleeping import set_sleep
 from quartet_rollout.state import RolloutState
 from quartet_rollout.telemetry import TokenRate
 from quartet_rollout.weight_updates import NO_EPOCH, UpdateRequest, WeightUpdates
@@ -59,6 +60,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             paused=state.paused,
             waiting_for=list(self._host.waiting),
             groups_total=state.groups_total,
+            sleep_level=state.sleep_level,
         )
         if state.engine is not None:
             stats = state.engine.stats()
@@ -134,6 +136,9 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         updates = self._updates_of(request)
         stands = await updates.abort(request.group_epoch, _policy_version(request), request.reason)
         return rollout_pb2.AbortWeightUpdateResponse(policy_version=stands)
+
+    async def SetSleep(self, request, context):  # noqa: N802
+        return rollout_pb2.SetSleepResponse(policy_version=await set_sleep(self._state, request.level))
 
     async def Generate(self, request, context):  # noqa: N802
         completions = [completion async for completion in self._direct.completions(request)]

@@ -47,6 +47,8 @@ class RolloutState:
         """True while the reward service's stream is open."""
         self.paused = False
         """True while generation stands still for new weights."""
+        self.sleep_level = 0
+        """Level at which the engine sleeps, or is about to; 0: it is awake."""
         self.changing_run = False
         """True from the moment it goes over to another run until nothing of the last one is left."""
         self.draining = False
@@ -73,4 +75,5 @@ class RolloutState:
     @property
     def may_lease(self) -> bool:
         """True if a prompt leased now could be generated and scored."""
-        return self.active and self.reward_ready and not self.draining and self.policy_version != UNKNOWN_VERSION
+        works = self.active and self.reward_ready and not self.draining and not self.sleep_level
+        return works and self.policy_version != UNKNOWN_VERSION

@@ -182,6 +182,8 @@ class WeightUpdates:
                     "policy_version", f"version {update.request.policy_version} is being received already"
                 )
             self._require_epoch(request.epoch)
+            if self._state.sleep_level:
+                raise failed_precondition("rollout", "it sleeps: wake it (SetSleep, level 0) before it takes weights")
             try:
                 self._engine.check_manifest(request.manifest)
             except ManifestError as error:

@@ -48,7 +48,7 @@ class RolloutServiceGetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class RolloutServiceGetStatusResponse(_message.Message):
-    __slots__ = ("run_id", "engine", "policy_version", "group_epoch", "running", "waiting", "kv_cache_use", "tokens_per_second", "paused", "waiting_for", "tokens_total", "groups_total", "max_model_len")
+    __slots__ = ("run_id", "engine", "policy_version", "group_epoch", "running", "waiting", "kv_cache_use", "tokens_per_second", "paused", "waiting_for", "tokens_total", "groups_total", "max_model_len", "sleep_level")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class RolloutServiceGetStatusResponse(_message.Message):
     TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     GROUPS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    SLEEP_LEVEL_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     engine: str
     policy_version: int
@@ -75,7 +76,20 @@ class RolloutServiceGetStatusResponse(_message.Message):
     tokens_total: int
     groups_total: int
     max_model_len: int
-    def __init__(self, run_id: _Optional[str] = ..., engine: _Optional[str] = ..., policy_version: _Optional[int] = ..., group_epoch: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_cache_use: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., paused: _Optional[bool] = ..., waiting_for: _Optional[_Iterable[str]] = ..., tokens_total: _Optional[int] = ..., groups_total: _Optional[int] = ..., max_model_len: _Optional[int] = ...) -> None: ...
+    sleep_level: int
+    def __init__(self, run_id: _Optional[str] = ..., engine: _Optional[str] = ..., policy_version: _Optional[int] = ..., group_epoch: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_cache_use: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., paused: _Optional[bool] = ..., waiting_for: _Optional[_Iterable[str]] = ..., tokens_total: _Optional[int] = ..., groups_total: _Optional[int] = ..., max_model_len: _Optional[int] = ..., sleep_level: _Optional[int] = ...) -> None: ...
+
+class SetSleepRequest(_message.Message):
+    __slots__ = ("level",)
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    level: int
+    def __init__(self, level: _Optional[int] = ...) -> None: ...
+
+class SetSleepResponse(_message.Message):
+    __slots__ = ("policy_version",)
+    POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    policy_version: int
+    def __init__(self, policy_version: _Optional[int] = ...) -> None: ...
 
 class JoinWeightGroupRequest(_message.Message):
     __slots__ = ("run_id", "group_epoch", "transport", "store_host", "store_port", "rank", "world_size", "timeout", "libraries", "secret")

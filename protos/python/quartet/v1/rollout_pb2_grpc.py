@@ -60,6 +60,11 @@ class RolloutServiceStub:
                 request_serializer=quartet_dot_v1_dot_rollout__pb2.AbortWeightUpdateRequest.SerializeToString,
                 response_deserializer=quartet_dot_v1_dot_rollout__pb2.AbortWeightUpdateResponse.FromString,
                 _registered_method=True)
+        self.SetSleep = channel.unary_unary(
+                '/quartet.v1.RolloutService/SetSleep',
+                request_serializer=quartet_dot_v1_dot_rollout__pb2.SetSleepRequest.SerializeToString,
+                response_deserializer=quartet_dot_v1_dot_rollout__pb2.SetSleepResponse.FromString,
+                _registered_method=True)
         self.Generate = channel.unary_unary(
                 '/quartet.v1.RolloutService/Generate',
                 request_serializer=quartet_dot_v1_dot_rollout__pb2.GenerateRequest.SerializeToString,
@@ -130,6 +135,19 @@ class RolloutServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetSleep(self, request, context):
+        """SetSleep lets somebody else have the accelerator's memory, or takes it back. Asleep, the rollout leases and generates
+        nothing; what was running stands still, its leases are kept, and it goes on when the rollout is awake again.
+
+        Called by: the trainer, or whoever shares the accelerator. Idempotent; safe to retry. Errors: INVALID_ARGUMENT for a
+        level that there is not; UNIMPLEMENTED where the engine cannot sleep (capability "sleep" is lacking);
+        FAILED_PRECONDITION in a weight update, and from one level to the other; UNAVAILABLE while it loads. Asleep, it
+        refuses BeginWeightUpdate with FAILED_PRECONDITION and Generate with UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Generate(self, request, context):
         """Generate returns completions of the live policy for one prompt, when all are done.
 
@@ -177,6 +195,11 @@ def add_RolloutServiceServicer_to_server(servicer, server):
                     servicer.AbortWeightUpdate,
                     request_deserializer=quartet_dot_v1_dot_rollout__pb2.AbortWeightUpdateRequest.FromString,
                     response_serializer=quartet_dot_v1_dot_rollout__pb2.AbortWeightUpdateResponse.SerializeToString,
+            ),
+            'SetSleep': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetSleep,
+                    request_deserializer=quartet_dot_v1_dot_rollout__pb2.SetSleepRequest.FromString,
+                    response_serializer=quartet_dot_v1_dot_rollout__pb2.SetSleepResponse.SerializeToString,
             ),
             'Generate': grpc.unary_unary_rpc_method_handler(
                     servicer.Generate,
@@ -325,6 +348,33 @@ class RolloutService:
             '/quartet.v1.RolloutService/AbortWeightUpdate',
             quartet_dot_v1_dot_rollout__pb2.AbortWeightUpdateRequest.SerializeToString,
             quartet_dot_v1_dot_rollout__pb2.AbortWeightUpdateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetSleep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quartet.v1.RolloutService/SetSleep',
+            quartet_dot_v1_dot_rollout__pb2.SetSleepRequest.SerializeToString,
+            quartet_dot_v1_dot_rollout__pb2.SetSleepResponse.FromString,
             options,
             channel_credentials,
             insecure,

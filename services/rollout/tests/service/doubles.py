@@ -79,7 +79,8 @@ class ScriptedEngine:
         self.transfer_error: EngineError | None = None
         self.install_error: EngineError | None = None
         self.generate_error: EngineError | None = None
-        self.gives_masks = False
+        self.gives_masks = self.can_sleep = False
+        self.sleep_error: EngineError | None = None
         self.group: WeightGroupInfo | None = None
 
     def hold(self, tokens: int, free: int = 0) -> None:
@@ -155,7 +156,18 @@ class ScriptedEngine:
         return EngineStats(self.running, 0, -1.0, self.tokens_total)
 
     def capabilities(self) -> list[str]:
-        return ["weights.gloo", "weights.full", *(["sampling_masks"] if self.gives_masks else [])]
+        masks, sleep = ["sampling_masks"] if self.gives_masks else [], ["sleep"] if self.can_sleep else []
+        return ["weights.gloo", "weights.full", *masks, *sleep]
+
+    async def sleep(self, level: int = 1) -> None:
+        self.calls.append(f"sleep {level}")
+        if self.sleep_error is not None:
+            raise self.sleep_error
+        self.unpaused.clear()
+
+    async def wake(self) -> None:
+        self.calls.append("wake")
+        self.unpaused.set()
 
     def check_manifest(self, manifest) -> None:
         if self.manifest_error:
