@@ -8,18 +8,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from quartet_client.errors import InputError
+from quartet_common.presets import TRAINER_PRESETS
 
-# Advantage, loss and its normalisation, as ColossalChat's four names mean them.
-PRESETS: dict[str, dict[str, Any]] = {
-    "GRPO": {"algorithm": "grpo", "clip_low": 0.2, "clip_high": 0.2, "aggregation": "sequence-mean-token-mean"},
-    "DAPO": {"algorithm": "dapo", "clip_low": 0.2, "clip_high": 0.28, "aggregation": "token-mean"},
-    "REINFORCE_PPB": {
-        "algorithm": "reinforce_pp_baseline",
-        "clip_low": 0.2,
-        "clip_high": 0.2,
-        "aggregation": "sequence-mean-token-mean",
-    },
-    "RLOO": {"algorithm": "rloo", "clip_low": 0.2, "clip_high": 0.2, "aggregation": "sequence-mean-token-mean"},
+# The values of `trainer.preset` that stand for `-a`.
+PRESETS = {
+    "GRPO": "colossalchat-grpo",
+    "DAPO": "colossalchat-dapo",
+    "REINFORCE_PPB": "colossalchat-reinforce-ppb",
+    "RLOO": "colossalchat-rloo",
 }
 
 # Flags that have no counterpart, and why.
@@ -177,18 +173,17 @@ def _run(file: RunFile, given: argparse.Namespace, groups_per_step: int, dapo: b
 
 def _trainer(file: RunFile, given: argparse.Namespace, steps: int | None, model_parallel: int) -> None:
     plugin = "hybrid_parallel" if model_parallel > 1 else "low_level_zero" if given.zero_stage else "torch_ddp"
+    # Written out, so that the file says all that it does.
+    preset = TRAINER_PRESETS[PRESETS[given.algo]]
+    flags = {
+        "learning_rate": given.learning_rate,
+        "kl_coefficient": 0.0 if given.algo == "DAPO" else given.kl_coeff,
+        "schedule": preset["schedule"] if steps else None,
+    }
     file.put(
         "trainer",
-        **PRESETS[given.algo],
-        learning_rate=given.learning_rate,
-        weight_decay=0.01,
-        max_grad_norm=1.0,
-        schedule="cosine" if steps else None,
+        **{**preset, **flags},
         schedule_steps=steps,
-        min_learning_rate_ratio=0.1,
-        kl_coefficient=0.0 if given.algo == "DAPO" else given.kl_coeff,
-        precision="bf16",
-        gradient_checkpointing=True,
         ranks=given.num_trainers,
         plugin=plugin,
         tp_size=given.tensor_parallel_size if given.tensor_parallel_size > 1 else None,

@@ -8,6 +8,7 @@ import pytest
 from quartet_client.cli import main
 from quartet_client.colossalchat import PRESETS, migrate
 from quartet_client.errors import InputError
+from quartet_common.presets import TRAINER_PRESETS
 
 
 def read(flags: str) -> dict:
@@ -31,10 +32,22 @@ def test_defaults_are_colossalchats(tmp_path: Path):
 
 
 @pytest.mark.parametrize("algorithm", PRESETS)
-def test_each_algorithm_has_its_preset(algorithm: str):
-    trainer = read(f"-m m -d d -a {algorithm}")["trainer"]
-    assert {key: trainer[key] for key in PRESETS[algorithm]} == PRESETS[algorithm]
+def test_each_algorithm_has_its_preset(algorithm: str, tmp_path: Path):
+    """What the trainer takes with `trainer.preset` alone is what is written down here."""
+    data = tmp_path / "train.jsonl"
+    data.write_text("{}\n" * 640)
+    trainer, preset = read(f"-m m -d {data} -a {algorithm}")["trainer"], TRAINER_PRESETS[PRESETS[algorithm]]
+    assert {key: trainer[key] for key in preset} == preset
     assert trainer["kl_coefficient"] == (0.0 if algorithm == "DAPO" else 0.01)
+    flagged = read(f"-m m -d nowhere.jsonl -a {algorithm} -lr 3e-6 -kl 0.2")["trainer"]
+    assert flagged["learning_rate"] == 3e-6 and "schedule" not in flagged
+    assert flagged["kl_coefficient"] == (0.0 if algorithm == "DAPO" else 0.2)
+
+
+def test_reinforce_ppb_takes_the_kl_from_the_advantage():
+    trainer = read("-m m -d d -a REINFORCE_PPB")["trainer"]
+    assert (trainer["kl_in"], trainer["kl_estimator"]) == ("reward", "k3"), "upstream's is not in the loss"
+    assert read("-m m -d d -a RLOO")["trainer"]["kl_in"] == "loss"
 
 
 def test_the_temperature_is_annealed_over_the_first_episode(tmp_path: Path):

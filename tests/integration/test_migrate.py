@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from by_hand import ENVIRONMENTS, ByHand
 
+from quartet_common.presets import TRAINER_PRESETS
+
 FLAGS = (
     '-m {model} -d {data} -ed \'{{"heldout": "{data}"}}\' -ei 10 -g 4 -tbs 2 -t 1 -b transformers -mnt 64 -p moved -a'
 )
@@ -35,10 +37,24 @@ def migrated(model: Path, folder: Path, algorithm: str) -> Path:
     return path
 
 
-def accepts(service: str, path: Path, *settings: str) -> None:
+def accepts(service: str, path: Path, *settings: str) -> dict:
+    """What its dry run prints."""
     words = [word for setting in (f"run.folder={path.parent / 'run'}", *settings) for word in ("--set", setting)]
     dry = run(service, str(path), "--dry-run", *words)
     assert dry.returncode == 0, f"{service} refuses\n{path.read_text()}\n{dry.stderr}"
+    return json.loads(dry.stdout)
+
+
+def with_preset(path: Path, preset: str) -> Path:
+    """The run file with `trainer.preset` in place of all keys that it has."""
+    lines, section = [], ""
+    for line in path.read_text().splitlines():
+        section = line if line.startswith("[") else section
+        if section != "[trainer]" or line.partition(" = ")[0] not in TRAINER_PRESETS[preset]:
+            lines += [line, *([f'preset = "{preset}"'] if line == "[trainer]" else [])]
+    short = path.with_name("short.toml")
+    short.write_text("\n".join(lines) + "\n")
+    return short
 
 
 @pytest.mark.slow
@@ -50,6 +66,21 @@ def test_every_service_accepts_what_is_printed(by_hand: Callable[..., ByHand], m
         accepts(service, path, f"broker.redis_url=redis://127.0.0.1:{services.redis_port}/0")
 
 
-@pytest.mark.parametrize("algorithm", ["DAPO", "REINFORCE_PPB", "RLOO"])
-def test_the_trainer_accepts_every_preset(model: Path, tmp_path: Path, algorithm: str):
-    accepts("trainer", migrated(model, tmp_path, algorithm))
+@pytest.mark.parametrize(
+    ("algorithm", "preset"),
+    [
+        ("GRPO", "colossalchat-grpo"),
+        ("DAPO", "colossalchat-dapo"),
+        ("REINFORCE_PPB", "colossalchat-reinforce-ppb"),
+        ("RLOO", "colossalchat-rloo"),
+    ],
+)
+def test_the_trainer_makes_the_same_of_what_is_printed_and_of_the_preset(
+    model: Path, tmp_path: Path, algorithm: str, preset: str
+):
+    printed = migrated(model, tmp_path, algorithm)
+    short = with_preset(printed, preset)
+    assert len(short.read_text()) < len(printed.read_text()) and "learning_rate" not in short.read_text()
+    written, named = accepts("trainer", printed)["section"], accepts("trainer", short)["section"]
+    assert (written.pop("preset"), named.pop("preset")) == (None, preset)
+    assert named == written and written["algorithm"] in preset.replace("reinforce-ppb", "reinforce_pp_baseline")

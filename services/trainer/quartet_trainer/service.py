@@ -20,6 +20,7 @@ from quartet_trainer.control import Control
 from quartet_trainer.errors import TrainingError
 from quartet_trainer.learner.base import LearnerError
 from quartet_trainer.learner.model_folder import ModelFolderError, check_model_folder
+from quartet_trainer.learner.settings import check_schedule
 from quartet_trainer.servicer import TrainerServicer
 from quartet_trainer.status import Status
 
@@ -36,7 +37,8 @@ def preflight(config: Config) -> dict[str, Any]:
         raise ConfigError("model.path is missing: it names the Hugging Face folder of the model to train")
     try:
         check_model_folder(config.model.path)
-    except ModelFolderError as error:
+        check_schedule(config.section, config.run.max_steps)
+    except (ModelFolderError, LearnerError) as error:
         raise ConfigError(str(error)) from error
     for folder in (config.run.path, checkpoint_root(config)):
         existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())

@@ -7,8 +7,7 @@ import math
 import torch
 from torch import nn
 
-from quartet_trainer.learner.base import LearnerError
-from quartet_trainer.learner.settings import LearnerSettings
+from quartet_trainer.learner.settings import LearnerSettings, check_schedule
 
 
 def create_optimizer(model: nn.Module, settings: LearnerSettings) -> torch.optim.AdamW:
@@ -40,16 +39,12 @@ class LearningRate:
         Raises:
             LearnerError: a schedule that falls and has no end, or one that ends within its warm-up.
         """
+        check_schedule(settings, max_steps)
         self._peak = settings.learning_rate
         self._warmup = settings.warmup_steps
         self._schedule = settings.schedule
         self._floor = settings.min_learning_rate_ratio
         self._end = settings.schedule_steps or max_steps
-        if self._schedule != "constant" and self._end <= self._warmup:
-            raise LearnerError(
-                f"trainer.schedule: a {self._schedule} over {self._end} steps with {self._warmup} steps of warm-up has "
-                "no room; set trainer.schedule_steps or run.max_steps above trainer.warmup_steps"
-            )
 
     def __call__(self, step: int) -> float:
         """The rate of the step after `step` steps (>= 0)."""

@@ -9,6 +9,8 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from quartet_common.config import Section
+from quartet_common.presets import PresetName, with_preset
+from quartet_trainer.learner.base import LearnerError
 from quartet_trainer.learner.plugin_settings import PluginSettings
 
 OWN_ALGORITHMS = ("grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gspo", "cispo", "ppo")
@@ -49,6 +51,11 @@ class PtxSection(Section):
 class LearnerSettings(PluginSettings):
     """How the policy is trained. `docs/algorithms.md` explains each term."""
 
+    preset: PresetName | None = Field(
+        default=None,
+        description="Another program's defaults for the keys of this section that are not written here: those of "
+        "ColossalChat's -a GRPO, DAPO, REINFORCE_PPB or RLOO (docs/colossalchat.md).",
+    )
     algorithm: str = Field(
         default="grpo",
         description="Advantage estimator and loss, as one named whole: grpo, dr_grpo, dapo, rloo, reinforce_pp, "
@@ -165,6 +172,11 @@ class LearnerSettings(PluginSettings):
     )
     seed: int = Field(default=42, ge=0, description="Seed of the ranks' random generators.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _below_what_is_written(cls, values: Any) -> Any:
+        return with_preset(values) if isinstance(values, dict) else values
+
     @field_validator("algorithm")
     @classmethod
     def _algorithm_is_there(cls, algorithm: str) -> str:
@@ -220,3 +232,18 @@ class LearnerSettings(PluginSettings):
                 f"warmup_steps ({self.warmup_steps}) must be smaller than schedule_steps ({self.schedule_steps})"
             )
         return self
+
+
+def check_schedule(settings: LearnerSettings, max_steps: int) -> None:
+    """Raise LearnerError for a schedule that falls and has no end, or one that ends within its warm-up.
+
+    Args:
+        settings: `schedule`, `warmup_steps`, `schedule_steps`.
+        max_steps: steps of the run, the schedule's length where the settings give none; 0: unknown.
+    """
+    end = settings.schedule_steps or max_steps
+    if settings.schedule != "constant" and end <= settings.warmup_steps:
+        raise LearnerError(
+            f"trainer.schedule: a {settings.schedule} over {end} steps with {settings.warmup_steps} steps of warm-up "
+            "has no room; set trainer.schedule_steps or run.max_steps above trainer.warmup_steps"
+        )

@@ -1,0 +1,57 @@
+"""Named sets of defaults for the run file's `[trainer]`: what ColossalChat trains with, by its four algorithms' names.
+
+The trainer fills in what a run file leaves out (`trainer.preset`); `quartet migrate-colossalchat` writes them down.
+Sources: `rl_example.py` and `coati/distributed` of ColossalChat (April 2026); docs/colossalchat.md has them as a table.
+"""
+
+from types import MappingProxyType
+from typing import Any, Literal
+
+PresetName = Literal["colossalchat-grpo", "colossalchat-dapo", "colossalchat-reinforce-ppb", "colossalchat-rloo"]
+
+# What it trains with whatever the algorithm. Its Adam and its cosine, 0.1 of the peak at the end, have no flags.
+_COMMON: dict[str, Any] = {
+    "clip_low": 0.2,
+    "learning_rate": 1e-6,
+    "weight_decay": 0.01,
+    "max_grad_norm": 1.0,
+    "schedule": "cosine",
+    "min_learning_rate_ratio": 0.1,
+    "precision": "bf16",
+    "gradient_checkpointing": True,
+}
+# All but DAPO: the mean of completions' means, and the KL to the first weights by k3.
+_SAMPLE_LEVEL: dict[str, Any] = {
+    **_COMMON,
+    "clip_high": 0.2,
+    "aggregation": "sequence-mean-token-mean",
+    "kl_coefficient": 0.01,
+    "kl_estimator": "k3",
+    "kl_in": "loss",
+}
+
+TRAINER_PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
+    {
+        "colossalchat-grpo": {"algorithm": "grpo", **_SAMPLE_LEVEL},
+        "colossalchat-dapo": {
+            "algorithm": "dapo",
+            **_COMMON,
+            "clip_high": 0.28,
+            "aggregation": "token-mean",
+            "kl_coefficient": 0.0,
+        },
+        # The KL of each token is taken from its advantage, and is not in the loss.
+        "colossalchat-reinforce-ppb": {"algorithm": "reinforce_pp_baseline", **_SAMPLE_LEVEL, "kl_in": "reward"},
+        "colossalchat-rloo": {"algorithm": "rloo", **_SAMPLE_LEVEL},
+    }
+)
+"""Keys of `[trainer]` and their values, by preset."""
+
+
+def with_preset(values: dict[str, Any]) -> dict[str, Any]:
+    """The keys of `[trainer]` as written, and below them those of the preset that they name.
+
+    A name that is none changes nothing: the model refuses it, with the list.
+    """
+    name = values.get("preset")
+    return {**TRAINER_PRESETS[name], **values} if isinstance(name, str) and name in TRAINER_PRESETS else values
