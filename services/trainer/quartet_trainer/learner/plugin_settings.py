@@ -44,7 +44,8 @@ class PluginSettings(Section):
     pp_size: int = Field(default=1, ge=1, description="Stages of consecutive layers (hybrid_parallel).")
     zero_stage: Literal[1, 2] | None = Field(
         default=None,
-        description="What low_level_zero shares out: 1 the optimizer's state, 2 the gradients too. Unset: 1.",
+        description="What data-parallel ranks share out: 1 the optimizer's state, 2 the gradients too. "
+        "Unset: low_level_zero 1, hybrid_parallel nothing.",
     )
     lora: LoraSection = Field(default=LoraSection(), description="Low-rank adapters.")
 
@@ -55,8 +56,16 @@ class PluginSettings(Section):
         for name in ("tp_size", "pp_size"):
             if getattr(self, name) > 1 and self.plugin != "hybrid_parallel":
                 raise ValueError(f'{name}: {getattr(self, name)} needs plugin = "hybrid_parallel", not {self.plugin!r}')
-        if self.zero_stage and self.plugin != "low_level_zero":
-            raise ValueError(f'zero_stage: {self.zero_stage} needs plugin = "low_level_zero", not {self.plugin!r}')
-        if self.lora.r and self.plugin == "hybrid_parallel":
-            raise ValueError('lora.r: adapters need plugin = "torch_ddp" or "low_level_zero", not "hybrid_parallel"')
+        if self.zero_stage and self.plugin not in ("low_level_zero", "hybrid_parallel"):
+            raise ValueError(
+                f'zero_stage: {self.zero_stage} needs plugin = "low_level_zero" or "hybrid_parallel", '
+                f"not {self.plugin!r}"
+            )
+        if self.zero_stage == 2 and self.pp_size > 1:
+            raise ValueError(
+                f"zero_stage: 2 exchanges gradients with every micro-batch; with pp_size {self.pp_size} "
+                "only 1 is possible"
+            )
+        if self.lora.r and self.plugin not in ("torch_ddp", "low_level_zero"):
+            raise ValueError(f'lora.r: adapters need plugin = "torch_ddp" or "low_level_zero", not "{self.plugin}"')
         return self

@@ -38,11 +38,18 @@ def whole_gradients(learner: Any, groups: list) -> dict[str, torch.Tensor]:
 
 def standing_gradients(plugin: Any) -> dict[str, torch.Tensor]:
     """The gradients that have been accumulated."""
+    zero = getattr(plugin, "_rows", None)
+    rows = {id(parameter): row for parameter, row in zero.gradients()} if zero else {}
+
+    def gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+        return zero.join(rows[id(parameter)], parameter.shape) if zero else parameter.grad
+
     if plugin.settings.plugin == "hybrid_parallel":
-        return {name: plugin._shards.whole(name, lambda p: p.grad, plugin.dtype).clone() for name in plugin.specs}
+        return {name: plugin._shards.whole(name, gradient, plugin.dtype).clone() for name in plugin.specs}
     if plugin.settings.plugin == "low_level_zero":
-        rows = {id(parameter): row for parameter, row in plugin._gradient_rows()}
-        return {name: plugin._whole(parameter, rows[id(parameter)]).clone() for name, parameter in plugin.parameters()}
+        return {name: gradient(parameter).clone() for name, parameter in plugin.parameters()}
+    if plugin.settings.plugin == "torch_fsdp":
+        return {name: plugin._whole(name, parameter.grad) for name, parameter in plugin.parameters()}
     return {name: parameter.grad.clone() for name, parameter in plugin.parameters()}
 
 

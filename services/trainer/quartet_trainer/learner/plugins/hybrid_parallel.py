@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from colossalai.booster import Booster
 from colossalai.booster.plugin import HybridParallelPlugin
+from colossalai.booster.plugin.hybrid_parallel_plugin import HybridParallelZeroOptimizer, get_param_info
 from colossalai.shardformer import ShardFormer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -19,6 +20,7 @@ from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.plugins.base import CreateOptimizer, Criterion, Load, Plugin, Seconds
 from quartet_trainer.learner.plugins.shards import Shards
 from quartet_trainer.learner.plugins.stage import Stage
+from quartet_trainer.learner.plugins.zero_rows import ZeroRows
 from quartet_trainer.learner.settings import LearnerSettings
 
 FAMILIES = ("qwen2", "llama")
@@ -31,6 +33,9 @@ class HybridParallel(Plugin):
     Without stages, micro-batches run one by one as under DDP. With stages, all micro-batches of a step go through one
     1F1B schedule; each pipeline may have another number of them, for only the exchange of gradients at the end joins
     pipelines.
+
+    With ZeRO, what a rank's optimizer holds of its part of a tensor is a row among the data-parallel ranks, see
+    `ZeroRows`. Stage 1 exchanges gradients in a step's last backward, stage 2, without stages only, in each.
     """
 
     def __init__(self, settings: LearnerSettings, ranks: Ranks) -> None:
@@ -40,12 +45,14 @@ class HybridParallel(Plugin):
                 f"trainer.tp_size {tp} * trainer.pp_size {pp} must divide the number of ranks, {ranks.world_size}"
             )
         self._half = settings.precision == "bf16"
+        data_size = ranks.world_size // (tp * pp)
+        zero_stage = (settings.zero_stage or 0) if data_size > 1 else 0  # one alone has nothing to share out
         parallel = HybridParallelPlugin(
             tp_size=tp,
             pp_size=pp,
             # fp32 leaves the weights as they are loaded; with bf16 the optimizer has copies in float32.
             precision="bf16" if self._half else "fp32",
-            zero_stage=0,
+            zero_stage=zero_stage,
             num_microbatches=1,  # set for each step, see _schedule
             microbatch_size=1,
             enable_metadata_cache=False,  # micro-batches differ in shape
@@ -56,22 +63,46 @@ class HybridParallel(Plugin):
         super().__init__(settings, ranks, Booster(plugin=parallel))
         self._parallel = parallel
         self._staged = pp > 1
+        self._zero_stage = zero_stage
+        self._rows: ZeroRows | None = None
         self._last = parallel.stage_manager is None or parallel.stage_manager.is_last_stage()
         self._reference: Stage | None = None
         self.data_rank = dist.get_rank(parallel.dp_group)
-        self.data_size = parallel.dp_size
+        self.data_size = data_size
         self.counts = self._last and dist.get_rank(parallel.tp_group) == 0
 
     def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None:
         self._check(causal_lm)
         tied = causal_lm.get_output_embeddings().weight is causal_lm.get_input_embeddings().weight
-        self.model, self.optimizer, *_ = self.booster.boost(causal_lm, create_optimizer(causal_lm))
+        optimizer = create_optimizer(causal_lm)
+        if self._zero_stage:
+            self.model, *_ = self.booster.boost(causal_lm)
+            self.optimizer = self._zero_optimizer(optimizer)
+            self._rows = ZeroRows(self.optimizer, self._parallel.dp_group, partitions=self._zero_stage == 2)
+        else:
+            self.model, self.optimizer, *_ = self.booster.boost(causal_lm, optimizer)
         self.model.convert_fn = None  # it would round the temperatures to bf16
         self.causal_lm = self.model.unwrap()
         self._shards = Shards(
             self.causal_lm, self.specs, tied, tp_group=self._parallel.tp_group, pp_group=self._parallel.pp_group
         )
         self._stage = self._make_stage(self.causal_lm)
+
+    def _zero_optimizer(self, optimizer: torch.optim.Optimizer) -> HybridParallelZeroOptimizer:
+        """As the plugin would make it, which refuses to without half precision; ZeRO itself takes any."""
+        parallel = self._parallel
+        return HybridParallelZeroOptimizer(
+            optimizer,
+            self.model,
+            use_pipeline=self._staged,
+            param_info=get_param_info(optimizer),
+            dp_process_group=parallel.dp_group,
+            tp_process_group=parallel.tp_group,
+            pp_process_group=parallel.pp_group,
+            partition_grad=self._zero_stage == 2,
+            overlap_communication=self.ranks.device.type == "cuda",
+            clip_grad_norm=0.0,  # clip_gradient does it, before it is known whether the step is taken
+        )
 
     def _check(self, causal_lm: PreTrainedModel) -> None:
         config, tp, pp = causal_lm.config, self.settings.tp_size, self.settings.pp_size
@@ -105,23 +136,34 @@ class HybridParallel(Plugin):
         with_reference = self._reference is not None and self.reference_in_loss
         if self._staged:
             return self._accumulate_staged(count, load, criterion, with_reference)
+        total, partitions = count, self._zero_stage == 2
+        if partitions:
+            most = torch.tensor(count, device=self.ranks.device)
+            dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._parallel.dp_group)
+            total = int(most)
         seconds = Seconds()
-        for index in range(count):
+        for index in range(total):
             started = self.clock()
-            micro_batch = load(index)
-            self._parallel_sync(index == count - 1)
+            micro_batch = load(min(index, count - 1))
+            self._exchange_next(partitions or index == total - 1)
             log_probs, entropy = self.model(*micro_batch.inputs)
-            reference = self.reference_log_probs(micro_batch) if with_reference else None
-            loss = criterion(index, micro_batch, log_probs, entropy, reference)
+            if index < count:
+                reference = self.reference_log_probs(micro_batch) if with_reference else None
+                loss = criterion(index, micro_batch, log_probs, entropy, reference)
+            else:
+                loss = 0.0 * log_probs.sum()
             forward_ended = self.clock()
             self.booster.backward(loss * self.data_size, self.optimizer)
             seconds.forward += forward_ended - started
             seconds.backward += self.clock() - forward_ended
         return seconds
 
-    def _parallel_sync(self, exchange: bool) -> None:
+    def _exchange_next(self, exchange: bool) -> None:
         """Whether the next backward exchanges gradients among the data-parallel ranks."""
-        self.model.module.require_backward_grad_sync = exchange
+        if self._rows:
+            self.optimizer.require_grad_sync = exchange
+        else:
+            self.model.module.require_backward_grad_sync = exchange
 
     def _accumulate_staged(self, count: int, load: Load, criterion: Criterion, with_reference: bool) -> Seconds:
         references: list[Tensor | None] = [None] * count
@@ -176,46 +218,65 @@ class HybridParallel(Plugin):
 
     def clip_gradient(self, max_norm: float) -> float:
         squares = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
-        parameters = [(p, owned) for _, p, owned in self._shards.gradients() if p.grad is not None]
-        for parameter, owned in parameters:
-            squares += owned * parameter.grad.double().square().sum()
-        for group in (self._parallel.tp_group, self._parallel.pp_group):
+        gradients = self._gradients()
+        for gradient, owned in gradients:
+            squares += owned * gradient.double().square().sum()
+        for group in (
+            self._parallel.tp_group,
+            self._parallel.pp_group,
+            *([self._parallel.dp_group] if self._rows else []),
+        ):
             dist.all_reduce(squares, group=group)
         norm = squares.sqrt().item()
         if norm > max_norm:
-            for parameter, _ in parameters:
-                parameter.grad.mul_(max_norm / (norm + 1e-6))
+            for gradient, _ in gradients:
+                gradient.mul_(max_norm / (norm + 1e-6))
         return norm
+
+    def _gradients(self) -> list[tuple[Tensor, float]]:
+        """What this rank steps with, and the share of each in the sum over all ranks that hold a part of the model."""
+        if self._rows is None:
+            return [(p.grad, owned) for _, p, owned in self._shards.gradients() if p.grad is not None]
+        rows = {id(parameter): row for parameter, row in self._rows.gradients()}
+        return [(rows[id(p)], owned) for _, p, owned in self._shards.gradients() if id(p) in rows]
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return self._shards.parameters()
 
     def piece(self, name: str, whole: Tensor) -> Tensor:
-        return self._shards.piece(name, whole)
+        piece = self._shards.piece(name, whole)
+        return self._rows.row(piece) if self._rows else piece
 
     def trained(self, parameter: nn.Parameter) -> Tensor:
+        if self._rows:
+            return self._rows.master(parameter)
         return self.optimizer.get_working_to_master_map()[id(parameter)] if self._half else parameter
 
     @torch.no_grad()
     def assign(self, name: str, whole: Tensor) -> None:
         for held, parameter in self.parameters():
             if held == name:
-                for copy in (parameter, self.trained(parameter)):
-                    copy.copy_(self.piece(name, whole))
+                parameter.copy_(self._shards.piece(name, whole))
+                self.trained(parameter).copy_(self.piece(name, whole))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         for name in self.specs:
-            yield name, self._shards.whole(name, lambda parameter: self.trained(parameter).detach(), self.dtype)
+            yield name, self._whole(name, self.trained)
 
     def moments(self) -> Iterator[tuple[str, Tensor]]:
-        states: dict[nn.Parameter, dict[str, Any]] = self.optimizer.unwrap().state
+        states: dict[Tensor, dict[str, Any]] = self.optimizer.unwrap().state
         if not states:
             return
         step = next(iter(states.values()))["step"].detach()
         for name in self.specs:
             for moment in ("exp_avg", "exp_avg_sq"):
-                yield (
-                    f"{moment}/{name}",
-                    self._shards.whole(name, lambda p, m=moment: states[self.trained(p)][m], self.dtype),
-                )
+                yield f"{moment}/{name}", self._whole(name, lambda p, m=moment: states[self.trained(p)][m])
             yield f"step/{name}", step.clone()
+
+    def _whole(self, name: str, kept: Callable[[nn.Parameter], Tensor]) -> Tensor:
+        """A whole tensor from what the ranks' optimizers hold of it, each the `kept` of its parameter."""
+        rows = self._rows
+        if rows is None:
+            return self._shards.whole(name, lambda p: kept(p).detach(), self.dtype)
+        # ZeRO keeps float32, whatever the model is in.
+        return self._shards.whole(name, lambda p: rows.join(kept(p), p.shape), torch.float32)

@@ -16,12 +16,13 @@ from transformers import PreTrainedModel
 from quartet_trainer.batches import MicroBatch
 from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.plugins.base import CreateOptimizer, Criterion, Load, Plugin, Seconds
+from quartet_trainer.learner.plugins.zero_rows import ZeroRows
 from quartet_trainer.learner.policy import Policy
 from quartet_trainer.learner.settings import LearnerSettings
 
 
 class LowLevelZero(Plugin):
-    """What a rank updates of a tensor is a row: the tensor flattened, padded to a multiple of the ranks, cut in order.
+    """What a rank updates of a tensor is a row of it, see `ZeroRows`.
 
     Stage 1 exchanges gradients in the last micro-batch's backward, stage 2 in each: there all ranks take as many
     micro-batches as the one with most, and those added have no weight.
@@ -45,6 +46,7 @@ class LowLevelZero(Plugin):
         policy = Policy(causal_lm, entropy_gradient=self.settings.entropy_coefficient > 0)
         self.causal_lm = causal_lm
         self.model, self.optimizer, *_ = self.booster.boost(policy, create_optimizer(policy))
+        self._rows = ZeroRows(self.optimizer, dist.group.WORLD, partitions=self.settings.zero_stage == 2)
 
     def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
         """In the policy's own precision, not boosted: it has no optimizer. Under an adapter it is there already."""
@@ -90,7 +92,7 @@ class LowLevelZero(Plugin):
         return seconds
 
     def clip_gradient(self, max_norm: float) -> float:
-        rows = [row for _, row in self._gradient_rows()]
+        rows = [row for _, row in self._rows.gradients()]
         squares = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         for row in rows:
             squares += row.double().square().sum()
@@ -101,24 +103,11 @@ class LowLevelZero(Plugin):
                 row.mul_(max_norm / (norm + 1e-6))
         return norm
 
-    def _gradient_rows(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Each parameter's part of the gradient that this rank will step with."""
-        stage_2 = self.settings.zero_stage == 2
-        for group, parameters in self.optimizer._working_param_groups.items():
-            for parameter in parameters:
-                store = self.optimizer.pid_to_grad_store[id(parameter)]
-                rows = store.get_partitioned_gradients_by_param_id(group, id(parameter))
-                if rows:
-                    yield parameter, rows[0 if stage_2 else store.local_rank]
-
     def trained(self, parameter: nn.Parameter) -> Tensor:
-        return self.optimizer.working_to_master_param[id(parameter)]
+        return self._rows.master(parameter)
 
     def piece(self, name: str, whole: Tensor) -> Tensor:
-        flat = whole.reshape(-1)
-        length = -(-flat.numel() // self.data_size)
-        flat = torch.nn.functional.pad(flat, (0, length * self.data_size - flat.numel()))
-        return flat.narrow(0, self.data_rank * length, length)
+        return self._rows.row(whole)
 
     @torch.no_grad()
     def assign(self, name: str, whole: Tensor) -> None:
@@ -130,16 +119,11 @@ class LowLevelZero(Plugin):
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         self.model._force_wait_all_gather()
         for name, parameter in self.parameters():
-            yield name, self._whole(parameter, self.trained(parameter))
+            yield name, self._rows.join(self.trained(parameter), parameter.shape)
 
     def moments(self) -> Iterator[tuple[str, Tensor]]:
         states: dict[Tensor, dict[str, Any]] = self.optimizer.unwrap().state
         for name, parameter in self.parameters():
             for moment, value in states.get(self.trained(parameter), {}).items():
-                yield f"{moment}/{name}", value.detach() if value.ndim == 0 else self._whole(parameter, value)
-
-    def _whole(self, parameter: nn.Parameter, row: Tensor) -> Tensor:
-        """A tensor in the parameter's shape from all ranks' rows."""
-        rows = [torch.empty_like(row) for _ in range(self.data_size)]
-        dist.all_gather(rows, row.detach().contiguous())
-        return torch.cat(rows)[: parameter.numel()].view(parameter.shape)
+                whole = value.detach() if value.ndim == 0 else self._rows.join(value, parameter.shape)
+                yield f"{moment}/{name}", whole
