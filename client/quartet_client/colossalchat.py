@@ -188,7 +188,7 @@ def _trainer(file: RunFile, given: argparse.Namespace, steps: int | None, model_
         plugin=plugin,
         tp_size=given.tensor_parallel_size if given.tensor_parallel_size > 1 else None,
         pp_size=given.pipeline_parallel_size if given.pipeline_parallel_size > 1 else None,
-        zero_stage=given.zero_stage if plugin == "low_level_zero" else None,
+        zero_stage=(1 if given.pipeline_parallel_size > 1 else given.zero_stage) if given.zero_stage else None,
         trace=given.enable_profiling or None,
     )
 
@@ -216,10 +216,8 @@ def _remarks(file: RunFile, given: argparse.Namespace, groups_per_step: int, ste
     for flag, section in (("eval_save_dir", "evaluations/"), ("rollout_save_dir", "samples/")):
         if getattr(given, flag):
             file.remarks.append(f"--{flag.replace('_', '-')} is not needed: {section} in run.folder")
-    if given.zero_stage and max(given.tensor_parallel_size, given.pipeline_parallel_size) > 1:
-        file.remarks.append(
-            f"-zero {given.zero_stage} has no counterpart beside -tp and -pp: ZeRO is a plugin of its own here"
-        )
+    if given.zero_stage == 2 and given.pipeline_parallel_size > 1:
+        file.remarks.append("-zero 2 is not possible beside -pp, there and here: zero_stage is 1")
     if given.producer_tensor_parallel_size > 1 and given.backend != "vllm":
         file.remarks.append(
             f"-ptp {given.producer_tensor_parallel_size} is for vllm: the transformers engine has one device"

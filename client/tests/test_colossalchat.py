@@ -72,6 +72,10 @@ def test_parallel_sizes_choose_the_plugin():
         2,
     )
     assert hybrid["run"]["groups_per_step"] == 64, "two data-parallel groups"
+    assert "zero_stage" not in hybrid["trainer"]
+    assert read("-m m -d d -t 4 -tp 2 -zero 2")["trainer"]["zero_stage"] == 2
+    assert read("-m m -d d -t 4 -pp 2 -zero 2")["trainer"]["zero_stage"] == 1
+    assert "-zero 2 is not possible beside -pp" in migrate("-m m -d d -t 4 -pp 2 -zero 2")
 
 
 def test_what_has_no_counterpart_is_named_with_the_reason():
