@@ -53,7 +53,13 @@ CASES = (
     algorithm("ppo"),
     Case("shuffled", "control", ("trainer.algorithm=grpo",), shuffled=True, least=None, most=MOST_LIFT_SHUFFLED),
     *(staleness(lag, corrected) for lag in (0, 1, 4) for corrected in (True, False)),
-    Case("gspo, ratio to rollout", "remarks", ("trainer.algorithm=gspo",), seeds=(1,), least=None),
+    Case(
+        "gspo, ratio to rollout",
+        "remarks",
+        ("trainer.algorithm=gspo", "trainer.old_log_probs=rollout"),
+        seeds=(1,),
+        least=None,
+    ),
     Case("grpo, vLLM", "engine", ("trainer.algorithm=grpo", "rollout.engine=vllm"), seeds=(1,)),
 )
 

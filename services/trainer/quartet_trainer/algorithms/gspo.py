@@ -12,7 +12,10 @@ from quartet_trainer.losses.policy import sequence_ratio_loss
 
 
 def gspo(settings: LearnerSettings) -> Algorithm:
-    """The paper's bounds, 3e-4 and 4e-4: a mean of log-ratios is far nearer to 0 than each of them."""
+    """The paper's bounds, 3e-4 and 4e-4: a mean of log-ratios is far nearer to 0 than each of them.
+
+    They hold for ratios to the policy just before the step, so `old_log_probs` is "recompute" unless the user says not.
+    """
     return compose(
         settings,
         name="gspo",

@@ -82,7 +82,7 @@ def ratio_bounds(settings: LearnerSettings, clip_low: float, clip_high: float) -
 
 def correction(settings: LearnerSettings) -> Correction | None:
     """What weighs tokens by the trainer's old over the rollout's probabilities."""
-    if settings.old_log_probs == "rollout" or settings.correction == "none":
+    if settings.ratio_to == "rollout" or settings.correction == "none":
         return None
     if settings.correction == "sequence-mask":
         geometric = settings.sequence_mask_mean == "geometric"

@@ -38,7 +38,7 @@ class Objective:
         settings, weights = self._settings, micro_batch.weights
         current, rollout = log_probs.detach(), micro_batch.rollout_log_probs
         old = rollout
-        if settings.old_log_probs == "recompute":
+        if settings.ratio_to == "recompute":
             # With one optimizer step a batch, the trainer's log-probs before it are those of this very pass.
             old = current if micro_batch.old_log_probs is None else micro_batch.old_log_probs
 

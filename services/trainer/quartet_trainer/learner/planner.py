@@ -124,7 +124,7 @@ class Planner:
         ones = torch.ones(mask.shape, dtype=torch.float64)
         everything = self._cut(batch, mask, ones, ones, skip=False)
         old = None
-        if self._settings.old_log_probs == "recompute" and (self._several or self._kl_in_reward):
+        if self._settings.ratio_to == "recompute" and (self._several or self._kl_in_reward):
             old = self._of_all(batch, everything, self._plugin.log_probs, counts=self._plugin.counts)
         kl = self._kl_to_reference(batch, everything, old)
         values = None

@@ -133,9 +133,10 @@ class LearnerSettings(PluginSettings):
         description="Optimizer steps of a pass: the batch's groups, shuffled, are dealt to as many mini-batches.",
     )
 
-    old_log_probs: Literal["rollout", "recompute"] = Field(
-        default="rollout",
-        description="Denominator of the ratio: the rollout's log-probs, or the trainer's own before the step.",
+    old_log_probs: Literal["rollout", "recompute"] | None = Field(
+        default=None,
+        description="Denominator of the ratio: the rollout's log-probs, or the trainer's own before the step. "
+        "Unset: the algorithm's (most: rollout; gspo: recompute).",
     )
     correction: Literal["none", "tis", "icepop", "sequence-mask"] = Field(
         default="tis",
@@ -171,6 +172,15 @@ class LearnerSettings(PluginSettings):
         description="Arithmetic of the model. bf16 keeps fp32 weights and log-softmax; fp64 is for numerical checks.",
     )
     seed: int = Field(default=42, ge=0, description="Seed of the ranks' random generators.")
+
+    @property
+    def ratio_to(self) -> Literal["rollout", "recompute"]:
+        """`old_log_probs`, or where it is unset the algorithm's own choice.
+
+        GSPO's range is a few ten-thousandths wide: narrower than what an engine's arithmetic, or one step of lag, moves
+        the mean log-prob of a completion.
+        """
+        return self.old_log_probs or ("recompute" if self.algorithm == "gspo" else "rollout")
 
     @model_validator(mode="before")
     @classmethod
@@ -214,7 +224,7 @@ class LearnerSettings(PluginSettings):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> LearnerSettings:
-        if self.correction in ("icepop", "sequence-mask") and self.old_log_probs == "rollout":
+        if self.correction in ("icepop", "sequence-mask") and self.ratio_to == "rollout":
             raise ValueError(
                 f"correction: {self.correction!r} compares the trainer's log-probs with the rollout's; "
                 'it needs old_log_probs = "recompute"'

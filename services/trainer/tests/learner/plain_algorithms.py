@@ -139,6 +139,8 @@ def plain_algorithm(
         ratios = torch.exp(c.lp - old)
         if algorithm == "gspo" and len(c.lp):
             ratios = torch.exp((c.lp - old).mean()).expand(len(c.lp))
+            if correct:  # a factor of a token weighs that token's gradient, not the whole completion's
+                ratios = ratios.detach() * torch.exp(c.lp - c.lp.detach())
         factors = correct(torch.exp(old - c.rollout)) if correct else [1.0] * len(c.lp)
         for t, lp in enumerate(c.lp):
             loss = float(factors[t]) * token_loss(algorithm, ratios[t], lp, c.advantage[t], low, high, dual)

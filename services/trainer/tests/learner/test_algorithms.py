@@ -49,8 +49,13 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"kl_coefficient": 0.1, "kl_in": "reward", "kl_estimator": "k3"},
         {"beta": 0.1, "kl_in": "reward", "kl": "k3"},
     ),
-    "gspo": ("gspo", {}, {"low": 3e-4, "high": 4e-4}),
-    "gspo, wide": ("gspo", {"clip_low": 0.8, "clip_high": 3.0}, {"low": 0.8, "high": 3.0}),
+    "gspo": ("gspo", {}, {"low": 3e-4, "high": 4e-4, "recompute": True, "correct": lambda w: w.clamp(max=2)}),
+    "gspo, to the rollout": ("gspo", {"old_log_probs": "rollout"}, {"low": 3e-4, "high": 4e-4}),
+    "gspo, wide": (
+        "gspo",
+        {"old_log_probs": "rollout", "clip_low": 0.8, "clip_high": 3.0},
+        {"low": 0.8, "high": 3.0},
+    ),
     "cispo": ("cispo", {"clip_high": 0.5}, {"high": 0.5}),
     "ppo": ("ppo", {"kl_coefficient": 0.1, "max_mean_ratio": 0}, {"beta": 0.1, "kl_in": "reward", "kl": "k1"}),
     "icepop": (
@@ -107,8 +112,21 @@ def test_loss_and_gradient(model_path: Path, case: str) -> None:
     if "dual" in theirs:
         without = moved(create_learner(settings(algorithm=algorithm), model_path, Run())).train_step(groups)
         assert without["loss"] > metrics["loss"]  # the bound was met
-    if "correct" in theirs:
+    if ours.get("correction") in ("icepop", "sequence-mask"):
         assert 0 < metrics["dropped_ratio"] < 1
+
+
+def test_gspo_takes_its_ratio_to_the_policy_before_the_step(model_path: Path) -> None:
+    """Rollouts whose log-probs are off by as little as arithmetic makes them would else lose their gradient."""
+    groups = make_batch(seed=39)
+    metrics = {
+        chosen: create_learner(settings(algorithm="gspo", old_log_probs=chosen), model_path, Run()).train_step(groups)
+        for chosen in (None, "recompute", "rollout")
+    }
+    assert metrics[None]["clip_ratio_low"] == metrics[None]["clip_ratio_high"] == 0.0 < metrics[None]["grad_norm"]
+    assert metrics[None]["ratio_mean"] == pytest.approx(1.0, abs=1e-12)
+    assert metrics[None]["loss"] == metrics["recompute"]["loss"] != metrics["rollout"]["loss"]
+    assert metrics["rollout"]["clip_ratio_low"] + metrics["rollout"]["clip_ratio_high"] > 0.3
 
 
 def test_the_critics_gradient(model_path: Path) -> None:

@@ -271,7 +271,7 @@ PLAIN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "rloo": ({}, {}),
     "reinforce_pp": ({"kl_coefficient": 0.1}, {"beta": 0.1, "kl_in": "reward", "kl": "k1"}),
     "reinforce_pp_baseline": ({"kl_coefficient": 0.1}, {"beta": 0.1, "kl": "k2"}),
-    "gspo": ({}, {"low": 3e-4, "high": 4e-4}),
+    "gspo": ({"old_log_probs": "rollout"}, {"low": 3e-4, "high": 4e-4}),
     "cispo": ({}, {"high": 4.0}),
     "ppo": ({"max_mean_ratio": 0}, {}),
 }

@@ -39,7 +39,7 @@ def test_a_preset_is_what_colossalchat_trains_with(preset: str) -> None:
     assert (found.learning_rate, found.weight_decay, found.max_grad_norm) == (1e-6, 0.01, 1.0)
     assert (found.schedule, found.warmup_steps, found.min_learning_rate_ratio) == ("cosine", 0, 0.1)
     assert (found.precision, found.gradient_checkpointing, found.std_epsilon) == ("bf16", True, 1e-4)
-    assert (found.old_log_probs, found.adam_betas) == ("rollout", (0.9, 0.999))
+    assert (found.ratio_to, found.adam_betas) == ("rollout", (0.9, 0.999))
     assert found.model_copy(update={"preset": None}) == LearnerSettings(**TRAINER_PRESETS[preset])
 
 

@@ -35,6 +35,8 @@ from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
         ({"lora": {"r": 4}, "plugin": "hybrid_parallel"}, 'need plugin = "torch_ddp" or "low_level_zero"'),
         ({"adam_betas": (0.9, 1.0)}, r"each must be in \[0, 1\), got \[0.9, 1.0\]"),
         ({"schedule_steps": 10, "warmup_steps": 10}, r"warmup_steps \(10\) must be smaller than schedule_steps \(10\)"),
+        ({"correction": "icepop"}, 'it needs old_log_probs = "recompute"'),
+        ({"correction": "icepop", "algorithm": "gspo", "old_log_probs": "rollout"}, 'it needs old_log_probs = "reco'),
         ({"algorithm": "dpo"}, "'grpo', 'dr_grpo', 'dapo', 'rloo'"),
         ({"learning_rat": 1.0}, "learning_rat"),
     ],
@@ -42,6 +44,13 @@ from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
 def test_wrong_values_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         LearnerSettings(**values)
+
+
+def test_the_algorithm_chooses_what_ratios_are_to_unless_it_is_written() -> None:
+    assert LearnerSettings().ratio_to == LearnerSettings(algorithm="ppo").ratio_to == "rollout"
+    assert LearnerSettings(algorithm="gspo", correction="icepop").ratio_to == "recompute"
+    assert LearnerSettings(algorithm="gspo", old_log_probs="rollout").ratio_to == "rollout"
+    assert LearnerSettings(old_log_probs="recompute").ratio_to == "recompute"
 
 
 def test_every_key_is_described() -> None:

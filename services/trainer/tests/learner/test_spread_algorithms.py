@@ -33,7 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
     "rloo": {"kl_coefficient": 0.1, "kl_in": "reward", "kl_estimator": "k1"},
     "reinforce_pp": {"kl_coefficient": 0.1, **RECOMPUTE},
     "reinforce_pp_baseline": {"kl_coefficient": 0.1},
-    "gspo": {"clip_low": 0.8, "clip_high": 3.0},
+    "gspo": {"clip_low": 0.8, "clip_high": 3.0, "old_log_probs": "rollout"},
     "cispo": {"clip_high": 0.5},
     "ppo": {"kl_coefficient": 0.1, "max_mean_ratio": 0, "critic": {"learning_rate": 1e-2}},
     "sequence mask": {"correction": "sequence-mask", "sequence_mask_mean": "geometric", **RECOMPUTE},
