@@ -112,4 +112,5 @@ class Dead:
             step=int(step) if step is not None else -1,
             moments=read_moments(life),
             traceparent=experience_pb2.PromptInstance.FromString(prompt).traceparent if prompt else "",
+            answered_at=timestamp(await self._store.time(run_id)),
         )

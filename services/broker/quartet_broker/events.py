@@ -17,7 +17,7 @@ _END_STATES = (broker_pb2.RUN_STATE_SUCCEEDED, broker_pb2.RUN_STATE_FAILED, brok
 def timestamp(milliseconds: float) -> Timestamp:
     """Return a time of Redis' clock as a Timestamp."""
     result = Timestamp()
-    result.FromMilliseconds(int(milliseconds))
+    result.FromMicroseconds(round(milliseconds * 1000))
     return result
 
 

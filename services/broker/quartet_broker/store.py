@@ -215,6 +215,12 @@ class Store:
         for n, answer in zip(which, found, strict=True):
             answers[n] = answer
 
+    async def time(self, run_id: str) -> float:
+        """Return the clock of the server that has a run's keys, in milliseconds since 1970."""
+        with self.failures():
+            seconds, microseconds = await (await self.client(run_id)).time()
+        return float(seconds * 1000 + microseconds / 1000)
+
     async def scan(self, run_id: str) -> AsyncIterator[list[bytes]]:
         """Yield the keys of a run, some at a time, a key perhaps twice; those that come meanwhile may be missing.
 

@@ -42,6 +42,9 @@ async def test_a_whole_life_is_told_while_it_lasts_and_after(world):
     assert leased.who == put.who == "r1"
     assert returned.reason == "the reward service has crashed"
     assert put.policy_version == 0 and batch.step == committed.step == 0
+    # By the clock of the moments: nothing that is told of is yet to come.
+    answered = told.answered_at.ToNanoseconds()
+    assert committed.at.ToNanoseconds() <= answered <= (await look(world, "a")).answered_at.ToNanoseconds()
 
 
 async def test_the_dead_the_dropped_and_the_delivered_are_told_as_well(world):

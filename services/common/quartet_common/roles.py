@@ -43,7 +43,7 @@ _ALLOWED: dict[str, dict[str, frozenset[str]]] = {
         "CollectResults": _CLIENT | _TRAINER,
         "ListDead": _CLIENT,
         "RequeueDead": _CLIENT,
-        "GetGroup": _CLIENT,
+        "GetGroup": _CLIENT | _TRAINER,
         # Generation
         "LeasePrompts": _ROLLOUT,
         "RenewLeases": _ROLLOUT,

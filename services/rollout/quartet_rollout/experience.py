@@ -10,6 +10,7 @@ from quartet_common.durations import now_timestamp
 from quartet_common.tensors import encode, encode_ragged
 from quartet_rollout.engines.base import EngineCompletion, SamplingMask, SamplingSettings
 from quartet_rollout.environments.conversation import PlayedCompletion, inserted_tokens
+from quartet_rollout.stamps import Stamps
 
 FINISH_REASONS = {
     "stop": experience_pb2.FINISH_REASON_STOP,
@@ -57,6 +58,7 @@ def build_group(
     scored: Sequence[ScoredCompletion],
     settings: SamplingSettings,
     rollout_id: str,
+    stamps: Stamps,
 ) -> experience_pb2.ExperienceGroup:
     """Return the group, its completions in order of index.
 
@@ -64,6 +66,7 @@ def build_group(
         prompt_token_ids: int32 [P].
         scored: all completions of the group, in any order, at least one token among them.
         settings: what they were drawn by.
+        stamps: when they were generated and scored.
     """
     scored = sorted(scored, key=lambda one: one.completion.index)
     tensors = _tensors(prompt_token_ids, scored, settings)
@@ -73,7 +76,10 @@ def build_group(
         completions=[completion_info(one.completion, one.text, one.score) for one in scored],
         rollout_id=rollout_id,
         finished_at=now_timestamp(),
+        started_at=stamps.started_at,
     )
+    for info in transcript.completions:
+        stamps.write(info)
     return experience_pb2.ExperienceGroup(
         header=_header(lease, scored),
         tensors=tensors.SerializeToString(),

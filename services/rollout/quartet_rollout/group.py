@@ -28,6 +28,7 @@ from quartet_rollout.prompts import PromptReader
 from quartet_rollout.sampling import Draw, PromptRefused
 from quartet_rollout.schedules import scheduled
 from quartet_rollout.scoring import Scorer, ScoringFailed
+from quartet_rollout.stamps import Stamps
 from quartet_rollout.telemetry import COMPLETIONS, TOKENS
 
 _PURPOSES = {
@@ -86,6 +87,7 @@ class Group:
             raise GivenBack("an environment that is not here", str(error)) from error
         self.n = draw.n
         scores: dict[int, asyncio.Future[reward_pb2.Score]] = {}
+        stamps = Stamps()
         try:
             stream = (
                 draw_completions(engine, self.lease.lease_id, token_ids, draw)
@@ -94,7 +96,7 @@ class Group:
             )
             last_turn = chosen is not None and chosen.scores_last_turn
             with tracing.span("generate") as span:
-                finished = await self._score_all(stream, reader, scorer, token_ids, draw, scores, last_turn)
+                finished = await self._score_all(stream, reader, scorer, token_ids, draw, scores, stamps, last_turn)
                 span.attributes.update(_generated([completion for completion, _ in finished]))
             self.stage = Stage.SCORING
             self.on_generated()
@@ -116,7 +118,7 @@ class Group:
             for score in scores.values():
                 _forget(score)
         self._check_versions([completion for completion, _ in finished])
-        return build_group(self.lease, token_ids, reader.text(token_ids), scored, draw.settings, rollout_id)
+        return build_group(self.lease, token_ids, reader.text(token_ids), scored, draw.settings, rollout_id, stamps)
 
     def _scene(
         self,
@@ -149,6 +151,7 @@ class Group:
         token_ids: np.ndarray,
         draw: Draw,
         scores: dict[int, "asyncio.Future[reward_pb2.Score]"],
+        stamps: Stamps,
         last_turn: bool,
     ) -> list[tuple[EngineCompletion, str]]:
         """Return the completions with their texts; each is handed to the scorer as soon as it is done."""
@@ -159,6 +162,7 @@ class Group:
         async with aclosing(stream):
             async for completion in stream:
                 self.generated += 1
+                stamps.generated(completion.index)
                 text = reader.text(completion.token_ids)
                 finished.append((completion, text))
                 tokens.inc(completion.token_ids.size - inserted_tokens(completion))
@@ -170,6 +174,7 @@ class Group:
                     item.completion_tokens = completion.token_ids.size
                     item.truncated = completion.finish_reason == "length"
                     scores[completion.index] = scorer.submit(item)
+                    stamps.score_awaited(completion.index, scores[completion.index])
                 for score in scores.values():
                     # One failure fails the group: the rest need not be generated.
                     if score.done():

@@ -35,6 +35,7 @@ from quartet_trainer.observation import RolloutObserver
 from quartet_trainer.publisher import Publisher
 from quartet_trainer.publisher.store import WeightStore
 from quartet_trainer.randomness import random_state, restore_random_state
+from quartet_trainer.records.group_rows import GroupRows
 from quartet_trainer.records.group_traces import GroupTraces
 from quartet_trainer.records.journal import Journal
 from quartet_trainer.records.reporter import Reporter
@@ -173,6 +174,9 @@ def _run_loop(
         lora=getattr(learner, "lora", None),
     )
     trace = _trace(settings, folder, status, parts)
+    group_rows = GroupRows(trace, session.stub, config.run.id) if trace else None
+    if group_rows is not None:
+        parts.callback(group_rows.close)
     handout = WeightHandout(
         publisher,
         learner,
@@ -223,6 +227,7 @@ def _run_loop(
         control=control,
         status=status,
         traces=GroupTraces(config.run.id),
+        group_rows=group_rows,
         patience=patience,
         callbacks=callbacks,
     )

@@ -920,20 +920,22 @@ class GetGroupRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., instance_id: _Optional[str] = ...) -> None: ...
 
 class GetGroupResponse(_message.Message):
-    __slots__ = ("state", "attempt", "holder", "step", "moments", "traceparent")
+    __slots__ = ("state", "attempt", "holder", "step", "moments", "traceparent", "answered_at")
     STATE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     MOMENTS_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_AT_FIELD_NUMBER: _ClassVar[int]
     state: GroupState
     attempt: int
     holder: str
     step: int
     moments: _containers.RepeatedCompositeFieldContainer[GroupMoment]
     traceparent: str
-    def __init__(self, state: _Optional[_Union[GroupState, str]] = ..., attempt: _Optional[int] = ..., holder: _Optional[str] = ..., step: _Optional[int] = ..., moments: _Optional[_Iterable[_Union[GroupMoment, _Mapping]]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    answered_at: _timestamp_pb2.Timestamp
+    def __init__(self, state: _Optional[_Union[GroupState, str]] = ..., attempt: _Optional[int] = ..., holder: _Optional[str] = ..., step: _Optional[int] = ..., moments: _Optional[_Iterable[_Union[GroupMoment, _Mapping]]] = ..., traceparent: _Optional[str] = ..., answered_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class GroupMoment(_message.Message):
     __slots__ = ("kind", "at", "who", "step", "policy_version", "reason")

@@ -452,7 +452,8 @@ class BrokerServiceServicer:
     def GetGroup(self, request, context):
         """GetGroup tells where one prompt instance is in its life.
 
-        Called by: clients. Idempotent; safe to retry. Errors: NOT_FOUND when the run never saw the instance, or forgot it.
+        Called by: clients, the trainer. Idempotent; safe to retry. Errors: NOT_FOUND when the run never saw the instance, or
+        forgot it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -184,7 +184,7 @@ class VersionSpan(_message.Message):
     def __init__(self, policy_version: _Optional[int] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class CompletionInfo(_message.Message):
-    __slots__ = ("index", "text", "finish_reason", "version_spans", "score", "tokens", "turns", "inserted_tokens")
+    __slots__ = ("index", "text", "finish_reason", "version_spans", "score", "tokens", "turns", "inserted_tokens", "generated_after", "scored_after")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -193,6 +193,8 @@ class CompletionInfo(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TURNS_FIELD_NUMBER: _ClassVar[int]
     INSERTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_AFTER_FIELD_NUMBER: _ClassVar[int]
+    SCORED_AFTER_FIELD_NUMBER: _ClassVar[int]
     index: int
     text: str
     finish_reason: FinishReason
@@ -201,21 +203,25 @@ class CompletionInfo(_message.Message):
     tokens: int
     turns: int
     inserted_tokens: int
-    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., version_spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., score: _Optional[_Union[_reward_pb2.Score, _Mapping]] = ..., tokens: _Optional[int] = ..., turns: _Optional[int] = ..., inserted_tokens: _Optional[int] = ...) -> None: ...
+    generated_after: _duration_pb2.Duration
+    scored_after: _duration_pb2.Duration
+    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., version_spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., score: _Optional[_Union[_reward_pb2.Score, _Mapping]] = ..., tokens: _Optional[int] = ..., turns: _Optional[int] = ..., inserted_tokens: _Optional[int] = ..., generated_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., scored_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class GroupTranscript(_message.Message):
-    __slots__ = ("instance", "prompt_text", "completions", "rollout_id", "finished_at")
+    __slots__ = ("instance", "prompt_text", "completions", "rollout_id", "finished_at", "started_at")
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
     COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
     ROLLOUT_ID_FIELD_NUMBER: _ClassVar[int]
     FINISHED_AT_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
     instance: PromptInstance
     prompt_text: str
     completions: _containers.RepeatedCompositeFieldContainer[CompletionInfo]
     rollout_id: str
     finished_at: _timestamp_pb2.Timestamp
-    def __init__(self, instance: _Optional[_Union[PromptInstance, _Mapping]] = ..., prompt_text: _Optional[str] = ..., completions: _Optional[_Iterable[_Union[CompletionInfo, _Mapping]]] = ..., rollout_id: _Optional[str] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    started_at: _timestamp_pb2.Timestamp
+    def __init__(self, instance: _Optional[_Union[PromptInstance, _Mapping]] = ..., prompt_text: _Optional[str] = ..., completions: _Optional[_Iterable[_Union[CompletionInfo, _Mapping]]] = ..., rollout_id: _Optional[str] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class GroupTensors(_message.Message):
     __slots__ = ("prompt_token_ids", "completion_token_ids", "rollout_log_probs", "loss_mask", "rewards", "temperatures", "truncated", "version_spans", "format_acc", "ans_acc", "sampling_mask_counts", "sampling_mask_token_ids")

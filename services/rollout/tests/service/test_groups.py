@@ -1,6 +1,7 @@
 """The life of a prompt group, end to end through the service."""
 
 import asyncio
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from conftest import begin_request, finish_request, instance, join_request
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, rollout_pb2
 
+from quartet_common.durations import to_seconds
 from quartet_common.tensors import decode, decode_ragged
 from quartet_rollout import scoring
 from quartet_rollout.engines import EngineError
@@ -20,6 +22,7 @@ def failure(kind=reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, retryable=True) -> re
 
 async def test_a_group_is_generated_scored_and_put(world):
     world.engine.policy_version = 7
+    before = time.time()
     await world.start()
     await world.broker.submit(instance())
     await world.broker.until(lambda: world.broker.puts)
@@ -48,6 +51,11 @@ async def test_a_group_is_generated_scored_and_put(world):
     assert [info.text for info in transcript.completions] == ["aaa", "bbbb"]
     assert [info.score.reward for info in transcript.completions] == [3.0, 4.0]
     assert transcript.completions[0].finish_reason == experience_pb2.FINISH_REASON_STOP
+
+    began, ended = (stamp.ToNanoseconds() / 1e9 for stamp in (transcript.started_at, transcript.finished_at))
+    assert before <= began <= ended <= time.time()
+    for info in transcript.completions:
+        assert 0 < to_seconds(info.generated_after) <= to_seconds(info.scored_after)
 
 
 async def test_a_training_group_carries_the_masks_of_a_run_that_wants_them(world):
@@ -292,7 +300,8 @@ async def test_serving_prompts_without_reference_are_not_scored(world):
     await world.broker.submit(instance(purpose=experience_pb2.PURPOSE_SERVE, prompt=prompt))
     await world.broker.until(lambda: world.broker.puts)
     assert not world.reward.items
-    assert not world.broker.transcript().completions[0].HasField("score")
+    info = world.broker.transcript().completions[0]
+    assert not info.HasField("score") and not info.HasField("scored_after") and info.HasField("generated_after")
     assert not world.broker.tensors().HasField("rewards")
 
 
