@@ -14,6 +14,12 @@ NOT_BUILT = {
 }
 """Plugins of ColossalAI that this trainer has no code for, and what to use instead."""
 
+BROKEN_SEQUENCE_PARALLEL = {
+    "ring": "gives wrong gradients: of what a rank receives, ColossalAI 0.5.0 keeps what it sent for the backward pass",
+    "ring_attn": "is not built: ColossalAI 0.5.0 has it for some families only, and with flash attention only",
+}
+"""ColossalAI's modes that this trainer refuses, and why."""
+
 PluginName = Literal["torch_ddp", "torch_fsdp", "low_level_zero", "gemini", "hybrid_parallel"]
 
 
@@ -42,6 +48,12 @@ class PluginSettings(Section):
     plugin: PluginName = Field(default="torch_ddp", description="ColossalAI plugin.")
     tp_size: int = Field(default=1, ge=1, description="Ranks that share each layer's matrices (hybrid_parallel).")
     pp_size: int = Field(default=1, ge=1, description="Stages of consecutive layers (hybrid_parallel).")
+    sequence_parallel: Literal["split_gather", "ring", "all_to_all", "ring_attn"] | None = Field(
+        default=None,
+        description="How each sequence is shared out between the matrix products (hybrid_parallel): among the tp_size "
+        "ranks (split_gather), or sp_size others (all_to_all); ring and ring_attn are refused. Unset: it is not.",
+    )
+    sp_size: int = Field(default=1, ge=1, description="Ranks that share each sequence (all_to_all).")
     zero_stage: Literal[1, 2] | None = Field(
         default=None,
         description="What data-parallel ranks share out: 1 the optimizer's state, 2 the gradients too. "
@@ -66,6 +78,29 @@ class PluginSettings(Section):
                 f"zero_stage: 2 exchanges gradients with every micro-batch; with pp_size {self.pp_size} "
                 "only 1 is possible"
             )
+        self._check_sequence_parallel()
         if self.lora.r and self.plugin not in ("torch_ddp", "low_level_zero"):
             raise ValueError(f'lora.r: adapters need plugin = "torch_ddp" or "low_level_zero", not "{self.plugin}"')
         return self
+
+    def _check_sequence_parallel(self) -> None:
+        mode = self.sequence_parallel
+        if (self.sp_size > 1) != (mode == "all_to_all"):
+            raise ValueError(
+                f'sp_size: {self.sp_size} with sequence_parallel {mode!r}; above 1 with "all_to_all", and only with it'
+            )
+        if mode is None:
+            return
+        if self.plugin != "hybrid_parallel":
+            raise ValueError(f'sequence_parallel: {mode!r} needs plugin = "hybrid_parallel", not {self.plugin!r}')
+        if mode in BROKEN_SEQUENCE_PARALLEL:
+            raise ValueError(
+                f'sequence_parallel: {mode!r} {BROKEN_SEQUENCE_PARALLEL[mode]}; use "all_to_all", or with tp_size > 1 '
+                '"split_gather"'
+            )
+        if mode != "all_to_all" and self.tp_size == 1:
+            raise ValueError(f"sequence_parallel: {mode!r} shares sequences among the tp_size ranks, and tp_size is 1")
+        if mode != "all_to_all" and self.zero_stage == 2:
+            raise ValueError(
+                f"sequence_parallel: {mode!r} exchanges the norms' gradients once a step; with it zero_stage can be 1"
+            )

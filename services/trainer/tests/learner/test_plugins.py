@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from test_invariance import assert_same_gradient, comparable
 from transformers import AutoModelForCausalLM
 
 from quartet_trainer.learner import LearnerError, create_learner
+from quartet_trainer.learner.plugin_settings import PluginSettings
+from quartet_trainer.learner.plugins.hybrid_checks import check_model
 
 pytestmark = pytest.mark.timeout(600)  # the ranks start once, within the first test
 
@@ -24,6 +28,8 @@ TP2_PP2 = {"plugin": "hybrid_parallel", "tp_size": 2, "pp_size": 2}
 ZERO_1 = {"plugin": "low_level_zero"}
 ZERO_2 = {"plugin": "low_level_zero", "zero_stage": 2}
 FSDP = {"plugin": "torch_fsdp"}
+SPLIT_GATHER = {"sequence_parallel": "split_gather"}
+SP2 = {"plugin": "hybrid_parallel", "sequence_parallel": "all_to_all", "sp_size": 2}
 CHECKPOINTING = {"gradient_checkpointing": True}
 COMMON = {"micro_batch_tokens": 60, "max_grad_norm": 0.5}
 
@@ -48,11 +54,22 @@ JOBS: dict[str, dict[str, Any]] = {
         "settings": ZERO_1,
         "resume": "pp2-dp2, zero 1, goes on from tp2-dp2, zero 1",
     },
-    "pp2-dp2, zero 1, llama": {"settings": {**PP2_DP2, "zero_stage": 1}, "model": "llama"},
     "fsdp": {"settings": {**FSDP, "entropy_coefficient": 0.05, "kl_coefficient": 0.2, **CHECKPOINTING}},
     "fsdp goes on from ddp": {"settings": {**FSDP, "algorithm": "dapo"}, "resume": "ddp goes on from tp2-dp2"},
     "tp2-pp2 goes on from fsdp": {"settings": TP2_PP2, "resume": "fsdp goes on from ddp"},
     "fsdp, llama": {"settings": {**FSDP, "kl_coefficient": 0.2, "kl_in": "reward"}, "model": "llama"},
+    "tp2-dp2, split_gather, goes on from tp2-dp2": {
+        "settings": {**TP2_DP2, **SPLIT_GATHER, "kl_coefficient": 0.2},
+        "resume": "tp2-dp2",
+    },
+    "tp2-pp2, split_gather": {"settings": {**TP2_PP2, **SPLIT_GATHER, "entropy_coefficient": 0.05, **CHECKPOINTING}},
+    "tp2-dp2, split_gather, zero 1, llama": {
+        "settings": {**TP2_DP2, **SPLIT_GATHER, "zero_stage": 1},
+        "model": "llama",
+    },
+    "sp2-dp2": {"settings": {**SP2, "algorithm": "dapo", "kl_coefficient": 0.2}},
+    "sp2-pp2, llama": {"settings": {**SP2, "pp_size": 2, "entropy_coefficient": 0.05}, "model": "llama"},
+    "sp2-dp2, zero 2": {"settings": {**SP2, "zero_stage": 2, **CHECKPOINTING}},
 }
 """Those of ZeRO keep weights in float32, the others here in float64."""
 BF16 = {
@@ -112,7 +129,7 @@ def done(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.mark.parametrize("name", JOBS)
 def test_as_one_process(models: dict[str, Path], done: Path, name: str) -> None:
     job, folder, batches = JOBS[name], done / name, make_batches()
-    alike = {k: v for k, v in job["settings"].items() if k not in ("plugin", "tp_size", "pp_size", "zero_stage")}
+    alike = {k: v for k, v in job["settings"].items() if k not in PluginSettings.model_fields}
     alone = create_learner(settings(**COMMON, **alike), models[job.get("model", "qwen2")], Run())
     if resume := job.get("resume"):
         assert alone.load(done / resume / "checkpoint") == {"saved": resume}
@@ -131,6 +148,18 @@ def test_as_one_process(models: dict[str, Path], done: Path, name: str) -> None:
         assert seen["specs"] == {tensor_name: list(tensor.shape) for tensor_name, tensor in weights.items()}
         for tensor_name, tensor in expected_weights.items():
             torch.testing.assert_close(weights[tensor_name], tensor, rtol=1e-5, atol=1e-7, msg=tensor_name)
+    expected_moments = dict(alone._plugin.moments())
+    moments = load_file(folder / "checkpoint" / "optimizer.safetensors")
+    assert moments.keys() == expected_moments.keys()
+    for moment, tensor in expected_moments.items():
+        near = {"rtol": 1e-5, "atol": 1e-10} if exact else {"rtol": 1e-4, "atol": 1e-8}
+        torch.testing.assert_close(moments[moment], tensor, **near, check_dtype=exact, msg=moment)
+
+
+def test_fsdp_leaves_a_rank_its_share(models: dict[str, Path], done: Path) -> None:
+    whole = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(models["llama"]).parameters())
+    held = [json.loads((done / "fsdp, llama" / f"seen-{rank}.json").read_text())["held"] for rank in (0, RANKS - 1)]
+    assert all(0.9 * whole / RANKS < share < 1.1 * whole / RANKS for share in held)
 
 
 @pytest.mark.parametrize("name", BF16)
@@ -157,6 +186,7 @@ def test_exports_are_hugging_face_folders(done: Path, name: str) -> None:
     ("values", "config", "message"),
     [
         (TP2_DP2, {}, "trainer.tp_size 2 * trainer.pp_size 1 must divide the number of ranks, 1"),
+        (SP2, {}, "trainer.tp_size 1 * trainer.pp_size 1 * trainer.sp_size 2 must divide the number of ranks, 1"),
     ],
 )
 def test_what_cannot_be_spread_is_refused(
@@ -165,3 +195,21 @@ def test_what_cannot_be_spread_is_refused(
     with pytest.raises(LearnerError) as caught:
         create_learner(settings(**values), make_model(tmp_path / "model", **config), Run())
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("values", "config", "message"),
+    [
+        (TP2_DP2, {"model_type": "gemma"}, "is tried with qwen2, llama models, not with 'gemma'"),
+        (TP2_DP2, {"vocab_size": 63}, "trainer.tp_size 2 does not divide the model's vocab_size, 63"),
+        ({**SP2, "tp_size": 2}, {}, "trainer.tp_size 2 * trainer.sp_size 2 does not divide the model's num_key_value"),
+        ({**PP2_DP2, "pp_size": 4}, {}, "trainer.pp_size 4 is more than the model's 3 layers"),
+        (PP2_DP2, {"use_sliding_window": True}, "the model's attention has a sliding window, which pipeline and"),
+        ({**TP2_DP2, **SPLIT_GATHER}, {"use_sliding_window": True}, "the model's attention has a sliding window"),
+    ],
+)
+def test_models_that_cannot_be_spread_are_refused(values: dict[str, Any], config: dict[str, Any], message: str) -> None:
+    sizes = {"vocab_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = SimpleNamespace(**{"model_type": "qwen2", "num_hidden_layers": 3, **sizes, **config})
+    with pytest.raises(LearnerError, match=re.escape(message)):
+        check_model(model, settings(**values))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,23 +10,23 @@ from colossalai.booster import Booster
 from colossalai.booster.plugin import HybridParallelPlugin
 from colossalai.booster.plugin.hybrid_parallel_plugin import HybridParallelZeroOptimizer, get_param_info
 from colossalai.shardformer import ShardFormer
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from quartet_trainer.batches import MicroBatch
 from quartet_trainer.learner.base import LearnerError
 from quartet_trainer.learner.distributed import Ranks
-from quartet_trainer.learner.plugins.base import CreateOptimizer, Criterion, Load, Plugin, Seconds
+from quartet_trainer.learner.plugins.base import CreateOptimizer, Criterion, Load, Seconds
+from quartet_trainer.learner.plugins.hybrid_checks import check_model
+from quartet_trainer.learner.plugins.sequence import SequenceParallel
+from quartet_trainer.learner.plugins.sharded import Sharded
 from quartet_trainer.learner.plugins.shards import Shards
 from quartet_trainer.learner.plugins.stage import Stage
 from quartet_trainer.learner.plugins.zero_rows import ZeroRows
 from quartet_trainer.learner.settings import LearnerSettings
 
-FAMILIES = ("qwen2", "llama")
-"""Model types of which ColossalAI's sharding was run here."""
 
-
-class HybridParallel(Plugin):
+class HybridParallel(Sharded):
     """Tensor, pipeline and data parallelism, each alone or together.
 
     Without stages, micro-batches run one by one as under DDP. With stages, all micro-batches of a step go through one
@@ -39,20 +38,26 @@ class HybridParallel(Plugin):
     """
 
     def __init__(self, settings: LearnerSettings, ranks: Ranks) -> None:
-        tp, pp = settings.tp_size, settings.pp_size
-        if ranks.world_size % (tp * pp):
+        tp, pp, sp = settings.tp_size, settings.pp_size, settings.sp_size
+        if ranks.world_size % (tp * pp * sp):
+            third = f" * trainer.sp_size {sp}" if sp > 1 else ""
             raise LearnerError(
-                f"trainer.tp_size {tp} * trainer.pp_size {pp} must divide the number of ranks, {ranks.world_size}"
+                f"trainer.tp_size {tp} * trainer.pp_size {pp}{third} must divide the number of ranks, "
+                f"{ranks.world_size}"
             )
         self._half = settings.precision == "bf16"
-        data_size = ranks.world_size // (tp * pp)
-        zero_stage = (settings.zero_stage or 0) if data_size > 1 else 0  # one alone has nothing to share out
+        data_size = ranks.world_size // (tp * pp * sp)
+        # Ranks that share sequences hold the same weights: ZeRO counts them in. One alone has nothing to share out.
+        zero_stage = (settings.zero_stage or 0) if data_size * sp > 1 else 0
         parallel = HybridParallelPlugin(
             tp_size=tp,
             pp_size=pp,
             # fp32 leaves the weights as they are loaded; with bf16 the optimizer has copies in float32.
             precision="bf16" if self._half else "fp32",
             zero_stage=zero_stage,
+            enable_sequence_parallelism=settings.sequence_parallel is not None,
+            sequence_parallelism_mode=settings.sequence_parallel,
+            sp_size=sp,
             num_microbatches=1,  # set for each step, see _schedule
             microbatch_size=1,
             enable_metadata_cache=False,  # micro-batches differ in shape
@@ -64,21 +69,25 @@ class HybridParallel(Plugin):
         self._parallel = parallel
         self._staged = pp > 1
         self._zero_stage = zero_stage
-        self._rows: ZeroRows | None = None
+        replicas = parallel.mixed_dp_group  # of the same weights: data-parallel ranks and those that share sequences
+        self._holders = (parallel.tp_group, parallel.pp_group, *([replicas] if zero_stage else []))
+        self._sequence: SequenceParallel | None = None
+        if settings.sequence_parallel:
+            self._sequence = SequenceParallel(settings.sequence_parallel, parallel.sp_group)
         self._last = parallel.stage_manager is None or parallel.stage_manager.is_last_stage()
         self._reference: Stage | None = None
         self.data_rank = dist.get_rank(parallel.dp_group)
         self.data_size = data_size
-        self.counts = self._last and dist.get_rank(parallel.tp_group) == 0
+        self.counts = self._last and dist.get_rank(parallel.tp_group) == 0 == dist.get_rank(parallel.sp_group)
 
     def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None:
-        self._check(causal_lm)
+        check_model(causal_lm.config, self.settings)
         tied = causal_lm.get_output_embeddings().weight is causal_lm.get_input_embeddings().weight
         optimizer = create_optimizer(causal_lm)
         if self._zero_stage:
             self.model, *_ = self.booster.boost(causal_lm)
             self.optimizer = self._zero_optimizer(optimizer)
-            self._rows = ZeroRows(self.optimizer, self._parallel.dp_group, partitions=self._zero_stage == 2)
+            self._rows = ZeroRows(self.optimizer, self._parallel.mixed_dp_group, partitions=self._zero_stage == 2)
         else:
             self.model, self.optimizer, *_ = self.booster.boost(causal_lm, optimizer)
         self.model.convert_fn = None  # it would round the temperatures to bf16
@@ -96,7 +105,7 @@ class HybridParallel(Plugin):
             self.model,
             use_pipeline=self._staged,
             param_info=get_param_info(optimizer),
-            dp_process_group=parallel.dp_group,
+            dp_process_group=parallel.mixed_dp_group,
             tp_process_group=parallel.tp_group,
             pp_process_group=parallel.pp_group,
             partition_grad=self._zero_stage == 2,
@@ -104,25 +113,15 @@ class HybridParallel(Plugin):
             clip_grad_norm=0.0,  # clip_gradient does it, before it is known whether the step is taken
         )
 
-    def _check(self, causal_lm: PreTrainedModel) -> None:
-        config, tp, pp = causal_lm.config, self.settings.tp_size, self.settings.pp_size
-        if config.model_type not in FAMILIES:
-            raise LearnerError(
-                f"plugin 'hybrid_parallel' is tried with {', '.join(FAMILIES)} models, not with {config.model_type!r}; "
-                "use plugin 'torch_ddp'"
-            )
-        for name in ("num_attention_heads", "num_key_value_heads", "vocab_size", "intermediate_size"):
-            if getattr(config, name) % tp:
-                raise LearnerError(f"trainer.tp_size {tp} does not divide the model's {name}, {getattr(config, name)}")
-        if config.num_hidden_layers < pp:
-            raise LearnerError(f"trainer.pp_size {pp} is more than the model's {config.num_hidden_layers} layers")
-
     def _make_stage(self, causal_lm: PreTrainedModel) -> Stage:
+        if self._sequence:
+            self._sequence.spread(causal_lm, staged=self._staged)
         return Stage(
             causal_lm,
             staged=self._staged,
             is_last=self._last,
             tp_group=self._parallel.tp_group,
+            sequence=self._sequence,
         )
 
     def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
@@ -159,11 +158,12 @@ class HybridParallel(Plugin):
         return seconds
 
     def _exchange_next(self, exchange: bool) -> None:
-        """Whether the next backward exchanges gradients among the data-parallel ranks."""
+        """Whether the next backward exchanges gradients: among data-parallel ranks, and those that share sequences."""
         if self._rows:
             self.optimizer.require_grad_sync = exchange
         else:
             self.model.module.require_backward_grad_sync = exchange
+        self.model.require_grad_sync = exchange
 
     def _accumulate_staged(self, count: int, load: Load, criterion: Criterion, with_reference: bool) -> Seconds:
         references: list[Tensor | None] = [None] * count
@@ -215,68 +215,3 @@ class HybridParallel(Plugin):
         self._parallel.scheduler.forward_backward_step(stage.causal_lm, self._schedule(1), keep)
         stage.end()
         return found
-
-    def clip_gradient(self, max_norm: float) -> float:
-        squares = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
-        gradients = self._gradients()
-        for gradient, owned in gradients:
-            squares += owned * gradient.double().square().sum()
-        for group in (
-            self._parallel.tp_group,
-            self._parallel.pp_group,
-            *([self._parallel.dp_group] if self._rows else []),
-        ):
-            dist.all_reduce(squares, group=group)
-        norm = squares.sqrt().item()
-        if norm > max_norm:
-            for gradient, _ in gradients:
-                gradient.mul_(max_norm / (norm + 1e-6))
-        return norm
-
-    def _gradients(self) -> list[tuple[Tensor, float]]:
-        """What this rank steps with, and the share of each in the sum over all ranks that hold a part of the model."""
-        if self._rows is None:
-            return [(p.grad, owned) for _, p, owned in self._shards.gradients() if p.grad is not None]
-        rows = {id(parameter): row for parameter, row in self._rows.gradients()}
-        return [(rows[id(p)], owned) for _, p, owned in self._shards.gradients() if id(p) in rows]
-
-    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return self._shards.parameters()
-
-    def piece(self, name: str, whole: Tensor) -> Tensor:
-        piece = self._shards.piece(name, whole)
-        return self._rows.row(piece) if self._rows else piece
-
-    def trained(self, parameter: nn.Parameter) -> Tensor:
-        if self._rows:
-            return self._rows.master(parameter)
-        return self.optimizer.get_working_to_master_map()[id(parameter)] if self._half else parameter
-
-    @torch.no_grad()
-    def assign(self, name: str, whole: Tensor) -> None:
-        for held, parameter in self.parameters():
-            if held == name:
-                parameter.copy_(self._shards.piece(name, whole))
-                self.trained(parameter).copy_(self.piece(name, whole))
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        for name in self.specs:
-            yield name, self._whole(name, self.trained)
-
-    def moments(self) -> Iterator[tuple[str, Tensor]]:
-        states: dict[Tensor, dict[str, Any]] = self.optimizer.unwrap().state
-        if not states:
-            return
-        step = next(iter(states.values()))["step"].detach()
-        for name in self.specs:
-            for moment in ("exp_avg", "exp_avg_sq"):
-                yield f"{moment}/{name}", self._whole(name, lambda p, m=moment: states[self.trained(p)][m])
-            yield f"step/{name}", step.clone()
-
-    def _whole(self, name: str, kept: Callable[[nn.Parameter], Tensor]) -> Tensor:
-        """A whole tensor from what the ranks' optimizers hold of it, each the `kept` of its parameter."""
-        rows = self._rows
-        if rows is None:
-            return self._shards.whole(name, lambda p: kept(p).detach(), self.dtype)
-        # ZeRO keeps float32, whatever the model is in.
-        return self._shards.whole(name, lambda p: rows.join(kept(p), p.shape), torch.float32)

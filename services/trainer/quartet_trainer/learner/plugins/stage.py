@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from quartet_trainer.batches import MicroBatch
+from quartet_trainer.learner.plugins.sequence import SequenceParallel
 from quartet_trainer.learner.policy import in_chunks
 from quartet_trainer.learner.vocab_parallel import vocab_parallel_log_probs
 
@@ -34,13 +35,15 @@ class Stage:
         staged: bool,
         is_last: bool,
         tp_group: dist.ProcessGroup,
+        sequence: SequenceParallel | None,
     ) -> None:
-        """Take the sharded model; its `forward` is this stage's from now on."""
+        """Take the sharded model; its `forward` is this stage's from now on. `sequence`: how it shares sequences."""
         self.causal_lm = causal_lm
         self.micro_batch: MicroBatch
         """The one last loaded."""
         self._is_last = is_last
         self._tp_group = tp_group
+        self._sequence = sequence
         self._load: Callable[[int], MicroBatch]
         self._seconds = 0.0
         self._inner_forward = causal_lm.forward
@@ -64,15 +67,19 @@ class Stage:
     def _whole_forward(
         self, input_ids: Tensor, rows: Tensor, columns: Tensor, targets: Tensor, temperatures: Tensor
     ) -> tuple[Tensor, Tensor]:
+        if self._sequence:
+            input_ids = self._sequence.pad(input_ids)
         hidden = self.causal_lm.base_model(input_ids=input_ids, use_cache=False).last_hidden_state[rows, columns]
         return in_chunks(self._head, hidden, targets, temperatures, self._columns)
 
     def _staged_forward(self, index: Tensor, hidden_states: Tensor | None = None) -> dict[str, Tensor]:
         started = time.perf_counter()
         self.micro_batch = batch = self._load(int(index))
-        outputs = self._inner_forward(input_ids=batch.input_ids, hidden_states=hidden_states, use_cache=False)
+        input_ids = self._sequence.pad(batch.input_ids) if self._sequence else batch.input_ids
+        outputs = self._inner_forward(input_ids=input_ids, hidden_states=hidden_states, use_cache=False)
         if self._is_last:
-            hidden = outputs.logits[batch.rows, batch.columns]
+            hidden = self._sequence.last(outputs.logits) if self._sequence else outputs.logits
+            hidden = hidden[batch.rows, batch.columns]
             log_probs, entropy = in_chunks(self._head, hidden, batch.targets, batch.temperatures, self._columns)
             outputs = {"log_probs": log_probs, "entropy": entropy}
         self._seconds += time.perf_counter() - started
