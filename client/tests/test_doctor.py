@@ -1,6 +1,7 @@
 """`quartet doctor`: the service itself is asked, peers are called, certificates read; each trouble has a cure."""
 
 import json
+import socket
 import stat
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from quartet_client.authority import create_authority, issue
 from quartet_client.cli import main
 from quartet_client.doctor import host, program, security
-from quartet_common.config import SecuritySection
+from quartet_common.config import SecuritySection, ServerSection
 
 
 def fake_program(folder: Path, answer: str, status: int) -> Path:
@@ -38,11 +39,70 @@ def test_a_missing_program_says_how_to_install_it(capsys, tmp_path, monkeypatch)
 def test_the_service_is_asked_about_its_configuration(tmp_path):
     good = fake_program(tmp_path, """echo '{"address": "127.0.0.1:7102", "sandbox": "namespaces"}'""", 0)
     assert program.check_program("reward", good).what == f"quartet-reward 9 at {good}"
-    answer = program.check_preflight(good, None, [], port=True)
+    answer = program.check_preflight(good, None, [])
     assert (answer.state, answer.what) == ("ok", "address 127.0.0.1:7102, sandbox namespaces")
     bad = fake_program(tmp_path, "echo 'quartet-reward: reward.workers: 0; allowed: at least 1' >&2", 2)
-    answer = program.check_preflight(bad, None, ["reward.workers=0"], port=True)
+    answer = program.check_preflight(bad, None, ["reward.workers=0"])
     assert (answer.state, answer.what) == ("failure", "quartet-reward: reward.workers: 0; allowed: at least 1")
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "expected"),
+    [
+        (
+            """echo '{"address": "127.0.0.1:7102", "sandbox": "namespaces+uid"}'""",
+            0,
+            ("ok", "programs run in the mode namespaces+uid"),
+        ),
+        ("echo 'quartet-reward: sandbox: no mode holds' >&2", 2, ("warning", "quartet-reward: sandbox: no mode holds")),
+    ],
+)
+def test_the_sandbox_is_tried_and_its_mode_told(tmp_path, answer, status, expected):
+    asked = tmp_path / "asked"
+    service = fake_program(tmp_path, f"echo $@ > {asked}; {answer}", status)
+    finding = program.check_sandbox(service, None, ["run.id=a"])
+    assert (finding.state, finding.what) == expected
+    assert asked.read_text().split() == ["--dry-run", "--set", "run.id=a", "--set", "reward.sandbox.required=true"]
+
+
+@pytest.mark.parametrize(("version", "state"), [("3.11.2", "ok"), ("3.12.0", "ok"), ("3.14.1", "warning")])
+def test_the_services_python_is_told(tmp_path, version, state):
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho {version}\n")
+    python.chmod(0o755)
+    finding = program.check_python(tmp_path / "quartet-broker")
+    assert finding.state == state and version in finding.what
+
+
+def test_a_broken_python_is_a_failure(tmp_path):
+    finding = program.check_python(tmp_path / "quartet-broker")
+    assert finding.state == "failure" and str(tmp_path / "python") in finding.what
+
+
+def below_is_taken(probe: socket.socket, port: int) -> bool:
+    try:
+        probe.bind(("127.0.0.1", port))
+    except OSError:
+        return True
+    return False
+
+
+def test_ports_are_those_of_calls_and_of_metrics():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        finding = host.check_ports("reward", f"127.0.0.1:{port}", ServerSection())
+        assert finding.state == "failure" and f"127.0.0.1:{port}" in finding.what and "addresses.reward" in finding.what
+        with socket.socket() as below:  # kept from others, and free for who listens there
+            below.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            offset = next(offset for offset in range(1, 100) if not below_is_taken(below, port - offset))
+            finding = host.check_ports(
+                "reward", f"127.0.0.1:{port - offset}", ServerSection(metrics_port_offset=offset)
+            )
+        assert finding.state == "failure" and "server.metrics_port_offset" in finding.what
+    finding = host.check_ports("reward", f"127.0.0.1:{port}", ServerSection(metrics=False))
+    assert (finding.state, finding.what) == ("ok", f"{port} on 127.0.0.1")
 
 
 def test_a_peer_that_is_not_there_is_a_failure_with_a_cure(capsys):

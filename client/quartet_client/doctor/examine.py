@@ -37,8 +37,14 @@ async def examine(
     found = program.find_program(kind)
     yield program.check_program(kind, found)
     if found is not None:
-        yield program.check_preflight(found, file, overrides, port=not running)
+        yield program.check_python(found)
+        preflight = program.check_preflight(found, file, overrides)
+        yield preflight
+        if kind == "reward" and preflight.state == "ok":
+            yield program.check_sandbox(found, file, overrides)
     address = getattr(config.addresses, kind)
+    if not running:
+        yield host.check_ports(kind, address, config.server)
     for finding in security.check_security(kind, address, config.server.bind_host, config.security):
         yield finding
     if kind == "trainer":

@@ -1,4 +1,4 @@
-"""What a service asks of its host: disk, memory, open files, clock, sandbox, GPU."""
+"""What a service asks of its host: ports, disk, memory, open files, clock, sandbox, GPU."""
 
 import ctypes
 import os
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from quartet_client.doctor.findings import Finding, failure, ok, warning
+from quartet_common.cli import check_ports_free
+from quartet_common.config import ConfigError, ServerSection, split_address
 
 _GIB = 1 << 30
 _LITTLE_DISK, _NO_DISK = 5 * _GIB, _GIB // 4
@@ -22,6 +24,17 @@ _FORBID_NAMESPACES = (
     ("kernel/apparmor_restrict_unprivileged_userns", "1"),
     ("user/max_user_namespaces", "0"),
 )
+
+
+def check_ports(kind: str, address: str, server: ServerSection) -> Finding:
+    """Whether the service can listen where it is told to, and beside it for its metrics."""
+    host, port = split_address(address)
+    try:
+        check_ports_free(kind, address, server)
+    except ConfigError as error:
+        return failure("ports", str(error), "`ss -ltnp` tells who listens there; --running if it is the service itself")
+    metrics = f" and {port + server.metrics_port_offset}" if server.metrics and port else ""
+    return ok("ports", f"{port}{metrics} on {server.bind_host or host}" if port else "any free one")
 
 
 def check_disk(folder: Path, purpose: str) -> Finding:

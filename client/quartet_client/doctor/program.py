@@ -6,9 +6,11 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from quartet_client.doctor.findings import Finding, failure, ok
+from quartet_client.doctor.findings import Finding, failure, ok, warning
 
 _PREFLIGHT_SECONDS = 120.0
+# The versions that the pinned packages are made and tested for.
+_PYTHONS = ((3, 11), (3, 12))
 
 
 def find_program(kind: str) -> Path | None:
@@ -32,9 +34,35 @@ def check_program(kind: str, program: Path | None) -> Finding:
     return ok("program", f"{answer.stdout.strip()} at {program}")
 
 
-def check_preflight(program: Path, file: Path | None, overrides: Sequence[str], port: bool) -> Finding:
-    """Have the service check its configuration and what that names: Redis, model, sandbox, verifiers, ports."""
-    command = [str(program), *([str(file)] if file else []), "--dry-run", *(["--check-port"] if port else [])]
+def check_python(program: Path) -> Finding:
+    """The Python that the service runs in: that of its environment."""
+    python = program.parent / "python"
+    command = [str(python), "-c", "import platform; print(platform.python_version())"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return failure("Python", f"{python} does not start: {error}", "install its environment again")
+    version = answer.stdout.strip()
+    if tuple(map(int, version.split(".")[:2])) not in _PYTHONS:
+        tested = " and ".join(f"{major}.{minor}" for major, minor in _PYTHONS)
+        return warning(
+            "Python", f"{version}; packages are pinned for {tested}", "make the environment with one of them"
+        )
+    return ok("Python", f"{version} at {python}")
+
+
+def check_sandbox(program: Path, file: Path | None, overrides: Sequence[str]) -> Finding:
+    """Have the reward service try its sandbox and attack it, whether its run needs it or not."""
+    finding = check_preflight(program, file, [*overrides, "reward.sandbox.required=true"])
+    if finding.state != "ok":
+        return warning("sandbox", finding.what, "verifiers that run programs need it: docs/sandbox.md")
+    mode = next(part for part in finding.what.split(", ") if part.startswith("sandbox "))
+    return ok("sandbox", f"programs run in the mode {mode.removeprefix('sandbox ')}")
+
+
+def check_preflight(program: Path, file: Path | None, overrides: Sequence[str]) -> Finding:
+    """Have the service check its configuration and what that names: Redis, model, sandbox, verifiers."""
+    command = [str(program), *([str(file)] if file else []), "--dry-run"]
     command += [word for override in overrides for word in ("--set", override)]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_PREFLIGHT_SECONDS)
