@@ -6,6 +6,7 @@
 3. `CpuAccelerator.Stream`, `stream` and `current_stream` refuse to work. LowLevelZero asks for a stream to communicate
    on, and uses the current one where it is told not to overlap. On a CPU there is one, of which nothing need be said.
 4. LowLevelZero's optimizer refuses a CPU before it looks at its parameters. With 3, it works there.
+5. TorchFSDPPlugin asks torch.cuda for FSDP's device. FSDP itself takes a CPU: that is the answer where CUDA is not.
 
 None touches a machine with CUDA: there ColossalAI takes its CudaAccelerator, and NCCL answers the second question
 before it is asked. Remove a cure when the pinned ColossalAI no longer needs it.
@@ -20,6 +21,7 @@ import logging
 import re
 import warnings
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import torch
 import torch.distributed
@@ -31,6 +33,7 @@ _ADVICE = (
     "`isinstance(treespec, LeafSpec)` is deprecated",
     "`torch.distributed.all_gather_into_tensor` is deprecated",
     "`torch.distributed.reduce_scatter_tensor` is deprecated",
+    "FSDP is switching to use `NO_SHARD`",
 )
 
 
@@ -43,6 +46,7 @@ def apply() -> None:
     )
     import colossalai  # noqa: F401 - everything that it imports on its way, under the filters above
     from colossalai.accelerator.cpu_accelerator import CpuAccelerator
+    from colossalai.booster.plugin import torch_fsdp_plugin
     from colossalai.zero.low_level import LowLevelZeroOptimizer
 
     CpuAccelerator.get_rng_state = lambda self, device=None: torch.get_rng_state()
@@ -53,5 +57,7 @@ def apply() -> None:
     CpuAccelerator.stream = lambda self, stream_: nullcontext()
     if not torch.cuda.is_available():
         LowLevelZeroOptimizer._sanity_checks = lambda self: None
+        cpu = SimpleNamespace(current_device=lambda: torch.device("cpu"))
+        torch_fsdp_plugin.torch = SimpleNamespace(**{**vars(torch), "cuda": cpu})  # in that module's eyes alone
     if not hasattr(torch.distributed, "is_hccl_available"):
         torch.distributed.is_hccl_available = lambda: False

@@ -125,12 +125,12 @@ class Planner:
         everything = self._cut(batch, mask, ones, ones, skip=False)
         old = None
         if self._settings.ratio_to == "recompute" and (self._several or self._kl_in_reward):
-            old = self._of_all(batch, everything, self._plugin.log_probs, counts=self._plugin.counts)
+            old = self._of_all(batch, everything, self._plugin.log_probs)
         kl = self._kl_to_reference(batch, everything, old)
         values = None
         if self._values is not None:
             everyone = self._cut(batch, mask, ones, ones, skip=False, all_ranks=True)
-            values = self._of_all(batch, everyone, self._values, counts=True)
+            values = self._of_all(batch, everyone, self._values, by_policy=False)
 
         rewards = batch.rewards.double()
         if algorithm.reward_clip:
@@ -192,18 +192,20 @@ class Planner:
         if not self._kl_in_reward:
             return None
         old = batch.rollout_log_probs.double() if old is None else old
-        reference = self._of_all(batch, plan, self._plugin.reference_log_probs, counts=self._plugin.counts)
+        reference = self._of_all(batch, plan, self._plugin.reference_log_probs)
         return torch.where(plan.mask, KL_ESTIMATORS[self._algorithm.kl_estimator](old, reference), 0.0)
 
-    def _of_all(self, batch: ExperienceBatch, plan: StepPlan, forward: Forward, *, counts: bool) -> Tensor:
+    def _of_all(self, batch: ExperienceBatch, plan: StepPlan, forward: Forward, *, by_policy: bool = True) -> Tensor:
         """`forward` of every trained token of the global batch, float64 [T] on the CPU; 0 elsewhere.
 
-        `counts`: whether this rank's are added to it; of those that have the same tokens, one does.
+        `by_policy`: whether it is a forward of the plugin's. Then, of ranks that have the same tokens, one's are added
+        to it; and where each pass takes all ranks, a rank without a micro-batch goes through its last once more.
         """
-        device = self._plugin.ranks.device
+        device, count = self._plugin.ranks.device, len(plan.micro_batches)
+        counts = self._plugin.counts or not by_policy
         found = torch.zeros(batch.rows.numel(), dtype=torch.float64, device=device)
-        for completions in plan.micro_batches:
-            micro_batch = collate(batch, plan, completions).to(device, self._dtype)
+        for index in range(self._plugin.passes(count) if by_policy else count):
+            micro_batch = collate(batch, plan, plan.micro_batches[min(index, count - 1)]).to(device, self._dtype)
             with torch.no_grad():
                 values = forward(micro_batch)
             if not plan.idle and counts:

@@ -9,7 +9,6 @@ from pydantic import Field, field_validator, model_validator
 from quartet_common.config import Section
 
 NOT_BUILT = {
-    "torch_fsdp": 'for a model that one device cannot train use "hybrid_parallel" or "low_level_zero"',
     "gemini": 'for a model that one device cannot train use "hybrid_parallel" or "low_level_zero"',
 }
 """Plugins of ColossalAI that this trainer has no code for, and what to use instead."""

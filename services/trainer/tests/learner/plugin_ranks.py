@@ -78,6 +78,9 @@ def do(job: dict[str, Any], batches: list[list], out: Path, rank: int) -> None:
     folder.mkdir(exist_ok=True)
     learner = create_learner(settings(**job["settings"]), Path(job["model"]), Run())
     if job["resume"]:
+        plan, *_ = learner._planner.plan(batch := decode_groups(batches[0], VOCABULARY))
+        # A pass without gradient before: nothing of the weights that it saw may stay.
+        learner._planner._of_all(batch, plan, learner._plugin.log_probs)
         assert learner.load(out / job["resume"] / "checkpoint") == {"saved": job["resume"]}
     gradient = whole_gradients(learner, batches[0])
     metrics = [learner.train_step(groups) for groups in batches]
@@ -88,7 +91,8 @@ def do(job: dict[str, Any], batches: list[list], out: Path, rank: int) -> None:
     if rank in (0, 3):
         save_file(gradient, folder / f"gradient-{rank}.safetensors")
         save_file(weights, folder / f"weights-{rank}.safetensors")
-        seen = {"metrics": metrics, "specs": specs}
+        held = sum(parameter.numel() for _, parameter in learner._plugin.parameters())
+        seen = {"metrics": metrics, "specs": specs, "held": held}
         (folder / f"seen-{rank}.json").write_text(json.dumps(seen), encoding="utf-8")
 
 

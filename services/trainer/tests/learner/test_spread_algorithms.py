@@ -22,6 +22,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "dp2": {},
     "tp2": {"plugin": "hybrid_parallel", "tp_size": 2},
     "pp2": {"plugin": "hybrid_parallel", "pp_size": 2},
+    "fsdp": {"plugin": "torch_fsdp"},
     "zero 1": {"plugin": "low_level_zero"},
     "zero 2": {"plugin": "low_level_zero", "zero_stage": 2},
 }
@@ -48,10 +49,11 @@ CUT = {"micro_batch_tokens": 60}
 JOBS = [
     *((layout, case) for layout in ("dp2", "tp2", "pp2") for case in CASES if case != "lora"),
     *((layout, case) for layout in ("zero 1", "zero 2") for case in ("ppo", "ptx", "lora")),
+    *(("fsdp", case) for case in ("dapo", "reinforce_pp", "ppo", "ptx", "passes")),
     ("dp2", "lora"),
 ]
-"""Adapters are refused with hybrid_parallel. ZeRO treats all algorithms alike: its ways are its exchange of gradients
-and what it does to the optimizer. It keeps the optimizer's weights in float32."""
+"""Adapters are refused with hybrid_parallel and torch_fsdp. ZeRO treats all algorithms alike: its ways are its exchange
+of gradients and what it does to the optimizer. It keeps the optimizer's weights in float32."""
 
 
 def values_of(case: str, texts: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.plugins.base import Plugin
 from quartet_trainer.learner.plugins.low_level_zero import LowLevelZero
 from quartet_trainer.learner.plugins.torch_ddp import DataParallel
+from quartet_trainer.learner.plugins.torch_fsdp import TorchFsdp
 from quartet_trainer.learner.settings import LearnerSettings
 
 __all__ = ["Plugin", "create_plugin"]
@@ -20,4 +21,6 @@ def create_plugin(settings: LearnerSettings, ranks: Ranks) -> Plugin:
         return HybridParallel(settings, ranks)
     if settings.plugin == "low_level_zero":
         return LowLevelZero(settings, ranks)
+    if settings.plugin == "torch_fsdp":
+        return TorchFsdp(settings, ranks)
     return DataParallel(settings, ranks)

@@ -93,12 +93,17 @@ class Plugin(ABC):
     def log_probs(self, micro_batch: MicroBatch) -> Tensor:
         """The policy's log-probs [t], without gradient; zeros on some of the ranks whose `counts` is false.
 
-        Collective among the ranks with the same share of the batch only.
+        Collective among the ranks with the same share of the batch only, or where `passes` says more, among all.
         """
 
     @abstractmethod
     def reference_log_probs(self, micro_batch: MicroBatch) -> Tensor:
         """The reference model's; see `log_probs`."""
+
+    def passes(self, count: int) -> int:
+        """Forward passes that this rank takes part in where it has `count` micro-batches of its own: more, where all
+        ranks are needed for each."""
+        return count
 
     def clip_gradient(self, max_norm: float) -> float:
         """Scale the gradient down to `max_norm`; returns its norm before, over all parameters of the whole model."""
