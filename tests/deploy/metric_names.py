@@ -26,6 +26,16 @@ class Metric:
         return {self.name}
 
 
+def literals(service: str) -> set[str]:
+    """Return every text that stands in the code of a service."""
+    return {
+        node.value
+        for file in SERVICES.glob(f"{service}/quartet_*/**/*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
 def declared_metrics() -> dict[str, Metric]:
     """Return every metric by name; a declaration is a call of `counter`, `gauge` or `histogram` with literals."""
     found = {}

@@ -4,9 +4,12 @@ import json
 import re
 from pathlib import Path
 
+import grpc
+import promql_parser
 import pytest
 import yaml
-from metric_names import declared_metrics
+from metric_names import declared_metrics, literals
+from quartet.v1 import broker_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "observability"
@@ -35,6 +38,24 @@ def test_an_expression_asks_for_what_is_there(where, expression):
     known = {label for name in names & set(SERIES) for label in SERIES[name].labels} | OWN_LABELS
     for grouped in re.findall(r"\bby \(([^)]*)\)", expression):
         assert {label.strip() for label in grouped.split(",")} <= known, where
+
+
+@pytest.mark.parametrize(("where", "expression"), expressions())
+def test_an_expression_is_one_of_prometheus(where, expression):
+    """Its grammar and types, by Prometheus' parser: `rate` of a gauge's moment or a lost bracket is refused."""
+    promql_parser.parse(expression)
+
+
+@pytest.mark.parametrize(("where", "expression"), expressions())
+def test_label_values_are_those_that_services_write(where, expression):
+    for name, selector in re.findall(r"(quartet_\w+)\{([^}]*)\}", expression):
+        if name == "quartet_trainer_metric":
+            continue  # its names are those of docs/metrics.md: below
+        known = literals(SERIES[name].service)
+        known |= {field.name for field in broker_pb2.RunStats.DESCRIPTOR.fields}
+        known |= {code.name for code in grpc.StatusCode}
+        values = {each for value in re.findall(r'"([^"]*)"', selector) for each in value.split("|")}
+        assert values and values <= known, f"{where}: {name}"
 
 
 def test_trainer_metrics_on_the_dashboard_are_documented():
