@@ -45,8 +45,8 @@ SIZES = {
         {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8},
     ),
 }
-# The forms of ours, the configuration's default first, and the peers.
-OURS = {"vllm": ["in_process", "async"], "transformers": ["plain"]}
+# Where ours computes, the configuration's default first, and the peers.
+OURS = {"vllm": ["process", "thread", "async"], "transformers": ["process", "thread"]}
 PEERS = {
     "vllm": {"in process": "bare vLLM LLM.generate", "engine process": "bare vLLM LLM.generate, engine process"},
     "transformers": {"model.generate": "model.generate"},
@@ -71,8 +71,7 @@ def through_the_service(engine: str, form: str, model: str, count: int) -> Itera
 
     settings = [f"run.id={RUN}", f"model.path={model}", f"rollout.max_running_completions={IN_ENGINE}"]
     settings += [f"rollout.engine={engine}", f"rollout.{engine}.max_num_seqs={AT_ONCE}"]
-    if engine == "vllm":
-        settings.append(f"rollout.vllm.form={form}")
+    settings.append(f"rollout.{engine}.{'form' if form == 'async' else 'place'}={form}")
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         broker = stack.enter_context(service("broker", folder, [f"broker.redis_url={os.environ['REDIS_URL']}"]))

@@ -74,6 +74,7 @@ async def _until_signal(launch: "_Launch") -> int:
             launch.say("stopping …")
             work.cancel()
         else:
+            launch.say("killing what is left …")
             launch.hurry()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -91,7 +91,7 @@ def test_a_folder_in_which_another_launcher_is_at_work(launch, run_file):
     # (What is left in the folder is the first one's.)
     assert "another launcher" in last_sentence(second)
     first.signal(2)
-    assert first.wait(10) == 130
+    assert first.wait(60) == 130
 
 
 def test_the_command_is_there_for_its_help():

@@ -28,7 +28,7 @@ _ENDED_POLL_SECONDS = 5.0
 
 NO_MASKS = (
     "this engine cannot tell the candidates of its tokens; allowed: the transformers engine, the vllm engine "
-    "in_process with VLLM_USE_V2_MODEL_RUNNER=0"
+    "with VLLM_USE_V2_MODEL_RUNNER=0"
 )
 
 _ACTIVE = broker_pb2.RUN_STATE_ACTIVE

@@ -5,10 +5,15 @@
     options.py            their options, torch-free
     core.py               the synchronous half of an engine, stepped by hand (`Core`)
     stepping.py           a core's completions between its steps: admission, pauses, ends, versions
-    threaded.py           the two on a thread of their own, as an `Engine`
+    runner.py             the two on one thread, which does what others ask between two steps
+    stepped.py            the event loop's half, an `Engine` over whatever hosts a runner (`Host`)
+    thread_host.py        a runner on a thread of the rollout
+    process_host.py       a runner in a process of its own: child.py is that process, wire.py what the two say
+    hosted.py             which of the two the options mean
+    arena.py              weights to other processes: memory that both map
     weight_updates.py     group, manifest and transfer beside the engine, each with a deadline
     model_folder.py       tokenizer, parameter names and element type of a Hugging Face folder
-    vllm_engine/          vLLM: its engine core in-process or in processes, and its weight-transfer backend
+    vllm_engine/          vLLM: its engine core, stepped by us or in processes, and its weight-transfer backend
     transformers_engine/  plain `transformers`: a continuous decode loop with KV cache and its own sampler
 
 The tests of `tests/engines` are a contract that each engine passes.

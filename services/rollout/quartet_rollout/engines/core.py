@@ -1,4 +1,4 @@
-"""The synchronous half of an engine: what `ThreadedEngine` steps on its thread."""
+"""The synchronous half of an engine: what a `Runner` steps on its thread."""
 
 from __future__ import annotations
 

@@ -9,7 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
-class _EngineOptions(BaseModel):
+class EngineOptions(BaseModel):
+    """What both engines have."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     dtype: Dtype = Field("auto", description="Element type of the weights; auto: as in the model's config.json.")
@@ -18,15 +20,20 @@ class _EngineOptions(BaseModel):
     )
     max_num_seqs: int = Field(256, ge=1, description="Completions generated at the same time.")
     threads: int = Field(1, ge=1, description="Torch threads on the CPU. More than one slows a shared machine down.")
+    place: Literal["auto", "process", "thread"] = Field(
+        "auto",
+        description="Where it computes: in a process of its own, or on a thread of the rollout, which then shares its "
+        "Python interpreter. auto: a process on the CPU, a thread on GPUs.",
+    )
 
 
-class VllmOptions(_EngineOptions):
+class VllmOptions(EngineOptions):
     """Options of the vllm engine."""
 
     form: Literal["in_process", "async"] = Field(
         "in_process",
-        description="in_process: vLLM's engine core on a thread of this process; starts in seconds, one core or one "
-        "GPU. async: vLLM's engine core in a process of its own, computing while this one works.",
+        description="in_process: vLLM's engine core, stepped by us; starts in seconds, one core or one GPU. async: "
+        "vLLM's engine core in processes as vLLM starts them, computing ahead.",
     )
     tensor_parallel_size: int = Field(
         1,
@@ -49,6 +56,14 @@ class VllmOptions(_EngineOptions):
     log_level: Literal["debug", "info", "warning", "error"] = Field("error", description="Level of vLLM's own logs.")
 
     @model_validator(mode="after")
+    def _one_process_is_enough(self) -> Self:
+        if self.form == "async" and self.place == "process":
+            raise ValueError(
+                "place is 'process' with form 'async', which has processes of its own; allowed: thread, auto"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _workers_have_processes(self) -> Self:
         if self.tensor_parallel_size > 1 and self.form != "async":
             raise ValueError(
@@ -58,7 +73,7 @@ class VllmOptions(_EngineOptions):
         return self
 
 
-class TransformersOptions(_EngineOptions):
+class TransformersOptions(EngineOptions):
     """Options of the transformers engine."""
 
     device: str = Field("auto", description="Torch device, e.g. cpu or cuda:0; auto: a GPU if there is one.")

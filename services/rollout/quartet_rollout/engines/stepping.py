@@ -1,12 +1,11 @@
 """The completions of a core between its steps: admission, pauses, ends, and which policy version made which token.
 
-Synchronous and single-threaded: `ThreadedEngine` calls it on the engine's thread, always between two steps, so each
-method sees every completion between two tokens. That is what makes an update in flight exact.
+Synchronous and single-threaded: a `Runner` calls it on its thread, always between two steps, so each method sees every
+completion between two tokens. That is what makes an update in flight exact.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -36,17 +35,18 @@ if TYPE_CHECKING:
 class Request:
     """A prompt whose completions are wanted."""
 
+    number: int
+    """Which request it is, of all there ever were: names may come again."""
     request_id: str
     prompt: list[int]
     n: int
     sampling: SamplingSettings
-    outbox: asyncio.Queue[EngineCompletion | EngineError] = field(default_factory=asyncio.Queue)
-    """Where completions go, or the reason why none will come; belongs to the event loop."""
     unfinished: set[str] = field(default_factory=set)
-    """Keys of the completions still to come; belongs to the engine's thread."""
+    """Keys of the completions still to come."""
 
 
-Mail = tuple[Request, EngineCompletion | EngineError]
+Mail = tuple[int, EngineCompletion | EngineError]
+"""A completion, or the reason why none will come, for the request of that number."""
 
 
 @dataclass
@@ -65,7 +65,7 @@ class _State(Enum):
 
 
 class Stepping:
-    """A core and its requests. `deliver` takes what is for the requests' outboxes, after each step or command."""
+    """A core and its requests. `deliver` takes what is for those who asked, after each step or command."""
 
     def __init__(self, core: Core, deliver: Callable[[list[Mail]], None]) -> None:
         self.core = core
@@ -75,7 +75,7 @@ class Stepping:
         self._state = _State.RUNNING
         self._asleep: SleepLevel | None = None
         self._keep_kv_cache = False
-        self._pausing: list[Future[None]] = []
+        self._pausing: list[tuple[int, Future[int]]] = []  # What each is told, and where.
         self._requests: dict[str, Request] = {}
         self._rows: dict[str, _Row] = {}
         self._parked: deque[tuple[str, Request, int]] = deque()  # Come during a pause.
@@ -110,10 +110,10 @@ class Stepping:
             else:
                 self._parked.append((key, request, index))
 
-    def abort(self, request_id: str, expected: Request | None = None) -> None:
-        """End a request; `expected` guards against another one that has taken its id since."""
+    def abort(self, request_id: str, number: int | None = None) -> None:
+        """End a request; `number` guards against another one that has taken its id since."""
         request = self._requests.get(request_id)
-        if request is not None and (expected is None or request is expected):
+        if request is not None and number in (None, request.number):
             self._abort(set(request.unfinished))
 
     def abort_all(self) -> None:
@@ -124,29 +124,28 @@ class Stepping:
         """Tell everybody who waits that the core is lost."""
         self.policy_version = UNKNOWN_VERSION
         self.stats = EngineStats(0, 0, -1.0, self._ended_tokens)
-        self._deliver([(request, failure) for request in self._requests.values()])
+        self._deliver([(request.number, failure) for request in self._requests.values()])
         self._requests.clear()
         self._rows.clear()
         self._parked.clear()
         pausing, self._pausing = self._pausing, []
-        for future in pausing:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(failure)
+        for _, future in pausing:
+            future.set_exception(failure)
 
     # ----------------------------------------------------------------- pause
 
-    def pause(self, mode: PauseMode, keep_kv_cache: bool, paused: Future[None]) -> int:
-        """Begin a pause; `paused` is done when it has come about. Returns how many completions were in the core."""
+    def pause(self, mode: PauseMode, keep_kv_cache: bool) -> Future[int]:
+        """Begin a pause. When it has come about, the result is how many completions were in the core."""
         self._keep_kv_cache = keep_kv_cache
-        self._pausing.append(paused)
-        count = len(self._rows)
+        paused: Future[int] = Future()
+        self._pausing.append((len(self._rows), paused))
         if mode == "abort":
             self._abort(set(self._rows))
         if mode == "wait" and self._rows and self._state is not _State.PAUSED:
             self._state = _State.DRAINING
         else:
             self._pause()
-        return count
+        return paused
 
     def resume(self) -> None:
         """End any pause, and one that is coming about."""
@@ -257,7 +256,7 @@ class Stepping:
                 version_spans=version_spans(row.versions, length),
                 mask=completion.mask,
             )
-            mail.append((row.request, finished))
+            mail.append((row.request.number, finished))
         if mail:
             self.publish_stats()  # Before anybody hears of it.
             self._deliver(mail)
@@ -276,9 +275,8 @@ class Stepping:
 
     def _tell_paused(self) -> None:
         pausing, self._pausing = self._pausing, []
-        for future in pausing:
-            if future.set_running_or_notify_cancel():
-                future.set_result(None)
+        for count, future in pausing:
+            future.set_result(count)
 
 
 def version_spans(versions: list[tuple[int, int]], length: int) -> tuple[tuple[int, int, int], ...]:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 import torch
 from harness import PATIENCE, PROMPT
+from owner import Owner
 from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.timeout(3 * PATIENCE)
@@ -22,41 +19,9 @@ OPTIONS = {"form": "async", "kv_cache_gib": 0.0625, "max_num_seqs": 8}
 TOLERANCE = 1e-4
 
 
-class Owner:
-    """The process of vllm_owner.py."""
-
-    def __init__(self, folder: Path, **options: Any) -> None:
-        script = str(Path(__file__).with_name("vllm_owner.py"))
-        self.process = subprocess.Popen(
-            [sys.executable, script, json.dumps(OPTIONS | options), str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.vllm = [psutil.Process(pid) for pid in self._hear()["processes"]]
-        self.vllm = [process for process in self.vllm if "resource_tracker" not in " ".join(process.cmdline())]
-
-    def order(self, **order: Any) -> dict:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(order) + "\n")
-        self.process.stdin.flush()
-        return self._hear()
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.wait(PATIENCE)
-        for process in self.vllm:
-            if process.is_running():
-                process.kill()
-
-    def _hear(self) -> dict:
-        assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline())
-
-
 @pytest.fixture
 def owner(request: pytest.FixtureRequest, models: dict) -> Iterator[Owner]:
-    started = Owner(models[True, 0], **request.param)
+    started = Owner("vllm", models[True, 0], **(OPTIONS | request.param))
     yield started
     started.stop()
 
@@ -76,16 +41,16 @@ def test_two_workers_share_the_layers_and_take_new_weights_and_end_with_their_ow
         assert logits.argmax(-1).tolist() == made["tokens"]
         expected = torch.log_softmax(logits, dim=-1).max(-1).values
         np.testing.assert_allclose(made["log_probs"], expected, atol=TOLERANCE)
-    assert len(owner.vllm) == 3  # The engine core and two workers.
+    assert len(owner.processes) == 3  # The engine core and two workers.
     owner.process.send_signal(signal.SIGKILL)
-    _, alive = psutil.wait_procs(owner.vllm, timeout=PATIENCE)
+    _, alive = psutil.wait_procs(owner.processes, timeout=PATIENCE)
     assert not alive
 
 
 @pytest.mark.parametrize("owner", [{}], indirect=True, ids=["one worker"])
 def test_an_engine_process_that_dies_fails_the_engine(owner: Owner) -> None:
-    assert len(owner.vllm) == 1
-    owner.vllm[0].kill()
+    assert len(owner.processes) == 1
+    owner.processes[0].kill()
     failure = owner.order(do="generate", prompt=PROMPT, length=20)["error"]
     assert failure.startswith("the vllm engine failed: ")
     assert owner.order(do="generate", prompt=PROMPT, length=20)["error"] == failure

@@ -7,21 +7,16 @@ sampler.py  temperature, min_p, top_k, top_p, and the log-prob of what was drawn
 
 from __future__ import annotations
 
-from functools import partial
-
-from quartet_rollout.engines.base import Engine
 from quartet_rollout.engines.core import Core
-from quartet_rollout.engines.model_folder import load_spec, load_tokenizer
 from quartet_rollout.engines.options import TransformersOptions
-from quartet_rollout.engines.threaded import ThreadedEngine
 
 
-def create(model_path: str, options: TransformersOptions) -> Engine:
-    """An engine; nothing is loaded before its start."""
+def prepare(options: TransformersOptions) -> None:
+    """Nothing that must be set before torch is imported."""
 
-    def build() -> Core:
-        from quartet_rollout.engines.transformers_engine.core import TransformersCore
 
-        return TransformersCore(model_path, options)
+def build(model_path: str, options: TransformersOptions) -> Core:
+    """The core. Raises EngineError."""
+    from quartet_rollout.engines.transformers_engine.core import TransformersCore
 
-    return ThreadedEngine("transformers", build, partial(load_tokenizer, model_path), partial(load_spec, model_path))
+    return TransformersCore(model_path, options)

@@ -8,7 +8,6 @@
     masks.py            the candidates that its sampler left
     worker.py           what is added to its workers
     weight_transfer.py  "quartet_gloo": installs received buckets through vLLM's weight-transfer API
-    arena.py            weights to workers in other processes
 
 vLLM's interfaces move from release to release: what is read from its insides is in these modules only, for the version
 that requirements.txt pins.
@@ -16,23 +15,15 @@ that requirements.txt pins.
 
 from __future__ import annotations
 
-from functools import partial
-
-from quartet_rollout.engines.base import Engine
 from quartet_rollout.engines.core import Core
-from quartet_rollout.engines.model_folder import load_spec, load_tokenizer
 from quartet_rollout.engines.options import VllmOptions
-from quartet_rollout.engines.threaded import ThreadedEngine
-from quartet_rollout.engines.vllm_engine import environment
+from quartet_rollout.engines.vllm_engine.environment import prepare
+
+__all__ = ["build", "prepare"]
 
 
-def create(model_path: str, options: VllmOptions) -> Engine:
-    """An engine; nothing is loaded before its start."""
-    environment.prepare(options)  # Before anybody imports torch.
+def build(model_path: str, options: VllmOptions) -> Core:
+    """The core, after `prepare`. Raises EngineError."""
+    from quartet_rollout.engines.vllm_engine.core import VllmCore
 
-    def build() -> Core:
-        from quartet_rollout.engines.vllm_engine.core import VllmCore
-
-        return VllmCore(model_path, options)
-
-    return ThreadedEngine("vllm", build, partial(load_tokenizer, model_path), partial(load_spec, model_path))
+    return VllmCore(model_path, options)

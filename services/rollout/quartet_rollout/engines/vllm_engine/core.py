@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from quartet_rollout.engines.arena import Arena
 from quartet_rollout.engines.base import EngineError, FinishReason, SamplingMask, SamplingSettings, SleepLevel
 from quartet_rollout.engines.core import CoreCompletion
 from quartet_rollout.engines.masks import masked
 from quartet_rollout.engines.model_folder import check_model_folder
 from quartet_rollout.engines.options import VllmOptions
 from quartet_rollout.engines.vllm_engine import environment
-from quartet_rollout.engines.vllm_engine.arena import Arena
 from quartet_rollout.engines.vllm_engine.client import Client, ProcessClient
 from quartet_rollout.engines.vllm_engine.rows import Row
 

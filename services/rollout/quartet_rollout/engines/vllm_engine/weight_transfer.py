@@ -21,7 +21,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from quartet_rollout.engines.vllm_engine.arena import tensors_in
+from quartet_rollout.engines.arena import tensors_in
 
 BACKEND = "quartet_gloo"
 

@@ -1,5 +1,5 @@
-"""An engine whose vLLM runs in processes of its own, in a process that a test may kill: `python vllm_owner.py OPTIONS
-FOLDER` says {"processes": ids} when it is up, then answers one JSON order a line.
+"""An engine that computes in processes of its own, in a process that a test may kill: `python engine_owner.py ENGINE
+OPTIONS FOLDER` says {"processes": ids} when it is up, then answers one JSON order a line.
 
 {"do": "generate", "prompt", "length"}, greedily, answers {"tokens", "log_probs", "spans"} or {"error"};
 {"do": "update", "folder", "files", "version"} installs a folder's weights from files that it
@@ -25,8 +25,8 @@ from quartet_rollout.engines import Engine, EngineError, SamplingSettings, Weigh
 NO_MEETING = WeightGroupInfo("file", "", 0, 1, 2, 30.0, b"", 1)
 
 
-async def main(options: str, folder: str) -> None:
-    engine = create_engine("vllm", folder, json.loads(options))
+async def main(name: str, options: str, folder: str) -> None:
+    engine = create_engine(name, folder, json.loads(options))
     await engine.start()
     say({"processes": [child.pid for child in psutil.Process().children(recursive=True)]})
     while line := await asyncio.to_thread(sys.stdin.readline):

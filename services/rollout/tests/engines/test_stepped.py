@@ -11,8 +11,9 @@ import pytest
 
 from quartet_rollout.engines import EngineError, SamplingSettings, create_engine
 from quartet_rollout.engines.core import CoreCompletion
+from quartet_rollout.engines.stepped import SteppedEngine
 from quartet_rollout.engines.stepping import version_spans
-from quartet_rollout.engines.threaded import ThreadedEngine
+from quartet_rollout.engines.thread_host import ThreadHost
 from quartet_rollout.weights.manifest import ModelSpec
 
 
@@ -70,11 +71,12 @@ class CountingCore:
         self.closed = True
 
 
-def engine_of(core: Any) -> ThreadedEngine:
-    return ThreadedEngine("counting", lambda: core, lambda: None, lambda: ModelSpec({}, frozenset()))
+def engine_of(build: Any) -> SteppedEngine:
+    host = ThreadHost("counting", build if callable(build) else lambda: build)
+    return SteppedEngine("counting", host, lambda: None, lambda: ModelSpec({}, frozenset()))
 
 
-async def _collect(engine: ThreadedEngine, request_id: str = "r") -> list:
+async def _collect(engine: SteppedEngine, request_id: str = "r") -> list:
     return [completion async for completion in engine.generate(request_id, [1], 2, SamplingSettings())]
 
 
@@ -112,7 +114,7 @@ def test_closing_ends_running_completions_and_the_thread() -> None:
     asyncio.run(asyncio.wait_for(body(), 30))
 
 
-async def _tokens_from(engine: ThreadedEngine, tokens: int) -> None:
+async def _tokens_from(engine: SteppedEngine, tokens: int) -> None:
     while engine.stats().tokens_total < tokens:
         await asyncio.sleep(0.001)
 
@@ -135,7 +137,7 @@ def test_asleep_nothing_is_generated_and_awake_it_goes_on() -> None:
         assert core.asleep == 1 and engine.stats().tokens_total == tokens
         assert engine.stats().running == 2
         with pytest.raises(EngineError, match="the engine sleeps: wake it before weights are installed"):
-            await engine._call(lambda stepping: stepping.install(iter(()), 1))
+            await engine._ask("install", iter(()), 1)
         await engine.wake()
         await engine.wake()
         assert core.asleep == 0
@@ -151,7 +153,7 @@ def test_weights_that_were_forgotten_asleep_are_of_unknown_version() -> None:
     async def body() -> None:
         engine = engine_of(CountingCore())
         await engine.start()
-        await engine._call(lambda stepping: stepping.set_version(7))
+        await engine._ask("set_version", 7)
         await engine.sleep(1)
         await engine.wake()
         assert engine.policy_version == 7
@@ -177,7 +179,7 @@ def test_a_core_that_cannot_be_made_says_why() -> None:
         raise RuntimeError("no such kernel")
 
     async def body() -> None:
-        engine = ThreadedEngine("counting", broken, lambda: None, lambda: ModelSpec({}, frozenset()))
+        engine = engine_of(broken)
         with pytest.raises(EngineError, match="the counting engine did not start: no such kernel"):
             await engine.start()
         await engine.close()

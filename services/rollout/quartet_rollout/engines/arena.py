@@ -1,7 +1,7 @@
-"""Weights from the rollout's process to vLLM's workers: memory that both map.
+"""Weights from the rollout's process to those that compute: memory that both map.
 
 A memfd has no name that could be left behind by a process that is killed, and is not bounded by the size of /dev/shm.
-Workers of the same user open it through /proc.
+Processes of the same user open it through /proc.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Arena:
         self._bytes: torch.Tensor | None = None
 
     def put(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, Any]:
-        """Copy tensors in, from wherever they are; return what tells a worker where to find them.
+        """Copy tensors in, from wherever they are; return what tells another process where to find them.
 
         Raises EngineError when the machine has no such memory.
         """

@@ -1,0 +1,29 @@
+"""One supervised process, and how it is ended."""
+
+import asyncio
+import signal
+import sys
+
+import pytest
+
+from quartet_local.process import Process
+
+pytestmark = pytest.mark.timeout(120)
+DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf'); signal.pause()"
+NEVER = 10_000.0
+
+
+@pytest.mark.parametrize(("grace", "hurried"), [(NEVER, True), (0.2, False)], ids=["hurried", "after its grace"])
+def test_one_that_does_not_drain_is_killed(tmp_path, grace, hurried):
+    async def body():
+        process = Process("deaf", [sys.executable, "-c", DEAF], tmp_path / "deaf.log")
+        process.start()
+        while "deaf" not in (tmp_path / "deaf.log").read_text():
+            await asyncio.sleep(0.01)
+        hurry = asyncio.Event()
+        if hurried:
+            asyncio.get_running_loop().call_later(0.05, hurry.set)
+        await process.stop(grace, hurry)
+        assert await process.wait() == 128 + signal.SIGKILL
+
+    asyncio.run(asyncio.wait_for(body(), 60))
