@@ -4,7 +4,7 @@
                                          "epoch", "version": the rollout's newest, "run": that does not exist}
 
 It imports nothing of today. Prints a line of JSON a call: {"rpc", "title", "why"}; `why` is empty if it went as the
-release expects.
+release expects. The last line is {"epoch", "version"}: the newest that the rollout has seen.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ MODULES = (
 )
 
 
-def call_all(orders: dict) -> None:
-    """Make the calls of all cases."""
+def call_all(orders: dict) -> tuple[int, int]:
+    """Make the calls of all cases. Returns the newest epoch and version."""
     callers = {OWNERS[kind]: Caller(address) for kind, address in orders["addresses"].items()}
     callers["HandshakeService"] = callers["BrokerService"]
     folder = Path(orders["folder"])
@@ -46,6 +46,7 @@ def call_all(orders: dict) -> None:
             for case in importlib.import_module(f"cases_{module}").CASES:
                 if isinstance(case, Good) and not case.last:
                     tell(case.rpc, case.title, called(case, callers, weights))
+        return weights.epoch, weights.version
     finally:
         peer.close()
 
@@ -89,12 +90,13 @@ def tell(rpc: str, title: str, why: str) -> None:
 
 def main() -> None:
     orders = json.loads(Path(sys.argv[1]).read_text())
-    call_all(orders)
+    epoch, version = call_all(orders)
     try:
         asyncio.run(use_client(orders["addresses"]))
         tell("client", "a person's use of it", "")
     except Exception:
         tell("client", "a person's use of it", traceback.format_exc())
+    print(json.dumps({"epoch": epoch, "version": version}), flush=True)
 
 
 if __name__ == "__main__":
