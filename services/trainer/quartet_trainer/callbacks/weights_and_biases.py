@@ -64,7 +64,10 @@ class _Sending(Callback):
         self._log(evaluation.metrics, _VERSION, evaluation.policy_version)
 
     def close(self) -> None:
+        import wandb
+
         self._run.finish()
+        wandb.teardown()  # Its own process writes what it was told, and may be late: after this, all is in the file.
 
     def _log(self, metrics: Mapping[str, float], axis: str, value: int) -> None:
         self._run.log({**metrics, axis: value})
