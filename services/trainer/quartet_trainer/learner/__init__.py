@@ -17,6 +17,7 @@
 | `planner` | from a global batch to advantages, weights and shares; what they need is computed beforehand |
 | `objective` | the loss of a micro-batch from its log-probs |
 | `critic` | PPO's value model, its optimizer and its part of a step |
+| `value_head`, `head_critic` | its other form: a head on the policy, and its part of the policy's step |
 | `ptx` | texts for a language-model loss beside the policy's |
 | `accumulation` | one global batch through micro-batches: loss, gradient, sums for metrics |
 | `optimizer` | AdamW and its parameter groups, the learning-rate schedule |

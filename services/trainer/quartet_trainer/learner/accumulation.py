@@ -7,8 +7,10 @@ from torch import Tensor
 
 from quartet_trainer.algorithms import Algorithm
 from quartet_trainer.batches import ExperienceBatch, MicroBatch, StepPlan, collate
+from quartet_trainer.learner.head_critic import HeadCritic
 from quartet_trainer.learner.metrics import SUMS
 from quartet_trainer.learner.objective import Objective
+from quartet_trainer.learner.planner import CriticTargets
 from quartet_trainer.learner.plugins import Plugin
 from quartet_trainer.learner.ptx import PretrainingTexts
 from quartet_trainer.learner.settings import LearnerSettings
@@ -21,18 +23,28 @@ class Accumulator:
     """
 
     def __init__(
-        self, settings: LearnerSettings, algorithm: Algorithm, plugin: Plugin, texts: PretrainingTexts | None = None
+        self,
+        settings: LearnerSettings,
+        algorithm: Algorithm,
+        plugin: Plugin,
+        texts: PretrainingTexts | None = None,
+        head: HeadCritic | None = None,
     ) -> None:
-        """Take the plugin with its model spread, the reference model too where there is a KL, and PTX's texts."""
+        """Take the plugin with its model spread, the reference model too where there is a KL, PTX's texts, the head."""
         self._objective = Objective(settings, algorithm)
         self._plugin = plugin
         self._texts = texts
+        self._head = head
         self._ptx = settings.ptx.coefficient
         self._device = plugin.ranks.device
         self._dtype = torch.float64 if settings.precision == "fp64" else torch.float32
 
-    def run(self, batch: ExperienceBatch, plan: StepPlan, step: int = 0) -> tuple[Tensor, dict[str, float]]:
+    def run(
+        self, batch: ExperienceBatch, plan: StepPlan, step: int = 0, targets: CriticTargets | None = None
+    ) -> tuple[Tensor, dict[str, float]]:
         """Forward and backward of this rank's micro-batches: first those of PTX's texts of this step, then the plan's.
+
+        `targets` are what a value head learns, if there is one.
 
         Returns:
             This rank's sums, float64 in the order of `metrics.SUMS`, and its peaks by name.
@@ -50,15 +62,24 @@ class Accumulator:
             return collate(batch, plan, plan.micro_batches[index - len(texts)]).to(self._device, self._dtype)
 
         def criterion(
-            index: int, micro_batch: MicroBatch, log_probs: Tensor, entropy: Tensor, reference: Tensor | None
+            index: int,
+            micro_batch: MicroBatch,
+            log_probs: Tensor,
+            entropy: Tensor,
+            reference: Tensor | None,
+            values: Tensor | None = None,
         ) -> Tensor:
             nonlocal sums, peak
             if index < len(texts):
                 text_loss = -(micro_batch.weights * log_probs).sum()
                 if self._plugin.counts:
                     sums[SUMS.index("ptx_loss")] += text_loss.detach()
-                return self._ptx * text_loss
+                # DDP and ZeRO want a gradient of every parameter, also where it is 0.
+                return self._ptx * text_loss + (0.0 if values is None else 0.0 * values.sum())
             loss, micro_sums, micro_peak = self._objective(micro_batch, log_probs, entropy, reference)
+            if self._head is not None and values is not None and targets is not None:
+                value_loss, value_sums = self._head.loss(micro_batch, values, targets)
+                loss, micro_sums = loss + value_loss, micro_sums | value_sums
             if not plan.idle and self._plugin.counts:
                 completions = plan.micro_batches[index - len(texts)]
                 real = batch.prompt_lengths[completions].sum() + batch.completion_lengths[completions].sum()

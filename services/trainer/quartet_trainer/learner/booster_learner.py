@@ -26,6 +26,7 @@ from quartet_trainer.learner.accumulation import Accumulator
 from quartet_trainer.learner.adapter import check_base, write_adapter_files
 from quartet_trainer.learner.base import LearnerError, RunLike
 from quartet_trainer.learner.critic import Critic
+from quartet_trainer.learner.head_critic import HeadCritic
 from quartet_trainer.learner.metrics import MEANS_OF_UPDATES, PEAKS, SUMS, batch_metrics, computed_metrics
 from quartet_trainer.learner.model_folder import check_model_folder
 from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
@@ -34,6 +35,7 @@ from quartet_trainer.learner.plugins import create_plugin
 from quartet_trainer.learner.policy import load_causal_lm
 from quartet_trainer.learner.ptx import PretrainingTexts
 from quartet_trainer.learner.settings import LearnerSettings
+from quartet_trainer.learner.value_head import ValueHead
 
 log = get_logger(__name__)
 
@@ -82,7 +84,10 @@ class BoosterLearner:
 
         dtype = torch.float64 if settings.precision == "fp64" else torch.float32
         self._plugin = create_plugin(settings, self._ranks)
-        self._plugin.boost(self._load(dtype), lambda model: create_optimizer(model, settings))
+        causal_lm = self._load(dtype)
+        if self._algorithm.has_critic and settings.critic.form == "head":
+            self._plugin.value_head = ValueHead(causal_lm.config.hidden_size, dtype)
+        self._plugin.boost(causal_lm, lambda model: create_optimizer(model, settings, self._plugin.value_head))
         self._base_checksum = folder_checksum(model_path) if settings.lora.r else 0
         if settings.kl_coefficient > 0:
             self._plugin.keep_reference(lambda: self._load(dtype, frozen=True))
@@ -91,10 +96,20 @@ class BoosterLearner:
         texts, config = None, self._causal_lm.config
         if settings.ptx.coefficient:
             texts = PretrainingTexts(settings, config.vocab_size, getattr(config, "max_position_embeddings", None))
-        self._accumulator = Accumulator(settings, self._algorithm, self._plugin, texts)
-        self._critic = Critic(settings, model_path, self._plugin, run.max_steps) if self._algorithm.has_critic else None
-        values = self._critic.values if self._critic else None
-        self._planner = Planner(settings, self._algorithm, self._plugin, run.sampling.max_new_tokens, values)
+        self._critic: Critic | HeadCritic | None = None
+        head = None if self._plugin.value_head is None else HeadCritic(settings, self._plugin, run.max_steps)
+        if self._algorithm.has_critic:
+            self._critic = head or Critic(settings, model_path, self._plugin, run.max_steps)
+        self._head_rate = head.learning_rate if head else self._learning_rate
+        self._accumulator = Accumulator(settings, self._algorithm, self._plugin, texts, head)
+        self._planner = Planner(
+            settings,
+            self._algorithm,
+            self._plugin,
+            run.sampling.max_new_tokens,
+            self._critic.values if self._critic else None,
+            joint=head is not None,
+        )
 
     def _load(self, dtype: torch.dtype, *, frozen: bool = False) -> PreTrainedModel:
         causal_lm = load_causal_lm(self._model_path, dtype)
@@ -123,7 +138,13 @@ class BoosterLearner:
         means = {name: sum(one.metrics[name] for one in done) / len(done) for name in done[0].metrics}
         return {
             **batch_metrics(batch, plan),
-            **computed_metrics(sums, peak_values, kl_in_loss=self._kl_in_loss, ptx=self._settings.ptx.coefficient > 0),
+            **computed_metrics(
+                sums,
+                peak_values,
+                kl_in_loss=self._kl_in_loss,
+                ptx=self._settings.ptx.coefficient > 0,
+                value_head=self._plugin.value_head is not None,
+            ),
             **known,
             **means,
             "learning_rate": learning_rate,
@@ -135,7 +156,7 @@ class BoosterLearner:
         A gradient that is not finite, or a mean ratio above the algorithm's bound, leaves the policy as it was.
         """
         texts = self.step * self._settings.epochs * self._settings.mini_batches + number
-        sums, peaks = self._accumulator.run(batch, update.plan, texts)
+        sums, peaks = self._accumulator.run(batch, update.plan, texts, update.targets)
         critic = self._critic.learn(batch, update.targets, self.step) if self._critic and update.targets else {}
         ratio = distributed.sum_over_ranks(sums[[SUMS.index("ratio_mean"), SUMS.index("computed_tokens")]])
         mean_ratio = (ratio[0] / ratio[1].clamp(min=1)).item()
@@ -143,7 +164,7 @@ class BoosterLearner:
         started = time.perf_counter()
         grad_norm = self._plugin.clip_gradient(self._settings.max_grad_norm or torch.inf)
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = self._head_rate(self.step) if group.get("value_head") else learning_rate
         highest = self._algorithm.max_mean_ratio or math.inf
         updated = math.isfinite(grad_norm) and mean_ratio <= highest
         if updated:
@@ -219,7 +240,9 @@ class BoosterLearner:
         """What writes weights and moments of the present step as a checkpoint, whenever it is called."""
         step, settings, specs = self.step, self._settings.model_dump(mode="json"), self._plugin.specs
         dtype, adapter = self._plugin.dtype, self._plugin.adapter
-        critic = self._critic.copies() if self._critic and self._ranks.is_first else None
+        critic_file, critic = self._critic.file if self._critic else "", {}
+        if self._critic and (self._plugin.value_head is not None or self._ranks.is_first):
+            critic = self._critic.copies()  # a head's may be in pieces; a model of its own is whole on every rank
 
         def write(weights: Tensors, moments: Tensors, folder: Path = place) -> None:
             with atomic_folder(folder, {**(facts or {}), "format": storage.FORMAT, "step": step}) as writing:
@@ -229,8 +252,8 @@ class BoosterLearner:
                     storage.write_adapter(weights, writing / "adapter")
                     write_adapter_files(writing / "adapter", self._settings.lora, self._model_path, self._base_checksum)
                 storage.write_optimizer(moments, writing / "optimizer.safetensors")
-                if critic is not None:
-                    save_file(critic, writing / "critic.safetensors")
+                if critic:
+                    save_file(critic, writing / critic_file)
                 storage.write_learner(writing / "learner.json", step, settings, state)
 
         return write
@@ -271,6 +294,6 @@ class BoosterLearner:
         storage.read_model(self._plugin, trained)
         storage.read_optimizer(self._plugin, folder / "optimizer.safetensors")
         if self._critic:
-            self._critic.load(folder / "critic.safetensors")
+            self._critic.load(folder / self._critic.file)
         self.step = saved["step"]
         return saved["state"]

@@ -1,4 +1,4 @@
-"""PPO's critic: a language model with a number for a head, its own optimizer, and its part of a step."""
+"""PPO's critic as a model of its own: with a number for a head, its own optimizer, and its part of a step."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from quartet_common.log import get_logger
 from quartet_trainer.batches import ExperienceBatch, MicroBatch, collate
 from quartet_trainer.learner import distributed
 from quartet_trainer.learner.base import LearnerError
+from quartet_trainer.learner.metrics import target_metrics
 from quartet_trainer.learner.model_folder import check_model_folder
 from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
 from quartet_trainer.learner.planner import CriticTargets
@@ -57,6 +58,8 @@ class Critic:
     However the policy is spread, every rank holds the whole critic and takes its share of the batch among all ranks:
     its plugin is TorchDDPPlugin, with a plan of its own.
     """
+
+    file = "critic.safetensors"
 
     def __init__(self, settings: LearnerSettings, model_path: Path, plugin: Plugin, max_steps: int) -> None:
         """Load and boost it.
@@ -113,15 +116,10 @@ class Critic:
         distributed.sum_and_max(sums, seconds)
 
         mask = targets.plan.mask
-        returns, old = targets.returns[mask], targets.old_values[mask]
-        spread = returns.var(correction=0).item() if returns.numel() else 0.0
-        unexplained = (returns - old).var(correction=0).item() if returns.numel() else 0.0
         return {
             "value_loss": sums[0].item(),
-            "value_clip_ratio": sums[1].item() / max(1, returns.numel()),
-            "value_mean": old.sum().item() / max(1, old.numel()),
-            "return_mean": returns.sum().item() / max(1, returns.numel()),
-            "value_explained_variance": 1 - unexplained / spread if spread > 0 else 0.0,
+            "value_clip_ratio": sums[1].item() / max(1, int(mask.sum())),
+            **target_metrics(mask, targets.old_values, targets.returns),
             "critic_grad_norm": grad_norm,
             "critic_seconds": seconds.item(),
         }

@@ -56,13 +56,14 @@ METRICS: dict[str, str] = {
     "backward_seconds": "Time of backward passes, the exchange of gradients included; the slowest rank's.",
     "optimizer_seconds": "Time of gradient clipping and AdamW; the slowest rank's.",
     "train_step_seconds": "Time of the whole step, decoding included; the slowest rank's.",
-    "value_loss": "The critic's loss: mean over trained tokens. This and the next six: with a critic only.",
+    "value_loss": "The critic's loss: mean over trained tokens, without its coefficient. This and the next six: with a "
+    "critic only.",
     "value_clip_ratio": "Share of trained tokens whose critic's gradient the value clip took away.",
     "value_mean": "Mean of the critic's values over trained tokens, before the step.",
     "return_mean": "Mean return over trained tokens: advantage + value, before the whitening.",
     "value_explained_variance": "1 - variance of (return - value) / variance of return, over trained tokens.",
-    "critic_grad_norm": "Norm of the critic's gradient before it was scaled down to max_grad_norm.",
-    "critic_seconds": "Time of the critic's passes with gradient and its update; the slowest rank's.",
+    "critic_grad_norm": "Norm of the critic's gradient before it was scaled down to max_grad_norm; no head's.",
+    "critic_seconds": "Time of the critic's passes with gradient and its update; the slowest rank's; no head's.",
     "ptx_loss": "Language-model loss of ptx.data, mean over its tokens in the step; with ptx.coefficient > 0 only.",
 }
 
@@ -75,7 +76,7 @@ CRITIC = (
     "critic_grad_norm",
     "critic_seconds",
 )
-"""Those that only a learner with a critic has."""
+"""Those that only a learner with a critic has; of a value head, the last two are the policy's own."""
 
 SUMS = (
     "loss",
@@ -97,10 +98,12 @@ SUMS = (
     "real_tokens",
     "micro_batches",
     "ptx_loss",
+    "value_loss",
+    "value_clip_ratio",
 )
 """Added up over micro-batches and ranks."""
 
-MEANS_OF_UPDATES = [SUMS.index(name) for name in ("loss", "policy_loss", "ptx_loss")]
+MEANS_OF_UPDATES = [SUMS.index(name) for name in ("loss", "policy_loss", "ptx_loss", "value_loss")]
 """Places in `SUMS` of what is a mean over its batch already: of several optimizer steps their mean counts."""
 
 PEAKS = ("log_prob_diff_max", "forward_seconds", "backward_seconds", "optimizer_seconds", "train_step_seconds")
@@ -147,7 +150,19 @@ def batch_metrics(batch: ExperienceBatch, plan: StepPlan) -> dict[str, float]:
     }
 
 
-def computed_metrics(sums: Tensor, peaks: Tensor, *, kl_in_loss: bool, ptx: bool) -> dict[str, float]:
+def target_metrics(mask: Tensor, old_values: Tensor, returns: Tensor) -> dict[str, float]:
+    """What the critic's targets say, alike on every rank; all [T], of which `mask` tells the trained tokens."""
+    returns, old = returns[mask], old_values[mask]
+    spread = returns.var(correction=0).item() if returns.numel() else 0.0
+    unexplained = (returns - old).var(correction=0).item() if returns.numel() else 0.0
+    return {
+        "value_mean": old.sum().item() / max(1, old.numel()),
+        "return_mean": returns.sum().item() / max(1, returns.numel()),
+        "value_explained_variance": 1 - unexplained / spread if spread > 0 else 0.0,
+    }
+
+
+def computed_metrics(sums: Tensor, peaks: Tensor, *, kl_in_loss: bool, ptx: bool, value_head: bool) -> dict[str, float]:
     """From sums and peaks over all ranks (float64, in the order of `SUMS` and `PEAKS`) to the metrics."""
     total = dict(zip(SUMS, sums.tolist(), strict=True))
     tokens = max(total["computed_tokens"], 1.0)
@@ -158,6 +173,12 @@ def computed_metrics(sums: Tensor, peaks: Tensor, *, kl_in_loss: bool, ptx: bool
         "policy_loss": total["policy_loss"],
         **metrics,
         **({"ptx_loss": total["ptx_loss"]} if ptx else {}),
+        # With a value head no completion is skipped: the computed tokens are the trained ones, of all updates.
+        **(
+            {"value_loss": total["value_loss"], "value_clip_ratio": total["value_clip_ratio"] / tokens}
+            if value_head
+            else {}
+        ),
         "effective_sample_size": total["importance"] ** 2 / (tokens * importance_squared)
         if importance_squared
         else 1.0,

@@ -10,13 +10,23 @@ from torch import nn
 from quartet_trainer.learner.settings import LearnerSettings, check_schedule
 
 
-def create_optimizer(model: nn.Module, settings: LearnerSettings) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters, fused; weight decay on matrices only."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
-    ]
+def create_optimizer(
+    model: nn.Module, settings: LearnerSettings, value_head: nn.Module | None = None
+) -> torch.optim.AdamW:
+    """AdamW over the trainable parameters, fused; weight decay on matrices only.
+
+    The groups of `value_head`, a part of `model`, are apart and have "value_head": they have a rate of their own.
+    """
+    own = [] if value_head is None else list(value_head.parameters())
+    apart = {id(parameter) for parameter in own}
+    trainable = [p for p in model.parameters() if p.requires_grad and id(p) not in apart]
+    groups = []
+    for parameters, mark in ((trainable, {}), (own, {"value_head": True})):
+        matrices, others = [p for p in parameters if p.ndim >= 2], [p for p in parameters if p.ndim < 2]
+        groups += [
+            {"params": matrices, "weight_decay": settings.weight_decay, **mark},
+            {"params": others, "weight_decay": 0.0, **mark},
+        ]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=settings.learning_rate,

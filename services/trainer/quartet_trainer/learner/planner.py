@@ -22,7 +22,7 @@ from quartet_trainer.losses.aggregation import token_weights
 from quartet_trainer.losses.kl import KL_ESTIMATORS
 
 Forward = Callable[[MicroBatch], Tensor]
-"""Without gradient, from a micro-batch to one number for each of its t tokens."""
+"""Without gradient, from a micro-batch to one number, or some, for each of its t tokens: [t], or [numbers, t]."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class CriticTargets:
     """What the critic learns from a batch."""
 
     plan: StepPlan
-    """Its micro-batches: all completions with a trained token, shared out among all ranks."""
+    """Its micro-batches: all completions with a trained token, shared out among all ranks; or the policy's."""
     old_values: Tensor
     """float64 [T]."""
     returns: Tensor
@@ -73,19 +73,26 @@ class Planner:
         plugin: Plugin,
         max_new_tokens: int,
         values: Forward | None = None,
+        *,
+        joint: bool = False,
     ) -> None:
-        """Take the parts; `max_new_tokens` is the "constant" aggregation's length, `values` the critic's forward."""
+        """Take the parts.
+
+        `max_new_tokens` is the "constant" aggregation's length, `values` the critic's forward; `joint`: it is a head on
+        the policy, which learns from the policy's own passes.
+        """
         self._settings = settings
         self._algorithm = algorithm
         self._plugin = plugin
         self._max_new_tokens = max_new_tokens
         self._values = values
+        self._joint = joint
         self._dtype = torch.float64 if settings.precision == "fp64" else torch.float32
         # Where every token has a loss of its own, no completion can be spared.
         kl_in_loss = settings.kl_coefficient > 0 and algorithm.kl_in == "loss"
         self._kl_in_reward = settings.kl_coefficient > 0 and algorithm.kl_in == "reward"
         self._several = settings.epochs * settings.mini_batches > 1
-        self._skip = settings.skip_zero_advantage and not kl_in_loss and not settings.entropy_coefficient
+        self._skip = settings.skip_zero_advantage and not kl_in_loss and not settings.entropy_coefficient and not joint
 
     def plan(self, batch: ExperienceBatch) -> tuple[StepPlan, CriticTargets | None, dict[str, float]]:
         """This rank's part of the whole batch, the critic's where there is one, and metrics that are known by now."""
@@ -123,12 +130,14 @@ class Planner:
             mask = mask & ~batch.per_token(batch.truncated)
         ones = torch.ones(mask.shape, dtype=torch.float64)
         everything = self._cut(batch, mask, ones, ones, skip=False)
-        old = None
-        if self._settings.ratio_to == "recompute" and (self._several or self._kl_in_reward):
+        old = values = None
+        wants_old = self._settings.ratio_to == "recompute" and (self._several or self._kl_in_reward)
+        if wants_old and self._joint:
+            old, values = self._of_all(batch, everything, self._plugin.log_probs_and_values, numbers=2)
+        elif wants_old:
             old = self._of_all(batch, everything, self._plugin.log_probs)
         kl = self._kl_to_reference(batch, everything, old)
-        values = None
-        if self._values is not None:
+        if self._values is not None and values is None:
             everyone = self._cut(batch, mask, ones, ones, skip=False, all_ranks=True)
             values = self._of_all(batch, everyone, self._values, by_policy=False)
 
@@ -155,12 +164,14 @@ class Planner:
         weights = token_weights(
             self._algorithm.aggregation, mask, batch.rows, completions=completions, length=self._max_new_tokens
         )
+        plan = self._cut(batch, mask, weights, estimated.advantages, skip=self._skip)
         targets = None
         if estimated.values is not None and estimated.returns is not None:
-            ones = torch.ones_like(weights)
-            everyone = self._cut(batch, mask, weights, ones, skip=False, all_ranks=True)
+            everyone = plan
+            if not self._joint:
+                ones = torch.ones_like(weights)
+                everyone = self._cut(batch, mask, weights, ones, skip=False, all_ranks=True)
             targets = CriticTargets(everyone, estimated.values, estimated.returns)
-        plan = self._cut(batch, mask, weights, estimated.advantages, skip=self._skip)
         return Update(replace(plan, old_log_probs=estimated.old_log_probs), targets)
 
     def _cut(
@@ -195,19 +206,24 @@ class Planner:
         reference = self._of_all(batch, plan, self._plugin.reference_log_probs)
         return torch.where(plan.mask, KL_ESTIMATORS[self._algorithm.kl_estimator](old, reference), 0.0)
 
-    def _of_all(self, batch: ExperienceBatch, plan: StepPlan, forward: Forward, *, by_policy: bool = True) -> Tensor:
+    def _of_all(
+        self, batch: ExperienceBatch, plan: StepPlan, forward: Forward, *, by_policy: bool = True, numbers: int = 1
+    ) -> Tensor:
         """`forward` of every trained token of the global batch, float64 [T] on the CPU; 0 elsewhere.
+
+        `numbers`: of each token; more than one: [numbers, T].
 
         `by_policy`: whether it is a forward of the plugin's. Then, of ranks that have the same tokens, one's are added
         to it; and where each pass takes all ranks, a rank without a micro-batch goes through its last once more.
         """
         device, count = self._plugin.ranks.device, len(plan.micro_batches)
         counts = self._plugin.counts or not by_policy
-        found = torch.zeros(batch.rows.numel(), dtype=torch.float64, device=device)
+        found = torch.zeros(numbers, batch.rows.numel(), dtype=torch.float64, device=device)
         for index in range(self._plugin.passes(count) if by_policy else count):
             micro_batch = collate(batch, plan, plan.micro_batches[min(index, count - 1)]).to(device, self._dtype)
             with torch.no_grad():
                 values = forward(micro_batch)
             if not plan.idle and counts:
-                found[micro_batch.tokens] = values.double()
-        return distributed.sum_over_ranks(found).cpu()
+                found[:, micro_batch.tokens] = values.double()
+        found = distributed.sum_over_ranks(found).cpu()
+        return found if numbers > 1 else found[0]

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from quartet_trainer.learner.base import LearnerError
+from quartet_trainer.learner.value_head import ValueHead
 
 LOGITS_AT_ONCE = 2**26
 """Logits (tokens * vocabulary) that may stand in memory at once: 256 MiB of float32."""
@@ -72,7 +73,12 @@ class Policy(nn.Module):
     """Logits exist only for the tokens asked for, and for long batches only a chunk at a time."""
 
     def __init__(
-        self, causal_lm: PreTrainedModel, autocast: torch.dtype | None = None, *, entropy_gradient: bool = False
+        self,
+        causal_lm: PreTrainedModel,
+        autocast: torch.dtype | None = None,
+        *,
+        entropy_gradient: bool = False,
+        value_head: ValueHead | None = None,
     ) -> None:
         """Wrap a model.
 
@@ -80,9 +86,11 @@ class Policy(nn.Module):
             causal_lm: transformers' model with its head.
             autocast: dtype of matrix products, where it is not the weights' own.
             entropy_gradient: whether the entropy has a gradient too, which costs memory.
+            value_head: of the model's hidden states, if values are wanted too.
         """
         super().__init__()
         self.causal_lm = causal_lm
+        self.value_head = value_head
         self._autocast_dtype = autocast
         self._entropy_gradient = entropy_gradient
 
@@ -95,8 +103,8 @@ class Policy(nn.Module):
         temperatures: Tensor,
         mask_counts: Tensor | None = None,
         mask_ids: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probs of t tokens, and the entropy of the distributions they were drawn from.
+    ) -> tuple[Tensor, ...]:
+        """Log-probs of t tokens, the entropy of the distributions they were drawn from, and with a head the values.
 
         Args:
             input_ids: int64 [M, L], padded on the right.
@@ -108,13 +116,25 @@ class Policy(nn.Module):
             mask_ids: int64 [sum of the counts]: their ids, the target among them.
 
         Returns:
-            log_probs [t] with gradient and entropy [t], in nats; float32, or float64 for a float64 model.
+            log_probs [t] with gradient and entropy [t], in nats, and where there is a value head the value [t], with
+            gradient, of each state in which a token was chosen; float32, or float64 for a float64 model.
         """
+        hidden = self._hidden(input_ids, rows, columns)
+        columns_of_head = self.causal_lm.config.vocab_size
+        chosen = in_chunks(self._head, hidden, targets, temperatures, columns_of_head, mask_counts, mask_ids)
+        return chosen if self.value_head is None else (*chosen, self.value_head(hidden))
+
+    def values(self, input_ids: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """The values [t] alone, as `forward` gives them; there must be a head."""
+        if self.value_head is None:
+            raise RuntimeError("this policy has no value head")
+        return self.value_head(self._hidden(input_ids, rows, columns))
+
+    def _hidden(self, input_ids: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """The states [t, H]."""
         with autocast_to(self._autocast_dtype, input_ids.device):
             outputs = self.causal_lm.base_model(input_ids=input_ids, use_cache=False)
-            hidden = outputs.last_hidden_state[rows, columns]
-        columns_of_head = self.causal_lm.config.vocab_size
-        return in_chunks(self._head, hidden, targets, temperatures, columns_of_head, mask_counts, mask_ids)
+            return outputs.last_hidden_state[rows, columns]
 
     def _head(
         self,
@@ -168,7 +188,7 @@ def _refuse_other_heads(model: PreTrainedModel) -> None:
     tokens = torch.arange(8)[None] % model.config.vocab_size
     positions = torch.arange(7)
     with torch.no_grad():
-        ours, _ = Policy(model)(tokens, torch.zeros(7).long(), positions, tokens[0, 1:], torch.ones(7))
+        ours, *_ = Policy(model)(tokens, torch.zeros(7).long(), positions, tokens[0, 1:], torch.ones(7))
         theirs = torch.log_softmax(model(input_ids=tokens, use_cache=False).logits[0, :-1].to(ours.dtype), dim=-1)
     difference = (ours - theirs[positions, tokens[0, 1:]]).abs().max().item()
     if difference > 1e-3:

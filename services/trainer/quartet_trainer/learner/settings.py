@@ -19,14 +19,28 @@ ALGORITHM_ENTRY_POINTS = "quartet.algorithms"
 AggregationName = Literal["token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "constant"]
 
 
+HEAD_PLUGINS = ("torch_ddp", "low_level_zero")
+"""Those under which the policy may have a value head."""
+
+
 class CriticSection(Section):
     """[trainer.critic]: the value model of `ppo`; the other algorithms have none."""
 
+    form: Literal["separate", "head"] = Field(
+        default="separate",
+        description="A model of its own, or a value head on the policy's own trunk: one forward pass and one loss.",
+    )
     model: Path | None = Field(
-        default=None, description="Hugging Face folder it starts from. Unset: the policy's. Its value head starts at 0."
+        default=None,
+        description="Hugging Face folder a separate one starts from. Unset: the policy's. Its value head starts at 0.",
     )
     learning_rate: float | None = Field(
-        default=None, ge=0, description="Peak learning rate of its AdamW. Unset: trainer.learning_rate."
+        default=None,
+        ge=0,
+        description="Peak learning rate of its AdamW; of form head, the head's own. Unset: trainer.learning_rate.",
+    )
+    value_coefficient: float = Field(
+        default=0.1, gt=0, description="Weight of its loss beside the policy's, of form head only."
     )
     value_clip: float = Field(
         default=0.2, ge=0, description="How far a value may move in a step before its gradient ends; 0: any way."
@@ -229,6 +243,13 @@ class LearnerSettings(PluginSettings):
                 f"correction: {self.correction!r} compares the trainer's log-probs with the rollout's; "
                 'it needs old_log_probs = "recompute"'
             )
+        if self.critic.form == "head" and self.plugin not in HEAD_PLUGINS:
+            raise ValueError(
+                f'critic.form: "head" needs plugin = "torch_ddp" or "low_level_zero", not {self.plugin!r}; '
+                '"separate" goes with every plugin'
+            )
+        if self.critic.form == "head" and self.critic.model is not None:
+            raise ValueError('critic.model: a head has no model but the policy; leave it out, or set form = "separate"')
         if self.dual_clip and self.algorithm == "cispo":
             raise ValueError("dual_clip: cispo bounds the ratio itself and has no such bound; set clip_high")
         if self.ptx.coefficient and self.ptx.data is None:

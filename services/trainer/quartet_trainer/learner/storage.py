@@ -6,6 +6,7 @@ step-00000012/
   adapter/                in place of model/ with lora.r: PEFT's adapter folder, and base.json: {"path", "checksum"}
   optimizer.safetensors   AdamW's state: "exp_avg/NAME", "exp_avg_sq/NAME", "step/NAME" for each parameter NAME
   critic.safetensors      with a critic only: "model/NAME", "exp_avg/NAME", "exp_avg_sq/NAME", "step/NAME"
+  value_head.safetensors  in its place with critic.form = "head": the head alone, in the same way
   learner.json            {"step", "settings", "state"}: state is the training loop's own
   manifest.json           written last: {"format", "step", "files": {name: bytes}} and the training loop's facts:
                           {"run_id", "run_created_at", "ledger"}; see `quartet_common.ledger`

@@ -47,10 +47,16 @@ def standing_gradients(plugin: Any) -> dict[str, torch.Tensor]:
     if plugin.settings.plugin == "hybrid_parallel":
         return {name: plugin._shards.whole(name, gradient, plugin.dtype).clone() for name in plugin.specs}
     if plugin.settings.plugin == "low_level_zero":
-        return {name: gradient(parameter).clone() for name, parameter in plugin.parameters()}
+        return {name: gradient(parameter).clone() for name, parameter in all_parameters(plugin)}
     if plugin.settings.plugin == "torch_fsdp":
         return {name: plugin._whole(name, parameter.grad) for name, parameter in plugin.parameters()}
-    return {name: parameter.grad.clone() for name, parameter in plugin.parameters()}
+    return {name: parameter.grad.clone() for name, parameter in all_parameters(plugin)}
+
+
+def all_parameters(plugin: Any) -> list[tuple[str, torch.nn.Parameter]]:
+    """Those of the model, and of a value head."""
+    head = plugin.value_head.named_parameters() if plugin.value_head is not None else ()
+    return [*plugin.parameters(), *((f"value_head.{name}", parameter) for name, parameter in head)]
 
 
 def watch_steps(learner: Any, batches: list[list]) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,11 +89,11 @@ def test_prune_keeps_the_newest(tmp_path: Path) -> None:
 
 
 KILLED_WRITER = """
-import sys, time
+import json, sys, time
 from pathlib import Path
 from learner_helpers import Run, make_batch, settings
 from quartet_trainer.learner import create_learner
-learner = create_learner(settings(), Path(sys.argv[1]), Run())
+learner = create_learner(settings(**json.loads(sys.argv[3])), Path(sys.argv[1]), Run())
 from quartet_trainer.learner import storage
 learner.train_step(make_batch(seed=1))
 learner.save(Path(sys.argv[2]) / "step-00000001", {"seen": 1})
@@ -107,10 +108,14 @@ learner.save(Path(sys.argv[2]) / "step-00000002", {"seen": 2})
 """
 
 
-def test_killed_while_saving(model_path: Path, tmp_path: Path) -> None:
+VALUE_HEAD = {"algorithm": "ppo", "max_mean_ratio": 0, "critic": {"form": "head", "learning_rate": 1e-2}}
+
+
+@pytest.mark.parametrize("values", [{}, VALUE_HEAD], ids=["grpo", "value head"])
+def test_killed_while_saving(model_path: Path, tmp_path: Path, values: dict[str, Any]) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(HERE)])}
     process = subprocess.Popen(
-        [sys.executable, "-c", KILLED_WRITER, str(model_path), str(tmp_path)],
+        [sys.executable, "-c", KILLED_WRITER, str(model_path), str(tmp_path), json.dumps(values)],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
@@ -125,9 +130,16 @@ def test_killed_while_saving(model_path: Path, tmp_path: Path) -> None:
     (checkpoint,) = find_checkpoints(tmp_path)
     assert checkpoint.step == 1
 
-    learner = create_learner(settings(), model_path, Run())
+    learner, unkilled = (create_learner(settings(**values), model_path, Run()) for _ in range(2))
     assert learner.load(checkpoint.path) == {"seen": 1}
-    learner.train_step(make_batch(seed=2))
+    unkilled.train_step(make_batch(seed=1))
+    for one in (learner, unkilled):
+        one.train_step(make_batch(seed=2))
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(learner.weights(), unkilled.weights(), strict=True))
+    if values:
+        ours, theirs = learner._critic.copies(), unkilled._critic.copies()
+        assert ours.keys() == theirs.keys() >= {"model/weight", "exp_avg_sq/bias"}
+        assert all(torch.equal(tensor, theirs[name]) and tensor.any() for name, tensor in ours.items())
     learner.save(tmp_path / "step-00000002", {"seen": 2})
     assert steps(tmp_path) == [1, 2]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from learner_helpers import Run, make_batch, run_ranks, settings
 from plugin_ranks import watch_steps
 from safetensors.torch import load_file
@@ -37,6 +38,13 @@ CASES: dict[str, dict[str, Any]] = {
     "gspo": {"clip_low": 0.8, "clip_high": 3.0, "old_log_probs": "rollout"},
     "cispo": {"clip_high": 0.5},
     "ppo": {"kl_coefficient": 0.1, "max_mean_ratio": 0, "critic": {"learning_rate": 1e-2}},
+    "value head": {
+        "algorithm": "ppo",
+        "kl_coefficient": 0.1,
+        "max_mean_ratio": 0,
+        "critic": {"form": "head", "learning_rate": 1e-2, "value_coefficient": 0.5},
+        "ptx": {"coefficient": 0.3, "sequences_per_step": 3},
+    },
     "sequence mask": {"correction": "sequence-mask", "sequence_mask_mean": "geometric", **RECOMPUTE},
     "ptx": {"ptx": {"coefficient": 0.3, "sequences_per_step": 3}},
     "passes": {"algorithm": "ppo", "epochs": 2, "mini_batches": 2, "max_mean_ratio": 0, **RECOMPUTE},
@@ -47,13 +55,14 @@ completions, KLs, values."""
 ONE_BATCH = {"micro_batch_tokens": 100_000, "max_padding": 0.99}
 CUT = {"micro_batch_tokens": 60}
 JOBS = [
-    *((layout, case) for layout in ("dp2", "tp2", "pp2") for case in CASES if case != "lora"),
-    *((layout, case) for layout in ("zero 1", "zero 2") for case in ("ppo", "ptx", "lora")),
+    *((layout, case) for layout in ("dp2", "tp2", "pp2") for case in CASES if case not in ("lora", "value head")),
+    *((layout, case) for layout in ("zero 1", "zero 2") for case in ("ppo", "ptx", "lora", "value head")),
     *(("fsdp", case) for case in ("dapo", "reinforce_pp", "ppo", "ptx", "passes")),
     ("dp2", "lora"),
+    ("dp2", "value head"),
 ]
-"""Adapters are refused with hybrid_parallel and torch_fsdp. ZeRO treats all algorithms alike: its ways are its exchange
-of gradients and what it does to the optimizer. It keeps the optimizer's weights in float32."""
+"""Adapters and value heads are refused with hybrid_parallel and torch_fsdp. ZeRO treats all algorithms alike: its ways
+are its exchange of gradients and what it does to the optimizer. It keeps the optimizer's weights in float32."""
 
 
 def values_of(case: str, texts: Path) -> dict[str, Any]:
@@ -141,8 +150,12 @@ def test_two_ranks(spread: Path, alone: Any, layout: str, case: str) -> None:
         assert metrics[0]["micro_batches"] > 1
         for ours, theirs in zip(metrics, expected_metrics, strict=True):
             assert comparable(ours) == pytest.approx(comparable(theirs), **near)
-        if case in ("ppo", "passes") and exact:
+        if case in ("ppo", "passes", "value head") and exact:
             assert_same_gradient(of_batch(found, "critic"), of_batch(expected, "critic"))
+        if case == "value head":
+            assert {"0/value_head.weight", "critic/exp_avg/bias"} <= found.keys() == expected.keys()
+            for name, tensor in of_batch(expected, "critic").items():
+                torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4, check_dtype=exact, msg=name)
 
 
 def of_batch(found: dict[str, Any], index: int | str) -> dict[str, Any]:

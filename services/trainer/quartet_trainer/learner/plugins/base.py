@@ -18,13 +18,14 @@ from quartet_trainer.learner.adapter import Adapter
 from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.names import untied_names
 from quartet_trainer.learner.settings import LearnerSettings
+from quartet_trainer.learner.value_head import ValueHead
 
 Load = Callable[[int], MicroBatch]
 """A micro-batch by its number, on the training device."""
 
-Criterion = Callable[[int, MicroBatch, Tensor, Tensor, Tensor | None], Tensor]
-"""From a micro-batch's number, the micro-batch, log-probs [t], entropy [t] and the reference model's log-probs [t]
-(None without one) to its part of the batch's loss, a number."""
+Criterion = Callable[..., Tensor]
+"""From a micro-batch's number, the micro-batch, log-probs [t], entropy [t], the reference model's log-probs [t] (None
+without one) and, of a plugin with a value head only, the values [t], to its part of the batch's loss, a number."""
 
 CreateOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -53,6 +54,8 @@ class Plugin(ABC):
     """Names and shapes of the model's."""
     adapter: Adapter | None = None
     """What is trained in place of the model, with `lora.r`."""
+    value_head: ValueHead | None = None
+    """A head that the policy is to have too; set before `boost`, of plugins in `settings.HEAD_PLUGINS` only."""
     reference_in_loss = True
     """Whether `accumulate` gives the reference model's log-probs to its criterion; may be set."""
 
@@ -105,6 +108,17 @@ class Plugin(ABC):
         ranks are needed for each."""
         return count
 
+    @torch.no_grad()
+    def values(self, micro_batch: MicroBatch) -> Tensor:
+        """The value head's values [t], without gradient. Local."""
+        return self.model.unwrap().values(*micro_batch.inputs[:3])
+
+    @torch.no_grad()
+    def log_probs_and_values(self, micro_batch: MicroBatch) -> Tensor:
+        """Both, [2, t], of one forward pass. Local."""
+        log_probs, _, values = self.model.unwrap()(*micro_batch.inputs)
+        return torch.stack([log_probs, values])
+
     def clip_gradient(self, max_norm: float) -> float:
         """Scale the gradient down to `max_norm`; returns its norm before, over all parameters of the whole model."""
         return self.optimizer.clip_grad_by_norm(max_norm, foreach=True).item()
@@ -126,6 +140,10 @@ class Plugin(ABC):
     def piece(self, name: str, whole: Tensor) -> Tensor:
         """What this rank's optimizer holds of a whole tensor of the shape `specs[name]`. Local."""
         return whole
+
+    def whole(self, parameter: nn.Parameter, piece: Tensor) -> Tensor:
+        """A whole tensor, in the parameter's shape, from what each rank's optimizer holds of it."""
+        return piece
 
     @torch.no_grad()
     def assign(self, name: str, whole: Tensor) -> None:

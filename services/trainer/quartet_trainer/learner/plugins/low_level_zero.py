@@ -43,7 +43,7 @@ class LowLevelZero(Plugin):
     def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None:
         # With adapters it would want PEFT's model itself, to add their parameters to the optimizer; this one has them.
         self.booster.plugin.lora_enabled = False
-        policy = Policy(causal_lm, entropy_gradient=self.settings.entropy_coefficient > 0)
+        policy = Policy(causal_lm, entropy_gradient=self.settings.entropy_coefficient > 0, value_head=self.value_head)
         self.causal_lm = causal_lm
         self.model, self.optimizer, *_ = self.booster.boost(policy, create_optimizer(policy))
         self._rows = ZeroRows(self.optimizer, dist.group.WORLD, partitions=self.settings.zero_stage == 2)
@@ -79,12 +79,12 @@ class LowLevelZero(Plugin):
             micro_batch = load(min(index, count - 1))
             exchanges = partitions or index == total - 1
             with nullcontext() if exchanges else self.booster.no_sync(self.model, self.optimizer):
-                log_probs, entropy = self.model(*micro_batch.inputs)
+                log_probs, entropy, *values = self.model(*micro_batch.inputs)
                 if index < count:
                     reference = self.reference_log_probs(micro_batch) if with_reference else None
-                    loss = criterion(index, micro_batch, log_probs, entropy, reference)
+                    loss = criterion(index, micro_batch, log_probs, entropy, reference, *values)
                 else:
-                    loss = 0.0 * log_probs.sum()
+                    loss = 0.0 * sum(output.sum() for output in (log_probs, *values))
                 forward_ended = self.clock()
                 self.booster.backward(loss * self.data_size, self.optimizer)  # the exchange averages over ranks
             seconds.forward += forward_ended - started
@@ -108,6 +108,9 @@ class LowLevelZero(Plugin):
 
     def piece(self, name: str, whole: Tensor) -> Tensor:
         return self._rows.row(whole)
+
+    def whole(self, parameter: nn.Parameter, piece: Tensor) -> Tensor:
+        return self._rows.join(piece, parameter.shape)
 
     @torch.no_grad()
     def assign(self, name: str, whole: Tensor) -> None:

@@ -30,7 +30,12 @@ class DataParallel(Plugin):
         self._reference: Policy
 
     def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None:
-        policy = Policy(causal_lm, self._autocast, entropy_gradient=self.settings.entropy_coefficient > 0)
+        policy = Policy(
+            causal_lm,
+            self._autocast,
+            entropy_gradient=self.settings.entropy_coefficient > 0,
+            value_head=self.value_head,
+        )
         self.causal_lm = causal_lm
         self.model, self.optimizer, *_ = self.booster.boost(policy, create_optimizer(policy))
 
@@ -44,7 +49,7 @@ class DataParallel(Plugin):
     def log_probs(self, micro_batch: MicroBatch) -> Tensor:
         """See `Plugin.log_probs`."""
         with torch.no_grad():
-            log_probs, _ = self.model.unwrap()(*micro_batch.inputs)
+            log_probs, *_ = self.model.unwrap()(*micro_batch.inputs)
         return log_probs
 
     def reference_log_probs(self, micro_batch: MicroBatch) -> Tensor:
@@ -53,7 +58,7 @@ class DataParallel(Plugin):
             with self.adapter.disabled():
                 return self.log_probs(micro_batch)
         with torch.no_grad():
-            log_probs, _ = self._reference(*micro_batch.inputs)
+            log_probs, *_ = self._reference(*micro_batch.inputs)
         return log_probs
 
     def accumulate(self, count: int, load: Load, criterion: Criterion) -> Seconds:
@@ -63,11 +68,11 @@ class DataParallel(Plugin):
             started = self.clock()
             micro_batch = load(index)
             with nullcontext() if is_last else self.booster.no_sync(self.model, self.optimizer):
-                log_probs, entropy = self.model(*micro_batch.inputs)
+                log_probs, entropy, *values = self.model(*micro_batch.inputs)
                 reference = None
                 if self._has_reference and self.reference_in_loss:
                     reference = self.reference_log_probs(micro_batch)
-                loss = criterion(index, micro_batch, log_probs, entropy, reference)
+                loss = criterion(index, micro_batch, log_probs, entropy, reference, *values)
                 forward_ended = self.clock()
                 # DDP averages over the ranks; every token has its final weight already.
                 self.booster.backward(loss * self.data_size, self.optimizer)
