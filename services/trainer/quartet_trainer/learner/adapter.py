@@ -73,17 +73,26 @@ class Adapter:
         """The model as it was, inside the block."""
         return self._peft.disable_adapter()
 
-    def merged(self) -> Iterator[tuple[str, Tensor]]:
-        """The whole model's tensors under their own names, each adapter added to its matrix."""
+    def model_parameters(self) -> Iterator[tuple[str, nn.Parameter, LoraLayer | None]]:
+        """The model's own parameters, as far as this rank has them, by their own names, and the layer whose adapter
+        belongs to each."""
         layers = {name: m for name, m in self._causal_lm.named_modules() if isinstance(m, LoraLayer)}
         for name, parameter in self._causal_lm.named_parameters():
             if ".lora_" in name:
                 continue
             layer, _, kind = name.partition(".base_layer.")
-            tensor = parameter.detach()
-            if kind == "weight":
-                tensor = tensor + layers[layer].get_delta_weight(_NAME).detach()
-            yield f"{layer}.{kind}" if kind else name, tensor
+            yield f"{layer}.{kind}" if kind else name, parameter, layers[layer] if kind == "weight" else None
+
+    def merged(self) -> Iterator[tuple[str, Tensor]]:
+        """The whole model's tensors under their own names, each adapter added to its matrix."""
+        for name, parameter, layer in self.model_parameters():
+            yield name, merge(parameter, layer)
+
+
+def merge(parameter: nn.Parameter, layer: LoraLayer | None) -> Tensor:
+    """A parameter of `Adapter.model_parameters` with its adapter added, if it has one."""
+    tensor = parameter.detach()
+    return tensor if layer is None else tensor + layer.get_delta_weight(_NAME).detach()
 
 
 def write_adapter_files(folder: Path, settings: LoraSection, base: Path, checksum: int) -> None:

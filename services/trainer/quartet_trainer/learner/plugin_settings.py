@@ -78,8 +78,15 @@ class PluginSettings(Section):
                 "only 1 is possible"
             )
         self._check_sequence_parallel()
-        if self.lora.r and self.plugin not in ("torch_ddp", "low_level_zero"):
-            raise ValueError(f'lora.r: adapters need plugin = "torch_ddp" or "low_level_zero", not "{self.plugin}"')
+        if self.lora.r and self.plugin not in ("torch_ddp", "low_level_zero", "hybrid_parallel"):
+            raise ValueError(
+                'lora.r: adapters need plugin = "torch_ddp", "low_level_zero" or "hybrid_parallel", '
+                f"not {self.plugin!r}"
+            )
+        if self.lora.r and self.tp_size > 1:
+            raise ValueError(
+                f"lora.r: with adapters tp_size must be 1, not {self.tp_size}; pp_size and sp_size are free"
+            )
         return self
 
     def _check_sequence_parallel(self) -> None:

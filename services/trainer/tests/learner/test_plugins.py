@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from learner_helpers import Run, gradients, make_batch, make_model, run_ranks, settings
+from learner_helpers import Run, make_batch, make_model, run_ranks, settings
+from peft import PeftModel
+from plugin_ranks import whole_gradients
 from safetensors.torch import load_file
 from test_invariance import assert_same_gradient, comparable
 from transformers import AutoModelForCausalLM
@@ -30,6 +32,7 @@ ZERO_2 = {"plugin": "low_level_zero", "zero_stage": 2}
 FSDP = {"plugin": "torch_fsdp"}
 SPLIT_GATHER = {"sequence_parallel": "split_gather"}
 SP2 = {"plugin": "hybrid_parallel", "sequence_parallel": "all_to_all", "sp_size": 2}
+LORA = {"r": 4, "target_modules": ["q_proj", "down_proj"]}
 CHECKPOINTING = {"gradient_checkpointing": True}
 COMMON = {"micro_batch_tokens": 60, "max_grad_norm": 0.5}
 
@@ -70,6 +73,11 @@ JOBS: dict[str, dict[str, Any]] = {
     "sp2-dp2": {"settings": {**SP2, "algorithm": "dapo", "kl_coefficient": 0.2}},
     "sp2-pp2, llama": {"settings": {**SP2, "pp_size": 2, "entropy_coefficient": 0.05}, "model": "llama"},
     "sp2-dp2, zero 2": {"settings": {**SP2, "zero_stage": 2, **CHECKPOINTING}},
+    "pp2-dp2, lora": {"settings": {**PP2_DP2, "lora": LORA, "kl_coefficient": 0.2, **CHECKPOINTING}},
+    "sp2-dp2, zero 1, goes on from pp2-dp2, lora": {
+        "settings": {**SP2, "zero_stage": 1, "lora": LORA, "kl_coefficient": 0.2},
+        "resume": "pp2-dp2, lora",
+    },
 }
 """Those of ZeRO keep weights in float32, the others here in float64."""
 BF16 = {
@@ -129,11 +137,11 @@ def done(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.mark.parametrize("name", JOBS)
 def test_as_one_process(models: dict[str, Path], done: Path, name: str) -> None:
     job, folder, batches = JOBS[name], done / name, make_batches()
-    alike = {k: v for k, v in job["settings"].items() if k not in PluginSettings.model_fields}
+    alike = {k: v for k, v in job["settings"].items() if k == "lora" or k not in PluginSettings.model_fields}
     alone = create_learner(settings(**COMMON, **alike), models[job.get("model", "qwen2")], Run())
     if resume := job.get("resume"):
         assert alone.load(done / resume / "checkpoint") == {"saved": resume}
-    expected_gradient = gradients(alone, batches[0])
+    expected_gradient = whole_gradients(alone, batches[0])
     expected = [alone.train_step(groups) for groups in batches]
     expected_weights = dict(alone.weights())
     exact = job["settings"].get("plugin") != "low_level_zero" and "zero" not in f"{name}, {job.get('resume')}"
@@ -180,6 +188,19 @@ def test_exports_are_hugging_face_folders(done: Path, name: str) -> None:
     exported = AutoModelForCausalLM.from_pretrained(done / name / "export").state_dict()
     for tensor_name, tensor in load_file(done / name / "weights-0.safetensors").items():
         assert torch.equal(exported[tensor_name], tensor), tensor_name
+
+
+def test_a_pipelines_adapter_is_exported_merged(models: dict[str, Path], done: Path) -> None:
+    folder = done / "pp2-dp2, lora"
+    base = AutoModelForCausalLM.from_pretrained(models["qwen2"])
+    before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    merged = PeftModel.from_pretrained(base, folder / "checkpoint" / "adapter").merge_and_unload().state_dict()
+    exported = AutoModelForCausalLM.from_pretrained(folder / "export").state_dict()
+    assert exported.keys() == merged.keys()
+    for name, tensor in merged.items():
+        torch.testing.assert_close(exported[name], tensor, rtol=1e-5, atol=1e-7, msg=name)
+        has_adapter = any(name.endswith(f"{part}.weight") for part in LORA["target_modules"])
+        assert torch.equal(tensor, before[name]) != has_adapter, name
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from quartet_trainer.learner.plugins.base import CreateOptimizer, Criterion, Loa
 from quartet_trainer.learner.plugins.hybrid_checks import check_model
 from quartet_trainer.learner.plugins.sequence import SequenceParallel
 from quartet_trainer.learner.plugins.sharded import Sharded
-from quartet_trainer.learner.plugins.shards import Shards
 from quartet_trainer.learner.plugins.stage import Stage
 from quartet_trainer.learner.plugins.zero_rows import ZeroRows
 from quartet_trainer.learner.settings import LearnerSettings
@@ -75,7 +74,8 @@ class HybridParallel(Sharded):
         if settings.sequence_parallel:
             self._sequence = SequenceParallel(settings.sequence_parallel, parallel.sp_group)
         self._last = parallel.stage_manager is None or parallel.stage_manager.is_last_stage()
-        self._reference: Stage | None = None
+        self._has_reference = False
+        self._reference: Stage
         self.data_rank = dist.get_rank(parallel.dp_group)
         self.data_size = data_size
         self.counts = self._last and dist.get_rank(parallel.tp_group) == 0 == dist.get_rank(parallel.sp_group)
@@ -86,15 +86,16 @@ class HybridParallel(Sharded):
         optimizer = create_optimizer(causal_lm)
         if self._zero_stage:
             self.model, *_ = self.booster.boost(causal_lm)
-            self.optimizer = self._zero_optimizer(optimizer)
-            self._rows = ZeroRows(self.optimizer, self._parallel.mixed_dp_group, partitions=self._zero_stage == 2)
         else:
             self.model, self.optimizer, *_ = self.booster.boost(causal_lm, optimizer)
+        if self.adapter:
+            self.model.shared_params = []  # a tied matrix has no gradient to exchange between its two stages
+        if self._zero_stage:
+            self.optimizer = self._zero_optimizer(optimizer)
+            self._rows = ZeroRows(self.optimizer, self._parallel.mixed_dp_group, partitions=self._zero_stage == 2)
         self.model.convert_fn = None  # it would round the temperatures to bf16
         self.causal_lm = self.model.unwrap()
-        self._shards = Shards(
-            self.causal_lm, self.specs, tied, tp_group=self._parallel.tp_group, pp_group=self._parallel.pp_group
-        )
+        self._find_shards(self.adapter, tied, tp_group=self._parallel.tp_group, pp_group=self._parallel.pp_group)
         self._stage = self._make_stage(self.causal_lm)
 
     def _zero_optimizer(self, optimizer: torch.optim.Optimizer) -> HybridParallelZeroOptimizer:
@@ -125,14 +126,17 @@ class HybridParallel(Sharded):
         )
 
     def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
-        """Sharded as the policy is, without DDP around it, which needs gradients."""
+        """Sharded as the policy is, without DDP around it, which needs gradients. Under an adapter it is there."""
+        self._has_reference = True
+        if self.adapter:
+            return
         causal_lm = load().eval().requires_grad_(False)
         sharded, _ = ShardFormer(self._parallel.shard_config).optimize(causal_lm)
         dtype = next(self.causal_lm.parameters()).dtype
         self._reference = self._make_stage(sharded.to(self.ranks.device, dtype))
 
     def accumulate(self, count: int, load: Load, criterion: Criterion) -> Seconds:
-        with_reference = self._reference is not None and self.reference_in_loss
+        with_reference = self._has_reference and self.reference_in_loss
         if self._staged:
             return self._accumulate_staged(count, load, criterion, with_reference)
         total, partitions = count, self._zero_stage == 2
@@ -199,6 +203,9 @@ class HybridParallel(Sharded):
         return self._forward(self._stage, micro_batch)
 
     def reference_log_probs(self, micro_batch: MicroBatch) -> Tensor:
+        if self.adapter:
+            with self.adapter.disabled():
+                return self.log_probs(micro_batch)
         return self._forward(self._reference, micro_batch)
 
     @torch.no_grad()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -18,28 +18,27 @@ class Shards:
 
     def __init__(
         self,
-        model: nn.Module,
+        parameters: Iterable[tuple[str, nn.Parameter]],
         specs: Mapping[str, torch.Size],
         tied: bool,
         *,
         tp_group: dist.ProcessGroup,
         pp_group: dist.ProcessGroup,
     ) -> None:
-        """Take this rank's model after it was sharded. All ranks call.
+        """Take what this rank has of a model that was sharded. All ranks call.
 
         Args:
-            model: this rank's part.
-            specs: names and shapes of the whole model's tensors.
+            parameters: this rank's, by the names that they have here.
+            specs: names and shapes of the whole model's, or of its adapter's.
             tied: whether the head's matrix is the embedding's.
             tp_group, pp_group: the tensor-parallel ranks of this stage, and the stages of this pipeline.
         """
         self._specs = specs
         self._tp_group, self._pp_group = tp_group, pp_group
         self._tp_rank, self._tp_size = dist.get_rank(tp_group), dist.get_world_size(tp_group)
-        embedding = next(name for name in specs if name.endswith("embed_tokens.weight"))
+        embedding = next((name for name in specs if name.endswith("embed_tokens.weight")), "")
         self._parameters = [
-            (embedding if tied and name not in specs else name, parameter)
-            for name, parameter in model.named_parameters()
+            (embedding if tied and name not in specs else name, parameter) for name, parameter in parameters
         ]
         self._held = dict(reversed(self._parameters))
         names_by_stage: list[list[str]] = [[] for _ in range(dist.get_world_size(pp_group))]
@@ -48,7 +47,7 @@ class Shards:
         self._stage = dist.get_rank(pp_group)
         if self._owner.keys() != specs.keys():
             raise ValueError(f"the sharded model has other tensors: {sorted(self._owner.keys() ^ specs.keys())}")
-        self._device = next(model.parameters()).device
+        self._device = self._parameters[0][1].device
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's parameters by the whole tensor's name."""
