@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
+from quartet_trainer.learner.adapter import Adapter, merge
 from quartet_trainer.learner.plugins.base import Plugin
 from quartet_trainer.learner.plugins.shards import Shards
 from quartet_trainer.learner.plugins.zero_rows import ZeroRows
@@ -18,12 +20,26 @@ class Sharded(Plugin):
     """A plugin whose rank has pieces of tensors, and with ZeRO steps with a row of each piece only."""
 
     _shards: Shards
+    _model_shards: Shards
+    """With an adapter only: of the model that it is in."""
+    _layers: dict[int, LoraLayer | None]
+    """With an adapter only: the layer whose adapter belongs to a parameter of the model, by the parameter's id."""
     _rows: ZeroRows | None = None
     """With ZeRO only."""
     _half = False
     """Whether the model is in bf16, and the optimizer has copies in float32."""
     _holders: tuple[dist.ProcessGroup, ...]
     """Along each of these groups the ranks step with different parts of the model: the sum over all is the whole."""
+
+    def _find_shards(self, adapter: Adapter | None, tied: bool, **groups: dist.ProcessGroup) -> None:
+        """Note what this rank has of `causal_lm`; see `Shards`."""
+        if adapter is None:
+            self._shards = Shards(self.causal_lm.named_parameters(), self.specs, tied, **groups)
+            return
+        self._shards = Shards(adapter.parameters(), self.specs, tied, **groups)
+        held = list(adapter.model_parameters())
+        self._model_shards = Shards([(name, p) for name, p, _ in held], self.model_specs, tied, **groups)
+        self._layers = {id(parameter): layer for _, parameter, layer in held}
 
     def clip_gradient(self, max_norm: float) -> float:
         squares = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
@@ -67,6 +83,14 @@ class Sharded(Plugin):
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         for name in self.specs:
             yield name, self._whole(name, self.trained)
+
+    def model_weights(self) -> Iterator[tuple[str, Tensor]]:
+        if self.adapter is None:
+            yield from self.weights()
+            return
+        dtype = next(self.causal_lm.parameters()).dtype
+        for name in self.model_specs:
+            yield name, self._model_shards.whole(name, lambda p: merge(p, self._layers[id(p)]), dtype)
 
     def moments(self) -> Iterator[tuple[str, Tensor]]:
         states: dict[Tensor, dict[str, Any]] = self.optimizer.unwrap().state
