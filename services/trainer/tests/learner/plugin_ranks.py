@@ -29,8 +29,8 @@ from quartet_trainer.learner import create_learner, distributed  # noqa: E402
 
 def whole_gradients(learner: Any, groups: list) -> dict[str, torch.Tensor]:
     """The gradient of one batch by name, put together from all ranks, without taking the step."""
-    plan, *_ = learner._planner.plan(batch := decode_groups(groups, VOCABULARY))
-    learner._accumulator.run(batch, plan)
+    plan, targets, _ = learner._planner.plan(batch := decode_groups(groups, VOCABULARY))
+    learner._accumulator.run(batch, plan, 0, targets)
     found = standing_gradients(learner._plugin)
     learner._plugin.optimizer.zero_grad()
     return found
@@ -50,7 +50,17 @@ def standing_gradients(plugin: Any) -> dict[str, torch.Tensor]:
         return {name: gradient(parameter).clone() for name, parameter in all_parameters(plugin)}
     if plugin.settings.plugin == "torch_fsdp":
         return {name: plugin._whole(name, parameter.grad) for name, parameter in plugin.parameters()}
+    if plugin.settings.plugin == "gemini":
+        return {name: plugin._whole(name, gemini_gradient(plugin, name)) for name in plugin.specs}
     return {name: parameter.grad.clone() for name, parameter in all_parameters(plugin)}
+
+
+def gemini_gradient(plugin: Any, name: str) -> torch.Tensor | None:
+    """This rank's range of it, in the chunk of gradients."""
+    if name not in plugin._held:
+        return None
+    begin, end = plugin.optimizer.param_to_range[plugin._held[name]]
+    return plugin.optimizer.param_to_chunk16[plugin._held[name]].grad_chunk.payload[begin:end]
 
 
 def all_parameters(plugin: Any) -> list[tuple[str, torch.nn.Parameter]]:

@@ -34,6 +34,7 @@ SPLIT_GATHER = {"sequence_parallel": "split_gather"}
 SP2 = {"plugin": "hybrid_parallel", "sequence_parallel": "all_to_all", "sp_size": 2}
 LORA = {"r": 4, "target_modules": ["q_proj", "down_proj"]}
 CHECKPOINTING = {"gradient_checkpointing": True}
+VALUE_HEAD = {"algorithm": "ppo", "max_mean_ratio": 0, "critic": {"form": "head", "learning_rate": 1e-2}}
 COMMON = {"micro_batch_tokens": 60, "max_grad_norm": 0.5}
 
 JOBS: dict[str, dict[str, Any]] = {
@@ -57,6 +58,8 @@ JOBS: dict[str, dict[str, Any]] = {
         "settings": ZERO_1,
         "resume": "pp2-dp2, zero 1, goes on from tp2-dp2, zero 1",
     },
+    "zero 2, value head": {"settings": {**ZERO_2, **VALUE_HEAD}},
+    "zero 1 goes on from zero 2, value head": {"settings": {**ZERO_1, **VALUE_HEAD}, "resume": "zero 2, value head"},
     "fsdp": {"settings": {**FSDP, "entropy_coefficient": 0.05, "kl_coefficient": 0.2, **CHECKPOINTING}},
     "fsdp goes on from ddp": {"settings": {**FSDP, "algorithm": "dapo"}, "resume": "ddp goes on from tp2-dp2"},
     "tp2-pp2 goes on from fsdp": {"settings": TP2_PP2, "resume": "fsdp goes on from ddp"},
