@@ -172,6 +172,7 @@ class ServiceStatus:
         waiting_for: what it waits for before it can work, in words.
         details: the service's own status by field name: counts, versions, phase.
         error: why it cannot be reached, in a sentence; empty if it can.
+        idle_fraction: share of the last minute without work; None where the service does not tell (rollout, trainer).
     """
 
     kind: str
@@ -185,3 +186,4 @@ class ServiceStatus:
     libraries: Mapping[str, str] = field(default_factory=dict)
     details: Mapping[str, object] = field(default_factory=dict)
     error: str = ""
+    idle_fraction: float | None = None

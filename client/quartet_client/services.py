@@ -52,6 +52,7 @@ async def service_status(connections: Connections, kind: str) -> ServiceStatus:
         libraries=dict(hello.libraries),
         details=details,
         error=error,
+        idle_fraction=hello.idle_fraction if hello.HasField("idle_fraction") else None,
     )
 
 

@@ -115,6 +115,14 @@ class TestVerdict:
         assert [span(s) for s in (0.44, 59.6, 200, 180, 7500)] == ["0.4 s", "60 s", "3 min 20 s", "3 min", "2 h 5 min"]
 
 
+def test_broker_and_reward_service_say_themselves_how_idle_they_are():
+    picture = _picture(_active())
+    picture.fold_service(_service("broker", idle_fraction=0.25))
+    picture.fold_service(_service("reward"))
+    told = {service["kind"]: service["idle"] for service in snapshot(picture, 1001)["services"]}
+    assert told["broker"] == {"fraction": 0.25, "how": "of the last minute"} and told["reward"] is None
+
+
 def test_services_that_were_stopped_after_the_run_are_no_trouble():
     picture = _picture(_active())
     picture.fold_service(_service("reward", "unreachable", error="reward at 127.0.0.1:1 cannot be reached"))

@@ -51,6 +51,13 @@ def _config(write, run_id: str, passes: int = 2):
     return load_config("data", DataSection, write("run.toml", text))
 
 
+async def test_the_broker_says_how_idle_it_is(address):
+    async with AsyncClient(address) as client, asyncio.timeout(60):
+        while (broker := (await client.status())[0]).idle_fraction is None:
+            await asyncio.sleep(0.1)
+    assert broker.kind == "broker" and 0 <= broker.idle_fraction <= 1
+
+
 async def test_prompts_are_answered_and_the_dead_are_told(address, rollout):
     async with AsyncClient(address) as client:
         await client.create_run("serving")

@@ -146,6 +146,9 @@ def _idle(picture: Picture, kind: str) -> dict[str, Any] | None:
         count = len(picture.busy)
         fraction = _round(1 - sum(picture.busy) / count)
         return {"fraction": fraction, "how": f"(nothing running at {count - sum(picture.busy)} of {count} looks)"}
+    service = picture.progress.services.get(kind)
+    if service is not None and service.idle_fraction is not None:
+        return {"fraction": _round(service.idle_fraction), "how": "of the last minute"}
     return None
 
 

@@ -16,6 +16,7 @@ from quartet_broker.trips import Command, trip
 from quartet_common.config import ConfigError, LoadedConfig
 from quartet_common.errors import ContractError
 from quartet_common.host import ServiceHost
+from quartet_common.idleness import Idleness
 from quartet_common.log import get_logger
 
 log = get_logger(__name__)
@@ -92,6 +93,7 @@ async def serve(config: LoadedConfig[BrokerSection], host: ServiceHost) -> None:
         host.spawn(servicer.bell.listen(), "subscription to Redis")
         sweeper = Sweeper(servicer.store, servicer.runs, host, section)
         host.spawn(sweeper.run(), "sweeper")
+        host.tell_idleness(Idleness())
         await host.run()
     finally:
         await servers.aclose()

@@ -10,6 +10,7 @@ from quartet.v1 import common_pb2, common_pb2_grpc
 from quartet_common import CONTRACT_MAJOR, CONTRACT_MINOR, __version__
 from quartet_common.durations import now_timestamp
 from quartet_common.errors import failed_precondition
+from quartet_common.idleness import Idleness
 from quartet_common.log import get_logger
 
 log = get_logger(__name__)
@@ -54,6 +55,7 @@ class Identity:
     capabilities: list[str] = field(default_factory=list)
     libraries: dict[str, str] = field(default_factory=dict)
     waiting: WaitingFor = field(default_factory=WaitingFor)
+    idleness: Idleness | None = None
     started_at: Timestamp = field(default_factory=now_timestamp)
 
 
@@ -95,6 +97,7 @@ class HandshakeServicer(common_pb2_grpc.HandshakeServiceServicer):
             libraries=me.libraries,
             started_at=me.started_at,
             waiting_for=list(me.waiting),
+            idle_fraction=me.idleness.fraction if me.idleness else None,
         )
 
 

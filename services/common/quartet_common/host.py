@@ -19,6 +19,7 @@ from quartet.v1 import common_pb2, common_pb2_grpc
 from quartet_common.certificates import server_credentials
 from quartet_common.config import ConfigError, SecuritySection, ServerSection, is_loopback, split_address
 from quartet_common.handshake import HandshakeServicer, Identity, WaitingFor
+from quartet_common.idleness import Idleness
 from quartet_common.interceptor import CallInterceptor
 from quartet_common.log import get_logger
 from quartet_common.metrics import serve_metrics
@@ -98,6 +99,11 @@ class ServiceHost:
     def waiting(self) -> WaitingFor:
         """What this service waits for; add and discard."""
         return self._identity.waiting
+
+    def tell_idleness(self, idleness: Idleness) -> None:
+        """Have the handshake tell how idle the service is."""
+        self._identity.idleness = idleness
+        self.spawn(idleness.watch(), "idleness")
 
     def on_drain(self, drain: Callable[[], Awaitable[None]]) -> None:
         """Have `drain` awaited when the service stops, in order of registration, before the server does."""

@@ -25,11 +25,17 @@ class Room:
         self._empty.set()
         self._given = 0
         self._busy_since = 0.0
+        self._busy_before = 0.0
 
     @property
     def free(self) -> int:
         """How many places are free."""
         return self._size - self._taken
+
+    @property
+    def busy_seconds(self) -> float:
+        """How long, since the service began, any place was taken."""
+        return self._busy_before + (time.monotonic() - self._busy_since if self._taken else 0.0)
 
     def free_for(self, run: str) -> int:
         """How many places `run` may take now."""
@@ -84,6 +90,7 @@ class Room:
         if not self._held[run]:
             del self._held[run]
         if not self._taken:
+            self._busy_before += time.monotonic() - self._busy_since
             self._empty.set()
         self._serve()
 

@@ -9,6 +9,7 @@ from quartet.v1 import reward_pb2_grpc
 from quartet_common.config import ConfigError, LoadedConfig
 from quartet_common.errors import ContractError
 from quartet_common.host import ServiceHost
+from quartet_common.idleness import Idleness
 from quartet_reward.config import RewardSection
 from quartet_reward.execution import LANGUAGES, Executor
 from quartet_reward.registry import load_verifiers
@@ -77,6 +78,8 @@ def assemble(config: LoadedConfig[RewardSection], host: ServiceHost) -> Resource
     host.capabilities.extend(f"verifier.{name}" for name in offered)
     if executor is not None:
         host.capabilities.extend(f"execute.{language}" for language in LANGUAGES)
+
+    host.tell_idleness(Idleness(lambda: room.busy_seconds))
 
     async def finish_or_fail() -> None:
         servicer.draining = True

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from quartet_reward import room as room_module
 from quartet_reward.room import Room
 
 
@@ -35,6 +36,27 @@ def test_a_batch_takes_all_or_nothing():
     assert not room.try_take_all({"c": 30, "a": 20})
     assert room.free == 40 and room.free_for("c") == 40 and room.free_for("a") == 10
     assert 0.1 <= room.seconds_until("a", 20) <= 30
+
+
+def test_it_tells_how_long_anything_was_under_way(monkeypatch):
+    clock = type("Clock", (), {"now": 50.0, "monotonic": lambda self: self.now})()
+    monkeypatch.setattr(room_module, "time", clock)
+    room = Room(10)
+    clock.now += 3
+    assert room.busy_seconds == 0
+    room.try_take("a", 1)
+    clock.now += 2
+    room.try_take("b", 2)  # at the same time: counted once
+    clock.now += 1
+    assert room.busy_seconds == 3
+    room.give("b", 2)
+    clock.now += 4
+    room.give("a")
+    clock.now += 100
+    assert room.busy_seconds == 7
+    room.try_take("a", 1)
+    clock.now += 1
+    assert room.busy_seconds == 8
 
 
 async def test_who_waits_is_let_in_in_turn_and_may_give_up():

@@ -8,10 +8,13 @@ import time
 
 import grpc
 import pytest
-from quartet.v1 import reward_pb2
+from quartet.v1 import common_pb2, reward_pb2
 from reward_samples import DEADLINE_SECONDS, ENDLESS, hard, item, spec, tagged
 
+from quartet_common.channel import connect
+from quartet_common.config import SecuritySection
 from quartet_common.errors import describe, retry_delay
+from quartet_common.handshake import handshake
 
 TIMEOUT = 60.0
 
@@ -35,6 +38,13 @@ async def until(condition, seconds: float = 30.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.02)
+
+
+async def test_the_handshake_says_how_idle_it_is(service):
+    async with connect(service.host.address, SecuritySection()) as channel, asyncio.timeout(30):
+        while not (answer := await handshake(channel, common_pb2.SERVICE_KIND_CLIENT)).HasField("idle_fraction"):
+            await asyncio.sleep(0.05)
+    assert 0 <= answer.idle_fraction <= 1
 
 
 async def test_a_batch_is_answered_in_order(service):

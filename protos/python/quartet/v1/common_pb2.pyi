@@ -55,7 +55,7 @@ class HandshakeRequest(_message.Message):
     def __init__(self, caller: _Optional[_Union[ServiceKind, str]] = ..., build: _Optional[str] = ..., contract: _Optional[_Union[ContractVersion, _Mapping]] = ..., required_capabilities: _Optional[_Iterable[str]] = ..., libraries: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class HandshakeResponse(_message.Message):
-    __slots__ = ("service", "instance_id", "build", "contract", "capabilities", "libraries", "started_at", "waiting_for")
+    __slots__ = ("service", "instance_id", "build", "contract", "capabilities", "libraries", "started_at", "waiting_for", "idle_fraction")
     class LibrariesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,7 @@ class HandshakeResponse(_message.Message):
     LIBRARIES_FIELD_NUMBER: _ClassVar[int]
     STARTED_AT_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FRACTION_FIELD_NUMBER: _ClassVar[int]
     service: ServiceKind
     instance_id: str
     build: str
@@ -79,4 +80,5 @@ class HandshakeResponse(_message.Message):
     libraries: _containers.ScalarMap[str, str]
     started_at: _timestamp_pb2.Timestamp
     waiting_for: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, service: _Optional[_Union[ServiceKind, str]] = ..., instance_id: _Optional[str] = ..., build: _Optional[str] = ..., contract: _Optional[_Union[ContractVersion, _Mapping]] = ..., capabilities: _Optional[_Iterable[str]] = ..., libraries: _Optional[_Mapping[str, str]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., waiting_for: _Optional[_Iterable[str]] = ...) -> None: ...
+    idle_fraction: float
+    def __init__(self, service: _Optional[_Union[ServiceKind, str]] = ..., instance_id: _Optional[str] = ..., build: _Optional[str] = ..., contract: _Optional[_Union[ContractVersion, _Mapping]] = ..., capabilities: _Optional[_Iterable[str]] = ..., libraries: _Optional[_Mapping[str, str]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., waiting_for: _Optional[_Iterable[str]] = ..., idle_fraction: _Optional[float] = ...) -> None: ...

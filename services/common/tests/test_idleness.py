@@ -1,0 +1,76 @@
+"""How idle a service says it is: by hand, on a clock that stands still until it is told to go on."""
+
+import asyncio
+
+import pytest
+from quartet.v1 import common_pb2
+
+from quartet_common import idleness
+from quartet_common.channel import connect
+from quartet_common.config import SecuritySection, ServerSection
+from quartet_common.handshake import handshake
+from quartet_common.host import ServiceHost
+from quartet_common.idleness import WINDOW_LOOKS, Idleness
+
+
+class Clock:
+    """Seconds that passed, of the wall, of the processor, and with work elsewhere."""
+
+    def __init__(self) -> None:
+        self.wall, self.processor, self.elsewhere = 100.0, 3.0, 7.0
+
+    def monotonic(self) -> float:
+        return self.wall
+
+    def process_time(self) -> float:
+        return self.processor
+
+    def go(self, wall: float, processor: float, elsewhere: float) -> None:
+        self.wall, self.processor, self.elsewhere = (
+            self.wall + wall,
+            self.processor + processor,
+            self.elsewhere + elsewhere,
+        )
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(idleness, "time", clock)
+    return clock
+
+
+def test_the_busier_of_process_and_workers_counts(clock: Clock) -> None:
+    measured = Idleness(lambda: clock.elsewhere)
+    assert measured.fraction is None
+    clock.go(wall=1.0, processor=0.25, elsewhere=0.0)
+    measured.look()
+    assert measured.fraction == pytest.approx(0.75)
+    clock.go(wall=2.0, processor=0.2, elsewhere=1.0)  # half of the time
+    measured.look()
+    assert measured.fraction == pytest.approx((0.75 + 0.5) / 2)
+    clock.go(wall=1.0, processor=4.0, elsewhere=0.0)  # four threads
+    measured.look()
+    assert measured.fraction == pytest.approx((0.75 + 0.5 + 0.0) / 3)
+
+
+def test_what_was_longer_ago_than_a_minute_is_forgotten(clock: Clock) -> None:
+    measured = Idleness()
+    for share in [1.0] * 10 + [0.0] * WINDOW_LOOKS:
+        clock.go(wall=1.0, processor=share, elsewhere=0.0)
+        measured.look()
+    assert measured.fraction == 1.0
+
+
+async def test_the_handshake_tells_it_as_soon_as_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idleness, "LOOK_SECONDS", 0.01)
+    host = ServiceHost("reward", "127.0.0.1:0", SecuritySection(), ServerSection(metrics=False))
+    await host.start()
+    async with connect(host.address, SecuritySection()) as channel:
+        assert not (await handshake(channel, common_pb2.SERVICE_KIND_CLIENT)).HasField("idle_fraction")
+        host.tell_idleness(Idleness())
+        async with asyncio.timeout(20):
+            while not (answer := await handshake(channel, common_pb2.SERVICE_KIND_CLIENT)).HasField("idle_fraction"):
+                await asyncio.sleep(0.01)
+        assert 0.0 <= answer.idle_fraction <= 1.0
+    await host.drain()
