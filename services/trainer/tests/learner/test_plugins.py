@@ -86,7 +86,10 @@ JOBS: dict[str, dict[str, Any]] = {
 BF16 = {
     "bf16, tp2-dp2": {"settings": {**TP2_DP2, "precision": "bf16"}, "model": "calm"},
     "bf16, pp2-dp2": {"settings": {**PP2_DP2, "precision": "bf16"}, "model": "calm"},
-    "bf16, tp2-dp2, zero 1": {"settings": {**TP2_DP2, "precision": "bf16", "zero_stage": 1}, "model": "calm"},
+    "bf16, tp2-dp2, split_gather, zero 1": {
+        "settings": {**TP2_DP2, **SPLIT_GATHER, "precision": "bf16", "zero_stage": 1},
+        "model": "calm",
+    },
     "bf16, fsdp": {"settings": {**FSDP, "precision": "bf16"}, "model": "calm"},
     "bf16, zero 2": {"settings": {**ZERO_2, "precision": "bf16"}, "model": "calm"},
 }

@@ -23,6 +23,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "dp2": {},
     "tp2": {"plugin": "hybrid_parallel", "tp_size": 2},
     "pp2": {"plugin": "hybrid_parallel", "pp_size": 2},
+    "tp2, split_gather": {"plugin": "hybrid_parallel", "tp_size": 2, "sequence_parallel": "split_gather"},
+    "sp2": {"plugin": "hybrid_parallel", "sp_size": 2, "sequence_parallel": "all_to_all"},
     "fsdp": {"plugin": "torch_fsdp"},
     "zero 1": {"plugin": "low_level_zero"},
     "zero 2": {"plugin": "low_level_zero", "zero_stage": 2},
@@ -58,11 +60,14 @@ JOBS = [
     *((layout, case) for layout in ("dp2", "tp2", "pp2") for case in CASES if case not in ("lora", "value head")),
     *((layout, case) for layout in ("zero 1", "zero 2") for case in ("ppo", "ptx", "lora", "value head")),
     *(("fsdp", case) for case in ("dapo", "reinforce_pp", "ppo", "ptx", "passes")),
+    *((layout, case) for layout in ("tp2, split_gather", "sp2") for case in ("ppo", "ptx")),
     ("dp2", "lora"),
+    ("pp2", "lora"),
     ("dp2", "value head"),
 ]
-"""Adapters and value heads are refused with hybrid_parallel and torch_fsdp. ZeRO treats all algorithms alike: its ways
-are its exchange of gradients and what it does to the optimizer. It keeps the optimizer's weights in float32."""
+"""Adapters are refused with torch_fsdp and tp_size > 1, value heads with torch_fsdp and hybrid_parallel. ZeRO treats
+all algorithms alike: its ways are its exchange of gradients and what it does to the optimizer. It keeps the optimizer's
+weights in float32."""
 
 
 def values_of(case: str, texts: Path) -> dict[str, Any]:

@@ -110,7 +110,8 @@ class HybridParallel(Sharded):
             tp_process_group=parallel.tp_group,
             pp_process_group=parallel.pp_group,
             partition_grad=self._zero_stage == 2,
-            overlap_communication=self.ranks.device.type == "cuda",
+            # Stages exchange at the end, where nothing would wait for another stream.
+            overlap_communication=self.ranks.device.type == "cuda" and not self._staged,
             clip_grad_norm=0.0,  # clip_gradient does it, before it is known whether the step is taken
         )
 
