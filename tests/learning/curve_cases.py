@@ -60,6 +60,7 @@ CASES = (
         seeds=(1,),
         least=None,
     ),
+    Case("ppo, value head", "remarks", ("trainer.algorithm=ppo", "trainer.critic.form=head"), seeds=(1,)),
     Case("grpo, vLLM", "engine", ("trainer.algorithm=grpo", "rollout.engine=vllm"), seeds=(1,)),
 )
 
