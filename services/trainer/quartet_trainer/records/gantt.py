@@ -87,14 +87,16 @@ def overlap(spans: Sequence[Span]) -> bool:
 def draw(trace: Path, picture: Path) -> None:
     """Draw `trace` as the PNG `picture`. A bar has at least one pixel."""
     spans = read_spans(trace)
-    rows = sorted({span.row: None for span in spans}, key=_place)
+    rows: dict[str, list[Span]] = {name: [] for name in sorted({span.row for span in spans}, key=_place)}
+    for span in spans:
+        rows[span.row].append(span)
     colours = {kind: PALETTE[i % len(PALETTE)] for i, kind in enumerate(dict.fromkeys(span.kind for span in spans))}
     end = max((span.ended for span in spans), default=1.0) or 1.0
     scale = (WIDTH - LABELS - EDGE) / end
     bottom = EDGE + ROW * len(rows)
     font = ImageFont.load_default(13)
     legend = _legend(list(colours), font)
-    image = Image.new("RGB", (WIDTH, bottom + EDGE + LINE * (max((line for _, line, _ in legend), default=0))), "white")
+    image = Image.new("RGB", (WIDTH, bottom + EDGE + LINE * max((line for _, line, _ in legend), default=0)), "white")
     pen = ImageDraw.Draw(image)
 
     step = _step(end)
@@ -102,9 +104,8 @@ def draw(trace: Path, picture: Path) -> None:
         x = LABELS + tick * step * scale
         pen.line([(x, EDGE - 6), (x, bottom)], fill="#dddddd")
         pen.text((x, 8), f"{tick * step:g} s", fill="black", font=font)
-    for number, row in enumerate(rows):
-        top, here = EDGE + number * ROW + 4, [span for span in spans if span.row == row]
-        label = row
+    for number, (row, here) in enumerate(rows.items()):
+        top, label = EDGE + number * ROW + 4, row
         if overlap(here):
             counts = at_once(here)
             most = max(count for _, _, count in counts)
