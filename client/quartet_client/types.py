@@ -103,6 +103,8 @@ class Completion:
         inserted_tokens: those of the `tokens` that an environment wrote, not the policy.
         sampling_mask: by `generate` with `sampling_masks`, of each token the ids it was drawn from, ascending; empty
             where nothing was cut off. Empty as a whole where it was not asked for, or the sampling cuts nothing off.
+        generated_after, scored_after: seconds from the beginning of its group's generation until its last token, and
+            until its score, by the rollout's clock; None where it does not tell, and by `generate`.
     """
 
     index: int
@@ -116,6 +118,8 @@ class Completion:
     turns: int = 1
     inserted_tokens: int = 0
     sampling_mask: tuple[tuple[int, ...], ...] = ()
+    generated_after: float | None = None
+    scored_after: float | None = None
 
     @property
     def policy_version(self) -> int:
@@ -149,6 +153,8 @@ class Completion:
             score=Score.from_proto(info.score) if info.HasField("score") else None,
             turns=info.turns or 1,
             inserted_tokens=info.inserted_tokens,
+            generated_after=to_seconds(info.generated_after) if info.HasField("generated_after") else None,
+            scored_after=to_seconds(info.scored_after) if info.HasField("scored_after") else None,
         )
 
     @classmethod

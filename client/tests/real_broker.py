@@ -103,6 +103,8 @@ async def _echo(address: str, run_id: str) -> None:
 def echoed_group(lease: broker_pb2.PromptLease) -> experience_pb2.ExperienceGroup:
     """Return the echo policy's group of a leased prompt."""
     done = transcript(lease.instance)
+    done.completions[0].generated_after.CopyFrom(to_duration(0.25))
+    done.completions[0].scored_after.CopyFrom(to_duration(0.5))
     reward = done.completions[0].score.reward
     header = experience_pb2.GroupHeader(
         instance_id=lease.instance.instance_id,

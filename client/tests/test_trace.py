@@ -106,10 +106,12 @@ def test_a_committed_group_tells_its_whole_life(address, life):
     assert about["leased"]["who"] == about["put"]["who"] == "rollout-1"
     assert about["returned"]["detail"] == "verifier failure: out of memory"
     assert about["published"]["detail"] == "version 1 at 2 rollouts"
-    assert told["group"]["completions"][0]["text"] == "1+1=?"
+    completion = told["group"]["completions"][0]
+    assert (completion["text"], completion["generated_after"], completion["scored_after"]) == ("1+1=?", 0.25, 0.5)
 
     shown = quartet(address, "pass-0/17", "--run", life.run_id).stdout
     assert f"group pass-0/17 of run {life.run_id}: committed, delivered 2 times, step 0, carried by version 1" in shown
+    assert "generated after 0.250 s, scored after 0.500 s" in " ".join(shown.split())
     assert "verifier failure: out of memory" in shown and "/runs/demo/checkpoints/1" in shown
 
 

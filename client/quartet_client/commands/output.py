@@ -47,6 +47,9 @@ def group_fields(group: Group) -> dict[str, Any]:
     }
 
 
+_TIMES = ("generated_after", "scored_after")
+
+
 def completion_fields(completion: Completion) -> dict[str, Any]:
     """Return a completion's fields for JSON."""
     fields: dict[str, Any] = {
@@ -65,6 +68,7 @@ def completion_fields(completion: Completion) -> dict[str, Any]:
             "parsed_answer": completion.score.parsed_answer,
             "reason": completion.score.reason,
         }
+    fields |= {name: seconds for name in _TIMES if (seconds := getattr(completion, name)) is not None}
     if completion.token_ids:
         fields |= {"token_ids": list(completion.token_ids), "log_probs": list(completion.log_probs)}
     return fields
@@ -93,5 +97,9 @@ def completion_text(completion: Completion) -> Text:
         style = "green" if completion.score.outcome == "correct" else "yellow"
         if completion.score.reason:
             facts.append(completion.score.reason)
+    if completion.generated_after is not None:
+        facts.append(f"generated after {completion.generated_after:.3f} s")
+    if completion.scored_after is not None:
+        facts.append(f"scored after {completion.scored_after:.3f} s")
     text.append("\n  " + ", ".join(facts), style)
     return text
