@@ -7,6 +7,8 @@
    on, and uses the current one where it is told not to overlap. On a CPU there is one, of which nothing need be said.
 4. LowLevelZero's optimizer refuses a CPU before it looks at its parameters. With 3, it works there.
 5. TorchFSDPPlugin asks torch.cuda for FSDP's device. FSDP itself takes a CPU: that is the answer where CUDA is not.
+6. Gemini has one place for a chunk's shard on the device and another on the CPU, and computes from the first alone.
+   Where the device is the CPU it moves shards to the second and finds none: there the first is made the only one.
 
 None touches a machine with CUDA: there ColossalAI takes its CudaAccelerator, and NCCL answers the second question
 before it is asked. Remove a cure when the pinned ColossalAI no longer needs it.
@@ -22,6 +24,7 @@ import re
 import warnings
 from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed
@@ -33,6 +36,7 @@ _ADVICE = (
     "`isinstance(treespec, LeafSpec)` is deprecated",
     "`torch.distributed.all_gather_into_tensor` is deprecated",
     "`torch.distributed.reduce_scatter_tensor` is deprecated",
+    "TypedStorage is deprecated",
     "FSDP is switching to use `NO_SHARD`",
 )
 
@@ -47,6 +51,7 @@ def apply() -> None:
     import colossalai  # noqa: F401 - everything that it imports on its way, under the filters above
     from colossalai.accelerator.cpu_accelerator import CpuAccelerator
     from colossalai.booster.plugin import torch_fsdp_plugin
+    from colossalai.zero.gemini.chunk import Chunk
     from colossalai.zero.low_level import LowLevelZeroOptimizer
 
     CpuAccelerator.get_rng_state = lambda self, device=None: torch.get_rng_state()
@@ -59,5 +64,22 @@ def apply() -> None:
         LowLevelZeroOptimizer._sanity_checks = lambda self: None
         cpu = SimpleNamespace(current_device=lambda: torch.device("cpu"))
         torch_fsdp_plugin.torch = SimpleNamespace(**{**vars(torch), "cuda": cpu})  # in that module's eyes alone
+        _keep_shards(Chunk)
     if not hasattr(torch.distributed, "is_hccl_available"):
         torch.distributed.is_hccl_available = lambda: False
+
+
+def _keep_shards(chunk: type) -> None:
+    """Cure 6, of the class `Chunk`."""
+    close = chunk.close_chunk
+    if close.__name__ != "close_chunk":
+        return  # it is cured
+
+    def close_and_keep(self: Any) -> None:
+        close(self)
+        if not self.is_gathered and self.cuda_shard is None:
+            self.cuda_shard, self.cpu_shard = self.cpu_shard, None
+
+    chunk.close_chunk = close_and_keep
+    chunk.shard_move = lambda self, device, force_copy=False, non_blocking=False: None
+    chunk.device_type = property(lambda self: "cuda")

@@ -8,11 +8,6 @@ from pydantic import Field, field_validator, model_validator
 
 from quartet_common.config import Section
 
-NOT_BUILT = {
-    "gemini": 'for a model that one device cannot train use "hybrid_parallel" or "low_level_zero"',
-}
-"""Plugins of ColossalAI that this trainer has no code for, and what to use instead."""
-
 BROKEN_SEQUENCE_PARALLEL = {
     "ring": "gives wrong gradients: of what a rank receives, ColossalAI 0.5.0 keeps what it sent for the backward pass",
     "ring_attn": "is not built: ColossalAI 0.5.0 has it for some families only, and with flash attention only",
@@ -62,8 +57,6 @@ class PluginSettings(Section):
 
     @model_validator(mode="after")
     def _plugin_can(self) -> PluginSettings:
-        if self.plugin in NOT_BUILT:
-            raise ValueError(f"plugin: {self.plugin!r} is not built; {NOT_BUILT[self.plugin]}")
         for name in ("tp_size", "pp_size"):
             if getattr(self, name) > 1 and self.plugin != "hybrid_parallel":
                 raise ValueError(f'{name}: {getattr(self, name)} needs plugin = "hybrid_parallel", not {self.plugin!r}')

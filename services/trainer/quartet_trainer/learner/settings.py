@@ -243,6 +243,11 @@ class LearnerSettings(PluginSettings):
                 f"correction: {self.correction!r} compares the trainer's log-probs with the rollout's; "
                 'it needs old_log_probs = "recompute"'
             )
+        if self.plugin == "gemini" and self.precision != "bf16":
+            raise ValueError(
+                f'precision: {self.precision!r} is not possible with plugin = "gemini", which computes in bf16; '
+                'set precision = "bf16", or another plugin'
+            )
         if self.critic.form == "head" and self.plugin not in HEAD_PLUGINS:
             raise ValueError(
                 f'critic.form: "head" needs plugin = "torch_ddp" or "low_level_zero", not {self.plugin!r}; '

@@ -24,7 +24,11 @@ from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
     [
         (
             {"plugin": "gemini"},
-            "'gemini' is not built; for a model that one device cannot train use \"hybrid_parallel\"",
+            "'fp32' is not possible with plugin = \"gemini\", which computes in bf16; set precision",
+        ),
+        (
+            {"lora": {"r": 4}, "plugin": "gemini", "precision": "bf16"},
+            '"low_level_zero" or "hybrid_parallel", not \'gemini\'',
         ),
         ({"lora": {"r": 4}, "plugin": "torch_fsdp"}, '"low_level_zero" or "hybrid_parallel", not \'torch_fsdp\''),
         ({"plugin": "deepspeed"}, "'torch_ddp', 'torch_fsdp', 'low_level_zero', 'gemini' or 'hybrid_parallel'"),

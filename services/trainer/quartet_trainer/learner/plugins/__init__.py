@@ -21,6 +21,10 @@ def create_plugin(settings: LearnerSettings, ranks: Ranks) -> Plugin:
         return HybridParallel(settings, ranks)
     if settings.plugin == "low_level_zero":
         return LowLevelZero(settings, ranks)
+    if settings.plugin == "gemini":
+        from quartet_trainer.learner.plugins.gemini import Gemini
+
+        return Gemini(settings, ranks)
     if settings.plugin == "torch_fsdp":
         return TorchFsdp(settings, ranks)
     return DataParallel(settings, ranks)

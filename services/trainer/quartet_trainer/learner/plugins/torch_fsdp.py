@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 from colossalai.booster import Booster
 from colossalai.booster.plugin import TorchFSDPPlugin
 from colossalai.booster.plugin.torch_fsdp_plugin import FSDPOptimizerWrapper
@@ -18,7 +16,8 @@ from transformers import PreTrainedModel
 from quartet_trainer.batches import MicroBatch
 from quartet_trainer.learner.base import LearnerError
 from quartet_trainer.learner.distributed import Ranks
-from quartet_trainer.learner.plugins.base import CreateOptimizer, Criterion, Load, Plugin, Seconds
+from quartet_trainer.learner.plugins.base import CreateOptimizer
+from quartet_trainer.learner.plugins.ranged import Ranged
 from quartet_trainer.learner.policy import Policy
 from quartet_trainer.learner.settings import LearnerSettings
 
@@ -38,13 +37,10 @@ class _Shell(nn.Module):
         return self.policy(*inputs)
 
 
-class TorchFsdp(Plugin):
+class TorchFsdp(Ranged):
     """A unit is one decoder layer; embedding, last norm and head together are another.
 
-    A unit's tensors are flattened, put one after another and cut evenly, so what a rank holds of one of them is a range
-    of its elements: all, some or none. Ranks hold the ranges in order. Gradients are exchanged with each micro-batch,
-    as whole gradients on every rank are what FSDP is to save; every forward pass is collective, so all ranks take as
-    many micro-batches as the one with most, and those added have no weight.
+    A unit's tensors are flattened, put one after another and cut evenly.
     """
 
     def __init__(self, settings: LearnerSettings, ranks: Ranks) -> None:
@@ -61,114 +57,34 @@ class TorchFsdp(Plugin):
         fsdp.fsdp_kwargs["use_orig_params"] = True  # not among the plugin's arguments: parameters keep their names
         super().__init__(settings, ranks, Booster(plugin=fsdp))
         self._fsdp = fsdp
-        self._reference: nn.Module | None = None
 
     def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None:
         policy = Policy(causal_lm, entropy_gradient=self.settings.entropy_coefficient > 0)
         self.causal_lm = causal_lm
-        self._parameters = dict(causal_lm.named_parameters())
+        self._held = dict(causal_lm.named_parameters())
         self._fsdp.fsdp_kwargs["auto_wrap_policy"] = ModuleWrapPolicy({Policy, *decoder_layers(causal_lm)})
         optimizer = create_optimizer(policy)
         # The plugin would start the optimizer anew, with one group and its own defaults, of which torch's AdamW refuses
         # one. There is no need: the parameters stay the same objects.
         self.model, *_ = self.booster.boost(_Shell(policy))
         self.optimizer = FSDPOptimizerWrapper(optimizer, self.model)
-        self._ranges = self._all_ranges()
-
-    def _all_ranges(self) -> dict[str, list[tuple[int, int]]]:
-        """For each name, where every rank's range of the flattened tensor begins, and its length."""
-        mine = torch.tensor([p.numel() for p in self._parameters.values()], device=self.ranks.device)
-        lengths = [torch.empty_like(mine) for _ in range(self.data_size)]
-        dist.all_gather(lengths, mine)
-        ranges = {}
-        for name, of_ranks in zip(self._parameters, torch.stack(lengths, dim=1).tolist(), strict=True):
-            starts = [sum(of_ranks[:rank]) for rank in range(self.data_size)]
-            ranges[name] = list(zip(starts, of_ranks, strict=True))
-            if sum(of_ranks) != self.specs[name].numel():
-                raise ValueError(f"the ranks have {of_ranks} elements of {name}, which is {list(self.specs[name])}")
-        return ranges
+        self._share_ranges({name: parameter.numel() for name, parameter in self._held.items()})
 
     def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
         """Spread as the policy is."""
         self._reference, *_ = self.booster.boost(_Shell(Policy(load().eval().requires_grad_(False))))
 
-    def passes(self, count: int) -> int:
-        most = torch.tensor(count, device=self.ranks.device)
-        dist.all_reduce(most, op=dist.ReduceOp.MAX)
-        return int(most)
+    def _forward(self, model: nn.Module, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        return model(*micro_batch.inputs)
 
-    @torch.no_grad()
-    def log_probs(self, micro_batch: MicroBatch) -> Tensor:
-        return self.model(*micro_batch.inputs)[0]
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self._held.values() if parameter.grad is not None]
 
-    @torch.no_grad()
-    def reference_log_probs(self, micro_batch: MicroBatch) -> Tensor:
-        return self._reference(*micro_batch.inputs)[0]
-
-    def accumulate(self, count: int, load: Load, criterion: Criterion) -> Seconds:
-        seconds = Seconds()
-        with_reference = self._reference is not None and self.reference_in_loss
-        for index in range(self.passes(count)):
-            started = self.clock()
-            micro_batch = load(min(index, count - 1))
-            log_probs, entropy = self.model(*micro_batch.inputs)
-            reference = self.reference_log_probs(micro_batch) if with_reference else None
-            if index < count:
-                loss = criterion(index, micro_batch, log_probs, entropy, reference)
-            else:
-                loss = 0.0 * log_probs.sum()
-            forward_ended = self.clock()
-            self.booster.backward(loss * self.data_size, self.optimizer)  # the exchange averages over ranks
-            seconds.forward += forward_ended - started
-            seconds.backward += self.clock() - forward_ended
-        return seconds
-
-    def clip_gradient(self, max_norm: float) -> float:
-        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
-        squares = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
-        for gradient in gradients:
-            squares += gradient.double().square().sum()
-        dist.all_reduce(squares)
-        norm = squares.sqrt().item()
-        if norm > max_norm:
-            for gradient in gradients:
-                gradient.mul_(max_norm / (norm + 1e-6))
-        return norm
-
-    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        yield from self._parameters.items()
+    def _weight(self, name: str) -> Tensor:
+        return self._held[name].detach()
 
     def piece(self, name: str, whole: Tensor) -> Tensor:
-        # On one rank FSDP cuts nothing.
-        return whole if self.data_size == 1 else whole.reshape(-1).narrow(0, *self._ranges[name][self.data_rank])
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        for name in self.specs:
-            yield name, self._whole(name, self._parameters[name].detach())
-
-    def moments(self) -> Iterator[tuple[str, Tensor]]:
-        """A rank without an element of a tensor has no state of it: the step count is another's."""
-        states: dict[nn.Parameter, dict[str, Any]] = self.optimizer.unwrap().state
-        counts = [state["step"] for state in states.values()]
-        step = torch.stack(counts).max() if counts else torch.zeros((), device=self.ranks.device)
-        dist.all_reduce(step, op=dist.ReduceOp.MAX)
-        if not step:
-            return
-        for name in self.specs:
-            state = states.get(self._parameters[name], {})
-            for moment in ("exp_avg", "exp_avg_sq"):
-                yield f"{moment}/{name}", self._whole(name, state.get(moment))
-            yield f"step/{name}", step.clone()
-
-    def _whole(self, name: str, mine: Tensor | None) -> Tensor:
-        """A whole tensor from all ranks' ranges; each sends its own."""
-        whole = torch.empty(self.specs[name].numel(), dtype=self.dtype, device=self.ranks.device)
-        if mine is not None:
-            whole.narrow(0, *self._ranges[name][self.data_rank]).copy_(mine.detach().reshape(-1))
-        for rank, (start, length) in enumerate(self._ranges[name]):
-            if length:
-                dist.broadcast(whole.narrow(0, start, length), src=rank)
-        return whole.view(self.specs[name])
+        return whole if self.data_size == 1 else super().piece(name, whole)  # one rank's FSDP flattens nothing
 
 
 def decoder_layers(causal_lm: PreTrainedModel) -> set[type[nn.Module]]:

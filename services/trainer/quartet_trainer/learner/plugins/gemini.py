@@ -1,0 +1,129 @@
+"""GeminiPlugin: every rank holds a part of each chunk of tensors, and gathers a chunk while it is computed with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from colossalai.booster import Booster
+from colossalai.booster.plugin import GeminiPlugin
+from colossalai.zero.gemini import gemini_optimizer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from quartet_trainer.batches import MicroBatch
+from quartet_trainer.learner.distributed import Ranks
+from quartet_trainer.learner.plugins.base import CreateOptimizer
+from quartet_trainer.learner.plugins.ranged import Ranged
+from quartet_trainer.learner.policy import Policy
+from quartet_trainer.learner.settings import LearnerSettings
+
+CHUNK_ELEMENTS = 32 << 20
+"""Least size of a chunk, of a model that has eight; a smaller model's chunks are smaller."""
+
+
+class ScaledAdamW(torch.optim.AdamW):
+    """torch's AdamW, called as Gemini calls its own: with a divisor of the gradient, and gradients in bf16."""
+
+    def step(self, closure: Callable[[], Any] | None = None, div_scale: float = -1.0) -> Any:
+        """`div_scale` below 0: none. Gradients become float32, as the weights are; then AdamW."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad.to(parameter.dtype)
+                    if div_scale > 0:
+                        parameter.grad.div_(div_scale)
+        return super().step(closure)
+
+
+# Gemini asks for the type. With its own optimizers, kernels would have to be compiled where the trainer is started.
+gemini_optimizer._AVAIL_OPTIM_LIST.add(ScaledAdamW)
+
+
+class _Shell(nn.Module):
+    """Gemini rounds what a module is called with to bf16; so the temperatures come by another way."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.policy = policy
+        self.inputs: tuple[Tensor, ...] = ()
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        return self.policy(*self.inputs)
+
+
+class Gemini(Ranged):
+    """Tensors are put one after another into chunks of one size; ranks hold equal parts of each.
+
+    The model is in bf16, and so are the gradients and their sum over micro-batches; the optimizer has the float32
+    weights. A parameter of the optimizer stands for a range and is empty between steps.
+    """
+
+    def __init__(self, settings: LearnerSettings, ranks: Ranks) -> None:
+        super().__init__(settings, ranks, Booster())  # the plugin is made with the model's sizes, see _boost
+
+    def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None:
+        elements = sum(parameter.numel() for parameter in causal_lm.parameters())
+        chunk = min(CHUNK_ELEMENTS, elements / 8) / 2**20
+        cuda = self.ranks.device.type == "cuda"
+        gemini = GeminiPlugin(
+            precision="bf16",
+            placement_policy="static",  # everything stays on the device
+            enable_gradient_accumulation=True,
+            enable_async_reduce=cuda,
+            pin_memory=cuda,
+            hidden_dim=causal_lm.config.hidden_size,
+            min_chunk_size_m=chunk,  # a model smaller than that would be kept whole on every rank
+            search_range_m=chunk,
+            max_norm=0.0,  # clip_gradient does it, before it is known whether the step is taken
+        )
+        self.booster = Booster(plugin=gemini)
+        names = {id(parameter): name for name, parameter in causal_lm.named_parameters()}
+        shell = _Shell(Policy(causal_lm, entropy_gradient=self.settings.entropy_coefficient > 0))
+        groups = create_optimizer(shell).param_groups
+        self.causal_lm = causal_lm
+        self.model, self.optimizer, *_ = self.booster.boost(shell, ScaledAdamW(groups))
+        real, held = self.optimizer.id_to_real_params, self.optimizer.id_to_fake_params
+        by_name = {names[id(parameter)]: held.get(number) for number, parameter in real.items()}
+        self._held = {name: by_name[name] for name in self.specs if by_name[name] is not None}
+        self._share_ranges({name: self._length(by_name[name]) for name in self.specs})
+
+    def _length(self, held: nn.Parameter | None) -> int:
+        if held is None:
+            return 0
+        begin, end = self.optimizer.param_to_range[held]
+        return end - begin
+
+    def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
+        """Spread as the policy is, in chunks of its own."""
+        self._reference, *_ = self.booster.boost(_Shell(Policy(load().eval())))
+
+    def _forward(self, model: nn.Module, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        model.module.inputs = micro_batch.inputs
+        return model()
+
+    def accumulate(self, *arguments: Any) -> Any:
+        # A step that was not taken has left its gradient: begin anew.
+        self.model.chunk_manager.accumulating_grads = False
+        return super().accumulate(*arguments)
+
+    def _gradients(self) -> list[Tensor]:
+        chunks = dict.fromkeys(self.optimizer.param_to_chunk16[held] for held in self._held.values())
+        return [chunk.grad_chunk.payload[: chunk.get_valid_length()] for chunk in chunks]
+
+    def _range_in(self, name: str, *, trained: bool) -> Tensor:
+        """This rank's range of a tensor in float32, as it is trained, or as the model has it."""
+        held = self._held[name]
+        begin, end = self.optimizer.param_to_range[held]
+        chunk = self.optimizer.param_to_chunk16[held]
+        return (chunk.paired_chunk if trained else chunk).payload[begin:end]
+
+    def _weight(self, name: str) -> Tensor:
+        return self._range_in(name, trained=True)
+
+    @torch.no_grad()
+    def assign(self, name: str, whole: Tensor) -> None:
+        if name in self._held:
+            for trained in (True, False):
+                self._range_in(name, trained=trained).copy_(self.piece(name, whole))

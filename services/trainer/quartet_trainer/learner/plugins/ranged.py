@@ -1,0 +1,130 @@
+"""What torch_fsdp and gemini share: a rank holds a range of each tensor's elements, and every pass takes all ranks."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from quartet_trainer.batches import MicroBatch
+from quartet_trainer.learner.plugins.base import Criterion, Load, Plugin, Seconds
+
+
+class Ranged(Plugin):
+    """Of each tensor, flattened, a rank holds a range: all, some or none. Ranks hold the ranges in order.
+
+    Gradients are exchanged with each micro-batch, as whole gradients on every rank are what is to be saved. Every
+    forward pass is collective, so all ranks take as many micro-batches as the one with most, and those added have no
+    weight.
+    """
+
+    _reference: nn.Module | None = None
+    _held: dict[str, nn.Parameter]
+    """What the optimizer has of each tensor that this rank holds some of, by name."""
+    _ranges: dict[str, list[tuple[int, int]]]
+    """For each name, where every rank's range of the flattened tensor begins, and its length."""
+
+    @abstractmethod
+    def _forward(self, model: nn.Module, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """A pass through the policy or the reference model."""
+
+    @abstractmethod
+    def _gradients(self) -> list[Tensor]:
+        """All of the gradient that this rank holds, in any order, without padding. Local."""
+
+    @abstractmethod
+    def _weight(self, name: str) -> Tensor:
+        """The range of a tensor that this rank holds some of, as the optimizer keeps it. Local."""
+
+    def _share_ranges(self, lengths: Mapping[str, int]) -> None:
+        """Tell all ranks how many elements of each tensor this rank holds, by name in the order of `specs`."""
+        mine = torch.tensor(list(lengths.values()), device=self.ranks.device)
+        of_all = [torch.empty_like(mine) for _ in range(self.data_size)]
+        dist.all_gather(of_all, mine)
+        self._ranges = {}
+        for name, of_ranks in zip(lengths, torch.stack(of_all, dim=1).tolist(), strict=True):
+            starts = [sum(of_ranks[:rank]) for rank in range(self.data_size)]
+            self._ranges[name] = list(zip(starts, of_ranks, strict=True))
+            if sum(of_ranks) != self.specs[name].numel():
+                raise ValueError(f"the ranks have {of_ranks} elements of {name}, which is {list(self.specs[name])}")
+
+    def passes(self, count: int) -> int:
+        most = torch.tensor(count, device=self.ranks.device)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        return int(most)
+
+    @torch.no_grad()
+    def log_probs(self, micro_batch: MicroBatch) -> Tensor:
+        return self._forward(self.model, micro_batch)[0]
+
+    @torch.no_grad()
+    def reference_log_probs(self, micro_batch: MicroBatch) -> Tensor:
+        return self._forward(self._reference, micro_batch)[0]
+
+    def accumulate(self, count: int, load: Load, criterion: Criterion) -> Seconds:
+        seconds = Seconds()
+        with_reference = self._reference is not None and self.reference_in_loss
+        for index in range(self.passes(count)):
+            started = self.clock()
+            micro_batch = load(min(index, count - 1))
+            reference = self.reference_log_probs(micro_batch) if with_reference else None
+            log_probs, entropy = self._forward(self.model, micro_batch)
+            if index < count:
+                loss = criterion(index, micro_batch, log_probs, entropy, reference)
+            else:
+                loss = 0.0 * log_probs.sum()
+            forward_ended = self.clock()
+            self.booster.backward(loss * self.data_size, self.optimizer)  # the exchange averages over ranks
+            seconds.forward += forward_ended - started
+            seconds.backward += self.clock() - forward_ended
+        return seconds
+
+    def clip_gradient(self, max_norm: float) -> float:
+        gradients = self._gradients()
+        squares = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
+        for gradient in gradients:
+            squares += gradient.double().square().sum()
+        dist.all_reduce(squares)
+        norm = squares.sqrt().item()
+        if norm > max_norm:
+            for gradient in gradients:
+                gradient.mul_(max_norm / (norm + 1e-6))
+        return norm
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        yield from self._held.items()
+
+    def piece(self, name: str, whole: Tensor) -> Tensor:
+        return whole.reshape(-1).narrow(0, *self._ranges[name][self.data_rank])
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        for name in self.specs:
+            yield name, self._whole(name, self._weight(name) if name in self._held else None)
+
+    def moments(self) -> Iterator[tuple[str, Tensor]]:
+        """A rank without an element of a tensor has no state of it: the step count is another's."""
+        states: dict[nn.Parameter, dict[str, Any]] = self.optimizer.unwrap().state
+        counts = [state["step"] for state in states.values() if state]
+        step = torch.stack(counts).max() if counts else torch.zeros((), device=self.ranks.device)
+        dist.all_reduce(step, op=dist.ReduceOp.MAX)
+        if not step:
+            return
+        for name in self.specs:
+            state = states.get(self._held[name], {}) if name in self._held else {}
+            for moment in ("exp_avg", "exp_avg_sq"):
+                yield f"{moment}/{name}", self._whole(name, state.get(moment))
+            yield f"step/{name}", step.clone()
+
+    def _whole(self, name: str, mine: Tensor | None) -> Tensor:
+        """A whole tensor from all ranks' ranges; each sends its own."""
+        whole = torch.empty(self.specs[name].numel(), dtype=self.dtype, device=self.ranks.device)
+        if mine is not None:
+            whole.narrow(0, *self._ranges[name][self.data_rank]).copy_(mine.detach().reshape(-1))
+        for rank, (start, length) in enumerate(self._ranges[name]):
+            if length:
+                dist.broadcast(whole.narrow(0, start, length), src=rank)
+        return whole.view(self.specs[name])
