@@ -213,6 +213,8 @@ def test_another_forms_checkpoint_is_refused(model_path: Path, tmp_path: Path) -
     ("values", "message"),
     [
         ({"plugin": "hybrid_parallel"}, 'needs plugin = "torch_ddp" or "low_level_zero", not \'hybrid_parallel\''),
+        ({"plugin": "torch_fsdp"}, 'needs plugin = "torch_ddp" or "low_level_zero", not \'torch_fsdp\''),
+        ({"plugin": "gemini", "precision": "bf16"}, 'needs plugin = "torch_ddp" or "low_level_zero", not \'gemini\''),
         ({"critic": {"form": "head", "model": "somewhere"}}, "a head has no model but the policy"),
         ({"critic": {"form": "shared"}}, "'separate' or 'head'"),
         ({"critic": {"form": "head", "value_coefficient": 0}}, "greater than 0"),
