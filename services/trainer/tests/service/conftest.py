@@ -1,8 +1,10 @@
 """What the service's tests share: receivers in processes of their own, a broker over a real socket, a small learner."""
 
+import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -33,6 +35,13 @@ class ReceiverProcess:
         """The buckets it installed as `version`."""
         path = self.folder / f"{self.name}-v{version}.bin"
         return path.read_bytes() if path.exists() else None
+
+    def wait_until_stopped(self, seconds: float = 60) -> None:
+        """Return when it stands still by a SIGSTOP; a SIGCONT that came before that would be in vain."""
+        deadline = time.monotonic() + seconds
+        while os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is None:
+            assert time.monotonic() < deadline, f"receiver {self.name} did not stop"
+            time.sleep(0.02)
 
     def end(self) -> None:
         if self.process.poll() is None:

@@ -142,6 +142,7 @@ def test_a_step_is_trained_while_weights_are_sent(
     broker.change(batches_allowed=1)
     training = train().start()
     broker.wait_until(lambda: broker.trained == [0])
+    one.wait_until_stopped()
     broker.change(batches_allowed=10**9)
     broker.wait_until(lambda: broker.trained == [0, 1])  # version 1 is not there yet
     assert one.installed(1) is None
