@@ -17,6 +17,7 @@ from quartet_trainer.batches import MicroBatch
 from quartet_trainer.learner.adapter import Adapter
 from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.names import untied_names
+from quartet_trainer.learner.plugins.exact import exact_buffers
 from quartet_trainer.learner.settings import LearnerSettings
 from quartet_trainer.learner.value_head import ValueHead
 
@@ -79,7 +80,11 @@ class Plugin(ABC):
         if self.settings.lora.r:
             self.adapter = Adapter(self.booster, causal_lm, self.settings.lora, self.settings.seed)
             self.specs = {name: parameter.shape for name, parameter in self.adapter.parameters()}
-        self._boost(causal_lm, create_optimizer)
+        with exact_buffers(causal_lm):
+            self._boost(causal_lm, create_optimizer)
+        if self.settings.precision == "bf16" and not self.adapter:
+            for name in self.specs:  # the optimizer's are in float32, and may have been made of rounded ones
+                self.assign(name, state[name])
 
     @abstractmethod
     def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None: ...

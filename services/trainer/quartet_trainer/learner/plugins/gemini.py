@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from quartet_trainer.batches import MicroBatch
 from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.plugins.base import CreateOptimizer
+from quartet_trainer.learner.plugins.exact import exact_buffers
 from quartet_trainer.learner.plugins.ranged import Ranged
 from quartet_trainer.learner.policy import Policy
 from quartet_trainer.learner.settings import LearnerSettings
@@ -97,7 +98,9 @@ class Gemini(Ranged):
 
     def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
         """Spread as the policy is, in chunks of its own."""
-        self._reference, *_ = self.booster.boost(_Shell(Policy(load().eval())))
+        shell = _Shell(Policy(load().eval()))
+        with exact_buffers(shell):
+            self._reference, *_ = self.booster.boost(shell)
 
     def _forward(self, model: nn.Module, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
         model.module.inputs = micro_batch.inputs

@@ -17,6 +17,7 @@ from quartet_trainer.batches import MicroBatch
 from quartet_trainer.learner.base import LearnerError
 from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.plugins.base import CreateOptimizer, Criterion, Load, Seconds
+from quartet_trainer.learner.plugins.exact import exact_buffers
 from quartet_trainer.learner.plugins.hybrid_checks import check_model
 from quartet_trainer.learner.plugins.sequence import SequenceParallel
 from quartet_trainer.learner.plugins.sharded import Sharded
@@ -134,7 +135,9 @@ class HybridParallel(Sharded):
         causal_lm = load().eval().requires_grad_(False)
         sharded, _ = ShardFormer(self._parallel.shard_config).optimize(causal_lm)
         dtype = next(self.causal_lm.parameters()).dtype
-        self._reference = self._make_stage(sharded.to(self.ranks.device, dtype))
+        with exact_buffers(sharded):
+            sharded.to(self.ranks.device, dtype)
+        self._reference = self._make_stage(sharded)
 
     def accumulate(self, count: int, load: Load, criterion: Criterion) -> Seconds:
         with_reference = self._has_reference and self.reference_in_loss

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from quartet_trainer.batches import MicroBatch
 from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.plugins.base import CreateOptimizer, Criterion, Load, Plugin, Seconds
+from quartet_trainer.learner.plugins.exact import exact_buffers
 from quartet_trainer.learner.plugins.zero_rows import ZeroRows
 from quartet_trainer.learner.policy import Policy
 from quartet_trainer.learner.settings import LearnerSettings
@@ -53,7 +54,9 @@ class LowLevelZero(Plugin):
         if self.adapter is not None:
             return
         dtype = next(self.causal_lm.parameters()).dtype
-        self._reference = Policy(load()).to(self.ranks.device, dtype).eval().requires_grad_(False)
+        self._reference = Policy(load()).eval().requires_grad_(False)
+        with exact_buffers(self._reference):
+            self._reference.to(self.ranks.device, dtype)
 
     @torch.no_grad()
     def log_probs(self, micro_batch: MicroBatch) -> Tensor:
