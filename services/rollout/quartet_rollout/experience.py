@@ -75,11 +75,11 @@ def build_group(
         prompt_text=prompt_text,
         completions=[completion_info(one.completion, one.text, one.score) for one in scored],
         rollout_id=rollout_id,
-        finished_at=now_timestamp(),
         started_at=stamps.started_at,
     )
     for info in transcript.completions:
         stamps.write(info)
+    transcript.finished_at.CopyFrom(now_timestamp())  # not before any of them
     return experience_pb2.ExperienceGroup(
         header=_header(lease, scored),
         tensors=tensors.SerializeToString(),

@@ -50,6 +50,9 @@ class Core(Protocol):
     def lengths(self) -> dict[str, int]:
         """Number of tokens generated so far, of every unfinished completion."""
 
+    def tokens(self) -> int:
+        """Number of tokens generated so far, of all unfinished completions together."""
+
     def running(self) -> int:
         """How many of the unfinished ones are being generated; the others wait for a place."""
 

@@ -213,13 +213,12 @@ class Stepping:
 
     def publish_stats(self) -> None:
         """Make `stats` anew; other threads read it."""
-        lengths = self.core.lengths()
-        running = max(self.core.running(), min(self._set_back, len(lengths)))
+        running = max(self.core.running(), min(self._set_back, len(self._rows)))
         self.stats = EngineStats(
             running=running,
-            waiting=len(lengths) - running + len(self._parked),
+            waiting=len(self._rows) - running + len(self._parked),
             kv_cache_use=self.core.kv_cache_use(),
-            tokens_total=self._ended_tokens + sum(lengths.values()),
+            tokens_total=self._ended_tokens + self.core.tokens(),
         )
 
     def _add(self, key: str, request: Request, index: int) -> None:

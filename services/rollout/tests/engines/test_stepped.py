@@ -55,6 +55,9 @@ class CountingCore:
     def lengths(self) -> dict[str, int]:
         return dict(self.rows)
 
+    def tokens(self) -> int:
+        return sum(self.rows.values())
+
     def running(self) -> int:
         return len(self.rows)
 

@@ -6,24 +6,31 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM, Cache, DynamicCache
 from transformers.utils import logging as transformers_logging
 
-from quartet_rollout.engines.base import EngineError, FinishReason, SamplingSettings, SleepLevel
+from quartet_rollout.engines.base import EngineError, SamplingSettings, SleepLevel
 from quartet_rollout.engines.core import CoreCompletion
 from quartet_rollout.engines.model_folder import check_model_folder, config_dtype, load_tokenizer
 from quartet_rollout.engines.options import TransformersOptions
-from quartet_rollout.engines.transformers_engine.batch import Batch, Row
+from quartet_rollout.engines.transformers_engine.attention import layer_kinds, step_mask, use_grouped
+from quartet_rollout.engines.transformers_engine.rows import Row, Table
 from quartet_rollout.engines.transformers_engine.sampler import Sampler
+from quartet_rollout.engines.transformers_engine.slots import Slots
+
+_ADMIT_SHARE = 16
+"""Of the places, that are free together before a prompt is computed while others wait for places too."""
 
 
 class TransformersCore:
     """`Core` with one batch of running rows and a queue of waiting ones.
 
-    A step either takes in waiting rows (their prompts in one forward pass, their first token), or, when none fits,
-    draws one token for each running row. Rows whose keys and values were forgotten wait like new ones, their output
-    being part of the prompt then.
+    A step either takes in waiting rows (their prompts in one forward pass, their first token), or draws one token for
+    each running row. While more wait than there are places, places are left empty until there are some of them: a
+    forward pass for one prompt costs nearly as much as for several. Rows whose keys and values were forgotten wait like
+    new ones, their output being part of the prompt then.
     """
 
     gives_masks = True
@@ -48,10 +55,22 @@ class TransformersCore:
         self._max_prefill_tokens = options.max_prefill_tokens
         self.vocab_size = int(self._model.config.vocab_size)
         self.max_model_len = _context(int(self._model.config.max_position_embeddings), options.max_model_len)
-        self._end_tokens = _end_of_sequence(self._model, self._tokenizer)
+        self._is_end = np.zeros(self.vocab_size, dtype=bool)
+        self._is_end[[token for token in _end_of_sequence(self._model, self._tokenizer) if token < self.vocab_size]] = (
+            True
+        )
         self._waiting: deque[Row] = deque()
-        self._batch: Batch | None = None
-        self._sampler: Sampler | None = None
+        self._table = Table(self._max_rows)
+        self._slots = Slots()
+        try:
+            self._kinds = layer_kinds(self._model.config)
+        except ValueError as error:
+            raise EngineError(f"the transformers engine cannot run this model: {error}; use the vllm engine") from error
+        self._window = getattr(self._model.config, "sliding_window", None)
+        use_grouped(self._model)
+        # A mask that is added to the scores, as eager attention and ours on the CPU take it; None: one of booleans.
+        adds = self._model.config._attn_implementation == "eager" or self._device.type == "cpu"
+        self._mask_dtype = self._model.dtype if adds else None
 
     # ------------------------------------------------------------------ rows
 
@@ -63,16 +82,19 @@ class TransformersCore:
 
     def abort(self, keys: Iterable[str]) -> list[CoreCompletion]:
         chosen = set(keys)
-        ended = [row for row in (*self._running(), *self._waiting) if row.key in chosen]
+        ended = [row for row in (*self._table.rows, *self._waiting) if row.key in chosen]
         self._waiting = deque(row for row in self._waiting if row.key not in chosen)
-        self._keep([i for i, row in enumerate(self._running()) if row.key not in chosen])
+        self._remove([i for i, row in enumerate(self._table.rows) if row.key in chosen])
         return [row.completion("abort") for row in ended]
 
     def lengths(self) -> dict[str, int]:
-        return {row.key: len(row.output) for row in (*self._running(), *self._waiting)}
+        return {row.key: len(row.output) for row in (*self._table.rows, *self._waiting)}
+
+    def tokens(self) -> int:
+        return int(self._table.column("made").sum()) + sum(len(row.output) for row in self._waiting)
 
     def running(self) -> int:
-        return len(self._running())
+        return len(self._table.rows)
 
     def kv_cache_use(self) -> float:
         return -1.0
@@ -86,7 +108,7 @@ class TransformersCore:
         self._model.to(self._device)
 
     def close(self) -> None:
-        self._batch, self._sampler, self._model = None, None, None
+        self._table, self._slots, self._model = Table(0), Slots(), None
         self._waiting.clear()
 
     def hold(self) -> list[CoreCompletion]:
@@ -103,51 +125,33 @@ class TransformersCore:
             parameters[name].copy_(tensor)
 
     def reset_kv_cache(self) -> None:
-        self._waiting.extendleft(reversed(self._running()))
-        self._batch = None
+        self._waiting.extendleft(reversed(self._table.rows))
+        self._table, self._slots = Table(self._max_rows), Slots()
 
     # ------------------------------------------------------------------ steps
 
     def step(self) -> list[CoreCompletion]:
-        admitted = self._admit()
-        if admitted:
+        if admitted := self._admit():
+            first = len(self._table.rows)
             logits = self._prefill(admitted)
-            first = len(self._running()) - len(admitted)
-        elif self._batch is not None:
-            logits = self._decode(self._batch)
+        elif self._table.rows:
             first = 0
+            logits = self._decode()
         else:
             return []
-        assert self._batch is not None
-        rows = self._batch.rows[first:]
-        if admitted:
-            self._sampler = None
-            sampler = self._make_sampler(rows)
-        else:
-            self._sampler = sampler = self._sampler or self._make_sampler(rows)
+        sampler = Sampler(self._table, first, self._device)
         tokens, log_probs = sampler.sample(logits)
-        ended: list[CoreCompletion] = []
-        kept = list(range(first))
-        for i, (row, token, log_prob) in enumerate(zip(rows, tokens.tolist(), log_probs.tolist(), strict=True)):
-            row.output.append(token)
-            row.log_probs.append(log_prob)
-            if i in sampler.candidates:
-                row.candidates.append(sampler.candidates[i])
-            reason = self._end(row)
-            if reason is None:
-                kept.append(first + i)
-            else:
-                ended.append(row.completion(reason))
-        if ended:
-            self._keep(kept)
-        return ended
+        return self._take(first, tokens.cpu().numpy(), log_probs.cpu().numpy(), sampler.candidates)
 
     def _admit(self) -> list[Row]:
         """Take waiting rows, in order, while there are places and their padded prompts fit one forward pass."""
+        places = self._max_rows - len(self._table.rows)
+        if not self._waiting or places < min(len(self._waiting), max(1, self._max_rows // _ADMIT_SHARE)):
+            return []
         admitted: list[Row] = []
         widest = 0
         distinct: set[tuple[int, ...]] = set()
-        while self._waiting and len(self._running()) + len(admitted) < self._max_rows:
+        while self._waiting and len(admitted) < places:
             tokens = tuple(self._waiting[0].tokens())
             widest = max(widest, len(tokens))
             if admitted and len(distinct | {tokens}) * widest > self._max_prefill_tokens:
@@ -157,7 +161,7 @@ class TransformersCore:
         return admitted
 
     def _prefill(self, rows: list[Row]) -> torch.Tensor:
-        """Compute the rows' tokens and add them to the batch. Returns the last token's logits, [rows, V]."""
+        """Compute the rows' tokens and add them to the table. Returns the last token's logits, [rows, V]."""
         # The completions of a group begin with the same prompt: it is computed once.
         distinct: dict[tuple[int, ...], int] = {}
         which = [distinct.setdefault(tuple(row.tokens()), len(distinct)) for row in rows]
@@ -170,26 +174,24 @@ class TransformersCore:
         positions = (mask.cumsum(dim=-1) - 1).clamp_min(0)
         cache = DynamicCache()
         logits = self._forward(ids.to(self._device), mask.to(self._device), positions.to(self._device), cache)
-        if len(distinct) < len(rows):
-            index = torch.tensor(which, device=self._device)
-            cache.batch_select_indices(index)
-            mask, logits = mask.to(self._device)[index], logits[index]
-        new = Batch(rows, cache, mask.to(self._device))
-        if self._batch is None:
-            self._batch = new
-        else:
-            self._batch.extend(new)
+        first = len(self._table.rows)
+        self._table.add(rows, self.max_model_len)
+        self._slots.add(first, cache, which, self._table.column("length", first).tolist())
+        return logits[torch.tensor(which, device=self._device)]
+
+    def _decode(self) -> torch.Tensor:
+        """The newest token of each row. Returns logits [rows, V]."""
+        lengths = self._table.column("length")
+        widest = int(lengths.max())
+        positions = torch.from_numpy(lengths.copy()).to(self._device)
+        ids = torch.from_numpy(self._table.column("newest").copy()).to(self._device)
+        self._slots.expect(positions, widest)
+        mask = step_mask(positions, widest + 1, self._kinds, self._window, self._mask_dtype)
+        logits = self._forward(ids[:, None], mask, positions[:, None], self._slots.cache)
+        lengths += 1
         return logits
 
-    def _decode(self, batch: Batch) -> torch.Tensor:
-        ids = torch.tensor([row.output[-1] for row in batch.rows], device=self._device)[:, None]
-        positions = batch.mask.sum(dim=-1, keepdim=True)
-        batch.mask = torch.nn.functional.pad(batch.mask, (0, 1), value=1)
-        return self._forward(ids, batch.mask, positions, batch.cache)
-
-    def _forward(
-        self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: DynamicCache
-    ) -> torch.Tensor:
+    def _forward(self, ids: torch.Tensor, mask: Any, positions: torch.Tensor, cache: Cache) -> torch.Tensor:
         output = self._model(
             input_ids=ids,
             attention_mask=mask,
@@ -200,15 +202,32 @@ class TransformersCore:
         )
         return output.logits[:, -1]
 
-    def _end(self, row: Row) -> FinishReason | None:
-        """Why this row ends with its newest token, if it does."""
-        token = row.output[-1]
-        if token in self._end_tokens or token in row.sampling.stop_token_ids or self._ends_with_stop_string(row):
-            return "stop"
-        full = len(row.prompt) + len(row.output) >= self.max_model_len
-        return "length" if full or len(row.output) >= row.sampling.max_new_tokens else None
+    def _take(
+        self, first: int, tokens: np.ndarray, log_probs: np.ndarray, candidates: dict[int, np.ndarray]
+    ) -> list[CoreCompletion]:
+        """Give the rows from `first` on their tokens. Returns those that end with them."""
+        table = self._table
+        rows = table.rows[first:]
+        for row, token, log_prob in zip(rows, tokens.tolist(), log_probs.tolist(), strict=True):
+            row.output.append(token)
+            row.log_probs.append(log_prob)
+        for i, ids in candidates.items():
+            rows[i].candidates.append(ids)
+        table.column("newest", first)[:] = tokens
+        made = table.column("made", first)
+        made += 1
+        stopped = self._is_end[tokens]
+        for i in (table.column("watched", first) & ~stopped).nonzero()[0].tolist():
+            stopped[i] = self._stops(rows[i])
+        ended = (stopped | (made >= table.column("limit", first))).nonzero()[0].tolist()
+        completions = [rows[i].completion("stop" if stopped[i] else "length") for i in ended]
+        self._remove([first + i for i in ended])
+        return completions
 
-    def _ends_with_stop_string(self, row: Row) -> bool:
+    def _stops(self, row: Row) -> bool:
+        """Whether the row's newest token is one of its stop tokens, or ends one of its stop strings."""
+        if row.output[-1] in row.sampling.stop_token_ids:
+            return True
         if not row.sampling.stop:
             return False
         # A token is at least one byte of text, so as many of the newest tokens hold any stop string that ends in them.
@@ -216,22 +235,11 @@ class TransformersCore:
         text = self._tokenizer.decode(row.output[-window:], skip_special_tokens=False)
         return any(stop in text for stop in row.sampling.stop)
 
-    # ---------------------------------------------------------------- helpers
-
-    def _running(self) -> list[Row]:
-        return self._batch.rows if self._batch is not None else []
-
-    def _keep(self, rows: list[int]) -> None:
-        if self._batch is None or len(rows) == len(self._batch.rows):
-            return
-        self._sampler = None
+    def _remove(self, rows: list[int]) -> None:
         if rows:
-            self._batch.keep(rows)
-        else:
-            self._batch = None
-
-    def _make_sampler(self, rows: list[Row]) -> Sampler:
-        return Sampler([row.sampling for row in rows], [row.generator for row in rows], self._device)
+            self._slots.move(*self._table.remove(rows))
+            if not self._table.rows:
+                self._slots = Slots()  # Its memory is as large as the longest needed; the next may be short.
 
 
 def _context(allowed: int, wanted: int | None) -> int:

@@ -153,6 +153,9 @@ class VllmCore:
     def lengths(self) -> dict[str, int]:
         return {row.key: len(row.tokens) for row in self._rows.values()}
 
+    def tokens(self) -> int:
+        return sum(len(row.tokens) for row in self._rows.values())
+
     def running(self) -> int:
         return min(self._running, len(self._rows))
 

@@ -1,0 +1,99 @@
+"""Running completions, and a table of what a step must know of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from quartet_rollout.engines.base import FinishReason, SamplingSettings
+from quartet_rollout.engines.core import CoreCompletion
+from quartet_rollout.engines.masks import join, masked
+
+
+@dataclass(eq=False)
+class Row:
+    """One completion."""
+
+    key: str
+    prompt: list[int]
+    sampling: SamplingSettings
+    generator: torch.Generator | None
+    output: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    candidates: list[np.ndarray] = field(default_factory=list)
+    """Of each token, where masks are wanted; see `masks`."""
+
+    def tokens(self) -> list[int]:
+        """Prompt and output so far."""
+        return self.prompt + self.output
+
+    def completion(self, reason: FinishReason) -> CoreCompletion:
+        """The completion as it is now."""
+        return CoreCompletion(
+            self.key,
+            np.array(self.output, dtype=np.int32),
+            np.array(self.log_probs, dtype=np.float32),
+            reason,
+            join(self.candidates) if masked(self.sampling) else None,
+        )
+
+
+_COLUMNS = np.dtype(
+    [
+        ("length", np.int64),  # Tokens whose keys and values are there.
+        ("newest", np.int64),  # The token after them.
+        ("top_k", np.int64),
+        ("limit", np.int64),  # Tokens it may have.
+        ("made", np.int64),  # Tokens it has.
+        ("temperature", np.float32),  # 1 where it is greedy.
+        ("min_p", np.float32),
+        ("top_p", np.float32),
+        ("greedy", np.bool_),
+        ("masked", np.bool_),  # Wants to know the candidates.
+        ("seeded", np.bool_),  # Has a generator of its own.
+        ("watched", np.bool_),  # Has stop strings or stop tokens of its own.
+    ],
+    align=True,
+)
+
+
+class Table:
+    """The running rows, densely: row i has line i of every column. Rows move when others end."""
+
+    def __init__(self, capacity: int) -> None:
+        self.rows: list[Row] = []
+        self._lines = np.zeros(capacity, dtype=_COLUMNS)
+
+    def column(self, name: str, first: int = 0) -> np.ndarray:
+        """[rows from `first` on]: the column itself, to read and to write."""
+        return self._lines[name][first : len(self.rows)]
+
+    def add(self, rows: Sequence[Row], max_model_len: int) -> None:
+        """Put rows behind the others. Their keys and values are those of all tokens they have."""
+        first = len(self.rows)
+        self.rows += rows
+        for line, row in zip(self._lines[first : len(self.rows)], rows, strict=True):
+            drawn = row.sampling if row.sampling.temperature > 0 else SamplingSettings()
+            line["made"] = len(row.output)
+            line["length"] = len(row.prompt) + len(row.output)
+            line["limit"] = min(row.sampling.max_new_tokens, max_model_len - len(row.prompt))
+            line["greedy"] = row.sampling.temperature == 0
+            line["temperature"], line["top_k"] = drawn.temperature if drawn is row.sampling else 1.0, drawn.top_k
+            line["min_p"], line["top_p"] = drawn.min_p, drawn.top_p
+            line["masked"] = masked(row.sampling)
+            line["seeded"] = row.generator is not None
+            line["watched"] = bool(row.sampling.stop or row.sampling.stop_token_ids)
+
+    def remove(self, leaving: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Take rows out, and move the last ones into their places. Returns (to, from): where which rows moved."""
+        gone, left = set(leaving), len(self.rows) - len(leaving)
+        to = sorted(row for row in gone if row < left)
+        moved = [row for row in range(left, len(self.rows)) if row not in gone]
+        for place, row in zip(to, moved, strict=True):
+            self.rows[place] = self.rows[row]
+        self._lines[to] = self._lines[moved]
+        del self.rows[left:]
+        return to, moved

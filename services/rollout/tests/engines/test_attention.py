@@ -1,0 +1,92 @@
+"""The transformers engine's own attention: rows of different length, windows, and models that it cannot run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from models import write_model
+from transformers import AutoModelForCausalLM, MistralConfig, Qwen2Config
+
+from quartet_rollout.engines.base import EngineError, SamplingSettings
+from quartet_rollout.engines.options import TransformersOptions
+from quartet_rollout.engines.transformers_engine.attention import layer_kinds, step_mask
+from quartet_rollout.engines.transformers_engine.core import TransformersCore
+
+TOLERANCE = 1e-4
+SIZES = {
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+    "eos_token_id": None,
+    "bos_token_id": None,
+}
+MODELS: dict[str, Any] = {
+    "a window in every layer": MistralConfig(**SIZES, sliding_window=6),
+    "a window in one layer": Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=6, max_window_layers=1),
+    "no window": Qwen2Config(**SIZES),
+}
+
+
+@pytest.fixture(params=MODELS)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A random model, with the tests' tokenizer."""
+    write_model(tmp_path, tied=True, seed=0)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(MODELS[request.param], dtype=torch.float32)
+    for old in tmp_path.glob("*.safetensors"):
+        old.unlink()
+    model.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_rows_of_different_length_are_as_if_each_were_alone(folder: Path) -> None:
+    core = TransformersCore(str(folder), TransformersOptions(device="cpu", max_num_seqs=3))
+    prompts = {f"{length}": [(7 * length + i) % 100 for i in range(length)] for length in (1, 9, 4, 12, 2)}
+    for key, prompt in prompts.items():
+        core.add(key, prompt, SamplingSettings(temperature=0.0, max_new_tokens=10 + int(key)))
+    made = {}
+    while len(made) < len(prompts):
+        made |= {completion.key: completion for completion in core.step()}
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    for key, prompt in prompts.items():
+        tokens = made[key].token_ids.tolist()
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+        assert tokens == logits.argmax(-1).tolist()
+        expected = torch.log_softmax(logits, dim=-1).max(-1).values
+        np.testing.assert_allclose(made[key].log_probs, expected, atol=TOLERANCE)
+
+
+def test_masks_by_hand() -> None:
+    seen = step_mask(torch.tensor([0, 3]), 4, {"full_attention"}, None, None)
+    assert isinstance(seen, torch.Tensor)
+    assert seen[:, 0, 0].tolist() == [[True, False, False, False], [True, True, True, True]]
+    both = step_mask(torch.tensor([3]), 4, {"full_attention", "sliding_attention"}, 2, torch.float32)
+    assert isinstance(both, dict)
+    least = torch.finfo(torch.float32).min
+    assert both["full_attention"][0, 0, 0].tolist() == [0, 0, 0, 0]
+    assert both["sliding_attention"][0, 0, 0].tolist() == [least, least, 0, 0]
+
+
+def test_layers_without_keys_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config: Any = SimpleNamespace(layer_types=["full_attention", "linear_attention"])
+    with pytest.raises(ValueError, match="layers of kind linear_attention; allowed: full_attention, sliding_attention"):
+        layer_kinds(config)
+    write_model(tmp_path, tied=True, seed=0)
+
+    def refuse(_: Any) -> set[str]:
+        return layer_kinds(config)
+
+    monkeypatch.setattr("quartet_rollout.engines.transformers_engine.core.layer_kinds", refuse)
+    with pytest.raises(EngineError, match="the transformers engine cannot run this model: layers of kind linear_att"):
+        TransformersCore(str(tmp_path), TransformersOptions(device="cpu"))
