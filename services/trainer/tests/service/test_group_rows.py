@@ -126,10 +126,10 @@ def test_a_groups_bars_are_in_order_and_where_they_were_whatever_the_clocks_say(
         assert [end - start for start, end in verified] == pytest.approx([0.03, 0.03], abs=1e-5)
         assert verified[0][0] >= generating + 0.2 and verified[1][0] >= generated
         ((put, granted),) = bars(events, "broker: groups ready", group=f"g{number}")
-        assert verified[1][1] <= put <= granted and granted - put == pytest.approx(0.397, abs=near)
+        assert verified[1][1] <= put + 2e-6 <= granted + 2e-6 and granted - put == pytest.approx(0.397, abs=near)
         ((delivering, delivered),) = bars(events, "broker: batches", step=4)
         ((trained, _),) = bars(events, "trainer: steps", step=4)
-        assert granted - 2e-6 <= delivering <= delivered <= trained
+        assert granted - 2e-6 <= delivering <= delivered <= trained + 2e-6
     # Bars that overlap are in threads of their own: Perfetto shows no others rightly.
     for thread in {event["tid"] for event in events}:
         ends = 0
