@@ -162,6 +162,8 @@ class RolloutService:
         """Keep the gauges, and what is said about waiting for weights, up to date."""
         while True:
             if (engine := self.state.engine) is not None:
+                if engine.failure:  # Whether or not anybody is generating.
+                    self._engine_failed(engine.failure)
                 stats = engine.stats()
                 self._rate.sample(stats.tokens_total)
                 RUNNING.set(stats.running)

@@ -213,6 +213,10 @@ class Engine(Protocol):
         spans: it is the service that refuses to."""
 
     @property
+    def failure(self) -> str:
+        """Why it can generate no more, and must be made anew; "" while it can. `WeightUpdates` says that it can."""
+
+    @property
     def weight_ranks(self) -> int:
         """Ranks this engine takes in a weight group (its tensor-parallel size), from `WeightGroupInfo.rank` on."""
 

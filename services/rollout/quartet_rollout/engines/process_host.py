@@ -43,6 +43,7 @@ class ProcessHost:
         self._name, self._model_path, self._options = name, model_path, options
         self.stats = EngineStats(0, 0, -1.0, 0)
         self.policy_version = UNKNOWN_VERSION
+        self.failure = ""
         self._process: subprocess.Popen[bytes]
         self._channel: Channel
         self._deliver: Callable[[list[Mail]], None]
@@ -162,6 +163,7 @@ class ProcessHost:
             self._gone = gone
             asked, self._asked = self._asked, {}
         if code:
+            self.failure = str(gone)
             log.error("the engine's process ended", extra={"how": how})
         self.policy_version = UNKNOWN_VERSION
         self.stats = EngineStats(0, 0, -1.0, self.stats.tokens_total)

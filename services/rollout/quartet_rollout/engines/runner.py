@@ -63,6 +63,11 @@ class Runner:
         """The version of the installed weights, -1 where that is not known."""
         return self._stepping.policy_version if self._stepping is not None else UNKNOWN_VERSION
 
+    @property
+    def failure(self) -> str:
+        """Why the core is lost; "" while it is not."""
+        return str(self._failure or "")
+
     def ask(self, method: str, *args: Any) -> Future[Any]:
         """Call a method of `Stepping` between two steps. The future has what it returns, or what the future that it
         returns has; EngineError, also when the core has failed. Not after `close`."""

@@ -50,6 +50,10 @@ class Host(Protocol):
     def policy_version(self) -> int:
         """As `stats`."""
 
+    @property
+    def failure(self) -> str:
+        """Why the core is lost; "" while it is not."""
+
     def start(self, deliver: Callable[[list[Mail]], None], lost: Callable[[EngineError], None]) -> Future[Facts]:
         """Make the core; EngineError when that fails. `deliver` takes completions, on some thread; `lost` is told
         when no more will come for anybody."""
@@ -123,6 +127,10 @@ class SteppedEngine(WeightUpdates):
     @property
     def policy_version(self) -> int:
         return self._host.policy_version if self._begun else UNKNOWN_VERSION
+
+    @property
+    def failure(self) -> str:
+        return self._host.failure
 
     def tokenizer(self) -> Any:
         return self._tokenizer

@@ -35,6 +35,11 @@ class ThreadHost:
         """The installed weights'."""
         return self._runner.policy_version if self._runner is not None else UNKNOWN_VERSION
 
+    @property
+    def failure(self) -> str:
+        """See `Host.failure`."""
+        return self._runner.failure if self._runner is not None else ""
+
     def start(self, deliver: Callable[[list[Mail]], None], lost: Callable[[EngineError], None]) -> Future[Facts]:
         """See `Host.start`; a core that fails here tells each request itself."""
         started: Future[Facts] = Future()

@@ -37,6 +37,11 @@ class WeightUpdates:
     receiver: WeightReceiver
     """Group and buffers; made by `load_spec`."""
 
+    @property
+    def failure(self) -> str:
+        """See `Engine.failure`."""
+        return ""
+
     def __init__(self, load_spec: Callable[[], ModelSpec]) -> None:
         self._load_spec = load_spec
         self._spec: ModelSpec | None = None

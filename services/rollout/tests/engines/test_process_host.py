@@ -72,6 +72,7 @@ def test_whoever_waits_is_told_when_it_is_killed(models: dict) -> None:
             with pytest.raises(EngineError, match="its process ended with signal 9"):
                 await waiting
         assert engine.policy_version == -1
+        assert engine.failure == "the transformers engine failed: its process ended with signal 9"
         await engine.close()
 
     asyncio.run(asyncio.wait_for(body(), PATIENCE))

@@ -93,7 +93,7 @@ def test_a_core_that_fails_ends_every_request_with_its_reason() -> None:
             await _collect(engine)
         with pytest.raises(EngineError, match="out of memory"):
             await engine.pause("wait")
-        assert engine.policy_version == -1
+        assert engine.policy_version == -1 and engine.failure == "the counting engine failed: out of memory"
         await engine.close()
 
     asyncio.run(asyncio.wait_for(body(), 30))

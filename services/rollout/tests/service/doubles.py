@@ -58,6 +58,7 @@ class ScriptedEngine:
     def __init__(self, max_model_len: int = 64, length: int = 3, step: float = 0.0):
         self.max_model_len, self.length, self.step = max_model_len, length, step
         self.policy_version = UNKNOWN_VERSION
+        self.failure = ""
         self.requests: list[tuple[str, list[int], int, SamplingSettings]] = []
         self.calls: list[str] = []
         self.closed = False

@@ -124,6 +124,15 @@ async def test_an_engine_that_cannot_be_loaded_ends_the_service_with_a_sentence(
     assert "the engine could not be loaded: no such model" in caplog.text
 
 
+async def test_an_engine_that_is_lost_while_nothing_is_generated_ends_the_service(world, caplog):
+    caplog.set_level("INFO")
+    await world.start()
+    world.engine.failure = "the test engine failed: its process ended with signal 9"
+    await world.until(lambda: world.host.stopping.is_set())
+    assert await world.stop() == 1
+    assert "stopping: the test engine failed: its process ended with signal 9" in caplog.text
+
+
 @pytest.mark.parametrize("purpose", ["train", "evaluate"])
 async def test_metrics_have_been_counted(world, purpose):
     from prometheus_client import REGISTRY
