@@ -58,7 +58,7 @@ function drawFigures({ last, evaluations, run }) {
   const figure = (name, value, note) => h("div", {}, h("dt", {}, name), h("dd", {}, value, h("small", {}, note)));
   const tiles = evaluations.filter((each) => each.points.length).slice(0, 2).map(({ set, points }) => {
     const end = points[points.length - 1];
-    return figure(`${set} accuracy`, percent(end[1]), `${percent(points[0][1])} at version ${points[0][0]}; now version ${end[0]}`);
+    return figure(`Accuracy: ${set}`, percent(end[1]), `at version ${end[0]}; ${percent(points[0][1])} at version ${points[0][0]}`);
   });
   const plain = [
     ["Reward", "reward", (value) => number(value)],
@@ -121,9 +121,12 @@ function meter(idle, how) {
 function drawServices(services) {
   byId("services").replaceChildren(...services.map((service) => {
     const members = service.members.map((member) => {
-      const told = [member.version >= 0 ? `version ${member.version}` : "no weights", member.state];
+      const told = [member.state];
+      // Memberships are renewed every few seconds: where the line above tells version and speed, theirs are older ones.
+      const more = service.kind === "rollout" && !(service.state === "serving" && service.members.length === 1);
+      if (more) told.unshift(member.version >= 0 ? `version ${member.version}` : "no weights");
       if (member.waiting_for) told.push(`waits for ${member.waiting_for}`);
-      if (member.gauges.tokens_per_second !== undefined) told.push(`${number(member.gauges.tokens_per_second)} tokens/s`);
+      if (more && member.gauges.tokens_per_second !== undefined) told.push(`${number(member.gauges.tokens_per_second)} tokens/s`);
       return h("div", { class: "member" }, h("b", {}, member.id), h("div", {}, told.join(", ")));
     });
     return h("li", { "data-state": service.state },
