@@ -120,6 +120,8 @@ class Pool:
         self._addresses = {kind: f"127.0.0.1:{port}" for kind, port in zip(KINDS, free_ports(4), strict=True)}
         self._transport = transport
         self._count = 0
+        self.environment: dict[str, str] = {}
+        """Variables of the services that are started from now on."""
 
     def start(self, prompts: int) -> None:
         """Start all, with a run of so many prompts, and wait until the first rollouts are members."""
@@ -158,7 +160,7 @@ class Pool:
             "server": {"metrics": False},
             kind: section,
         }
-        server = Server(kind, self.folder, sections, name)
+        server = Server(kind, self.folder, sections, name, environment=self.environment)
         self._processes.append(server)
         return server
 

@@ -8,6 +8,7 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from quartet_common.config import ConfigError, LoadedConfig, Section
 from quartet_common.run_spec import environment_spec
+from quartet_common.transports import load_transports
 from quartet_rollout.engines.options import TransformersOptions, VllmOptions
 from quartet_rollout.engines.plugins import EngineParameters, load_plugin
 from quartet_rollout.engines.registry import engine_names
@@ -115,6 +116,7 @@ def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
             f"rollout.max_running_completions ({section.max_running_completions})"
         )
     environments = load_environments()
+    load_transports()  # each is offered, so each must work
     if config.run.environment is not None:
         try:
             read_environment(environments, environment_spec(config.run.environment), "run.environment")

@@ -1,12 +1,13 @@
 """The trainer's section of the run file, `[trainer]`: the learner's keys and the service's. No torch."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from quartet_common import nccl
 from quartet_common.config import ConfigError, Section
+from quartet_common.transports import OWN_TRANSPORTS, load_transports, read_parameters, transport_names
 from quartet_trainer.callbacks.registry import CallbackSection
 from quartet_trainer.learner.settings import LearnerSettings
 
@@ -67,11 +68,12 @@ class EarlyStopSection(Section):
 class WeightsSection(Section):
     """[trainer.weights]: how new weights travel to the rollouts."""
 
-    transport: Literal["gloo", "nccl", "file"] = Field(
+    transport: str = Field(
         "gloo",
         description="Way of the tensors. gloo: between CPUs, by TCP; nccl: between GPUs; file: safetensors in a folder "
-        "that all see.",
+        "that all see; or the name of another package's.",
     )
+    transport_parameters: dict[str, Any] = Field({}, description="Parameters of a transport of another package.")
     folder: Path | None = Field(
         None,
         description="With the file transport: where versions are written, the same path at every rollout. Default: "
@@ -82,9 +84,14 @@ class WeightsSection(Section):
         60.0, gt=0, description="Time in which an update must reach the rollouts, retries included."
     )
     store_host: str = Field(
-        "", description="Host at which rollouts reach the group's TCPStore and Gloo. Default: the trainer's address."
+        "", description="Host at which rollouts reach the group's store and Gloo. Default: the trainer's address."
     )
-    store_port: int = Field(0, ge=0, le=65535, description="Port of the TCPStore; 0: any free one.")
+    store_port: int = Field(0, ge=0, le=65535, description="Port of the store; 0: any free one.")
+    allow_open_store: bool = Field(
+        True,
+        description="While a rollout of a release that does not know the store's gate is in the group, open the store "
+        "to whoever reaches its port; false: such rollouts get no weights.",
+    )
     pause_mode: Literal["keep", "wait", "abort"] = Field(
         "keep", description="Completions under way: kept and continued, finished first, or started again."
     )
@@ -94,6 +101,19 @@ class WeightsSection(Section):
     keep_kv_cache: bool = Field(
         False, description="Keep the old weights' KV cache: faster, and wrong by the change of weights."
     )
+
+    @field_validator("transport")
+    @classmethod
+    def _transport_is_there(cls, transport: str) -> str:
+        if transport not in transport_names():
+            raise ValueError(f"there is no such transport here; allowed: {str(transport_names())[1:-1]}")
+        return transport
+
+    @model_validator(mode="after")
+    def _transport_parameters_are_of_another(self) -> Self:
+        if self.transport_parameters and self.transport in OWN_TRANSPORTS:
+            raise ValueError(f"transport_parameters: {self.transport} takes none; its keys are in [trainer.weights]")
+        return self
 
 
 class TrainerSection(LearnerSettings):
@@ -149,3 +169,5 @@ def check_transport(settings: WeightsSection) -> None:
     """Raise ConfigError when the weights' transport cannot work on this machine. Imports no torch."""
     if settings.transport == "nccl" and (reason := nccl.why_not()):
         raise ConfigError(f"trainer.weights.transport: nccl is not possible here: {reason}")
+    if settings.transport not in OWN_TRANSPORTS:
+        read_parameters(load_transports()[settings.transport], settings.transport_parameters)

@@ -18,6 +18,7 @@ class WeightTransport(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WEIGHT_TRANSPORT_GLOO: _ClassVar[WeightTransport]
     WEIGHT_TRANSPORT_NCCL: _ClassVar[WeightTransport]
     WEIGHT_TRANSPORT_FILE: _ClassVar[WeightTransport]
+    WEIGHT_TRANSPORT_CUSTOM: _ClassVar[WeightTransport]
 
 class WeightKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -35,6 +36,7 @@ WEIGHT_TRANSPORT_UNSPECIFIED: WeightTransport
 WEIGHT_TRANSPORT_GLOO: WeightTransport
 WEIGHT_TRANSPORT_NCCL: WeightTransport
 WEIGHT_TRANSPORT_FILE: WeightTransport
+WEIGHT_TRANSPORT_CUSTOM: WeightTransport
 WEIGHT_KIND_UNSPECIFIED: WeightKind
 WEIGHT_KIND_FULL: WeightKind
 WEIGHT_KIND_LORA: WeightKind
@@ -92,8 +94,15 @@ class SetSleepResponse(_message.Message):
     def __init__(self, policy_version: _Optional[int] = ...) -> None: ...
 
 class JoinWeightGroupRequest(_message.Message):
-    __slots__ = ("run_id", "group_epoch", "transport", "store_host", "store_port", "rank", "world_size", "timeout", "libraries", "secret")
+    __slots__ = ("run_id", "group_epoch", "transport", "store_host", "store_port", "rank", "world_size", "timeout", "libraries", "secret", "transport_name", "invitation", "store_gated")
     class LibrariesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class InvitationEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +119,9 @@ class JoinWeightGroupRequest(_message.Message):
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     LIBRARIES_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_NAME_FIELD_NUMBER: _ClassVar[int]
+    INVITATION_FIELD_NUMBER: _ClassVar[int]
+    STORE_GATED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     group_epoch: int
     transport: WeightTransport
@@ -120,7 +132,10 @@ class JoinWeightGroupRequest(_message.Message):
     timeout: _duration_pb2.Duration
     libraries: _containers.ScalarMap[str, str]
     secret: bytes
-    def __init__(self, run_id: _Optional[str] = ..., group_epoch: _Optional[int] = ..., transport: _Optional[_Union[WeightTransport, str]] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., libraries: _Optional[_Mapping[str, str]] = ..., secret: _Optional[bytes] = ...) -> None: ...
+    transport_name: str
+    invitation: _containers.ScalarMap[str, str]
+    store_gated: bool
+    def __init__(self, run_id: _Optional[str] = ..., group_epoch: _Optional[int] = ..., transport: _Optional[_Union[WeightTransport, str]] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., libraries: _Optional[_Mapping[str, str]] = ..., secret: _Optional[bytes] = ..., transport_name: _Optional[str] = ..., invitation: _Optional[_Mapping[str, str]] = ..., store_gated: _Optional[bool] = ...) -> None: ...
 
 class JoinWeightGroupResponse(_message.Message):
     __slots__ = ("ranks",)

@@ -14,7 +14,7 @@ installation needs a pause.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -177,10 +177,10 @@ class EngineStats:
 class WeightGroupInfo:
     """Where and as whom to join the process group of a group epoch."""
 
-    transport: Literal["gloo", "nccl", "file"]
-    """How the tensors travel."""
+    transport: str
+    """How the tensors travel: "gloo", "nccl", "file", or the name of another package's."""
     store_host: str
-    """Host of the group's TCPStore, at the trainer."""
+    """Host of the group's store, at the trainer."""
     store_port: int
     """Its port."""
     rank: int
@@ -190,9 +190,13 @@ class WeightGroupInfo:
     timeout_seconds: float
     """Deadline of the rendezvous and, unless a call brings its own, of each operation."""
     secret: bytes = field(repr=False)
-    """Secret of the epoch; part of the store's key prefix."""
+    """Secret of the epoch: what opens a gated store, and else part of the store's key prefix."""
     epoch: int
     """The group epoch, >= 0."""
+    invitation: Mapping[str, str] = field(default_factory=dict)
+    """What a transport of another package says at the trainer to its end here."""
+    store_gated: bool = False
+    """Whether the store is behind the trainer's gate; otherwise it is a TCPStore."""
 
 
 @runtime_checkable

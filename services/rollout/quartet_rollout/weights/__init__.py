@@ -4,6 +4,7 @@
     gloo.py       the Gloo process group of a group epoch, outside torch's default group
     nccl.py       the NCCL communicator of a group epoch, into GPU memory
     files.py      safetensors files in a folder that the trainer sees too
+    packaged.py   this end of a transport that another package brings
     receiver.py   takes the buckets of one update into reusable buffers and checksums them
     manifest.py   does an announced update fit the model; tensors as views of received buckets
     adapter.py    a LoRA adapter that arrived, as full weights: base + B A alpha / r

@@ -51,13 +51,18 @@ def join(info: WeightGroupInfo) -> Transport:
         from quartet_rollout.weights.nccl import NcclGroup
 
         return NcclGroup(info)
-    from quartet_rollout.weights.files import Files
+    if info.transport == "file":
+        from quartet_rollout.weights.files import Files
 
-    return Files(info)
+        return Files(info)
+    from quartet_rollout.weights.packaged import Packaged
+
+    return Packaged(info)
 
 
 def transports() -> list[str]:
     """The transports that this process can receive by."""
     from quartet_common import nccl
+    from quartet_common.transports import plugin_names
 
-    return ["gloo", "file", *(["nccl"] if not nccl.why_not() else [])]
+    return ["gloo", "file", *(["nccl"] if not nccl.why_not() else []), *plugin_names()]

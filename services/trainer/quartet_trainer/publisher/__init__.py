@@ -7,6 +7,7 @@
 | `store` | `WeightStore`: the private TCPStore at which they meet |
 | `transfer` | one update of one group: Begin at all, the tensors, Finish at all |
 | `transport` | what a transport is, and which there are: `gloo`, `nccl`, `files` |
+| `packaged` | the trainer's end of a transport that another package brings |
 | `pipeline` | packing, sending and checksumming at once, for transports that broadcast |
 | `packing` | tensors into reused uint8 buckets |
 | `calls` | one RPC to many rollouts at once, with a deadline and an eye on who dies |

@@ -81,9 +81,13 @@ def create_transport(settings: WeightsSection, store: WeightStore, folder: Path)
         from quartet_trainer.publisher.nccl import Nccl
 
         return Nccl(store)
-    from quartet_trainer.publisher.files import Files
+    if settings.transport == "file":
+        from quartet_trainer.publisher.files import Files
 
-    return Files(folder)
+        return Files(folder)
+    from quartet_trainer.publisher.packaged import Packaged
+
+    return Packaged(settings.transport, settings.transport_parameters, store.host, folder)
 
 
 Wait = Callable[[Callable[[], None]], None]
