@@ -4,8 +4,6 @@ Command-line overrides (`--set rollout.engine=transformers`) win over the file. 
 folder the process is started in. Whatever is wrong is said in one sentence: the key, what came, what is allowed, where.
 """
 
-import difflib
-import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from quartet_common.refusals import did_you_mean, sentence
 
 # Sections that every service reads, and those that belong to one reader each.
 _SHARED_SECTIONS = ("run", "model", "addresses", "security", "server", "tracing")
@@ -271,7 +271,7 @@ def load_config(
     allowed = (*_SHARED_SECTIONS, *_OWNED_SECTIONS)
     for name, value in tree.items():
         if name not in allowed:
-            raise ConfigError(f"unknown section [{name}] {where}{_did_you_mean(name, allowed)}")
+            raise ConfigError(f"unknown section [{name}] {where}{did_you_mean(name, allowed)}")
         if not isinstance(value, dict):
             raise ConfigError(f"{name}: got {value!r} {where}; it must be a section, [{name}]")
     return LoadedConfig(
@@ -353,58 +353,4 @@ def _validate(model: type[SectionT], values: dict[str, Any], name: str, where: s
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_sentence(model, error, name, where)) from error
-
-
-def _sentence(model: type[Section], error: ValidationError, name: str, where: str) -> str:
-    problems = error.errors(include_url=False)
-    first = problems[0]
-    key = ".".join([name, *(str(part) for part in first["loc"])])
-    if first["type"] == "extra_forbidden":
-        allowed = _keys_at(model, first["loc"][:-1])
-        sentence = f"unknown key {key} {where}{_did_you_mean(str(first['loc'][-1]), allowed)}"
-    elif first["type"] == "missing":
-        sentence = f"{key} is missing {where}: it has no default"
-    else:
-        message = first["msg"].removeprefix("Value error, ")
-        came = "" if isinstance(first["input"], (dict, BaseModel)) else f"got {_without_passwords(first['input'])} "
-        sentence = f"{key}: {came}{where}: {message[0].lower()}{message[1:]}"
-    more = len(problems) - 1
-    return sentence + (f" (and {more} more problem{'s' if more > 1 else ''})" if more else "")
-
-
-def _without_passwords(value: Any) -> str:
-    """Return a value as it may be shown: a URL without the password in it."""
-    return re.sub(
-        r"(://[^:@/\s]*:)\S*@|(password=)[^&\s'\"]*", lambda m: f"{m[1]}***@" if m[1] else f"{m[2]}***", repr(value)
-    )
-
-
-def _keys_at(model: type[BaseModel], loc: Sequence[int | str]) -> tuple[str, ...]:
-    """Return the keys allowed in the (sub)section at `loc`, following nested models."""
-    for part in loc:
-        if isinstance(part, int):
-            continue
-        info = model.model_fields.get(part)
-        nested = _nested_model(info.annotation) if info else None
-        if nested is None:
-            return ()
-        model = nested
-    return tuple(model.model_fields)
-
-
-def _nested_model(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for argument in getattr(annotation, "__args__", ()):
-        nested = _nested_model(argument)
-        if nested is not None:
-            return nested
-    return None
-
-
-def _did_you_mean(name: str, allowed: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, allowed, n=1)
-    if close:
-        return f": did you mean '{close[0]}'?"
-    return f"; allowed: {', '.join(sorted(allowed))}" if allowed else ""
+        raise ConfigError(sentence(model, error, name, where)) from error
