@@ -10,52 +10,89 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-import torch
+from pydantic import Field
 
+from quartet_common.transports import TransportParameters
 from quartet_common.weights import Checksum
+
+LOOK_SECONDS = 0.1
+SHOW_SECONDS = 2.0
+
+
+class SocketsParameters(TransportParameters):
+    """[trainer.weights.transport_parameters]"""
+
+    port: int = Field(0, ge=0, le=65535, description="Port at which the trainer listens; 0: any free one.")
 
 
 class Sockets:
-    """The trainer's end: `quartet_trainer.publisher.transport.Transport`."""
+    """What the entry point names. Torch is imported by what it makes: this module is read when a service starts."""
 
     name = "sockets"
-    device = torch.device("cpu")
+    description = "Weights over plain TCP, one connection for each rollout."
+    parameters = SocketsParameters
 
-    def __init__(self, host: str):
-        """Listen at a free port of `host`, for all epochs."""
+    def trainer_end(self, parameters, host, folder):
+        """The end that sends; only the trainer asks for it."""
+        return SocketSender(host, parameters.port)
+
+    def rollout_end(self, info):
+        """The end that receives, joined; only a rollout asks for it."""
+        return SocketReceiver(info)
+
+
+class SocketSender:
+    """The trainer's end: `quartet_trainer.publisher.packaged.TrainerEnd`."""
+
+    def __init__(self, host: str, port: int = 0):
+        """Listen at an address, which is to be had or not: OSError."""
+        import torch
+
+        self.device = torch.device("cpu")
         self.libraries: dict[str, str] = {}
-        self._listener = socket.create_server((host, 0))
-        self.host, self.port = self._listener.getsockname()[:2]
+        self._epoch, self._listener = -1, socket.create_server((host, port))
+        self._address = self._listener.getsockname()
+
+    def invite(self, epoch: int) -> dict[str, str]:
+        """Say where rollouts come to. A new listener for each epoch: whoever still waits at the old one is not taken
+        for a member of this, and an abandoned `meet` ends at once."""
+        self.close()
+        self._epoch, self._listener = epoch, socket.create_server(self._address[:2])
+        return {"host": self._address[0], "port": str(self._address[1])}
 
     def meet(self, epoch: int, secret: bytes, world_size: int, timeout: float) -> "SocketChannel":
         """Wait for the rollouts of an epoch. Whoever does not know its secret is sent away.
 
         Raises:
-            RuntimeError: they did not come in time.
+            RuntimeError: they did not come in time, or the next epoch has begun.
         """
-        deadline = time.monotonic() + timeout
+        listener, deadline = self._listener, time.monotonic() + timeout
         peers: list[socket.socket] = []
+        if self._epoch != epoch:
+            raise RuntimeError("the next epoch began before any rollout came")
         while len(peers) < world_size - 1:
-            self._listener.settimeout(max(0.001, deadline - time.monotonic()))
             try:
-                peer, _ = self._listener.accept()
-            except TimeoutError as error:
+                listener.settimeout(max(0.001, deadline - time.monotonic()))
+                peer, _ = listener.accept()
+            except OSError as error:
                 for one in peers:
                     one.close()
-                raise RuntimeError(f"{len(peers)} of {world_size - 1} rollouts came within {timeout:g} s") from error
-            peer.settimeout(max(0.001, deadline - time.monotonic()))
+                why = f"within {timeout:g} s" if isinstance(error, TimeoutError) else "before the next epoch began"
+                raise RuntimeError(f"{len(peers)} of {world_size - 1} rollouts came {why}") from error
             shown = bytearray(len(secret))
             with suppress(OSError, EOFError):
-                receive(peer, memoryview(shown), deadline)
+                receive(peer, memoryview(shown), min(deadline, time.monotonic() + SHOW_SECONDS))
             if hmac.compare_digest(bytes(shown), secret):
-                peer.settimeout(timeout)
+                peer.settimeout(LOOK_SECONDS)
                 peers.append(peer)
             else:
                 peer.close()
         return SocketChannel(peers)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Listen no more; whoever waits in `meet` is told."""
+        with suppress(OSError):  # closed already
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
 
@@ -66,19 +103,18 @@ class SocketChannel:
         self._peers = peers
 
     def carry(self, carriage) -> int:
-        """Send every bucket to all, and return the checksum of what was sent. Raises TransferFailed."""
+        """Send every bucket to all, and return the checksum of what was sent. Raises what `carriage.check` does when
+        the time is over or a rollout gone; OSError, which Quartet takes for a transfer that failed."""
         carriage.begin()
         checksum = Checksum()
         for bucket in carriage.buckets():
             content = memoryview(bucket.numpy())
             for peer in self._peers:
-                carriage.check()
-                try:
-                    peer.sendall(content)
-                except OSError as error:
-                    from quartet_trainer.publisher.calls import TransferFailed
-
-                    raise TransferFailed(f"a rollout could not be sent a bucket: {error}") from error
+                left = content
+                while left:
+                    carriage.check()
+                    with suppress(TimeoutError):
+                        left = left[peer.send(left) :]
             checksum.update(content)
         return checksum.value()
 
@@ -91,24 +127,16 @@ class SocketChannel:
 class SocketReceiver:
     """The rollout's end: `quartet_rollout.weights.transport.Transport`."""
 
-    device = torch.device("cpu")
-
     def __init__(self, info):
-        """Connect as a member of `info`'s epoch. Raises WeightTransferError."""
-        try:
-            self._peer = socket.create_connection((info.store_host, info.store_port), info.timeout_seconds)
-            self._peer.sendall(info.secret)
-        except OSError as error:
-            raise failed(f"could not join epoch {info.epoch}: {error}") from error
+        """Connect as a member of `info`'s epoch. OSError is taken for a transfer that failed."""
+        import torch
 
-    def fill(
-        self,
-        manifest,
-        buckets: Sequence[torch.Tensor],
-        path: str,
-        timeout_seconds: float,
-        arrived: Callable[[torch.Tensor], None],
-    ) -> None:
+        self.device = torch.device("cpu")
+        address = info.invitation["host"], int(info.invitation["port"])
+        self._peer = socket.create_connection(address, info.timeout_seconds)
+        self._peer.sendall(info.secret)
+
+    def fill(self, manifest, buckets: Sequence, path: str, timeout_seconds: float, arrived: Callable) -> None:
         """Fill each bucket and say so. Raises WeightTransferError at the deadline, or when the trainer is gone."""
         deadline = time.monotonic() + timeout_seconds
         for bucket in buckets:
@@ -121,7 +149,9 @@ class SocketReceiver:
             arrived(bucket)
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group; whoever waits in `fill` is told."""
+        with suppress(OSError):  # the other end was quicker
+            self._peer.shutdown(socket.SHUT_RDWR)
         self._peer.close()
 
 

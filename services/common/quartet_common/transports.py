@@ -101,5 +101,7 @@ def read_parameters(plugin: TransportPlugin, values: dict[str, Any]) -> Transpor
         return plugin.parameters.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        at = ".".join(["trainer.weights.transport_parameters", *(str(part) for part in first["loc"])])
-        raise ConfigError(f"{at}: got {first['input']!r}; {first['msg']}") from error
+        key = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(
+            f"trainer.weights.transport_parameters.{key}: got {first['input']!r}; {first['msg']}"
+        ) from error
