@@ -11,7 +11,7 @@ DEV = .quartet/envs/dev/bin
 help:
 	@echo 'make demo [ENGINE=transformers]   four services train a small model on this machine'
 	@echo 'make test [SUITES="broker ..."]   all tests, or some; tests/run.py --list names them'
-	@echo 'make lint                         ruff, buf lint, buf breaking'
+	@echo 'make lint                         ruff, mypy, buf lint, buf breaking'
 	@echo 'make bench [BENCHMARKS=broker]    benchmarks, each against a named peer or limit'
 	@echo 'make learn [LEARN="ppo grpo"]     learning curves of every algorithm, 3 seeds each (docs/learning.md)'
 	@echo 'make chaos [CHAOS="--seed 7"]     kill everything, lose nothing; CHAOS=--help lists options'
