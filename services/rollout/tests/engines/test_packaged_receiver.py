@@ -1,0 +1,68 @@
+"""The rollout's end of a transport that another package brings: what its code raises is a transfer that failed."""
+
+import pytest
+import torch
+
+from quartet_common.config import ConfigError
+from quartet_rollout.engines.base import EngineError, WeightGroupInfo, WeightTransferError
+from quartet_rollout.weights import packaged
+from quartet_rollout.weights.packaged import Packaged
+
+INFO = WeightGroupInfo("pigeon", "", 0, 1, 2, 1.0, b"secret", 3, {"loft": "north"})
+
+
+class End:
+    device = torch.device("cpu")
+
+    def __init__(self, error: Exception | None = None):
+        self.error, self.closed = error, False
+
+    def fill(self, manifest, buckets, path, timeout_seconds, arrived) -> None:
+        if self.error:
+            raise self.error
+        for bucket in buckets:
+            arrived(bucket.fill_(7))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def joined(monkeypatch: pytest.MonkeyPatch, end) -> Packaged:
+    class Pigeon:
+        def rollout_end(self, info):
+            assert info.invitation == {"loft": "north"}
+            if isinstance(end, Exception):
+                raise end
+            return end
+
+    monkeypatch.setattr(packaged, "load_transports", lambda: {"pigeon": Pigeon()})
+    return Packaged(INFO)
+
+
+def test_buckets_are_filled_and_the_group_is_left(monkeypatch):
+    end, came = End(), []
+    group = joined(monkeypatch, end)
+    group.fill(None, [torch.zeros(3, dtype=torch.uint8)], "", 1.0, came.append)
+    assert [bucket.tolist() for bucket in came] == [[7, 7, 7]]
+    group.close()
+    assert end.closed
+
+
+@pytest.mark.parametrize("error", [OSError("a hawk"), KeyError("a hawk"), WeightTransferError("a hawk")])
+def test_whatever_is_raised_is_a_transfer_that_failed(monkeypatch, error):
+    with pytest.raises(WeightTransferError, match="a hawk"):
+        joined(monkeypatch, error)
+    with pytest.raises(WeightTransferError, match="a hawk"):
+        joined(monkeypatch, End(error)).fill(None, [], "", 1.0, lambda bucket: None)
+
+
+def test_what_is_no_transport_is_said(monkeypatch):
+    with pytest.raises(EngineError, match="rollout_end gave a dict, which lacks device, fill, close"):
+        joined(monkeypatch, {})
+
+    def broken():
+        raise ConfigError("entry point pigeon:Pigeon: cannot be loaded")
+
+    monkeypatch.setattr(packaged, "load_transports", broken)
+    with pytest.raises(EngineError, match="cannot be loaded"):
+        Packaged(INFO)
