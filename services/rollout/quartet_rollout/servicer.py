@@ -1,13 +1,12 @@
 """RolloutService on the wire: checks what comes, hands it on, words the answer."""
 
-from typing import Literal
-
 from quartet.v1 import rollout_pb2, rollout_pb2_grpc
 
 from quartet_common.durations import to_duration, to_seconds
 from quartet_common.errors import failed_precondition, invalid_argument, unavailable, unimplemented
 from quartet_common.host import ServiceHost
 from quartet_common.log import get_logger
+from quartet_common.transports import is_reserved
 from quartet_common.weights import check_manifest
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.direct import DirectGeneration
@@ -19,7 +18,7 @@ from quartet_rollout.weight_updates import NO_EPOCH, UpdateRequest, WeightUpdate
 
 log = get_logger(__name__)
 
-_TRANSPORTS: dict[int, Literal["gloo", "nccl", "file"]] = {
+_TRANSPORTS: dict[int, str] = {
     rollout_pb2.WEIGHT_TRANSPORT_GLOO: "gloo",
     rollout_pb2.WEIGHT_TRANSPORT_NCCL: "nccl",
     rollout_pb2.WEIGHT_TRANSPORT_FILE: "file",
@@ -71,11 +70,8 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
 
     async def JoinWeightGroup(self, request, context):  # noqa: N802
         updates = self._updates_of(request)
-        if request.transport == rollout_pb2.WEIGHT_TRANSPORT_UNSPECIFIED:
-            raise invalid_argument("transport", "WEIGHT_TRANSPORT_UNSPECIFIED", "a transport")
-        if request.transport not in _TRANSPORTS:
-            raise unimplemented("transport", "this rollout receives weights by GLOO, NCCL and FILE")
-        needs_store = request.transport != rollout_pb2.WEIGHT_TRANSPORT_FILE
+        transport = _transport_of(request)
+        needs_store = transport in ("gloo", "nccl")
         if needs_store and not request.store_host:
             raise invalid_argument("store_host", "''", "the host of the group's TCPStore")
         if needs_store and not 1 <= request.store_port <= 65535:
@@ -92,7 +88,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
                     "rollout's version at the trainer",
                 )
         info = WeightGroupInfo(
-            transport=_TRANSPORTS[request.transport],
+            transport=transport,
             store_host=request.store_host,
             store_port=request.store_port,
             rank=request.rank,
@@ -100,6 +96,8 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             timeout_seconds=self._timeout(request.timeout),
             secret=request.secret,
             epoch=request.group_epoch,
+            store_gated=request.store_gated,
+            invitation=dict(request.invitation),
         )
         return rollout_pb2.JoinWeightGroupResponse(ranks=await updates.join(info))
 
@@ -169,3 +167,17 @@ def _policy_version(request) -> int:
     if request.policy_version < 0:
         raise invalid_argument("policy_version", request.policy_version, "an integer >= 0")
     return request.policy_version
+
+
+def _transport_of(request) -> str:
+    """The name of the transport that an invitation is about. Raises ContractError for none, or one not known here."""
+    if request.transport == rollout_pb2.WEIGHT_TRANSPORT_UNSPECIFIED:
+        raise invalid_argument("transport", "WEIGHT_TRANSPORT_UNSPECIFIED", "a transport")
+    if request.transport == rollout_pb2.WEIGHT_TRANSPORT_CUSTOM:
+        if not request.transport_name or is_reserved(request.transport_name):
+            allowed = "the name of another package's transport, as the transport is WEIGHT_TRANSPORT_CUSTOM"
+            raise invalid_argument("transport_name", f"'{request.transport_name}'", allowed)
+        return request.transport_name
+    if request.transport not in _TRANSPORTS:
+        raise unimplemented("transport", "this rollout receives weights by GLOO, NCCL, FILE and CUSTOM")
+    return _TRANSPORTS[request.transport]

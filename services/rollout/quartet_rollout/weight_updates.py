@@ -32,6 +32,7 @@ from quartet_common.errors import (
     unimplemented,
 )
 from quartet_common.log import get_logger
+from quartet_common.transports import OWN_TRANSPORTS, how_to_install
 from quartet_rollout.engines.base import (
     Engine,
     EngineError,
@@ -128,7 +129,8 @@ class WeightUpdates:
         """Begin to join a group; return the ranks this rollout takes. Raises ContractError."""
         if f"weights.{info.transport}" not in self._engine.capabilities():
             offered = [name for name in self._engine.capabilities() if name.startswith("weights.")]
-            raise unimplemented("transport", f"this rollout cannot receive by {info.transport}; it has {offered}")
+            cure = "" if info.transport in OWN_TRANSPORTS else f"; {how_to_install(info.transport)}"
+            raise unimplemented("transport", f"this rollout cannot receive by {info.transport}; it has {offered}{cure}")
         ranks = self._engine.weight_ranks
         if info.rank + ranks > info.world_size:
             raise invalid_argument(

@@ -61,6 +61,19 @@ async def test_join_refuses_transports_it_lacks(up, transport):
     await refusal(up.stub.JoinWeightGroup(request, timeout=5), grpc.StatusCode.UNIMPLEMENTED)
 
 
+@pytest.mark.parametrize("name", ["", "gloo", "in_flight"])
+async def test_join_refuses_a_packages_transport_without_a_name_of_its_own(up, name):
+    request = join_request(transport=rollout_pb2.WEIGHT_TRANSPORT_CUSTOM, transport_name=name)
+    error = await refusal(up.stub.JoinWeightGroup(request, timeout=5), grpc.StatusCode.INVALID_ARGUMENT)
+    assert bad_field(error) == "transport_name"
+
+
+async def test_join_refuses_a_packages_transport_that_is_not_installed_with_the_cure(up):
+    request = join_request(transport=rollout_pb2.WEIGHT_TRANSPORT_CUSTOM, transport_name="pigeon", store_port=0)
+    error = await refusal(up.stub.JoinWeightGroup(request, timeout=5), grpc.StatusCode.UNIMPLEMENTED)
+    assert "install the package with the entry point 'pigeon' of quartet.transports" in describe(error)
+
+
 async def test_join_refuses_other_libraries_with_the_cure(up):
     up.host.libraries["torch"] = "2.13.0"
     request = join_request()
