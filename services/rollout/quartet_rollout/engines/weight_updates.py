@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from quartet_common import store_gate
 from quartet_rollout.engines.base import EngineError, WeightGroupInfo, WeightTransferError
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class WeightUpdates:
         """What the handshake tells of weights."""
         from quartet_rollout.weights.transport import transports
 
-        return [*(f"weights.{name}" for name in transports()), "weights.full", "weights.lora", "weights.in_flight"]
+        ways = (f"weights.{name}" for name in transports())
+        return [*ways, "weights.full", "weights.lora", "weights.in_flight", store_gate.CAPABILITY]
 
     def check_manifest(self, manifest: rollout_pb2.WeightManifest) -> None:
         if self._spec is None:

@@ -1,8 +1,8 @@
 """The Gloo process group of one group epoch.
 
-The trainer is rank 0 and hosts the store; every rollout is one or more ranks. The group is private: its own TCPStore
-under a secret key prefix, and a bare `ProcessGroupGloo`, so that it can be made and dropped any number of times beside
-whatever default process group an engine has.
+The trainer is rank 0 and hosts the store; every rollout is one or more ranks. The group is private: its own store,
+reached with the epoch's secret, and a bare `ProcessGroupGloo`, so that it can be made and dropped any number of times
+beside whatever default process group an engine has.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 from quartet.v1 import rollout_pb2
-from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
+from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore
 
 from quartet_rollout.engines.base import WeightGroupInfo, WeightTransferError
+from quartet_rollout.weights.gated_store import GatedStore
 
 # Broadcasts under way at a time: while one is checksummed and Gloo's thread fills the next, a third is announced.
 _AHEAD = 3
@@ -34,7 +35,8 @@ class GlooGroup:
         self._left = False
         timeout = timedelta(seconds=info.timeout_seconds)
         try:
-            self._group: Any = ProcessGroupGloo(connect_store(info), info.rank, info.world_size, timeout)
+            self._store = connect_store(info)
+            self._group: Any = ProcessGroupGloo(self._store, info.rank, info.world_size, timeout)
         except RuntimeError as error:  # torch's DistError family
             raise could_not_join(info, error) from error
 
@@ -84,8 +86,10 @@ class GlooGroup:
         arrived(bucket)
 
 
-def connect_store(info: WeightGroupInfo) -> PrefixStore:
+def connect_store(info: WeightGroupInfo) -> Store:
     """Return the epoch's part of the trainer's store. Raises RuntimeError when it is not there."""
+    if info.store_gated:
+        return GatedStore(info)
     timeout = timedelta(seconds=info.timeout_seconds)
     store = TCPStore(info.store_host, info.store_port, info.world_size, is_master=False, timeout=timeout)
     return PrefixStore(f"quartet/{info.epoch}/{info.secret.hex()}", store)

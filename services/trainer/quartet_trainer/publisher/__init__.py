@@ -4,7 +4,8 @@
 |---|---|
 | `publisher` | `Publisher`: who needs which version, and what is done when one fails |
 | `group` | `WeightGroup`: the members of one epoch, and how they are invited |
-| `store` | `WeightStore`: the private TCPStore at which they meet |
+| `store` | `WeightStore`: the stores of the epochs, at which they meet |
+| `gate` | `StoreGate`: who gets at a store |
 | `transfer` | one update of one group: Begin at all, the tensors, Finish at all |
 | `transport` | what a transport is, and which there are: `gloo`, `nccl`, `files` |
 | `packaged` | the trainer's end of a transport that another package brings |

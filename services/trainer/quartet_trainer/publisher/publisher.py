@@ -17,11 +17,14 @@ from quartet_common.config import SecuritySection
 from quartet_common.errors import describe
 from quartet_common.handshake import handshake_sync
 from quartet_common.log import get_logger
+from quartet_common.store_gate import CAPABILITY as STORE_GATE
+from quartet_common.transports import how_to_install
 from quartet_common.weights import plan_buckets
 from quartet_trainer.config import WeightsSection
 from quartet_trainer.members import Members
 from quartet_trainer.publisher.calls import TransferFailed
-from quartet_trainer.publisher.group import WeightGroup, form_group
+from quartet_trainer.publisher.group import MEETING_AT_STORE, WeightGroup, form_group
+from quartet_trainer.publisher.packaged import Packaged
 from quartet_trainer.publisher.packing import Packer, Snapshot, Weights
 from quartet_trainer.publisher.store import WeightStore
 from quartet_trainer.publisher.transfer import PAUSE_MODES, Transfer
@@ -58,6 +61,8 @@ class _Peer:
     channel: grpc.Channel
     stub: rollout_pb2_grpc.RolloutServiceStub
     shaken: bool = False
+    knows_gate: bool = False
+    """Whether it can reach a gated store; as of the last handshake."""
     version: int | None = None
     """Version this trainer installed; None: none, or unknown."""
     failures: int = 0
@@ -82,6 +87,7 @@ class Publisher:
         """Prepare the buckets.
 
         Args:
+            store: this publisher's alone.
             specs: name, Dtype and shape of each tensor, as the learner's `weight_specs`.
             folder: where the file transport writes, if the settings name no folder.
             lora: the adapter whose tensors `specs` are; None: they are all of the model's.
@@ -103,6 +109,8 @@ class Publisher:
             self._manifest.lora.CopyFrom(lora)
         self._packer = Packer(self._manifest, self._transport.device)
         self._capabilities = [f"weights.{self._transport.name}", "weights.full" if lora is None else "weights.lora"]
+        if self._transport.code in MEETING_AT_STORE and not settings.allow_open_store:
+            self._capabilities.append(STORE_GATE)
         self._peers: dict[str, _Peer] = {}
         self._ranks: dict[str, int] = {}
         self._group: WeightGroup | None = None
@@ -132,7 +140,7 @@ class Publisher:
             peer = self._peer(name, member)
             if peer.version == version and member.policy_version < 0 and self._has_lost_weights(peer):
                 log.warning("rollout lost its weights", extra={"rollout": name})
-                peer.version = None
+                peer.version, peer.shaken = None, False  # it may be of another release now
             if peer.version != version and peer.rest_until <= now:
                 behind[name] = member
         return behind
@@ -229,12 +237,15 @@ class Publisher:
             peer = self._peers[name]
             if not peer.shaken:
                 try:
-                    handshake_sync(
+                    answer = handshake_sync(
                         peer.channel, common_pb2.SERVICE_KIND_TRAINER, self._capabilities, timeout=STATUS_SECONDS
                     )
-                    peer.shaken = True
+                    peer.shaken, peer.knows_gate = True, STORE_GATE in answer.capabilities
                 except grpc.RpcError as error:
                     refused[name] = describe(error)
+                    lacks = refused[name].partition("; it has ")[0]
+                    if isinstance(self._transport, Packaged) and self._capabilities[0] in lacks:
+                        refused[name] += f"; {how_to_install(self._transport.name)}"
         if refused:
             raise TransferFailed("handshake failed", refused)
 
@@ -242,6 +253,9 @@ class Publisher:
         self, targets: dict[str, broker_pb2.Member], stubs: dict[str, rollout_pb2_grpc.RolloutServiceStub]
     ) -> None:
         self._drop_group()
+        ungated = [name for name in targets if not self._peers[name].knows_gate]
+        if ungated and self._transport.code in MEETING_AT_STORE:
+            log.warning("weight store is open to all who reach it, for older rollouts", extra={"rollouts": ungated})
         self._last_epoch = 1 + max(self._last_epoch, self._members.epoch, *(self._epoch_at(name) for name in targets))
         self._group = form_group(
             self._transport,
@@ -253,6 +267,7 @@ class Publisher:
             self._ranks,
             self._settings.timeout_seconds,
             self._worth_waiting_for,
+            gated=not ungated,
         )
 
     def _epoch_at(self, name: str) -> int:
@@ -283,10 +298,14 @@ class Publisher:
         if self._group is not None:
             self._group.channel.drop(wait)
             self._group = None
+        self._store.end()
 
     def close(self) -> None:
-        """Leave the group and close the channels."""
+        """Leave the group, and close the store and the channels."""
         self._drop_group(wait=CLOSE_SECONDS)
+        self._store.close()
         for peer in self._peers.values():
             peer.channel.close()
         self._peers.clear()
+        if isinstance(self._transport, Packaged):
+            self._transport.close()

@@ -1,9 +1,10 @@
 """A rollout that only receives weights, by Gloo or from files, in a process of its own, for the publisher's tests.
 
-    python receiver.py NAME FOLDER [--at VERSION:BUCKET:SIGNAL] [--spoil VERSION] [--without-gloo]
+    python receiver.py NAME FOLDER [--at VERSION:BUCKET:SIGNAL] [--spoil VERSION] [--without-gloo] [--before-the-gate]
 
 It prints its port, and writes what it installed to FOLDER/NAME-vVERSION.bin (the buckets, one after another).
-`--at` sends itself a signal before it receives that bucket; `--spoil` flips a byte of that version, once.
+`--at` sends itself a signal before it receives that bucket; `--spoil` flips a byte of that version, once;
+`--before-the-gate`: of a release whose weight stores were open TCPStores.
 """
 
 import argparse
@@ -21,7 +22,24 @@ import torch.distributed as dist
 from quartet.v1 import common_pb2, common_pb2_grpc, rollout_pb2, rollout_pb2_grpc
 from safetensors.torch import load_file
 
+from quartet_common import store_gate
 from quartet_common.weights import Checksum, check_manifest
+
+
+class GatedStore(dist.Store):
+    def __init__(self, request: rollout_pb2.JoinWeightGroupRequest):
+        super().__init__()
+        at = (request.store_host, request.store_port, request.group_epoch, request.secret)
+        self.client = store_gate.StoreClient(*at, timeout=20)
+
+    def set(self, key, value):
+        self.client.set(key, value)
+
+    def get(self, key):
+        return self.client.get([key])[0]
+
+    def wait(self, keys, timeout=None):
+        self.client.get(keys, timeout and timeout.total_seconds())
 
 
 class Receiver(rollout_pb2_grpc.RolloutServiceServicer, common_pb2_grpc.HandshakeServiceServicer):
@@ -39,6 +57,8 @@ class Receiver(rollout_pb2_grpc.RolloutServiceServicer, common_pb2_grpc.Handshak
         capabilities = ["weights.full", "weights.lora", "weights.file"]
         if not self.options.without_gloo:
             capabilities.append("weights.gloo")
+        if not self.options.before_the_gate:
+            capabilities.append(store_gate.CAPABILITY)
         lacking = set(request.required_capabilities) - set(capabilities)
         if lacking:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this rollout lacks {', '.join(lacking)}")
@@ -57,10 +77,13 @@ class Receiver(rollout_pb2_grpc.RolloutServiceServicer, common_pb2_grpc.Handshak
             return rollout_pb2.JoinWeightGroupResponse(ranks=1)
 
         def join():
-            store = dist.TCPStore(request.store_host, request.store_port, timeout=timedelta(seconds=20))
-            prefix = dist.PrefixStore(f"quartet/{request.group_epoch}/{request.secret.hex()}", store)
             timeout = timedelta(seconds=request.timeout.seconds)
-            self.group = dist.ProcessGroupGloo(prefix, request.rank, request.world_size, timeout)
+            if request.store_gated and not self.options.before_the_gate:
+                self.store = GatedStore(request)
+            else:
+                tcp = dist.TCPStore(request.store_host, request.store_port, timeout=timedelta(seconds=20))
+                self.store = dist.PrefixStore(f"quartet/{request.group_epoch}/{request.secret.hex()}", tcp)
+            self.group = dist.ProcessGroupGloo(self.store, request.rank, request.world_size, timeout)
             formed.set()
 
         threading.Thread(target=join, daemon=True).start()
@@ -141,6 +164,7 @@ def main() -> None:
     parser.add_argument("--at", type=at)
     parser.add_argument("--spoil", type=int)
     parser.add_argument("--without-gloo", action="store_true")
+    parser.add_argument("--before-the-gate", action="store_true")
     receiver = Receiver(parser.parse_args())
     torch.set_num_threads(1)
     server = grpc.server(ThreadPoolExecutor(8))

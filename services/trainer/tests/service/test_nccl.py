@@ -3,12 +3,10 @@
 import sys
 import threading
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from quartet.v1 import rollout_pb2, tensor_pb2
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "common" / "tests"))
@@ -17,6 +15,7 @@ import fake_nccl
 
 from quartet_common import nccl
 from quartet_common.config import ConfigError
+from quartet_common.store_gate import StoreClient
 from quartet_common.weights import Checksum, plan_buckets
 from quartet_trainer.config import WeightsSection
 from quartet_trainer.publisher.nccl import UNIQUE_ID_KEY, Nccl
@@ -54,13 +53,12 @@ class Receiver(threading.Thread):
 
     def __init__(self, store: WeightStore, sizes: list[int]):
         super().__init__(daemon=True)
-        # A connection of its own, as in another process: who waits for a key holds his connection.
-        mine = dist.TCPStore(store.host, store.port, is_master=False, timeout=timedelta(seconds=20))
-        self._epoch = dist.PrefixStore(f"quartet/7/{b'secret'.hex()}", mine)
+        store.open(7, b"secret")
+        self._epoch = StoreClient(store.host, store.port, 7, b"secret", timeout=20.0)
         self.buckets = [torch.empty(size, dtype=torch.uint8) for size in sizes]
 
     def run(self) -> None:
-        identity = self._epoch.get(UNIQUE_ID_KEY)
+        (identity,) = self._epoch.get([UNIQUE_ID_KEY])
         communicator = nccl.Communicator(identity, 1, 2, 20.0)
         one = torch.zeros(1)
         communicator.sum_one(one.data_ptr(), 0)

@@ -3,10 +3,12 @@
 import signal
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import ReceiverProcess
 from quartet.v1 import broker_pb2, tensor_pb2
 
@@ -243,3 +245,39 @@ def test_weights_that_are_not_those_announced_are_refused(
 
     with pytest.raises(ValueError, match=r"'a.weight' is torch.float32 \[2, 2\], not as announced"):
         publisher.publish(1, weights)
+
+
+def test_an_older_rollout_opens_the_store_while_it_is_in_the_group(
+    publisher: Publisher, members: StaticMembers, receiver: Receivers
+):
+    store, older, newer = publisher._store, receiver("older", "--before-the-gate"), receiver("newer")
+
+    def open_to_strangers() -> bool:
+        try:
+            dist.TCPStore(store.host, store.port, is_master=False, timeout=timedelta(seconds=1)).num_keys()
+        except RuntimeError:
+            return False
+        return True
+
+    members.add(newer)
+    assert publish(publisher, 1).rollouts == 1 and not open_to_strangers()
+    members.add(older)
+    assert publish(publisher, 2).rollouts == 2 and open_to_strangers(), "one store for both"
+    del members.live["older"]
+    assert publish(publisher, 3).rollouts == 1 and not open_to_strangers()
+    for version in (1, 2, 3):
+        assert_installed(newer, version)
+    assert_installed(older, 2)
+
+
+def test_an_older_rollout_gets_nothing_where_no_open_store_is_allowed(members: StaticMembers, receiver: Receivers):
+    settings = WeightsSection(bucket_bytes=BUCKET_BYTES, timeout_seconds=20, allow_open_store=False)
+    publisher = Publisher("test", settings, WeightStore("127.0.0.1"), members, SecuritySection(), specs())
+    newer = receiver("newer")
+    members.add(receiver("older", "--before-the-gate"))
+    members.add(newer)
+    published = publish(publisher, 1)
+    assert published.rollouts == 1
+    assert "lacks weights.store_gate" in published.failures[0]
+    assert_installed(newer, 1)
+    publisher.close()
