@@ -101,6 +101,7 @@ class TransformersCore:
 
     def sleep(self, level: SleepLevel) -> None:
         self.reset_kv_cache()
+        self._slots = Slots()
         self._model.to("cpu")
         torch.cuda.empty_cache()
 
@@ -126,7 +127,8 @@ class TransformersCore:
 
     def reset_kv_cache(self) -> None:
         self._waiting.extendleft(reversed(self._table.rows))
-        self._table, self._slots = Table(self._max_rows), Slots()
+        self._table = Table(self._max_rows)
+        self._slots.clear()
 
     # ------------------------------------------------------------------ steps
 
@@ -238,8 +240,6 @@ class TransformersCore:
     def _remove(self, rows: list[int]) -> None:
         if rows:
             self._slots.move(*self._table.remove(rows))
-            if not self._table.rows:
-                self._slots = Slots()  # Its memory is as large as the longest needed; the next may be short.
 
 
 def _context(allowed: int, wanted: int | None) -> int:
