@@ -75,9 +75,11 @@ class Outcome:
 class Trainer:
     """The process of elastic_trainer.py."""
 
-    def __init__(self, folder: Path, model: Path, broker: str, transport: str):
+    def __init__(self, folder: Path, model: Path, broker: str, **weights: object):
+        """`weights`: keys of [trainer.weights]."""
         self._log = folder / "elastic_trainer.log"
-        arguments = [str(model), broker, RUN, transport, str(folder / "weights"), str(DEADLINE_SECONDS)]
+        settings = {"timeout_seconds": DEADLINE_SECONDS, **weights}
+        arguments = [str(model), broker, RUN, str(folder / "weights"), json.dumps(settings)]
         with self._log.open("ab") as errors:
             self._process = subprocess.Popen(
                 [str(python_of("trainer")), str(SCRIPT), *arguments],
@@ -125,8 +127,7 @@ class Pool:
 
     def start(self, prompts: int) -> None:
         """Start all, with a run of so many prompts, and wait until the first rollouts are members."""
-        model = self.folder / "model"
-        make_models(model)
+        make_models(self.folder / "model")
         redis = Redis(self.folder)
         self._processes.append(redis)
         self._server("broker", redis_url=redis.url)
@@ -135,10 +136,15 @@ class Pool:
             self.add()
         self.broker: Caller = self._processes[1].caller()
         self._make_run(prompts)
-        self.trainer = Trainer(self.folder, model, self._addresses["broker"], self._transport)
+        self.start_trainer()
+        self.wait_for_members(ROLLOUTS)
+
+    def start_trainer(self, **weights: object) -> None:
+        """Start a trainer that knows of no other, with keys of [trainer.weights]."""
+        settings = {"transport": self._transport, **weights}
+        self.trainer = Trainer(self.folder, self.folder / "model", self._addresses["broker"], **settings)
         self._processes.append(self.trainer)
         assert self.trainer.hear() == {"ready": True}
-        self.wait_for_members(ROLLOUTS)
 
     def add(self) -> None:
         """Start a rollout; it is not waited for."""

@@ -1,11 +1,12 @@
 """The real publisher and membership of the trainer, without its learner; run with the trainer's environment.
 
-    python elastic_trainer.py FOLDER BROKER RUN TRANSPORT WEIGHTS_FOLDER TIMEOUT_SECONDS
+    python elastic_trainer.py FOLDER BROKER RUN WEIGHTS_FOLDER KEYS      KEYS of [trainer.weights], as JSON
 
 order                                   answer
 {"do": "publish", "version"}            {"rollouts", "seconds", "failures"}: once the publisher has done what it can
 {"do": "publish", "version", "stop_at": N}  first {"sending": true} before tensor N is packed; it waits for a line
 {"do": "members"}                       {"members": [instance ids]}
+{"do": "store"}                         {"port", "refused"}: of the weight store
 
 Each version has the folder's weights, each tensor multiplied by another number near 1.
 """
@@ -38,7 +39,7 @@ def say(**answer) -> None:
 def main() -> None:
     """Answer orders until standard input ends."""
     torch.set_num_threads(1)
-    folder, broker, run, transport, weights_folder, timeout = sys.argv[1:]
+    folder, broker, run, weights_folder, keys = sys.argv[1:]
     parameters = load_file(Path(folder) / "model.safetensors")
     specs = [(name, tensor_pb2.DTYPE_FLOAT32, tuple(tensor.shape)) for name, tensor in parameters.items()]
     me = broker_pb2.Member(
@@ -50,10 +51,9 @@ def main() -> None:
     stub = broker_pb2_grpc.BrokerServiceStub(connect_sync(broker))
     members = Members(stub, run, lambda: me, HEARTBEAT_SECONDS, on_change=lambda: None)
     members.start()
-    settings = WeightsSection(transport=transport, bucket_bytes=BUCKET_BYTES, timeout_seconds=float(timeout))
-    publisher = Publisher(
-        run, settings, WeightStore("127.0.0.1"), members, SecuritySection(), specs, folder=Path(weights_folder)
-    )
+    settings = WeightsSection(bucket_bytes=BUCKET_BYTES, **json.loads(keys))
+    store = WeightStore("127.0.0.1")
+    publisher = Publisher(run, settings, store, members, SecuritySection(), specs, folder=Path(weights_folder))
 
     def weights(version: int, stop_at: int) -> Iterator[tuple[str, torch.Tensor]]:
         for index, (name, tensor) in enumerate(parameters.items()):
@@ -67,6 +67,9 @@ def main() -> None:
         order = json.loads(line)
         if order["do"] == "members":
             say(members=sorted(members.rollouts()))
+            continue
+        if order["do"] == "store":
+            say(port=store.port, refused=store.gate.refused)
             continue
         stops = iter([order.get("stop_at", -1)])  # in the first attempt alone
         began = time.monotonic()
