@@ -38,9 +38,9 @@ EVER_QUEUED = 1 << 20
 RUN = "bench"
 # Prompts of a round, turns (two rounds each), and what differs from the tests' model, by the name of the size.
 SIZES = {
-    "0.3 M": (240, 2, {}),
+    "0.3 M": (960, 1, {}),
     "30 M": (
-        32,
+        64,
         1,
         {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8},
     ),

@@ -5,7 +5,8 @@ tokens, temperature 1, AdamW at the same rate, clip 0.2 / 0.28, token mean, no K
 Groups whose rewards are all equal have no gradient: ours spares their forward and backward pass, TRL does them.
 
 - Ours: broker, Redis, reward service, rollout and trainer as processes, `max_staleness = 1`: the rollout generates the
-  next batch while the trainer trains. One thread in each. With the transformers engine; vLLM's is shown beside it.
+  next batch while the trainer trains. One thread in each, but two in the trainer of the larger model, which has more to
+  do than the rollout. With the transformers engine; vLLM's is shown beside it.
 - TRL: one process in an environment of its own (`bench-trl`), generating with transformers, one and two threads; it can
   do one thing at a time on a CPU. The faster of the two counts.
 
@@ -68,6 +69,7 @@ class Size:
     leave_out: int
     """First steps that are not measured."""
     skip_zero_advantage: bool
+    trainer_threads: int
 
 
 @dataclass
@@ -150,6 +152,7 @@ def ours(size: Size, engine: str) -> Round:
             "trainer.samples_interval": 0,
             "trainer.rollout_log_interval": 0,
             "trainer.checkpoint.interval": 0,
+            "trainer.torch_threads": size.trainer_threads,
         }
         command = [str(ENVIRONMENTS / "client" / "bin" / "quartet"), "run", str(RUN_FILE), "--plain"]
         command += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
@@ -315,7 +318,7 @@ def main() -> None:
         name = f"trl_grpo: {size.name}, {engine} engine"
         return Figure(name, "completions/s", done.rate, peer.rate, peer_name, "higher")
 
-    tiny = Size("0.3 M", MODEL_DATA / "model", 16, 32, 40, 8, True)
+    tiny = Size("0.3 M", MODEL_DATA / "model", 16, 32, 40, 8, skip_zero_advantage=True, trainer_threads=1)
     mine, theirs = compare(tiny)
     single = told(tiny, "TRL, 1 thread", trl(tiny, 1))
     best, name = max(((theirs, "TRL GRPOTrainer, 2 threads"), (single, "TRL GRPOTrainer, 1 thread")), key=rate)
@@ -325,7 +328,7 @@ def main() -> None:
     print_account(tiny, name, best)
     with tempfile.TemporaryDirectory() as folder:
         make_big_model(Path(folder))
-        big = Size("30 M", Path(folder), 4, 64, 7, 2, False)
+        big = Size("30 M", Path(folder), 4, 64, 7, 2, skip_zero_advantage=False, trainer_threads=2)
         mine, theirs = compare(big)
         figures.append(compared(big, "transformers", mine, "TRL GRPOTrainer, 2 threads", theirs))
         print_account(big, "ours", mine)

@@ -80,6 +80,7 @@ def send(folder: Path) -> None:
     manifest = plan_buckets(rollout_pb2.WEIGHT_KIND_FULL, specs, BUCKET_BYTES)
     (folder / "manifest").write_bytes(manifest.SerializeToString())
     store, secret, packer = WeightStore("127.0.0.1"), secrets.token_bytes(8), Packer(manifest)
+    store.open(1, secret)
     print(json.dumps({"port": store.port, "secret": secret.hex()}), flush=True)
     channel = Gloo(store).meet(1, secret, 2, TIMEOUT_SECONDS)
 
@@ -195,7 +196,8 @@ async def main(name: str, updates: int) -> None:
         with process(command, folder / "trainer.log", **pipes) as trainer:
             told = json.loads(await asyncio.to_thread(trainer.stdout.readline))
             secret = bytes.fromhex(told["secret"])
-            info = WeightGroupInfo("gloo", "127.0.0.1", told["port"], 1, 2, TIMEOUT_SECONDS, secret, 1)
+            at = ("127.0.0.1", told["port"])
+            info = WeightGroupInfo("gloo", *at, 1, 2, TIMEOUT_SECONDS, secret, 1, store_gated=True)
             await engine.join_weight_group(info)
             manifest = rollout_pb2.WeightManifest.FromString((folder / "manifest").read_bytes())
             generating = asyncio.create_task(keep_generating(engine))

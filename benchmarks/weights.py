@@ -51,7 +51,7 @@ def plan(megabytes: int, bucket_bytes: int) -> rollout_pb2.WeightManifest:
 # --- The rollout's side, in its own environment -----------------------------------------------------------------------
 
 
-def receive(port: int, bucket_bytes: int) -> None:
+def receive(ports: Sequence[int], bucket_bytes: int) -> None:
     """Answer each line "ours MB", "flat MB" or "tensors MB" on standard input once it is here, with the CPU seconds
     that it took."""
     from quartet_rollout.engines.base import WeightGroupInfo
@@ -59,7 +59,9 @@ def receive(port: int, bucket_bytes: int) -> None:
     from quartet_rollout.weights.receiver import WeightReceiver
 
     def info(epoch: int) -> WeightGroupInfo:
-        return WeightGroupInfo("gloo", "127.0.0.1", port, 1, 2, TIMEOUT_SECONDS, SECRET, epoch)
+        return WeightGroupInfo(
+            "gloo", "127.0.0.1", ports[epoch], 1, 2, TIMEOUT_SECONDS, SECRET, epoch, store_gated=True
+        )
 
     receiver, flat_group = WeightReceiver(), GlooGroup(info(1))
     receiver.join(info(0))
@@ -149,12 +151,11 @@ class Sides:
         self.cpu_seconds.setdefault(way, []).append(time.process_time() - self._began + float(theirs))
 
 
-def join_groups(store) -> list:
+def join_groups(stores: Sequence) -> list:
     """Meet the receiver in two groups, in its order: one for ours, one for the others."""
     from quartet_trainer.publisher.gloo import Gloo
 
-    transport = Gloo(store)
-    groups = {epoch: transport.meet(epoch, SECRET, 2, TIMEOUT_SECONDS) for epoch in (1, 0)}
+    groups = {epoch: Gloo(stores[epoch]).meet(epoch, SECRET, 2, TIMEOUT_SECONDS) for epoch in (1, 0)}
     return [groups[0], groups[1]]
 
 
@@ -186,15 +187,17 @@ def figures_of(sides: Sides, megabytes: int, rounds: int) -> list[Figure]:
 def main(sizes: Sequence[int], bucket_bytes: int) -> None:
     from quartet_trainer.publisher.store import WeightStore
 
-    store = WeightStore("127.0.0.1")
+    stores = [WeightStore("127.0.0.1") for _ in range(2)]  # a store has one group at a time
+    for epoch, store in enumerate(stores):
+        store.open(epoch, SECRET)
     figures = []
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "receiver.log"
         command = [str(ENVIRONMENTS / "rollout" / "bin" / "python"), __file__]
-        command += ["--receive-from", str(store.port), "--bucket-bytes", str(bucket_bytes)]
+        command += ["--receive-from", *(str(store.port) for store in stores), "--bucket-bytes", str(bucket_bytes)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         with process(command, log, **pipes) as receiver:
-            groups = join_groups(store)
+            groups = join_groups(stores)
             if receiver.stdout.readline() != "joined\n":
                 raise RuntimeError(f"the receiving process did not join: {log.read_text()[-2000:]}")
             for megabytes in sizes:
@@ -206,7 +209,7 @@ def main(sizes: Sequence[int], bucket_bytes: int) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser()
-    parser.add_argument("--receive-from", type=int, metavar="PORT")
+    parser.add_argument("--receive-from", type=int, nargs=2, metavar="PORT")
     parser.add_argument("--size", type=int, metavar="MB")
     parser.add_argument("--bucket-bytes", type=int, default=32 << 20, help="default: trainer.weights.bucket_bytes'")
     arguments = parser.parse_args()

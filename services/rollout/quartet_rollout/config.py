@@ -136,5 +136,6 @@ def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
 def limit_threads(threads: int) -> None:
     """Set the thread count of torch's libraries; they read it once, when they are first imported."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # Threads that wait sleep: others need the cores.
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"):
         os.environ[name] = str(threads)

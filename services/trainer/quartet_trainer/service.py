@@ -72,6 +72,8 @@ def evaluation_sets(config: Config) -> list[str]:
 async def serve(config: Config, host: ServiceHost) -> None:
     """Serve TrainerService and train, until the run is over or the service is stopped."""
     os.environ.setdefault("OMP_NUM_THREADS", str(config.section.torch_threads))
+    # Threads that wait for the next operator sleep: spinning, they would take the cores of the other services.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if launch.rank() > 0:
         launch.ignore_signals()
         await _in_thread("training", lambda: _import_life().follow_rank_0(config))
