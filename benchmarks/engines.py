@@ -297,7 +297,7 @@ def compare(name: str, size: str, forms: list[str], model: Path, folder: Path) -
         print(f"{name}, {size}, {kind}, {side}: {[round(rate) for rate in each]} tokens/s", file=sys.stderr, flush=True)
     faster = max(PEERS[name], key=lambda side: middle["peer", side])
     for form in forms:
-        title = f"service: {name}, {size} parameters" + (f", form {form}" if form != OURS[name][0] else "")
+        title = f"engines: {name}, {size} parameters" + (f", form {form}" if form != OURS[name][0] else "")
         yield Figure(title, "tokens/s", middle["ours", form], middle["peer", faster], PEERS[name][faster], "higher")
 
 

@@ -146,7 +146,9 @@ async def loaded(address: str) -> list[Figure]:
         stub = reward_pb2_grpc.RewardServiceStub(channel)
         for concurrent in CONCURRENT:
             p50, p99 = await latencies(stub, concurrent)
-            figures.append(Figure(f"reward: p99 of {concurrent} calls at a time", "ms", p99, p50, "their p50", "lower"))
+            figures.append(
+                Figure(f"reward_service: p99 of {concurrent} calls at a time", "ms", p99, p50, "their p50", "lower")
+            )
         server = server_at("reward", address)
         costs: dict[int, list[float]] = {1: [], 8: []}
         for _ in range(3):
@@ -154,7 +156,7 @@ async def loaded(address: str) -> list[Figure]:
                 measured.append(await cpu_of(lambda count=a_message: stream(stub, count), server))
         eight, one = (statistics.median(costs[count]) for count in (8, 1))
         figures.append(
-            Figure("reward: CPU of an item, 8 a message", "us", eight, one, "one a message", "lower"),
+            Figure("reward_service: CPU of an item, 8 a message", "us", eight, one, "one a message", "lower"),
         )
     return figures
 
@@ -168,7 +170,7 @@ async def grpc_ready(channel: grpc.aio.Channel) -> None:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder, service("reward", Path(folder), []) as address:
         call, alone = added_by_grpc(address)
-        added = Figure("reward: added by gRPC at p50", "ms", call - alone, LIMIT_MS, "limit", "lower")
+        added = Figure("reward_service: added by gRPC at p50", "ms", call - alone, LIMIT_MS, "limit", "lower")
         report(added, *asyncio.run(loaded(address)))
 
 

@@ -9,6 +9,7 @@ running, and makes the exit status 1.
 """
 
 import argparse
+import ast
 import datetime
 import json
 import os
@@ -46,7 +47,7 @@ BENCHMARKS = (
     Benchmark("memory", "trainer", 300),
     Benchmark("trl_grpo", "dev", 900),
     Benchmark("weights", "trainer", 240),
-    Benchmark("weight_stall", "rollout", 180),
+    Benchmark("weight_stall", "rollout", 300),
     Benchmark("engines", "dev", 1200),
 )
 
@@ -96,7 +97,7 @@ def main() -> int:
     for outcome in failed:
         print(f"\n{outcome.name} FAILED: {outcome.failure}")
     if arguments.write and not failed:
-        PAGE.write_text(page(conditions, table(merged(rows, [outcome.name for outcome in outcomes]))))
+        PAGE.write_text(page(conditions, tables(merged(rows, [outcome.name for outcome in outcomes]))))
     print(f"\nbench.json and logs are in {RESULTS.relative_to(ROOT)}")
     return 1 if failed else 0
 
@@ -127,6 +128,8 @@ def run(benchmark: Benchmark) -> Outcome:
         outcome.failure = "\n    ".join([f"it ended with status {process.returncode}", *lines])
         return outcome
     outcome.figures = [Figure(**figure) for figure in json.loads(printed.splitlines()[-1])]
+    if strays := [figure.name for figure in outcome.figures if not figure.name.startswith(f"{benchmark.name}:")]:
+        outcome.failure = f"figures whose name does not begin with '{benchmark.name}:' {strays}"
     return outcome
 
 
@@ -159,7 +162,7 @@ def rows_of_page(text: str) -> list[Row]:
     """The rows of a page that was written before; not those of its further sections."""
     lines = text.partition(SECTION)[0].splitlines()
     cells = [tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in lines if line[:1] == "|"]
-    return [row for row in cells[2:] if len(row) == len(HEADING)]
+    return [row for row in cells if len(row) == len(HEADING) and row != HEADING and set(row[0]) != {"-"}]
 
 
 def table(rows: list[Row]) -> list[str]:
@@ -178,8 +181,24 @@ def merged(fresh: list[Row], names: list[str]) -> list[Row]:
     rows = []
     for benchmark in BENCHMARKS:
         source = fresh if benchmark.name in names else before
-        rows += [row for row in source if row[0].startswith(f"{benchmark.name}:")]
+        rows += [row for row in source if of(row) == benchmark.name]
     return rows
+
+
+def of(row: Row) -> str:
+    """The benchmark that a row is of: its name begins with it."""
+    return row[0].partition(":")[0]
+
+
+def tables(rows: list[Row]) -> str:
+    """A table for each benchmark, under what its program says that it does."""
+    parts = []
+    for benchmark in BENCHMARKS:
+        if mine := [row for row in rows if of(row) == benchmark.name]:
+            program = ROOT / "benchmarks" / f"{benchmark.name}.py"
+            summary = (ast.get_docstring(ast.parse(program.read_text())) or "").splitlines()[0]
+            parts.append("\n".join([f"### {benchmark.name}", "", summary, "", *table(mine)]))
+    return "\n\n".join(parts)
 
 
 def number(value: float) -> str:
@@ -200,7 +219,7 @@ def cpu_model() -> str:
     return names[0] if names else "model unknown"
 
 
-def page(conditions: dict, lines: list[str]) -> str:
+def page(conditions: dict, body: str) -> str:
     before = PAGE.read_text() if PAGE.exists() else ""
     _, mark, sections = before.partition(SECTION)
     return f"""# Benchmarks
@@ -210,7 +229,7 @@ Machine then: {conditions["machine"]}; rows of another date may be of another on
 Load average then {conditions["load_before"]} before and {conditions["load_after"]} after: ours and the peer were
 measured in turn under the same load, so trust the ratios more than the figures.
 
-{chr(10).join(lines)}
+{body}
 
 The ratio is measured / peer. What is compared, and why that is a fair peer, stands at the head of each program in this
 folder.

@@ -7,6 +7,8 @@ those before it: where the KV cache is kept, and where it is computed again, whi
 long as reading all of the running completions anew. On standard error: tokens a second around an update, as bars.
 
     .quartet/envs/rollout/bin/python benchmarks/weight_stall.py [--engine transformers] [--updates 6]
+
+Both engines by default, each where it computes by default: on a CPU in a process of its own.
 """
 
 import argparse
@@ -34,6 +36,7 @@ BIN_SECONDS = 0.1
 BARS_FROM, BARS_TO = -0.5, 1.5
 LOOK_SECONDS = 0.01
 STREAMS = 16
+ENGINES = ("transformers", "vllm")
 
 MODEL = {  # about 30 million parameters: 120 MB of float32
     "hidden_size": 512,
@@ -180,7 +183,7 @@ async def measure(engine, trainer: subprocess.Popen, manifest, updates: int, wat
     return seen
 
 
-async def main(name: str, updates: int) -> None:
+async def main(name: str, updates: int) -> list[Figure]:
     from quartet.v1 import rollout_pb2
 
     from quartet_rollout.engines import WeightGroupInfo, create_engine
@@ -212,22 +215,23 @@ async def main(name: str, updates: int) -> None:
     median = {key: statistics.median(values) for key, values in seen.items()}
     size = sum(manifest.bucket_bytes) / 1e6
     print(json.dumps({key: [round(value, 3) for value in values] for key, values in seen.items()}), file=sys.stderr)
-    title = f"weights: update of {size:.0f} MB, {name}"
+    title = f"weight_stall: update of {size:.0f} MB, {name}"
     beyond = statistics.median(stall - sent for stall, sent in zip(seen["stall"], seen["transfer"], strict=True))
     figures = [Figure(f"{title}, stall beyond the transfer", "s", beyond, ALLOWANCE_SECONDS, "100 ms", "lower")]
     for way in ("kept", "computed again"):
         name = f"{title}, KV cache {way}"
         figures.append(Figure(name, "tokens/s", median[way], median["before"], "before the update", "higher"))
-    report(*figures)
+    return figures
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--engine", choices=("vllm", "transformers"), default="transformers")
+    parser.add_argument("--engine", choices=ENGINES, help="this one only")
     parser.add_argument("--updates", type=int, default=3, help="of each way")
     parser.add_argument("--send", type=Path, metavar="FOLDER")
     arguments = parser.parse_args()
     if arguments.send:
         send(arguments.send)
     else:
-        asyncio.run(main(arguments.engine, arguments.updates))
+        engines = [arguments.engine] if arguments.engine else ENGINES
+        report(*(figure for name in engines for figure in asyncio.run(main(name, arguments.updates))))
