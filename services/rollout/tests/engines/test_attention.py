@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +36,13 @@ MODELS: dict[str, Any] = {
     "a window in one layer": Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=6, max_window_layers=1),
     "no window": Qwen2Config(**SIZES),
 }
+
+
+@pytest.fixture(autouse=True)
+def gradients() -> Iterator[None]:
+    """A core switches them off for its thread: here, that of all other tests."""
+    yield
+    torch.set_grad_enabled(True)
 
 
 @pytest.fixture(params=MODELS)
