@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -17,6 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
+
+from quartet_common.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENTS = ROOT / ".quartet" / "envs"
@@ -51,13 +52,6 @@ def in_turn(ours: Callable[[], float], peer: Callable[[], float], rounds: int, w
 def report(*figures: Figure) -> None:
     """Print the benchmark's line: the last thing that it prints."""
     print(json.dumps([asdict(figure) for figure in figures]), flush=True)
-
-
-def free_port() -> int:
-    """Return a port of the loopback that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextlib.contextmanager

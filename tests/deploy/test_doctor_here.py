@@ -1,12 +1,12 @@
 """`quartet doctor` as a person runs it: the real services' programs, a real Redis, this host."""
 
 import json
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from quartet_common.ports import free_port
 from quartet_local.redis import find_server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,12 +19,6 @@ def doctor(*arguments: str) -> tuple[int, dict[str, dict]]:
     )
     assert done.stdout, done.stderr
     return done.returncode, {finding["check"]: finding for finding in json.loads(done.stdout)}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from quartet_common import ports
 from quartet_local.redis import find_server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,17 +17,7 @@ SERVICES = ("broker", "reward", "rollout", "trainer")
 
 def free_ports(count: int) -> list[int]:
     """Return ports that nothing listens on, their metrics neighbours (+100) free as well."""
-    found: list[int] = []
-    while len(found) < count:
-        with socket.socket() as probe, socket.socket() as neighbour:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-            try:
-                neighbour.bind(("127.0.0.1", port + 100))
-            except (OSError, OverflowError):
-                continue
-            found.append(port)
-    return found
+    return ports.free_ports(count, neighbour=100)
 
 
 class ByHand:

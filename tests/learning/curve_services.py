@@ -7,7 +7,6 @@ their imports are shared (`preloaded.py`).
 import contextlib
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -51,11 +50,7 @@ class Services:
 
     def addresses(self) -> list[str]:
         """Return the settings that say where the four are; rollout's and trainer's ports are free ones."""
-        with contextlib.ExitStack() as stack:
-            probes = {kind: stack.enter_context(socket.socket()) for kind in self._preloaded}
-            for probe in probes.values():
-                probe.bind(("127.0.0.1", 0))
-            ports = {kind: f"127.0.0.1:{probe.getsockname()[1]}" for kind, probe in probes.items()}
+        ports = {kind: f"127.0.0.1:{free_port()}" for kind in self._preloaded}
         return [f"addresses.{kind}={address}" for kind, address in {**self._addresses, **ports}.items()]
 
     @contextlib.contextmanager

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ from quartet.v1 import broker_pb2, broker_pb2_grpc, experience_pb2
 from safetensors.numpy import load_file
 
 from quartet_common.ledger import LEDGER_FILE, read_ledger
+from quartet_common.ports import free_ports
 from quartet_local.redis import find_server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,20 +119,13 @@ class Trainers:
             self._process.wait()
 
 
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Town:
     """Redis and broker over a folder."""
 
     def __init__(self, folder: Path):
         folder.mkdir(parents=True)
         self._processes: list[subprocess.Popen] = []
-        redis, broker = free_port(), free_port()
+        redis, broker = free_ports(2)
         self.address = f"127.0.0.1:{broker}"
         self._log = (folder / "services.log").open("ab")
         options = [

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from another_build import ROOT, Build
 
+from quartet_common.ports import free_ports
 from quartet_local.redis import find_server
 
 ENVIRONMENTS = ROOT / ".quartet" / "envs"
@@ -29,18 +29,6 @@ import sys; from pathlib import Path
 from model import build_model, build_tokenizer, save
 save(build_model(0), build_tokenizer(), Path(sys.argv[1]))
 """
-
-
-def free_ports(count: int) -> list[int]:
-    """Return different ports that nothing listens on now."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 def make_model(folder: Path) -> Path:

@@ -159,6 +159,10 @@ RESULTS: list[Case] = [
 ]
 
 
+CLOCK = ("answered_at",)
+"""What GetGroup tells anew each time."""
+
+
 # What is set aside, and where a group is ------------------------------------------------------------------------------
 
 
@@ -251,13 +255,14 @@ ASIDE: list[Case] = [
         STATE,
         "finished",
     ),
-    Good("BrokerService.GetGroup", "at a rollout", leased_group, is_at_the_rollout),
-    Good("BrokerService.GetGroup", "in a stored set", stored_prompt, waits_for_an_evaluation),
+    Good("BrokerService.GetGroup", "at a rollout", leased_group, is_at_the_rollout, volatile=CLOCK),
+    Good("BrokerService.GetGroup", "in a stored set", stored_prompt, waits_for_an_evaluation, volatile=CLOCK),
     Good(
         "BrokerService.GetGroup",
         "committed",
         lambda w: pb.GetGroupRequest(run_id=w.run().committed().id, instance_id="a"),
         is_durable,
+        volatile=CLOCK,
     ),
     Bad(
         "BrokerService.GetGroup",

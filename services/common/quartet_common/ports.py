@@ -1,0 +1,51 @@
+"""TCP ports for programs that must be told theirs before they listen: launchers, benchmarks, tests."""
+
+import random
+import socket
+from pathlib import Path
+
+_LOWEST = 10_000
+_GIVEN_BY_KERNEL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_given: set[int] = set()  # by this process, so far
+
+
+def free_ports(count: int, host: str = "127.0.0.1", neighbour: int = 0) -> list[int]:
+    """Return different ports that nothing listens on, and that this process was not given before.
+
+    They are below the range that the kernel takes ports from for outgoing connections: one of those may be in use by
+    any connection before its owner listens on it, and who looks whether somebody listens there may reach himself.
+
+    Args:
+        count: how many.
+        host: the address they are to be listened at.
+        neighbour: another port that must be free, so much above each; 0: none.
+
+    Raises:
+        OSError: so many are not to be had.
+    """
+    highest = int(_GIVEN_BY_KERNEL.read_text().split()[0]) - 1 - neighbour if _GIVEN_BY_KERNEL.exists() else 32_767
+    found: list[int] = []
+    for port in random.SystemRandom().sample(range(_LOWEST, highest), highest - _LOWEST):
+        if len(found) == count:
+            break
+        if port not in _given and all(_is_free(host, each) for each in {port, port + neighbour}):
+            _given.update((port, port + neighbour))
+            found.append(port)
+    if len(found) < count:
+        raise OSError(f"only {len(found)} of {count} ports between {_LOWEST} and {highest} are free at {host}")
+    return found
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return one of `free_ports`."""
+    return free_ports(1, host)[0]
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: old connections do not matter
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
