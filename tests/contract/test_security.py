@@ -135,9 +135,10 @@ async def refusal(channel: grpc.aio.Channel, method: MethodDescriptor) -> tuple[
         request_serializer=request_class.SerializeToString,
         response_deserializer=response_class.FromString,
     )
-    request = iter([request_class()]) if method.client_streaming else request_class()
+    # A stream is refused before anything is sent: what is being sent then would, at times, be told as cancelled.
+    requests = [] if method.client_streaming else [request_class()]
     try:
-        answer = call(request, timeout=5)
+        answer = call(*requests, timeout=30)
         if method.server_streaming:
             async for _ in answer:
                 break
