@@ -13,10 +13,13 @@ from dataclasses import asdict, astuple
 from functools import partial
 from typing import Any
 
+from quartet_common.log import get_logger
 from quartet_rollout.engines.registry import build_core
 from quartet_rollout.engines.runner import Facts, Runner
 from quartet_rollout.engines.stepping import Mail
 from quartet_rollout.engines.wire import Channel, pack_error, pack_mail, unpack_request
+
+log = get_logger(__name__)
 
 STATS_SECONDS = 0.02
 """Between two messages that say nothing but what the core is doing."""
@@ -86,6 +89,9 @@ class Child:
                 self._runner.ask(method, *args).add_done_callback(partial(self._answer, body["ask"]))
         except (EOFError, OSError):
             os._exit(1)  # The rollout is gone: nobody wants anything any more.
+        except Exception:
+            log.exception("an order cannot be understood")
+            os._exit(1)  # The rollout tells everybody that this process has ended.
 
 
 class _ToTheRollout(logging.Handler):

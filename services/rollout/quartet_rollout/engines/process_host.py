@@ -129,6 +129,10 @@ class ProcessHost:
                 self._take(*self._channel.receive())
         except (EOFError, OSError):
             self._end()
+        except Exception:
+            log.exception("what the engine's process says cannot be understood")
+            self._process.kill()
+            self._end()
 
     def _take(self, body: dict[str, Any], arrays: list[Any]) -> None:
         if (line := body.get("log")) is not None:

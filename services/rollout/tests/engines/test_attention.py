@@ -98,3 +98,19 @@ def test_layers_without_keys_are_refused(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("quartet_rollout.engines.transformers_engine.core.layer_kinds", refuse)
     with pytest.raises(EngineError, match="the transformers engine cannot run this model: layers of kind linear_att"):
         TransformersCore(str(tmp_path), TransformersOptions(device="cpu"))
+
+
+def test_a_row_that_overflowed_does_not_reach_those_that_get_its_slot(tmp_path: Path) -> None:
+    write_model(tmp_path, tied=True, seed=0)
+    core = TransformersCore(str(tmp_path), TransformersOptions(device="cpu", max_num_seqs=2))
+    for key, prompt in (("long", [20] * 30), ("short", [21, 22])):
+        core.add(key, prompt, SamplingSettings(temperature=0.0, max_new_tokens=40))
+    core.step()
+    for layer in core._slots.layers:  # As if the first row's keys and values were too large for their type.
+        layer.keys[0], layer.values[0] = float("inf"), float("nan")
+    core.abort(["long"])  # The second row moves into its slot.
+    core.add("new", [23, 24, 25], SamplingSettings(temperature=0.0, max_new_tokens=40))
+    made = {}
+    while len(made) < 2:
+        made |= {completion.key: completion for completion in core.step()}
+    assert all(np.isfinite(completion.log_probs).all() for completion in made.values())

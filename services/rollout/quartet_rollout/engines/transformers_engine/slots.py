@@ -1,7 +1,8 @@
 """Keys and values of running rows: row i has slot i, its tokens from the slot's first position on.
 
 A row that ends leaves a slot that the last row moves into, and a new row gets the next one: neither touches the others'
-keys and values. What lies behind a row's newest token is anything, and masked.
+keys and values. What lies behind a row's newest token is masked, and finite all the same: a masked infinity, left by a
+row that overflowed, would still make its successor's attention no number. So a slot is taken over whole.
 """
 
 from __future__ import annotations
@@ -59,12 +60,14 @@ class Slots:
                 source = [which[row] for row in of_length]
                 mine.keys[to, :, :length] = its.keys[source, :, -length:]
                 mine.values[to, :, :length] = its.values[source, :, -length:]
+                mine.keys[to, :, length:] = 0
+                mine.values[to, :, length:] = 0
 
     def move(self, to: Sequence[int], source: Sequence[int]) -> None:
         """Copy slots to others."""
         for layer in self.layers if to else ():
-            layer.keys[to, :, : self.width] = layer.keys[source, :, : self.width]
-            layer.values[to, :, : self.width] = layer.values[source, :, : self.width]
+            layer.keys[to] = layer.keys[source]
+            layer.values[to] = layer.values[source]
 
     def clear(self) -> None:
         """Forget everything, but keep the memory. What weights that are no numbers left here would outlive them."""
