@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from quartet_trainer.batches import MicroBatch
 from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.plugins.base import CreateOptimizer, Criterion, Load, Plugin, Seconds
+from quartet_trainer.learner.plugins.clipping import clip_parts
 from quartet_trainer.learner.plugins.exact import exact_buffers
 from quartet_trainer.learner.plugins.zero_rows import ZeroRows
 from quartet_trainer.learner.policy import Policy
@@ -95,16 +96,7 @@ class LowLevelZero(Plugin):
         return seconds
 
     def clip_gradient(self, max_norm: float) -> float:
-        rows = [row for _, row in self._rows.gradients()]
-        squares = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
-        for row in rows:
-            squares += row.double().square().sum()
-        dist.all_reduce(squares)
-        norm = squares.sqrt().item()
-        if norm > max_norm:
-            for row in rows:
-                row.mul_(max_norm / (norm + 1e-6))
-        return norm
+        return clip_parts([(row, 1.0) for _, row in self._rows.gradients()], max_norm, self.ranks.device)
 
     def trained(self, parameter: nn.Parameter) -> Tensor:
         return self._rows.master(parameter)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from quartet_trainer.batches import MicroBatch
 from quartet_trainer.learner.plugins.base import Criterion, Load, Plugin, Seconds
+from quartet_trainer.learner.plugins.clipping import clip_parts
 
 
 class Ranged(Plugin):
@@ -84,16 +85,7 @@ class Ranged(Plugin):
         return seconds
 
     def clip_gradient(self, max_norm: float) -> float:
-        gradients = self._gradients()
-        squares = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
-        for gradient in gradients:
-            squares += gradient.double().square().sum()
-        dist.all_reduce(squares)
-        norm = squares.sqrt().item()
-        if norm > max_norm:
-            for gradient in gradients:
-                gradient.mul_(max_norm / (norm + 1e-6))
-        return norm
+        return clip_parts([(gradient, 1.0) for gradient in self._gradients()], max_norm, self.ranks.device)
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         yield from self._held.items()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from quartet_trainer.learner.adapter import Adapter, merge
 from quartet_trainer.learner.plugins.base import Plugin
+from quartet_trainer.learner.plugins.clipping import clip_parts
 from quartet_trainer.learner.plugins.shards import Shards
 from quartet_trainer.learner.plugins.zero_rows import ZeroRows
 
@@ -42,17 +43,7 @@ class Sharded(Plugin):
         self._layers = {id(parameter): layer for _, parameter, layer in held}
 
     def clip_gradient(self, max_norm: float) -> float:
-        squares = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
-        gradients = self._gradients()
-        for gradient, owned in gradients:
-            squares += owned * gradient.double().square().sum()
-        for group in self._holders:
-            dist.all_reduce(squares, group=group)
-        norm = squares.sqrt().item()
-        if norm > max_norm:
-            for gradient, _ in gradients:
-                gradient.mul_(max_norm / (norm + 1e-6))
-        return norm
+        return clip_parts(self._gradients(), max_norm, self.ranks.device, self._holders)
 
     def _gradients(self) -> list[tuple[Tensor, float]]:
         """What this rank steps with, and the share of each in the sum over all ranks that hold a part of the model."""
