@@ -2,10 +2,11 @@
 
 Nothing is measured for it. A group's transcript says when its completions were generated and scored, by the rollout's
 clock; the broker's GetGroup says when it was leased, put and granted, by Redis'. Both clocks are brought to the
-trainer's by what is known of the order (`clocks`): an answer of the broker was made between question and answer, and a
-group was generated and scored between its lease and its put.
+trainer's by what is known of the order (`clocks`): an answer of the broker was made between question and answer, a
+group was granted before it arrived, and it was generated and scored between its lease and its put.
 """
 
+import math
 import queue
 import threading
 import time
@@ -38,6 +39,7 @@ _MOMENT_SECONDS = 0.001
 LEASED = broker_pb2.GROUP_MOMENT_KIND_LEASED
 PUT = broker_pb2.GROUP_MOMENT_KIND_PUT
 IN_BATCH = broker_pb2.GROUP_MOMENT_KIND_IN_BATCH
+READY = "broker: groups ready"
 
 
 @dataclass(frozen=True)
@@ -102,11 +104,10 @@ class GroupRows:
         self._trace.span("trainer: steps", "step", step.began, step.ended - step.began, step=number)
         if step.fetched.manifest.replayed:
             return  # granted and made in an earlier life, whose trace tells of it
-        arrived, bars, granted = step.fetched.arrived_at, [], []
-        for group, moments in self._at_broker(step.fetched.groups):
+        arrived, bars = step.fetched.arrived_at, []
+        for group, moments in self._at_broker(step.fetched.groups, arrived):
             bars += self._bars(number, group, moments, arrived)
-            granted.append(moments.in_batch)
-        if granted:
+        if granted := [bar.began + bar.seconds for bar in bars if bar.row == READY]:
             began = min(max(granted), arrived)
             bars.append(_Bar("broker: batches", "delivering", began, arrived - began, {"step": number}))
         for bar in sorted(bars, key=lambda bar: bar.began):
@@ -123,15 +124,14 @@ class GroupRows:
         if transcript.HasField("started_at") and transcript.completions:
             started, finished = _seconds(transcript.started_at), _seconds(transcript.finished_at)
             offset = self._rollouts.setdefault(transcript.rollout_id, Offset())
-            offset.happened(at.leased, started, at.put + _MOMENT_SECONDS, theirs_later=finished)
+            offset.happened(at.leased, started, min(at.put + _MOMENT_SECONDS, arrived), theirs_later=finished)
             assert offset.seconds is not None
             yield from _making(transcript, started + offset.seconds, about)
             put = max(put, finished + offset.seconds)
-        taken = max(put, min(at.in_batch, arrived))
-        yield _Bar("broker: groups ready", "ready", put, taken - put, about)
+        yield _Bar(READY, "ready", put, max(put, at.in_batch) - put, about)
 
     def _at_broker(
-        self, groups: Sequence[experience_pb2.ExperienceGroup]
+        self, groups: Sequence[experience_pb2.ExperienceGroup], arrived: float
     ) -> Iterator[tuple[experience_pb2.ExperienceGroup, _Broker]]:
         """Yield groups of which the broker tells a life that is whole."""
         found = []
@@ -148,6 +148,10 @@ class GroupRows:
                 if not answer.HasField("answered_at"):
                     self._say("the broker is of a release that does not tell its clock")
                     continue
+                for moment in answer.moments:
+                    if moment.kind == IN_BATCH:
+                        self._redis.happened(-math.inf, _seconds(moment.at), arrived)
+                # The newest exchange counts most, so it is one that bounds from both sides.
                 self._redis.happened(sent, _seconds(answer.answered_at), time.perf_counter())
                 found.append((group, answer))
         for group, answer in found:

@@ -33,6 +33,8 @@ class Lives(broker_pb2_grpc.BrokerServiceServicer):
     def __init__(self) -> None:
         self.moments: dict[str, list[tuple[int, float]]] = {}
         self.tells_clock = True
+        self.slow = 0.0
+        """Seconds that an answer is under way."""
 
     def GetGroup(self, request, context):  # noqa: N802 (the contract's name)
         if request.instance_id not in self.moments:
@@ -42,6 +44,7 @@ class Lives(broker_pb2_grpc.BrokerServiceServicer):
             answer.moments.add(kind=kind, at=stamp(int((at + REDIS_AHEAD) * 1000) / 1000))
         if self.tells_clock:
             answer.answered_at.CopyFrom(stamp(time.time() + REDIS_AHEAD))
+        time.sleep(self.slow)
         return answer
 
 
@@ -136,6 +139,25 @@ def test_a_groups_bars_are_in_order_and_where_they_were_whatever_the_clocks_say(
         for event in (event for event in events if event["tid"] == thread):
             assert event["ts"] >= ends - 2
             ends = event["ts"] + event["dur"]
+
+
+def test_a_group_is_not_shown_granted_after_it_arrived_however_slow_the_broker_answers(tmp_path: Path, lives) -> None:
+    """The middle of question and answer alone would put Redis' moments 0.15 s too late."""
+    broker, stub = lives
+    broker.slow = 0.3
+    trace = Trace(tmp_path / "trace.json")
+    rows = GroupRows(trace, stub, "test")
+    base = time.time() - 5
+    broker.moments["g"] = life(base)
+    now = time.perf_counter()
+    rows.trained(fetched(0, [made("g", base)], arrived=base + 0.902), began=now - 1.0, ended=now)
+    rows.close()
+    trace.close()
+    events = shown(tmp_path / "trace.json")
+    ((put, granted),) = bars(events, "broker: groups ready", group="g")
+    ((delivering, delivered),) = bars(events, "broker: batches", step=0)
+    assert put <= granted <= delivering + 2e-6 <= delivered + 2e-6
+    assert granted - put == pytest.approx(0.397, abs=0.01)
 
 
 @pytest.mark.parametrize("why", ["an older broker", "a forgotten group", "an older rollout", "a replayed batch"])
