@@ -6,7 +6,8 @@ clipping, AdamW, metrics.
 Peer: a plain loop over the same completions in the same micro-batches with the same right padding: the model's logits,
 log-softmax, the clipped loss, backward, gradient clipping, torch's AdamW. Its token ids, advantages and padding are
 tensors already, prepared outside the measured time; it computes no metrics. It is what there is to be gained by doing
-without Quartet's learner.
+without Quartet's learner. The learner is measured twice: with prompts computed for each completion, as the peer does,
+and as it is used, each prompt once for its group (`trainer.share_prompts`).
 
 The batch is 16 groups of 8 completions of about 21 tokens, rewards 0 and 1 mixed in every group, so that none can be
 spared; the model is the demo's, of 312,000 parameters. Both run on one thread. The two losses must agree, with each
@@ -32,7 +33,7 @@ from quartet.v1 import experience_pb2
 
 from quartet_common.tensors import decode, decode_ragged
 from quartet_trainer.batches import decode_groups
-from quartet_trainer.learner import LearnerSettings, create_learner
+from quartet_trainer.learner import Learner, LearnerSettings, create_learner
 
 GROUPS, COMPLETIONS, PROMPT_TOKENS = 16, 8, 9
 LEARNING_RATE, CLIP_LOW, CLIP_HIGH = 3e-4, 0.2, 0.28
@@ -127,27 +128,37 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         path = Path(name)
         save(build_model(0), build_tokenizer(), path)
+        apart = create_learner(settings.model_copy(update={"share_prompts": False}), path, Run())
         learner = create_learner(settings, path, Run())
-        micro_batches = learner._planner.plan(decode_groups(groups, 128))[0].micro_batches
+        micro_batches = apart._planner.plan(decode_groups(groups, 128))[0].micro_batches
         plain = PlainTraining(path, plain_batches(groups, micro_batches))
         with torch.no_grad():
             expected = plain_loop.plain_loss(
                 plain_loop.load(path, torch.float32), groups, low=CLIP_LOW, high=CLIP_HIGH
             ).item()
-    for name, found in (("the learner", learner.train_step(groups)["loss"]), ("the peer", plain.train_step())):
+    losses = {
+        "the learner, prompts apart": apart.train_step(groups)["loss"],
+        "the learner": learner.train_step(groups)["loss"],
+        "the peer": plain.train_step(),
+    }
+    for name, found in losses.items():
         if abs(found - expected) > 1e-4:
             raise RuntimeError(
                 f"{name} has loss {found:.6f} where {expected:.6f} is right: there is nothing to compare"
             )
 
-    def ours() -> float:
-        return 1000 * seconds_of(lambda: learner.train_step(groups))
-
     def peer() -> float:
         return 1000 * seconds_of(plain.train_step)
 
-    name = f"learner: step of {GROUPS * COMPLETIONS} completions in {len(micro_batches)} micro-batches"
-    report(Figure(name, "ms", *in_turn(ours, peer, ROUNDS, warm_up=2), "plain PyTorch, the same batches", "lower"))
+    def compared(name: str, ours: Learner) -> Figure:
+        def step() -> float:
+            return 1000 * seconds_of(lambda: ours.train_step(groups))
+
+        peer_name = f"plain PyTorch, {len(micro_batches)} padded batches"
+        return Figure(f"learner: {name}", "ms", *in_turn(step, peer, ROUNDS, warm_up=2), peer_name, "lower")
+
+    completions = f"step of {GROUPS * COMPLETIONS} completions"
+    report(compared(f"{completions}, prompts apart", apart), compared(f"{completions}, prompts shared", learner))
 
 
 if __name__ == "__main__":

@@ -4,9 +4,11 @@
 |---|---|
 | `experience` | `ExperienceBatch`: the groups of a step as flat tensors; `decode_groups`, `ExperienceError` |
 | `plan` | which tokens are trained with which weight, and which completions on which rank in which micro-batch |
-| `collate` | a micro-batch's padded token ids and the flat positions whose log-probs are wanted |
+| `dealing` | the arithmetic of sharing out and cutting |
+| `collate` | a micro-batch: its token ids, padded, and the places whose log-probs are wanted |
+| `shared_prompts` | its other layout, with each prompt once |
 
-Everything here is done by index arithmetic on whole batches; no loop runs over completions or tokens.
+Everything here is done by index arithmetic on whole batches; no loop runs over tokens.
 """
 
 from quartet_trainer.batches.collate import MicroBatch, collate

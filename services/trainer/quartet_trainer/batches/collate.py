@@ -10,21 +10,23 @@ from torch import Tensor
 
 from quartet_trainer.batches.experience import ExperienceBatch
 from quartet_trainer.batches.plan import StepPlan
+from quartet_trainer.batches.shared_prompts import SharedPrompts, share_prompts
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """M completions after their prompts, padded on the right to the longest (L), and their t trained tokens, flat.
+    """M completions after their prompts, and their t trained tokens, flat.
 
-    Padding follows every real token, so a causal model needs no attention mask.
+    Either padded on the right to the longest (L): padding follows every real token, so a causal model needs no
+    attention mask. Or in one row, each prompt once, as `shared` says.
     """
 
     input_ids: Tensor
-    """int64 [M, L]."""
+    """int64 [M, L]; with `shared` [1, S]."""
     rows: Tensor
-    """int64 [t]: the row of each trained token."""
+    """int64 [t]: the row of each trained token in `input_ids`."""
     columns: Tensor
-    """int64 [t]: the position that predicts it, one before its own."""
+    """int64 [t]: the column whose output predicts it: that of the token before it."""
     targets: Tensor
     """int64 [t]: its id."""
     sequences: Tensor
@@ -42,15 +44,23 @@ class MicroBatch:
     old_log_probs: Tensor | None = None
     """float64 [t]: see `StepPlan.old_log_probs`."""
 
+    shared: SharedPrompts | None = None
+    """Where prompts are shared: how the row's tokens make sequences."""
+
     mask_counts: Tensor | None = None
     """int64 [t]: with sampling masks, the candidates each was drawn from; 0: all of the vocabulary."""
     mask_ids: Tensor | None = None
     """int64 [sum of the counts]: their ids."""
 
     @property
-    def inputs(self) -> tuple[Tensor, ...]:
+    def states(self) -> tuple[Tensor, Tensor, Tensor, SharedPrompts | None]:
+        """What tells the hidden states in which the trained tokens were chosen: the first of `inputs`."""
+        return self.input_ids, self.rows, self.columns, self.shared
+
+    @property
+    def inputs(self) -> tuple[Tensor | SharedPrompts | None, ...]:
         """What the policy takes."""
-        always = self.input_ids, self.rows, self.columns, self.targets, self.temperatures
+        always = *self.states, self.targets, self.temperatures
         if self.mask_counts is None or self.mask_ids is None:
             return always
         return *always, self.mask_counts, self.mask_ids
@@ -58,9 +68,11 @@ class MicroBatch:
     def to(self, device: torch.device, dtype: torch.dtype) -> MicroBatch:
         """The same on `device`, with all that is floating-point as `dtype`."""
 
-        def move(value: Tensor | None) -> Tensor | None:
+        def move(value: Tensor | SharedPrompts | None) -> Tensor | SharedPrompts | None:
             if value is None:
                 return None
+            if isinstance(value, SharedPrompts):
+                return value.to(device)
             return value.to(device, dtype if value.is_floating_point() else value.dtype, non_blocking=True)
 
         return MicroBatch(**{name: move(value) for name, value in vars(self).items()})
@@ -69,6 +81,42 @@ class MicroBatch:
 def collate(batch: ExperienceBatch, plan: StepPlan, completions: np.ndarray) -> MicroBatch:
     """Gather `completions` (int64 indices into the batch) for one forward pass."""
     chosen = torch.from_numpy(completions)
+    completion_lengths = batch.completion_lengths[chosen]
+    sequences = torch.repeat_interleave(torch.arange(chosen.numel()), completion_lengths)
+    first = completion_lengths.cumsum(0) - completion_lengths
+    offset = torch.arange(sequences.numel()) - first[sequences]
+    token = batch.completion_starts[chosen][sequences] + offset
+    trained = plan.mask[token]
+    sequences, offset, token = sequences[trained], offset[trained], token[trained]
+    if plan.share_prompts:
+        laid = share_prompts(batch, chosen, plan.max_padding)
+        input_ids, shared, rows = laid.input_ids, laid.prompts, torch.zeros_like(sequences)
+        columns = laid.completion_starts[sequences] + offset - 1
+        columns = torch.where(offset == 0, laid.prompt_ends[sequences], columns)
+    else:
+        input_ids, shared, rows = _padded(batch, chosen), None, sequences
+        columns = batch.prompt_lengths[chosen][sequences] + offset - 1
+    counts, ids = (None, None) if batch.candidates is None else batch.candidates.of(token)
+    return MicroBatch(
+        mask_counts=counts,
+        mask_ids=ids,
+        input_ids=input_ids,
+        rows=rows,
+        columns=columns,
+        targets=batch.completion_tokens[token].long(),
+        sequences=sequences,
+        shared=shared,
+        tokens=token,
+        temperatures=batch.temperatures[chosen][sequences],
+        rollout_log_probs=batch.rollout_log_probs[token],
+        advantages=plan.advantages[token],
+        weights=torch.zeros(token.numel(), dtype=torch.float64) if plan.idle else plan.weights[token],
+        old_log_probs=None if plan.old_log_probs is None else plan.old_log_probs[token],
+    )
+
+
+def _padded(batch: ExperienceBatch, chosen: Tensor) -> Tensor:
+    """int64 [M, L]."""
     prompt_lengths = batch.prompt_lengths[chosen]
     completion_lengths = batch.completion_lengths[chosen]
     prompt_tokens = batch.tokens.numel() - batch.rows.numel()
@@ -81,27 +129,4 @@ def collate(batch: ExperienceBatch, plan: StepPlan, completions: np.ndarray) -> 
         prompt_tokens + batch.completion_starts[chosen, None] + in_completion,
     )
     real = in_completion < completion_lengths[:, None]
-    input_ids = torch.where(real, batch.tokens[torch.where(real, source, 0)], 0).long()
-
-    rows = torch.repeat_interleave(torch.arange(chosen.numel()), completion_lengths)
-    first = completion_lengths.cumsum(0) - completion_lengths
-    offset = torch.arange(rows.numel()) - first[rows]
-    token = batch.completion_starts[chosen][rows] + offset
-    trained = plan.mask[token]
-    rows, offset, token = rows[trained], offset[trained], token[trained]
-    counts, ids = (None, None) if batch.candidates is None else batch.candidates.of(token)
-    return MicroBatch(
-        mask_counts=counts,
-        mask_ids=ids,
-        input_ids=input_ids,
-        rows=rows,
-        columns=prompt_lengths[rows] + offset - 1,
-        targets=batch.completion_tokens[token].long(),
-        sequences=rows,
-        tokens=token,
-        temperatures=batch.temperatures[chosen][rows],
-        rollout_log_probs=batch.rollout_log_probs[token],
-        advantages=plan.advantages[token],
-        weights=torch.zeros(token.numel(), dtype=torch.float64) if plan.idle else plan.weights[token],
-        old_log_probs=None if plan.old_log_probs is None else plan.old_log_probs[token],
-    )
+    return torch.where(real, batch.tokens[torch.where(real, source, 0)], 0).long()

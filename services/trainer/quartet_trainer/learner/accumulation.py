@@ -82,8 +82,11 @@ class Accumulator:
                 loss, micro_sums = loss + value_loss, micro_sums | value_sums
             if not plan.idle and self._plugin.counts:
                 completions = plan.micro_batches[index - len(texts)]
-                real = batch.prompt_lengths[completions].sum() + batch.completion_lengths[completions].sum()
-                sizes = {"forward_tokens": micro_batch.input_ids.numel(), "real_tokens": real, "micro_batches": 1}
+                whole = int(batch.prompt_lengths[completions].sum() + batch.completion_lengths[completions].sum())
+                forward = micro_batch.input_ids.numel()
+                real = forward if micro_batch.shared else whole
+                sizes = {"forward_tokens": forward, "real_tokens": real, "micro_batches": 1}
+                sizes["shared_prompt_tokens"] = whole - real
                 micro_sums |= {name: torch.as_tensor(float(size)) for name, size in sizes.items()}
                 sums = sums + torch.stack([micro_sums.get(name, zero).to(sums) for name in SUMS])
                 peak = torch.maximum(peak, micro_peak)

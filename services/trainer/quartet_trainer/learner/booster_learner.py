@@ -108,11 +108,13 @@ class BoosterLearner:
             self._plugin,
             run.sampling.max_new_tokens,
             self._critic.values if self._critic else None,
+            critic_shares=isinstance(self._critic, Critic) and self._critic.shares_prompts,
             joint=head is not None,
         )
 
     def _load(self, dtype: torch.dtype, *, frozen: bool = False) -> PreTrainedModel:
-        causal_lm = load_causal_lm(self._model_path, dtype)
+        share = self._settings.share_prompts and self._settings.plugin != "hybrid_parallel"
+        causal_lm = load_causal_lm(self._model_path, dtype, share_prompts=share)
         causal_lm.train()
         if self._settings.gradient_checkpointing and not frozen:
             causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

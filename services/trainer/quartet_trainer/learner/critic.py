@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from quartet_common.log import get_logger
 from quartet_trainer.batches import ExperienceBatch, MicroBatch, collate
+from quartet_trainer.batches.shared_prompts import SharedPrompts
 from quartet_trainer.learner import distributed
 from quartet_trainer.learner.base import LearnerError
 from quartet_trainer.learner.metrics import target_metrics
@@ -23,6 +24,7 @@ from quartet_trainer.learner.planner import CriticTargets
 from quartet_trainer.learner.plugins import Plugin
 from quartet_trainer.learner.policy import autocast_to, load_causal_lm
 from quartet_trainer.learner.settings import LearnerSettings
+from quartet_trainer.learner.shared_attention import last_hidden_state, shares_prompts
 from quartet_trainer.losses.value import clipped_value_loss
 
 log = get_logger(__name__)
@@ -40,15 +42,14 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.head.bias)
         self._autocast_dtype = autocast
 
-    def forward(self, input_ids: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, rows: Tensor, columns: Tensor, shared: SharedPrompts | None) -> Tensor:
         """The value [t] of each state in which a token was chosen: of all tokens up to `columns` in its row.
 
         Args:
-            input_ids: int64 [M, L], padded on the right.
-            rows, columns: int64 [t], as `Policy` takes them.
+            input_ids, rows, columns, shared: as `Policy` takes them.
         """
         with autocast_to(self._autocast_dtype, input_ids.device):
-            hidden = self.trunk(input_ids=input_ids, use_cache=False).last_hidden_state[rows, columns]
+            hidden = last_hidden_state(self.trunk, input_ids, shared)[rows, columns]
         return self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
 
 
@@ -81,7 +82,8 @@ class Critic:
         rate = settings.learning_rate if settings.critic.learning_rate is None else settings.critic.learning_rate
         own = settings.model_copy(update={"learning_rate": rate})
         self._learning_rate = LearningRate(own, max_steps)
-        causal_lm = load_causal_lm(path, plugin.dtype)
+        causal_lm = load_causal_lm(path, plugin.dtype, share_prompts=settings.share_prompts)
+        self.shares_prompts = shares_prompts(causal_lm)
         vocabulary = plugin.causal_lm.config.vocab_size
         if causal_lm.config.vocab_size != vocabulary:
             raise LearnerError(
@@ -98,7 +100,7 @@ class Critic:
     def values(self, micro_batch: MicroBatch) -> Tensor:
         """The values [t] of a micro-batch's tokens, without gradient. Local."""
         with torch.no_grad():
-            return self._model.unwrap()(micro_batch.input_ids, micro_batch.rows, micro_batch.columns)
+            return self._model.unwrap()(*micro_batch.states)
 
     def learn(self, batch: ExperienceBatch, targets: CriticTargets, step: int) -> dict[str, float]:
         """One optimizer step towards the returns; metrics, the same on every rank."""
@@ -137,7 +139,7 @@ class Critic:
             micro_batch = collate(batch, plan, completions).to(plugin.ranks.device, plugin.dtype)
             is_last = index == len(plan.micro_batches) - 1
             with nullcontext() if is_last else self._booster.no_sync(self._model, self._optimizer):
-                values = self._model(micro_batch.input_ids, micro_batch.rows, micro_batch.columns)
+                values = self._model(*micro_batch.states)
                 chosen = micro_batch.tokens.cpu()
                 old, returns = targets.old_values[chosen].to(values), targets.returns[chosen].to(values)
                 losses, clipped = clipped_value_loss(values, old, returns, self._clip)

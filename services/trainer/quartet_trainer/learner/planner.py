@@ -74,18 +74,20 @@ class Planner:
         max_new_tokens: int,
         values: Forward | None = None,
         *,
+        critic_shares: bool = False,
         joint: bool = False,
     ) -> None:
         """Take the parts.
 
-        `max_new_tokens` is the "constant" aggregation's length, `values` the critic's forward; `joint`: it is a head on
-        the policy, which learns from the policy's own passes.
+        `max_new_tokens` is the "constant" aggregation's length, `values` the critic's forward, `critic_shares` whether
+        that takes shared prompts; `joint`: it is a head on the policy, which learns from the policy's own passes.
         """
         self._settings = settings
         self._algorithm = algorithm
         self._plugin = plugin
         self._max_new_tokens = max_new_tokens
         self._values = values
+        self._critic_shares = critic_shares
         self._joint = joint
         self._dtype = torch.float64 if settings.precision == "fp64" else torch.float32
         # Where every token has a loss of its own, no completion can be spared.
@@ -196,6 +198,7 @@ class Planner:
             max_padding=self._settings.max_padding,
             rank=plugin.ranks.rank if all_ranks else plugin.data_rank,
             world_size=plugin.ranks.world_size if all_ranks else plugin.data_size,
+            share_prompts=self._critic_shares if all_ranks else plugin.shares_prompts,
         )
 
     def _kl_to_reference(self, batch: ExperienceBatch, plan: StepPlan, old: Tensor | None) -> Tensor | None:

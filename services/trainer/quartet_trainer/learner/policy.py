@@ -11,8 +11,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from quartet_common.log import get_logger
+from quartet_trainer.batches.shared_prompts import SharedPrompts
 from quartet_trainer.learner.base import LearnerError
+from quartet_trainer.learner.shared_attention import last_hidden_state, use_shared_attention
 from quartet_trainer.learner.value_head import ValueHead
+
+log = get_logger(__name__)
 
 LOGITS_AT_ONCE = 2**26
 """Logits (tokens * vocabulary) that may stand in memory at once: 256 MiB of float32."""
@@ -99,6 +104,7 @@ class Policy(nn.Module):
         input_ids: Tensor,
         rows: Tensor,
         columns: Tensor,
+        shared: SharedPrompts | None,
         targets: Tensor,
         temperatures: Tensor,
         mask_counts: Tensor | None = None,
@@ -107,9 +113,10 @@ class Policy(nn.Module):
         """Log-probs of t tokens, the entropy of the distributions they were drawn from, and with a head the values.
 
         Args:
-            input_ids: int64 [M, L], padded on the right.
+            input_ids: int64 [M, L], padded on the right, or with `shared` [1, L].
             rows: int64 [t], in [0, M).
             columns: int64 [t], in [0, L): the position whose output predicts the token.
+            shared: how a row's tokens make sequences, where prompts are shared.
             targets: int64 [t]: the token.
             temperatures: float [t]: the logits are divided by it.
             mask_counts: int64 [t]: the candidates to which the distribution is confined; 0: all of the vocabulary.
@@ -119,22 +126,21 @@ class Policy(nn.Module):
             log_probs [t] with gradient and entropy [t], in nats, and where there is a value head the value [t], with
             gradient, of each state in which a token was chosen; float32, or float64 for a float64 model.
         """
-        hidden = self._hidden(input_ids, rows, columns)
+        hidden = self._hidden(input_ids, rows, columns, shared)
         columns_of_head = self.causal_lm.config.vocab_size
         chosen = in_chunks(self._head, hidden, targets, temperatures, columns_of_head, mask_counts, mask_ids)
         return chosen if self.value_head is None else (*chosen, self.value_head(hidden))
 
-    def values(self, input_ids: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    def values(self, input_ids: Tensor, rows: Tensor, columns: Tensor, shared: SharedPrompts | None) -> Tensor:
         """The values [t] alone, as `forward` gives them; there must be a head."""
         if self.value_head is None:
             raise RuntimeError("this policy has no value head")
-        return self.value_head(self._hidden(input_ids, rows, columns))
+        return self.value_head(self._hidden(input_ids, rows, columns, shared))
 
-    def _hidden(self, input_ids: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    def _hidden(self, input_ids: Tensor, rows: Tensor, columns: Tensor, shared: SharedPrompts | None) -> Tensor:
         """The states [t, H]."""
         with autocast_to(self._autocast_dtype, input_ids.device):
-            outputs = self.causal_lm.base_model(input_ids=input_ids, use_cache=False)
-            return outputs.last_hidden_state[rows, columns]
+            return last_hidden_state(self.causal_lm.base_model, input_ids, shared)[rows, columns]
 
     def _head(
         self,
@@ -161,8 +167,13 @@ class Policy(nn.Module):
             return log_probs, -distribution.exp().mul_(distribution).sum(-1)
 
 
-def load_causal_lm(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+def load_causal_lm(path: Path, dtype: torch.dtype, *, share_prompts: bool = False) -> PreTrainedModel:
     """Load a model for training: from safetensors, without dropout (a policy's log-probs must be repeatable).
+
+    Args:
+        path: its folder.
+        dtype: of its weights.
+        share_prompts: have it take micro-batches with shared prompts, if it can.
 
     Raises:
         LearnerError: the model does something to its logits after the head, which `Policy` would miss.
@@ -180,6 +191,8 @@ def load_causal_lm(path: Path, dtype: torch.dtype) -> PreTrainedModel:
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0
     _refuse_other_heads(model)
+    if share_prompts and not use_shared_attention(model):
+        log.info(f"{type(model).__name__} attends in a way of its own: prompts are computed for each completion")
     return model
 
 
@@ -188,7 +201,7 @@ def _refuse_other_heads(model: PreTrainedModel) -> None:
     tokens = torch.arange(8)[None] % model.config.vocab_size
     positions = torch.arange(7)
     with torch.no_grad():
-        ours, *_ = Policy(model)(tokens, torch.zeros(7).long(), positions, tokens[0, 1:], torch.ones(7))
+        ours, *_ = Policy(model)(tokens, torch.zeros(7).long(), positions, None, tokens[0, 1:], torch.ones(7))
         theirs = torch.log_softmax(model(input_ids=tokens, use_cache=False).logits[0, :-1].to(ours.dtype), dim=-1)
     difference = (ours - theirs[positions, tokens[0, 1:]]).abs().max().item()
     if difference > 1e-3:

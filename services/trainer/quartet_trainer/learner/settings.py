@@ -175,10 +175,16 @@ class LearnerSettings(PluginSettings):
     ptx: PtxSection = Field(default=PtxSection(), description="Language-model loss beside the policy's.")
 
     micro_batch_tokens: int = Field(
-        default=8192, ge=1, description="Most tokens, padding included, of one forward pass on one rank."
+        default=8192,
+        ge=1,
+        description="Most tokens of one forward pass on one rank, padding and each completion's prompt included.",
     )
     max_padding: float = Field(
         default=0.08, ge=0, lt=1, description="Share of padding at which a micro-batch is cut, if it has enough tokens."
+    )
+    share_prompts: bool = Field(
+        default=True,
+        description="Compute a group's prompt once for its completions in a micro-batch, where plugin and model can.",
     )
     gradient_checkpointing: bool = Field(default=False, description="Recompute activations in backward: less memory.")
     precision: Literal["fp32", "bf16", "fp64"] = Field(

@@ -29,6 +29,7 @@ _PUBLIC = {
     "trained_tokens": "batch/trained_tokens",
     "computed_tokens": "batch/computed_tokens",
     "forward_tokens": "batch/forward_tokens",
+    "shared_prompt_tokens": "batch/shared_prompt_tokens",
     "padding_ratio": "batch/padding_ratio",
     "micro_batches": "batch/micro_batches",
     "log_prob_diff_mean": "mismatch/log_prob_diff_mean",

@@ -15,11 +15,30 @@ import numpy as np
 import torch
 from quartet.v1 import experience_pb2, tensor_pb2
 from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from quartet_common.tensors import encode, encode_ragged
 from quartet_trainer.learner import LearnerSettings
 
 VOCABULARY = 64
+
+
+def _norm_in_fp64(norm: type[torch.nn.Module]) -> None:
+    """transformers rounds to float32 in its norms, also in a float64 model: then two right ways to add the same numbers
+    differ by 1e-8 and more. A float64 model of the tests is one throughout."""
+    rounding = norm.forward
+
+    def forward(self: Any, hidden: torch.Tensor) -> torch.Tensor:
+        if hidden.dtype != torch.float64:
+            return rounding(self, hidden)
+        return self.weight * hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+
+    norm.forward = forward
+
+
+_norm_in_fp64(LlamaRMSNorm)
+_norm_in_fp64(Qwen2RMSNorm)
 
 
 @dataclass

@@ -113,7 +113,8 @@ VALUE_HEAD = {"algorithm": "ppo", "max_mean_ratio": 0, "critic": {"form": "head"
 
 @pytest.mark.parametrize("values", [{}, VALUE_HEAD], ids=["grpo", "value head"])
 def test_killed_while_saving(model_path: Path, tmp_path: Path, values: dict[str, Any]) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(HERE)])}
+    # Of as many threads as this process: a sum by two of them differs in its last digit.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([*sys.path, str(HERE)])}
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED_WRITER, str(model_path), str(tmp_path), json.dumps(values)],
         env=environment,

@@ -235,7 +235,7 @@ def test_log_probs_of_a_bf16_model_are_its_logits_own(tmp_path: Path) -> None:
     columns, targets = torch.arange(11), ids[0, 1:]
     temperatures = torch.linspace(0.5, 2.0, 11)
     with torch.no_grad():
-        log_probs, entropy = Policy(model)(ids, torch.zeros(11).long(), columns, targets, temperatures)
+        log_probs, entropy = Policy(model)(ids, torch.zeros(11).long(), columns, None, targets, temperatures)
         logits = model(input_ids=ids).logits[0, :-1].double() / temperatures[:, None].double()
     assert log_probs.dtype == entropy.dtype == torch.float32
     exact = torch.distributions.Categorical(logits=logits)

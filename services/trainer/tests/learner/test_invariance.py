@@ -18,7 +18,7 @@ from quartet_trainer.learner import create_learner
 from quartet_trainer.learner import policy as policy_module
 
 HERE = Path(__file__).parent
-CUT_DEPENDENT = ("seconds", "micro_batches", "forward_tokens", "padding_ratio")
+CUT_DEPENDENT = ("seconds", "micro_batches", "forward_tokens", "padding_ratio", "shared_prompt_tokens")
 
 
 def assert_same_gradient(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:

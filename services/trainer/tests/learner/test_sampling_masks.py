@@ -62,7 +62,7 @@ def test_the_policy_is_confined_to_the_candidates(tmp_path, model_path, monkeypa
     expected = plain(model_path, group, every)
     torch.testing.assert_close(log_probs, torch.stack([one for one, _ in expected]), rtol=0, atol=1e-9)
     torch.testing.assert_close(entropy, torch.stack([one for _, one in expected]), rtol=0, atol=1e-9)
-    unmasked = learner._plugin.model(*micro.inputs[:5])[0]
+    unmasked = learner._plugin.model(*micro.inputs[:6])[0]
     assert (log_probs - unmasked).min() >= -1e-12 and (log_probs - unmasked).max() > 0.1
 
     (log_probs.sum() + entropy.sum()).backward()

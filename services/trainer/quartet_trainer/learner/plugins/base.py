@@ -19,6 +19,7 @@ from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.names import untied_names
 from quartet_trainer.learner.plugins.exact import exact_buffers
 from quartet_trainer.learner.settings import LearnerSettings
+from quartet_trainer.learner.shared_attention import shares_prompts
 from quartet_trainer.learner.value_head import ValueHead
 
 Load = Callable[[int], MicroBatch]
@@ -113,10 +114,15 @@ class Plugin(ABC):
         ranks are needed for each."""
         return count
 
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether it takes micro-batches with `shared`. Local."""
+        return shares_prompts(self.causal_lm)
+
     @torch.no_grad()
     def values(self, micro_batch: MicroBatch) -> Tensor:
         """The value head's values [t], without gradient. Local."""
-        return self.model.unwrap().values(*micro_batch.inputs[:3])
+        return self.model.unwrap().values(*micro_batch.states)
 
     @torch.no_grad()
     def log_probs_and_values(self, micro_batch: MicroBatch) -> Tensor:

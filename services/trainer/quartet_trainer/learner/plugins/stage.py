@@ -65,7 +65,7 @@ class Stage:
         return self._seconds
 
     def _whole_forward(
-        self, input_ids: Tensor, rows: Tensor, columns: Tensor, targets: Tensor, temperatures: Tensor
+        self, input_ids: Tensor, rows: Tensor, columns: Tensor, shared: None, targets: Tensor, temperatures: Tensor
     ) -> tuple[Tensor, Tensor]:
         if self._sequence:
             input_ids = self._sequence.pad(input_ids)

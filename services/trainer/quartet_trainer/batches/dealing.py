@@ -1,0 +1,87 @@
+"""Which rank takes which completions of a batch, and where one forward pass of it ends. Alike on every rank."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+ENOUGH_TOKENS = 512
+"""Tokens from which a forward pass is worth its overhead: smaller ones are not cut to spare padding."""
+
+
+def deal_completions(longest_first: np.ndarray, world_size: int) -> np.ndarray:
+    """The rank of each completion: dealt to and fro, so that the ranks' tokens are nearly even."""
+    rounds, seats = np.divmod(np.arange(longest_first.size), world_size)
+    return np.where(rounds % 2 == 0, seats, world_size - 1 - seats)
+
+
+def deal_groups(
+    chosen: np.ndarray, groups: np.ndarray, prompt_lengths: np.ndarray, completion_lengths: np.ndarray, world_size: int
+) -> np.ndarray:
+    """The rank of each completion, where a rank computes a prompt once for all completions that it has of a group.
+
+    Whole groups, the largest first and each to the rank with least to do; or single completions, where that leaves the
+    busiest rank with fewer tokens: with few groups, or completions much longer than their prompts.
+
+    Args:
+        chosen: int64 [n]: completions, longest first.
+        groups, prompt_lengths, completion_lengths: int64 [N], of all completions.
+        world_size: ranks.
+    """
+    singly = deal_completions(chosen, world_size)
+    if world_size == 1:
+        return singly
+    names, first, group = np.unique(groups[chosen], return_index=True, return_inverse=True)
+    tokens = np.bincount(group, weights=completion_lengths[chosen]) + prompt_lengths[chosen[first]]
+    loads = [(0.0, rank) for rank in range(world_size)]
+    rank_of = np.empty(names.size, dtype=np.int64)
+    for one in np.argsort(-tokens, kind="stable"):
+        load, rank_of[one] = heapq.heappop(loads)
+        heapq.heappush(loads, (load + tokens[one], int(rank_of[one])))
+    alone = np.bincount(singly, weights=completion_lengths[chosen], minlength=world_size)
+    seen = np.unique(np.stack([singly, group]), axis=1)
+    alone += np.bincount(seen[0], weights=prompt_lengths[chosen[first]][seen[1]], minlength=world_size)
+    return singly if alone.max(initial=0.0) < max(load for load, _ in loads) else rank_of[group]
+
+
+def by_group(longest_first: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """The completions of a group one after another; groups, and completions within them, longest first."""
+    _, first, group = np.unique(groups[longest_first], return_index=True, return_inverse=True)
+    return longest_first[np.argsort(first[group], kind="stable")]
+
+
+def cut_alike(
+    longest_first: np.ndarray, lengths: np.ndarray, max_padding: float, tokens: int | None = None
+) -> list[np.ndarray]:
+    """Consecutive sequences of falling length, to be padded to the first of each part.
+
+    Args:
+        longest_first: int64 [n]: which sequences.
+        lengths: int64, of all.
+        max_padding: share of padding above which a part of `ENOUGH_TOKENS` ends.
+        tokens: most of a part, padding included; a longer sequence is alone. None: any number.
+    """
+    parts, begin = [], 0
+    while begin < longest_first.size:
+        rest = lengths[longest_first[begin:]]
+        padded = rest[0] * np.arange(1, rest.size + 1)
+        padding = 1 - np.cumsum(rest) / padded
+        fits = (padding <= max_padding) | (padded <= ENOUGH_TOKENS)
+        if tokens is not None:
+            fits &= padded <= tokens
+        count = max(1, rest.size if fits.all() else int(fits.argmin()))
+        parts.append(longest_first[begin : begin + count])
+        begin += count
+    return parts
+
+
+def cut_full(chosen: np.ndarray, lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
+    """Consecutive sequences with at most so many tokens together; a longer one is alone."""
+    parts, begin = [], 0
+    while begin < chosen.size:
+        fits = np.cumsum(lengths[chosen[begin:]]) <= tokens
+        count = max(1, fits.size if fits.all() else int(fits.argmin()))
+        parts.append(chosen[begin : begin + count])
+        begin += count
+    return parts
