@@ -5,15 +5,17 @@ tokens, temperature 1, AdamW at the same rate, clip 0.2 / 0.28, token mean, no K
 Groups whose rewards are all equal have no gradient: ours spares their forward and backward pass, TRL does them.
 
 - Ours: broker, Redis, reward service, rollout and trainer as processes, `max_staleness = 1`: the rollout generates the
-  next batch while the trainer trains. One thread in each, but two in the trainer of the larger model, which has more to
+  next batch while the trainer trains; with the tiny model once more with 2, so that it need not wait for weights. One
+  thread in each, but two in the trainer of the larger model, which has more to
   do than the rollout. With the transformers engine; vLLM's is shown beside it.
 - TRL: one process in an environment of its own (`bench-trl`), generating with transformers, one and two threads; it can
   do one thing at a time on a CPU. The faster of the two counts.
 
 A rate is of the steps after the first ones, from one step's end to the last one's, without start, evaluations and
-checkpoints, which neither does. Two models: the demo's, warmed up, of 0.3 M parameters; and an untrained one of 30 M
-with 4 prompts a step and up to 64 new tokens. That one gets no reward, so there ours is told to spare nothing. Sides
-run in turn, ours, TRL's, ours, TRL's; a side's figure is the mean of its two.
+checkpoints, which neither does. Two models: the demo's, warmed up, of 0.3 M parameters, over the demo's 110 steps, and
+of these the first 40 once more; and an untrained one of 30 M with 4 prompts a step and up to 64 new tokens. That one
+gets no reward, so there ours is told to spare nothing. Sides run in turn, ours, TRL's, ours, TRL's; a side's figure is
+the mean of its two.
 
 Beside the figures it prints where a step's time goes, by the trainer's own metrics and the processor time of each
 process.
@@ -35,6 +37,7 @@ MODEL_DATA = ROOT / ".quartet" / "arithmetic"
 RUN_FILE = ROOT / "examples" / "arithmetic" / "run.toml"
 COMPLETIONS = 8
 ROUNDS = 2
+LAST_STEPS = 20
 BIG = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8}
 LEARNING_RATE = 3e-4
 SIDE_SECONDS = 300.0  # twenty times what a quiet machine needs
@@ -70,6 +73,8 @@ class Size:
     """First steps that are not measured."""
     skip_zero_advantage: bool
     trainer_threads: int
+    early: int = 0
+    """Steps after which a rate is taken too."""
 
 
 @dataclass
@@ -82,8 +87,12 @@ class Round:
     """Tokens of a completion, mean over the measured steps."""
     zero_variance: float
     """Share of groups whose rewards were all equal, mean over the measured steps."""
+    reward: float
+    """Mean of the last steps: both sides learn."""
     account: dict[str, float]
     """Milliseconds of a step by what they went to, and counts."""
+    early_rate: float = 0.0
+    """That of the measured ones of the first `Size.early` steps."""
 
 
 # --- The sides --------------------------------------------------------------------------------------------------------
@@ -123,14 +132,16 @@ def trl(size: Size, threads: int) -> Round:
         rate=size.prompts * COMPLETIONS * count / seconds,
         length=statistics.mean(told["length"][first:]),
         zero_variance=statistics.mean(told["zero_variance"][first:]),
+        reward=statistics.mean(told["reward"][-LAST_STEPS:]),
         account={
             "step": 1000 * seconds / count,
             "processor, all of it": 1000 * (cpu[-1] - cpu[first - 1]) / count,
         },
+        early_rate=early_rate(size, ends),
     )
 
 
-def ours(size: Size, engine: str) -> Round:
+def ours(size: Size, engine: str, staleness: int = 1) -> Round:
     """Train with the four services. Raises RuntimeError if it fails."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "run"
@@ -138,6 +149,7 @@ def ours(size: Size, engine: str) -> Round:
             "run.id": "peer",
             "run.folder": folder,
             "run.max_steps": size.steps,
+            "run.max_staleness": staleness,
             "run.groups_per_step": size.prompts,
             "run.sampling.max_new_tokens": size.new_tokens,
             "model.path": size.model,
@@ -190,8 +202,18 @@ def ours(size: Size, engine: str) -> Round:
         rate=sum(row["batch/completions"] for row in measured) / wall,
         length=mean("completions/mean_length"),
         zero_variance=mean("reward/frac_zero_std"),
+        reward=statistics.mean(row["reward/mean"] for row in steps[-LAST_STEPS:]),
         account=account,
+        early_rate=early_rate(size, [row["time"] for row in steps]),
     )
+
+
+def early_rate(size: Size, ends: list[float]) -> float:
+    """Return the completions per second of the measured ones of the first `early` steps, by the steps' ends."""
+    if not size.early:
+        return 0.0
+    seconds = ends[size.early - 1] - ends[size.leave_out - 1]
+    return size.prompts * COMPLETIONS * (size.early - size.leave_out) / seconds
 
 
 # --- What the processes of a run use ----------------------------------------------------------------------------------
@@ -253,13 +275,15 @@ def ancestors(pid: int, parents: dict[int, int]) -> set[int]:
 # --- The whole --------------------------------------------------------------------------------------------------------
 
 
-def compare(size: Size) -> tuple[Round, Round]:
-    """Return ours and TRL's, each the mean of its rounds, and print them as they come."""
-    rounds: dict[str, list[Round]] = {"ours": [], "TRL": []}
+def compare(size: Size, *, staler: bool = False) -> tuple[Round, ...]:
+    """Return ours, TRL's, and if it is wanted ours with max_staleness 2; each the mean of its rounds, printed too."""
+    rounds: dict[str, list[Round]] = {"ours": [], "TRL": [], "staler": []}
     for _ in range(ROUNDS):
         rounds["ours"].append(told(size, "ours, transformers", ours(size, "transformers")))
         rounds["TRL"].append(told(size, "TRL, 2 threads", trl(size, 2)))
-    return mean_of(rounds["ours"]), mean_of(rounds["TRL"])
+        if staler:
+            rounds["staler"].append(told(size, "ours, max_staleness 2", ours(size, "transformers", staleness=2)))
+    return tuple(mean_of(done) for done in rounds.values() if done)
 
 
 def mean_of(rounds: list[Round]) -> Round:
@@ -270,15 +294,18 @@ def mean_of(rounds: list[Round]) -> Round:
         rate=mean([each.rate for each in rounds]),
         length=mean([each.length for each in rounds]),
         zero_variance=mean([each.zero_variance for each in rounds]),
+        reward=mean([each.reward for each in rounds]),
         account={name: mean([each.account[name] for each in rounds]) for name in rounds[0].account},
+        early_rate=mean([each.early_rate for each in rounds]),
     )
 
 
 def told(size: Size, side: str, done: Round) -> Round:
     """Print a round and return it."""
     print(
-        f"{size.name:6} {side:20} {done.rate:6.1f} completions/s, {done.length:.1f} tokens each, "
-        f"{done.zero_variance:.0%} of groups of equal rewards",
+        f"{size.name:6} {side:21} {done.rate:6.1f} completions/s, {done.length:.1f} tokens each, "
+        f"{done.zero_variance:.0%} of groups of equal rewards, reward at the end {done.reward:.2f}"
+        + (f"; steps to {size.early}: {done.early_rate:.1f} completions/s" if size.early else ""),
         file=sys.stderr,
         flush=True,
     )
@@ -318,13 +345,18 @@ def main() -> None:
         name = f"trl_grpo: {size.name}, {engine} engine"
         return Figure(name, "completions/s", done.rate, peer.rate, peer_name, "higher")
 
-    tiny = Size("0.3 M", MODEL_DATA / "model", 16, 32, 40, 8, skip_zero_advantage=True, trainer_threads=1)
-    mine, theirs = compare(tiny)
+    tiny = Size("0.3 M", MODEL_DATA / "model", 16, 32, 110, 8, skip_zero_advantage=True, trainer_threads=1, early=40)
+    mine, theirs, staler = compare(tiny, staler=True)
     single = told(tiny, "TRL, 1 thread", trl(tiny, 1))
     best, name = max(((theirs, "TRL GRPOTrainer, 2 threads"), (single, "TRL GRPOTrainer, 1 thread")), key=rate)
     figures.append(compared(tiny, "transformers", mine, name, best))
+    two = "trl_grpo: 0.3 M, transformers engine, max_staleness 2"
+    figures.append(Figure(two, "completions/s", staler.rate, best.rate, name, "higher"))
+    early = "trl_grpo: 0.3 M, transformers engine, steps 9 to 40"
+    figures.append(Figure(early, "completions/s", mine.early_rate, best.early_rate, name, "higher"))
     figures.append(compared(tiny, "vllm", told(tiny, "ours, vLLM", ours(tiny, "vllm")), name, best))
     print_account(tiny, "ours", mine)
+    print_account(tiny, "ours, max_staleness 2", staler)
     print_account(tiny, name, best)
     with tempfile.TemporaryDirectory() as folder:
         make_big_model(Path(folder))

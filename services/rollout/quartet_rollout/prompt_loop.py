@@ -26,6 +26,9 @@ log = get_logger(__name__)
 
 _MAX_PROMPTS = 1024
 
+_PORTIONS = 4
+"""A request is for at least this part of the completions that the engine may have."""
+
 # How soon the engine's load is looked at again when it alone forbids a lease.
 _LOAD_POLL_SECONDS = 0.2
 
@@ -90,7 +93,7 @@ class PromptLoop:
     def _prompts_wanted(self) -> int:
         """Return how many prompts to ask for now; 0: none.
 
-        Prompts are asked for in portions of at least an eighth of the engine's room, so that a finished group here and
+        Prompts are asked for in portions of at least a quarter of the engine's room, so that a finished group here and
         there does not cost a call each.
         """
         if not self._state.may_lease or self._engine_full:
@@ -104,7 +107,7 @@ class PromptLoop:
         window = self._window(generating)
         free = window - generating - self._reserved()
         room = min(free, section.max_unsettled_completions - self._groups.unsettled)
-        portion = max(group_size, window // 8)
+        portion = max(group_size, window // _PORTIONS)
         if not generating:
             room = max(room, group_size)  # a group larger than the limit is generated alone
         elif room < portion:

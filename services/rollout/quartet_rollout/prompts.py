@@ -16,6 +16,7 @@ from quartet_rollout.sampling import (
 )
 from quartet_rollout.shortening import shorten_chat, shorten_tokens
 from quartet_rollout.telemetry import SHORTENED
+from quartet_rollout.texts import Texts
 
 
 class PromptReader:
@@ -24,6 +25,7 @@ class PromptReader:
     def __init__(self, tokenizer: Any, max_model_len: int):
         """`tokenizer` is the model's transformers tokenizer, `max_model_len` its context in tokens."""
         self._tokenizer = tokenizer
+        self._texts = Texts(tokenizer)
         self._max_model_len = max_model_len
 
     def read(
@@ -51,9 +53,9 @@ class PromptReader:
         if form == "token_ids":
             token_ids = _given_ids(prompt.token_ids)
         elif form == "text":
-            token_ids = self._encode(prompt.text)
+            token_ids = self._texts.encode(prompt.text)
         elif form == "chat":
-            token_ids = self._encode(self._render(self._messages(prompt.chat, system_prompt)))
+            token_ids = self._texts.encode(self._render(self._messages(prompt.chat, system_prompt)))
         else:
             raise PromptRefused("prompt.input", "nothing", "exactly one of chat, text, token_ids")
         if not token_ids.size:
@@ -62,10 +64,7 @@ class PromptReader:
 
     def text(self, token_ids: np.ndarray) -> str:
         """Return the text of tokens, special tokens included, exactly as they stand."""
-        return self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-
-    def _encode(self, text: str) -> np.ndarray:
-        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
+        return self._texts.decode(token_ids.tolist())
 
     def _messages(self, chat: experience_pb2.Chat, system_prompt: str) -> list[dict[str, str]]:
         if not chat.messages:
@@ -102,7 +101,7 @@ class PromptReader:
         SHORTENED.inc()
         if prompt.WhichOneof("input") == "chat":
             messages = self._messages(prompt.chat, spec.system_prompt)
-            return shorten_chat(messages, room, self._render, self._encode)
+            return shorten_chat(messages, room, self._render, self._texts.encode)
         return shorten_tokens(token_ids, room, getattr(self._tokenizer, "bos_token_id", None))
 
     def _fit(self, prompt_tokens: int, wanted: int, max_prompt_tokens: int) -> int:

@@ -20,7 +20,7 @@ from quartet_rollout.engines.transformers_engine.rows import Row, Table
 from quartet_rollout.engines.transformers_engine.sampler import Sampler
 from quartet_rollout.engines.transformers_engine.slots import Slots
 
-_ADMIT_SHARE = 16
+_ADMIT_SHARE = 8
 """Of the places, that are free together before a prompt is computed while others wait for places too."""
 
 
