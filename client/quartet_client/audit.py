@@ -69,6 +69,7 @@ class AuditReport:
         dead: set aside after too many failures.
         waiting: under way, or left over in a run that was ended before its data.
         forgotten: settled, and no longer remembered one by one by the broker.
+        over: the run has ended; what still waits is left over.
         faults: all that is wrong, in words.
     """
 
@@ -82,6 +83,7 @@ class AuditReport:
     dead: int
     waiting: int
     forgotten: int
+    over: bool
     faults: tuple[str, ...]
 
     @property
@@ -93,7 +95,8 @@ class AuditReport:
         """The numbers in one line; those of no concern are left out where they are 0."""
         always = ("exactly_once", "lost", "twice", "stuck")
         counts = [(name, getattr(self, name)) for name in (*always, "waiting", "dropped", "dead", "forgotten")]
-        shown = [f"{count} {name.replace('_', ' ')}" for name, count in counts if count or name in always]
+        names = {"waiting": "left over" if self.over else "waiting", "exactly_once": "exactly once"}
+        shown = [f"{count} {names.get(name, name)}" for name, count in counts if count or name in always]
         return f"run {self.run_id}: {', '.join(shown)}"
 
 
@@ -147,6 +150,7 @@ def audit(books: Books, checkpoint: Checkpoint) -> AuditReport:
         dead=states["dead"],
         waiting=len(left) - len(stuck),
         forgotten=books.forgotten,
+        over=books.state != "active",
         faults=tuple(faults),
     )
 

@@ -35,7 +35,9 @@ def counts(report: AuditReport) -> dict[str, int]:
     """Those that are not 0."""
     fields = dataclasses.asdict(report)
     return {
-        name: fields[name] for name in fields if name not in ("run_id", "checkpoint_step", "faults") and fields[name]
+        name: fields[name]
+        for name in fields
+        if name not in ("run_id", "checkpoint_step", "over", "faults") and fields[name]
     }
 
 
@@ -92,6 +94,9 @@ def test_what_is_left_behind_when_the_data_ended_the_run_is_stuck(state):
 def test_what_is_left_behind_in_a_run_that_ended_otherwise_or_goes_on_is_not(state, fields):
     report = audit(books({**committed(3), "left": Place(state)}, **fields), ledger(3))
     assert counts(report) == {"exactly_once": 6, "waiting": 1} and report.ok
+    goes_on = fields.get("state") == "active"
+    assert report.over is not goes_on
+    assert report.sentence().endswith("0 stuck, 1 waiting" if goes_on else "0 stuck, 1 left over")
 
 
 def test_trained_but_in_no_checkpoint_is_stuck_only_when_the_run_succeeded():
@@ -237,7 +242,7 @@ def test_a_right_run_is_one_line_and_status_0(trained, capsys):
     status, out, _ = _audit(capsys, trained, "--json")
     report = json.loads(out)
     assert status == 0 and report["ok"] is True and report["exactly_once"] == 4 and report["checkpoint_step"] == 2
-    keys = {"exactly_once", "lost", "twice", "stuck", "dropped", "dead", "waiting", "forgotten", "faults", "ok"}
+    keys = {"exactly_once", "lost", "twice", "stuck", "dropped", "dead", "waiting", "forgotten", "over", "faults", "ok"}
     assert keys <= report.keys() and report["faults"] == []
 
 
