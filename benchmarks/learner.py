@@ -9,8 +9,9 @@ tensors already, prepared outside the measured time; it computes no metrics. It 
 without Quartet's learner. The learner is measured twice: with prompts computed for each completion, as the peer does,
 and as it is used, each prompt once for its group (`trainer.share_prompts`).
 
-The batch is 16 groups of 8 completions of about 21 tokens, rewards 0 and 1 mixed in every group, so that none can be
-spared; the model is the demo's, of 312,000 parameters. Both run on one thread. The two losses must agree, with each
+The batch is 16 groups of 8 completions of about 21 tokens after prompts of 9, as the demo's; or 4 groups of 8 of about
+48 after prompts of 256. Rewards 0 and 1 are mixed in every group, so that none can be spared; the model is the demo's,
+of 312,000 parameters. Both run on one thread. The two losses must agree, with each
 other and with `services/trainer/tests/learner/plain_loop.py`, which shares no code with either.
 """
 
@@ -35,9 +36,23 @@ from quartet_common.tensors import decode, decode_ragged
 from quartet_trainer.batches import decode_groups
 from quartet_trainer.learner import Learner, LearnerSettings, create_learner
 
-GROUPS, COMPLETIONS, PROMPT_TOKENS = 16, 8, 9
+COMPLETIONS = 8
 LEARNING_RATE, CLIP_LOW, CLIP_HIGH = 3e-4, 0.2, 0.28
 ROUNDS = 11
+
+
+@dataclass(frozen=True)
+class Size:
+    """A batch."""
+
+    groups: int
+    prompt_tokens: int
+    shortest: int
+    longest: int
+    """Tokens of a completion."""
+
+
+DEMO, LONG_PROMPTS = Size(16, 9, 12, 30), Size(4, 256, 32, 64)
 
 
 @dataclass
@@ -50,18 +65,18 @@ class PlainBatch:
     advantages: torch.Tensor  # float32 [M, 1]
 
 
-def make_batch() -> list[experience_pb2.GroupTensors]:
+def make_batch(size: Size) -> list[experience_pb2.GroupTensors]:
     rng = np.random.default_rng(0)
     rewards = [1.0, 0.0] * (COMPLETIONS // 2)
     return [
         make_group(
             rng,
-            [int(length) for length in rng.integers(12, 31, COMPLETIONS)],
-            prompt=PROMPT_TOKENS,
+            [int(length) for length in rng.integers(size.shortest, size.longest + 1, COMPLETIONS)],
+            prompt=size.prompt_tokens,
             rewards=rewards,
             temperature=1.0,
         )
-        for _ in range(GROUPS)
+        for _ in range(size.groups)
     ]
 
 
@@ -121,7 +136,12 @@ class PlainTraining:
 
 def main() -> None:
     torch.set_num_threads(1)
-    groups = make_batch()
+    report(*compare(DEMO), *compare(LONG_PROMPTS))
+
+
+def compare(size: Size) -> list[Figure]:
+    """Return the learner's steps beside the peer's."""
+    groups = make_batch(size)
     settings = LearnerSettings(
         learning_rate=LEARNING_RATE, clip_low=CLIP_LOW, clip_high=CLIP_HIGH, aggregation="token-mean"
     )
@@ -157,8 +177,8 @@ def main() -> None:
         peer_name = f"plain PyTorch, {len(micro_batches)} padded batches"
         return Figure(f"learner: {name}", "ms", *in_turn(step, peer, ROUNDS, warm_up=2), peer_name, "lower")
 
-    completions = f"step of {GROUPS * COMPLETIONS} completions"
-    report(compared(f"{completions}, prompts apart", apart), compared(f"{completions}, prompts shared", learner))
+    batch = f"step of {size.groups * COMPLETIONS} completions, prompts of {size.prompt_tokens} tokens"
+    return [compared(f"{batch}, apart", apart), compared(f"{batch}, shared", learner)]
 
 
 if __name__ == "__main__":
