@@ -58,7 +58,8 @@ def plan_step(
             they are, so the gradient does too.
         micro_batch_tokens: most tokens of a micro-batch, padding included; a longer completion is alone in its own.
             With shared prompts, a prompt counts for each of its completions, as attention sees it.
-        max_padding: share of padding above which a micro-batch of `ENOUGH_TOKENS` ends.
+        max_padding: share of padding above which a micro-batch of `ENOUGH_TOKENS` ends; with shared prompts, what
+            attention takes at once of a micro-batch.
         rank, world_size: this rank's place among the data-parallel ranks.
         share_prompts: see `StepPlan`.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,17 +38,42 @@ def use_shared_attention(causal_lm: PreTrainedModel) -> bool:
         parts=(torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 4, 8, 9, 0]]),),
         places=torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 13, 14]),
     )
+    input_ids = sequences.flatten()[shared.places][None]
+
+    def same() -> bool:
+        try:
+            found = last_hidden_state(causal_lm.base_model, input_ids, shared)[0]
+        except Exception:  # a model that takes no such argument, or no such mask: each says so by another error
+            return False
+        return bool((found - expected).abs().max() < 1e-3 * expected.abs().max())
+
     with torch.no_grad():
         expected = causal_lm.base_model(input_ids=sequences, use_cache=False).last_hidden_state.flatten(0, 1)
+        expected = expected[shared.places]
         config._attn_implementation = _NAME
-        try:
-            found = last_hidden_state(causal_lm.base_model, sequences.flatten()[shared.places][None], shared)[0]
-        except TypeError:  # a layer that takes no other arguments than its own
-            found = torch.full_like(expected[shared.places], torch.nan)
-    expected = expected[shared.places]
-    if not (found - expected).abs().max() < 1e-3 * expected.abs().max():
+        shares = same()
+        with _checkpointing(causal_lm):
+            shares = shares and same()
+    if not shares:
         config._attn_implementation = before
-    return shares_prompts(causal_lm)
+    return shares
+
+
+@contextmanager
+def _checkpointing(causal_lm: PreTrainedModel) -> Iterator[None]:
+    """As it trains with gradient checkpointing, if it can: some families call their layers otherwise then, GPT-NeoX
+    without the arguments that are for attention.
+    """
+    training = causal_lm.training
+    causal_lm.train()
+    if causal_lm.supports_gradient_checkpointing:
+        causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    try:
+        yield
+    finally:
+        if causal_lm.supports_gradient_checkpointing:
+            causal_lm.gradient_checkpointing_disable()
+        causal_lm.train(training)
 
 
 def last_hidden_state(base_model: nn.Module, input_ids: Tensor, shared: SharedPrompts | None) -> Tensor:
@@ -96,14 +123,28 @@ def shared_attention(
     """
     if shared_prompts is None:
         return sdpa_attention_forward(module, query, key, value, None, dropout, scaling, **kwargs)
+    queries_of_key = query.shape[1] // key.shape[1]
+    if queries_of_key > 1 and not _takes_fewer_keys(query):
+        key, value = (states.repeat_interleave(queries_of_key, dim=1) for states in (key, value))
+        queries_of_key = 1
     outputs = []
     for part in shared_prompts.parts:
-        sequences = [_gather(tensor, part) for tensor in (query, key, value)]
+        sequences = [_gather(states, part) for states in (query, key, value)]
         attended = scaled_dot_product_attention(
-            *sequences, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+            *sequences, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=queries_of_key > 1
         )
         outputs.append(attended.transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs).index_select(0, shared_prompts.places)[None], None
+
+
+def _takes_fewer_keys(query: Tensor) -> bool:
+    """Whether a kernel that does not hold all scores at once takes keys of fewer heads than the queries.
+
+    On CUDA only flash attention does, and that takes no float32.
+    """
+    kind = query.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
+    return kind == "cpu" or dtype in (torch.bfloat16, torch.float16)
 
 
 def _gather(states: Tensor, part: Tensor) -> Tensor:

@@ -12,11 +12,21 @@ import torch
 from learner_helpers import VOCABULARY, Run, gradients, make_batch, make_group, make_model, settings
 from test_batches import plan_all
 from test_invariance import CUT_DEPENDENT
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    BioGptConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from quartet_trainer.batches import collate, decode_groups
 from quartet_trainer.batches.dealing import by_group, cut_alike, cut_full, deal_groups
+from quartet_trainer.batches.shared_prompts import SharedPrompts
 from quartet_trainer.learner import create_learner
+from quartet_trainer.learner import shared_attention as shared_attention_module
 from quartet_trainer.learner.policy import load_causal_lm
 from quartet_trainer.learner.shared_attention import shares_prompts
 
@@ -169,6 +179,31 @@ def test_bf16(model_path: Path) -> None:
     assert far[True] < 1.5 * far[False] and far[False] < 0.1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_no_kernel_holds_all_scores_at_once(dtype: torch.dtype, autocast: bool, monkeypatch: Any) -> None:
+    """Beside the CPU, float32 with fewer keys' than queries' heads would fall to one that does: those are repeated."""
+    seen = []
+
+    def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **values: Any) -> torch.Tensor:
+        seen.append((query.shape[1], key.shape[1], value.shape[1], values["enable_gqa"]))
+        return query
+
+    monkeypatch.setattr(shared_attention_module, "scaled_dot_product_attention", attention)
+    shared = SharedPrompts(torch.zeros(1, 3).long(), (torch.zeros(2, 3).long(),), torch.zeros(3).long()).to("meta")
+    query, key = (torch.empty(1, heads, 3, 8, dtype=dtype, device="meta") for heads in (4, 2))
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: autocast)
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
+    shared_attention_module.shared_attention(torch.nn.Module(), query, key, key, None, shared_prompts=shared)
+    repeated = dtype == torch.float32 and not autocast
+    assert seen == [(4, 4, 4, False) if repeated else (4, 2, 2, True)]
+
+
+def test_repeated_keys_are_the_same_keys(model_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(shared_attention_module, "_takes_fewer_keys", lambda query: False)
+    assert compare(model_path)["shared_prompt_tokens"] > 0
+
+
 # --- Where it cannot be -----------------------------------------------------------------------------------------------
 
 
@@ -178,14 +213,36 @@ def test_a_window_keeps_prompts_apart(tmp_path: Path) -> None:
     assert compare(path)["shared_prompt_tokens"] == 0
 
 
-def test_a_model_that_attends_in_its_own_way_keeps_prompts_apart(tmp_path: Path, caplog: Any) -> None:
-    """GPT-2 takes no arguments for its attention."""
-    config = GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=32, n_layer=2, n_head=4)
-    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+def test_a_model_that_forgets_it_under_checkpointing_keeps_prompts_apart(tmp_path: Path) -> None:
+    """GPT-NeoX hands its layers what is for attention only where their activations are not computed again."""
+    torch.manual_seed(0)
+    config = GPTNeoXConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+    )
+    GPTNeoXForCausalLM(config).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{}", encoding="utf-8")
+    assert compare(tmp_path, gradient_checkpointing=True)["shared_prompt_tokens"] == 0
+    model = load_causal_lm(tmp_path, torch.float32, share_prompts=True)
+    assert not model.training and not model.is_gradient_checkpointing
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=32, n_layer=2, n_head=4),
+        BioGptConfig(
+            vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+        ),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_a_model_that_attends_in_its_own_way_keeps_prompts_apart(config: Any, tmp_path: Path, caplog: Any) -> None:
+    """GPT-2 takes no arguments for its attention, BioGPT no mask of four dimensions."""
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with caplog.at_level("INFO"):
         model = load_causal_lm(tmp_path, torch.float32, share_prompts=True)
     assert not shares_prompts(model) and model.config._attn_implementation == "sdpa"
-    assert "GPT2LMHeadModel attends in a way of its own" in caplog.text
+    assert f"{type(model).__name__} attends in a way of its own" in caplog.text
 
 
 def test_it_can_be_switched_off(model_path: Path) -> None:
