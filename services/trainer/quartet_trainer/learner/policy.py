@@ -188,8 +188,9 @@ def load_causal_lm(path: Path, dtype: torch.dtype, *, share_prompts: bool = Fals
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0
+        for name, value in vars(module).items():
+            if isinstance(value, float) and ("dropout" in name or "jitter" in name):
+                setattr(module, name, 0.0)  # some families apply it by a function
     _refuse_other_heads(model)
     if share_prompts and not use_shared_attention(model):
         log.info(f"{type(model).__name__} attends in a way of its own: prompts are computed for each completion")

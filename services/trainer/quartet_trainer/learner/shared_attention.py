@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import AttentionInterface
 
-from quartet_trainer.batches.shared_prompts import SharedPrompts
+from quartet_trainer.batches.shared_prompts import Part, SharedPrompts
 
 _NAME = "quartet_shared_prompts"
 _WINDOWS = ("sliding_window", "attention_chunk_size")
@@ -33,9 +33,10 @@ def use_shared_attention(causal_lm: PreTrainedModel) -> bool:
     AttentionInterface.register(_NAME, shared_attention)
     sequences = torch.arange(16).view(2, 8) % config.vocab_size
     sequences[1, :5] = sequences[0, :5]
+    places = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 4, 8, 9, 0]])
     shared = SharedPrompts(
         positions=torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 5, 6]]),
-        parts=(torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 4, 8, 9, 0]]),),
+        parts=(Part(places, places),),
         places=torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 13, 14]),
     )
     input_ids = sequences.flatten()[shared.places][None]
@@ -124,37 +125,44 @@ def shared_attention(
     if shared_prompts is None:
         return sdpa_attention_forward(module, query, key, value, None, dropout, scaling, **kwargs)
     queries_of_key = query.shape[1] // key.shape[1]
-    if queries_of_key > 1 and not _takes_fewer_keys(query):
+    if queries_of_key > 1 and not _takes_fewer_keys(query, shared_prompts):
         key, value = (states.repeat_interleave(queries_of_key, dim=1) for states in (key, value))
         queries_of_key = 1
     outputs = []
     for part in shared_prompts.parts:
-        sequences = [_gather(states, part) for states in (query, key, value)]
         attended = scaled_dot_product_attention(
-            *sequences, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=queries_of_key > 1
+            _gather(query, part.queries),
+            _gather(key, part.keys),
+            _gather(value, part.keys),
+            attn_mask=part.mask,
+            dropout_p=dropout,
+            is_causal=part.mask is None,
+            scale=scaling,
+            enable_gqa=queries_of_key > 1,
         )
         outputs.append(attended.transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs).index_select(0, shared_prompts.places)[None], None
 
 
-def _takes_fewer_keys(query: Tensor) -> bool:
+def _takes_fewer_keys(query: Tensor, shared_prompts: SharedPrompts) -> bool:
     """Whether a kernel that does not hold all scores at once takes keys of fewer heads than the queries.
 
-    On CUDA only flash attention does, and that takes no float32.
+    On CUDA only flash attention does, and that takes no float32 and no mask.
     """
     kind = query.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
-    return kind == "cpu" or dtype in (torch.bfloat16, torch.float16)
+    masked = any(part.mask is not None for part in shared_prompts.parts)
+    return kind == "cpu" or (dtype in (torch.bfloat16, torch.float16) and not masked)
 
 
-def _gather(states: Tensor, part: Tensor) -> Tensor:
+def _gather(states: Tensor, places: Tensor) -> Tensor:
     """From [1, heads, S, size] and int64 [m, l] to [m, heads, l, size].
 
     In float32 at least: a prompt's gradient is the sum over its completions.
     """
     tokens = states[0].transpose(0, 1)
     if tokens.dtype in (torch.bfloat16, torch.float16) and tokens.requires_grad:
-        gathered = tokens.float().index_select(0, part.flatten()).to(tokens.dtype)
+        gathered = tokens.float().index_select(0, places.flatten()).to(tokens.dtype)
     else:
-        gathered = tokens.index_select(0, part.flatten())
-    return gathered.unflatten(0, part.shape).transpose(1, 2)
+        gathered = tokens.index_select(0, places.flatten())
+    return gathered.unflatten(0, places.shape).transpose(1, 2)

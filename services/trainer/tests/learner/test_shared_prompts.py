@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from learner_helpers import VOCABULARY, Run, gradients, make_batch, make_group, make_model, settings
+from quartet.v1 import experience_pb2
 from test_batches import plan_all
 from test_invariance import CUT_DEPENDENT
 from transformers import (
@@ -24,7 +25,7 @@ from transformers import (
 
 from quartet_trainer.batches import collate, decode_groups
 from quartet_trainer.batches.dealing import by_group, cut_alike, cut_full, deal_groups
-from quartet_trainer.batches.shared_prompts import SharedPrompts
+from quartet_trainer.batches.shared_prompts import Part, SharedPrompts
 from quartet_trainer.learner import create_learner
 from quartet_trainer.learner import shared_attention as shared_attention_module
 from quartet_trainer.learner.policy import load_causal_lm
@@ -48,13 +49,52 @@ def test_a_layout_worked_by_hand() -> None:
     assert micro.input_ids.tolist() == [batch.tokens.tolist()]
     assert micro.shared is not None
     assert micro.shared.positions.tolist() == [[0, 1, 2, 0, 1, 3, 4, 3, 2, 3, 4]]
-    assert [part.tolist() for part in micro.shared.parts] == [[[0, 1, 2, 5, 6], [3, 4, 8, 9, 10], [0, 1, 2, 7, 0]]]
+    assert [part.queries.tolist() for part in micro.shared.parts] == [
+        [[0, 1, 2, 5, 6], [3, 4, 8, 9, 10], [0, 1, 2, 7, 0]]
+    ]
     assert micro.shared.places.tolist() == [0, 1, 2, 5, 6, 3, 4, 13, 7, 8, 9]
     assert micro.rows.tolist() == [0] * 6
     # What predicts u v w x y z: c u, c, e x y.
     assert micro.columns.tolist() == [2, 5, 2, 4, 8, 9]
     assert micro.sequences.tolist() == [0, 0, 1, 2, 2, 2]
     assert micro.targets.tolist() == batch.tokens[5:].tolist()
+
+
+def test_a_layout_of_longer_prompts_worked_by_hand() -> None:
+    """Prompts a b c d e and f g h, completions u v, w of the first, x of the second:
+
+    place  0 1 2 3 4 5 6 7 8 9 10 11
+    token  a b c d e f g h u v w  x
+    """
+    rng = np.random.default_rng(0)
+    groups = [make_group(rng, [2, 1], prompt=5), make_group(rng, [1], prompt=3)]
+    batch = decode_groups(groups, VOCABULARY)
+    plan = plan_all(batch, share_prompts=True)
+    micro = collate(batch, plan, np.arange(3))
+    assert micro.shared is not None
+    prompts, answers = micro.shared.parts
+    assert prompts.queries.tolist() == prompts.keys.tolist() == [[0, 1, 2, 3, 4], [5, 6, 7, 0, 0]]
+    assert prompts.mask is None
+    assert answers.queries.tolist() == [[8, 9], [10, 0], [11, 0]]
+    assert answers.keys.tolist() == [[0, 1, 2, 3, 4, 8, 9], [0, 1, 2, 3, 4, 10, 0], [5, 6, 7, 0, 0, 11, 0]]
+    assert answers.mask is not None and answers.mask.shape == (3, 1, 2, 7)
+    assert answers.mask[:, 0, 0].int().tolist() == [[1, 1, 1, 1, 1, 1, 0]] * 2 + [[1, 1, 1, 0, 0, 1, 0]]
+    assert answers.mask[0, 0, 1].all()
+    assert micro.shared.places.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12, 14]
+    assert micro.shared.positions.tolist() == [[0, 1, 2, 3, 4, 0, 1, 2, 5, 6, 5, 3]]
+
+
+def test_a_mask_is_not_made_larger_than_allowed(monkeypatch: Any) -> None:
+    batch = decode_groups([make_group(np.random.default_rng(0), [8] * 4, prompt=60)], VOCABULARY)
+    plan = plan_all(batch, share_prompts=True)
+
+    def masked() -> bool:
+        return any(part.mask is not None for part in collate(batch, plan, np.arange(4)).shared.parts)
+
+    monkeypatch.setattr("quartet_trainer.batches.shared_prompts.MOST_MASKED", 4 * 8 * 68)
+    assert masked()
+    monkeypatch.setattr("quartet_trainer.batches.shared_prompts.MOST_MASKED", 4 * 8 * 68 - 1)
+    assert not masked()
 
 
 @pytest.mark.parametrize("max_padding", [0.0, 0.08, 0.9])
@@ -73,8 +113,8 @@ def test_every_sequence_is_its_prompt_and_its_completion(max_padding: float, mon
             texts.append(torch.cat([prompt, answer]).tolist())
         found, outputs = [], []
         for part in micro.shared.parts:
-            found += micro.input_ids[0, part].tolist()
-            outputs += part.flatten().tolist()
+            found += micro.input_ids[0, part.queries].tolist()
+            outputs += part.queries.flatten().tolist()
         by_length = sorted(texts, key=len, reverse=True)
         assert [row[: len(text)] for row, text in zip(found, by_length, strict=True)] == by_length
         # What comes back to a token is what attention made of that token.
@@ -112,7 +152,13 @@ def test_groups_stay_together_and_the_longest_come_first() -> None:
 # --- The numbers ------------------------------------------------------------------------------------------------------
 
 
-def compare(path: Path, **values: Any) -> dict[str, float]:
+def long_prompts(seed: int, prompt: int) -> list[experience_pb2.GroupTensors]:
+    """Prompts of up to so many tokens, of which only a mask spares attention the copies."""
+    rng = np.random.default_rng(seed)
+    return [make_group(rng, rng.integers(1, 12, 4), prompt=prompt - 7 * index, mask=index == 1) for index in range(3)]
+
+
+def compare(path: Path, prompt: int | None = None, **values: Any) -> dict[str, float]:
     """Two steps must leave the metrics, the gradient's norm among them, and weights that they leave without sharing.
 
     Returns the metrics of the second.
@@ -120,7 +166,7 @@ def compare(path: Path, **values: Any) -> dict[str, float]:
     apart = create_learner(settings(share_prompts=False, **values), path, Run())
     together = create_learner(settings(**values), path, Run())
     for seed in (8, 9):
-        groups = make_batch(seed=seed)
+        groups = make_batch(seed=seed) if prompt is None else long_prompts(seed, prompt)
         expected, found = apart.train_step(groups), together.train_step(groups)
         assert expected["shared_prompt_tokens"] == 0
         for name, value in expected.items():
@@ -148,6 +194,13 @@ def test_loss_gradient_and_metrics_are_the_same(model_path: Path, values: dict[s
     metrics = compare(model_path, **values)
     assert metrics["shared_prompt_tokens"] > 0
     assert metrics["padding_ratio"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"micro_batch_tokens": 300, "max_padding": 0.0}, {"gradient_checkpointing": True}], ids=str
+)
+def test_so_they_are_with_prompts_longer_than_completions(model_path: Path, values: dict[str, Any]) -> None:
+    assert compare(model_path, prompt=60, **values)["shared_prompt_tokens"] > 0
 
 
 def test_texts_beside_them_stand_in_rows_of_their_own(model_path: Path, tmp_path: Path) -> None:
@@ -181,8 +234,10 @@ def test_bf16(model_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("autocast", [False, True])
-def test_no_kernel_holds_all_scores_at_once(dtype: torch.dtype, autocast: bool, monkeypatch: Any) -> None:
-    """Beside the CPU, float32 with fewer keys' than queries' heads would fall to one that does: those are repeated."""
+@pytest.mark.parametrize("masked", [False, True])
+def test_no_kernel_holds_all_scores_at_once(dtype: torch.dtype, autocast: bool, masked: bool, monkeypatch: Any) -> None:
+    """Beside the CPU, float32 or a mask with fewer keys' than queries' heads would fall to one that does: those are
+    repeated."""
     seen = []
 
     def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **values: Any) -> torch.Tensor:
@@ -190,18 +245,21 @@ def test_no_kernel_holds_all_scores_at_once(dtype: torch.dtype, autocast: bool, 
         return query
 
     monkeypatch.setattr(shared_attention_module, "scaled_dot_product_attention", attention)
-    shared = SharedPrompts(torch.zeros(1, 3).long(), (torch.zeros(2, 3).long(),), torch.zeros(3).long()).to("meta")
+    places = torch.zeros(2, 3).long()
+    part = Part(places, places, torch.ones(2, 1, 3, 3).bool() if masked else None)
+    shared = SharedPrompts(torch.zeros(1, 3).long(), (part,), torch.zeros(3).long()).to(torch.device("meta"))
     query, key = (torch.empty(1, heads, 3, 8, dtype=dtype, device="meta") for heads in (4, 2))
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: autocast)
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
     shared_attention_module.shared_attention(torch.nn.Module(), query, key, key, None, shared_prompts=shared)
-    repeated = dtype == torch.float32 and not autocast
+    repeated = masked or (dtype == torch.float32 and not autocast)
     assert seen == [(4, 4, 4, False) if repeated else (4, 2, 2, True)]
 
 
 def test_repeated_keys_are_the_same_keys(model_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(shared_attention_module, "_takes_fewer_keys", lambda query: False)
+    monkeypatch.setattr(shared_attention_module, "_takes_fewer_keys", lambda query, shared: False)
     assert compare(model_path)["shared_prompt_tokens"] > 0
+    assert compare(model_path, prompt=60)["shared_prompt_tokens"] > 0
 
 
 # --- Where it cannot be -----------------------------------------------------------------------------------------------
