@@ -66,7 +66,7 @@ def cut_alike(
     while begin < longest_first.size:
         rest = lengths[longest_first[begin:]]
         padded = rest[0] * np.arange(1, rest.size + 1)
-        padding = 1 - np.cumsum(rest) / padded
+        padding = 1 - np.cumsum(rest) / np.maximum(padded, 1)
         fits = (padding <= max_padding) | (padded <= ENOUGH_TOKENS)
         if tokens is not None:
             fits &= padded <= tokens

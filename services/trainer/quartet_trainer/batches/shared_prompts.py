@@ -139,13 +139,9 @@ def _cheapest(whole: list[_Held], laid: _Laid, max_padding: float) -> list[_Held
     """Whole sequences, or prompts and completions apart: whichever multiplies fewer queries with keys."""
     scores = sum(part.queries.numel() * part.queries.shape[1] / 2 for part, _ in whole)
     apart = sum(length**2 / 2 for length in laid.prompt_lengths.tolist())
-    cuts = _alike(laid.completion_lengths, max_padding)
-    masks = [
-        cut.numel() * answer * (int(laid.prompts_of_rows[cut].max()) + answer)
-        for cut in cuts
-        if (answer := int(laid.completion_lengths[cut].max()))
-    ]
-    if apart + sum(masks) >= scores or max(masks) > MOST_MASKED:
+    cuts = [cut for cut in _alike(laid.completion_lengths, max_padding) if laid.completion_lengths[cut[0]]]
+    masks = [_elements(laid, cut) for cut in cuts]
+    if apart + sum(masks) >= scores or max(masks, default=0) > MOST_MASKED:
         return whole
     return [*_prompts(laid, max_padding), *(_completions(laid, cut) for cut in cuts)]
 
@@ -188,6 +184,12 @@ def _completions(laid: _Laid, cut: Tensor) -> _Held:
     causal = torch.ones(q, q, dtype=torch.bool).tril()
     mask = torch.cat([seen[:, None].expand(m, q, -1), causal.expand(m, q, q)], dim=-1)
     return Part(answers, torch.cat([prompts, answers], dim=-1), mask[:, None]), real
+
+
+def _elements(laid: _Laid, cut: Tensor) -> int:
+    """Of the mask of `_completions`."""
+    queries = int(laid.completion_lengths[cut[0]])
+    return len(cut) * queries * (int(laid.prompts_of_rows[cut].max()) + queries)
 
 
 def _alike(lengths: Tensor, max_padding: float) -> list[Tensor]:

@@ -97,6 +97,17 @@ def test_a_mask_is_not_made_larger_than_allowed(monkeypatch: Any) -> None:
     assert not masked()
 
 
+@pytest.mark.parametrize("lengths", [[0, 0], [0, 9], [0, 0, 200, 1]])
+@pytest.mark.parametrize("prompt", [1, 40])
+@pytest.mark.filterwarnings("error")
+def test_completions_without_a_token_stand_nowhere(lengths: list[int], prompt: int) -> None:
+    batch = decode_groups([make_group(np.random.default_rng(0), lengths, prompt=prompt)], VOCABULARY)
+    micro = collate(batch, plan_all(batch, share_prompts=True), np.arange(len(lengths)))
+    assert micro.shared is not None and micro.input_ids.tolist() == [batch.tokens.tolist()]
+    outputs = torch.cat([part.queries.flatten() for part in micro.shared.parts])
+    assert outputs[micro.shared.places].tolist() == list(range(prompt + sum(lengths)))
+
+
 @pytest.mark.parametrize("max_padding", [0.0, 0.08, 0.9])
 def test_every_sequence_is_its_prompt_and_its_completion(max_padding: float, monkeypatch: Any) -> None:
     monkeypatch.setattr("quartet_trainer.batches.dealing.ENOUGH_TOKENS", 20)
