@@ -26,7 +26,7 @@ log = get_logger(__name__)
 
 _MAX_PROMPTS = 1024
 
-_PORTIONS = 4
+_PORTIONS = 8
 """A request is for at least this part of the completions that the engine may have."""
 
 # How soon the engine's load is looked at again when it alone forbids a lease.
@@ -93,7 +93,7 @@ class PromptLoop:
     def _prompts_wanted(self) -> int:
         """Return how many prompts to ask for now; 0: none.
 
-        Prompts are asked for in portions of at least a quarter of the engine's room, so that a finished group here and
+        Prompts are asked for in portions of at least an eighth of the engine's room, so that a finished group here and
         there does not cost a call each.
         """
         if not self._state.may_lease or self._engine_full:
