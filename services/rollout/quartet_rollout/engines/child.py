@@ -17,7 +17,7 @@ from quartet_common.log import get_logger
 from quartet_rollout.engines.registry import build_core
 from quartet_rollout.engines.runner import Facts, Runner
 from quartet_rollout.engines.stepping import Mail
-from quartet_rollout.engines.wire import Channel, pack_error, pack_mail, unpack_request
+from quartet_rollout.engines.wire import Channel, pack_error, pack_mail, unpack_requests
 
 log = get_logger(__name__)
 
@@ -81,7 +81,7 @@ class Child:
                     continue
                 method, args = body["method"], body["args"]
                 if method == "admit":
-                    args = [unpack_request(args, arrays)]
+                    args = [unpack_requests(args, arrays)]
                 elif method == "install":
                     from quartet_rollout.engines.arena import tensors_in
 

@@ -22,7 +22,7 @@ from quartet_common.log import get_logger
 from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineError, EngineStats
 from quartet_rollout.engines.runner import Facts
 from quartet_rollout.engines.stepping import Mail
-from quartet_rollout.engines.wire import Channel, pack_request, unpack_error, unpack_mail
+from quartet_rollout.engines.wire import Channel, pack_requests, unpack_error, unpack_mail
 
 if TYPE_CHECKING:
     import torch
@@ -85,7 +85,7 @@ class ProcessHost:
                 answer.set_exception(self._gone)
                 return answer
             self._asked[number] = answer
-        arguments, arrays = pack_request(args[0]) if method == "admit" else (list(args), [])
+        arguments, arrays = pack_requests(args[0]) if method == "admit" else (list(args), [])
         try:
             self._channel.send({"ask": number, "method": method, "args": arguments}, arrays)
         except OSError:

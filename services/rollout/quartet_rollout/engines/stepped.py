@@ -7,6 +7,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -90,6 +91,7 @@ class SteppedEngine(WeightUpdates):
         self._tokenizer: Any = None
         self._numbers = itertools.count(1)
         self._outboxes: dict[int, asyncio.Queue[EngineCompletion | EngineError]] = {}
+        self._unsent: dict[int, Request] = {}
         self._begun = self._closed = False
 
     # ------------------------------------------------------------------ life
@@ -100,15 +102,11 @@ class SteppedEngine(WeightUpdates):
         self._begun = True
         loop = asyncio.get_running_loop()
 
-        def deliver(mail: list[Mail]) -> None:
-            with suppress(RuntimeError):  # The event loop is closed: nobody is left to read.
-                loop.call_soon_threadsafe(self._put, mail)
-
         def lost(reason: EngineError) -> None:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._lose, reason)
 
-        self._facts = await result_of(self._host.start(deliver, lost))
+        self._facts = await result_of(self._host.start(partial(self._deliver, loop), lost))
         await self.load_spec()
         self._tokenizer = await asyncio.to_thread(self._load_tokenizer)
 
@@ -152,10 +150,11 @@ class SteppedEngine(WeightUpdates):
         if sampling.masks and not self._facts.gives_masks:
             raise PromptError("sampling.masks is true; allowed: false, as this engine cannot tell the candidates")
         number = next(self._numbers)
+        self._check_usable()
         outbox = self._outboxes[number] = asyncio.Queue()
         left = n
         try:
-            await self._ask("admit", Request(number, request_id, prompt, n, sampling))
+            self._admit(Request(number, request_id, prompt, n, sampling))
             while left:
                 item = await outbox.get()
                 if isinstance(item, EngineError):
@@ -164,9 +163,34 @@ class SteppedEngine(WeightUpdates):
                 yield item
         finally:
             del self._outboxes[number]
-            # Whoever stops reading, for whatever reason, wants no more; a cancelled admission takes place all the same.
-            if left:
+            # Whoever stops reading, for whatever reason, wants no more.
+            if left and self._unsent.pop(number, None) is None:
                 self._post("abort", request_id, number)
+
+    def _admit(self, request: Request) -> None:
+        """Have a request admitted, together with the others that come before the event loop turns to other things: the
+        groups of a lease begin as one batch, and cost one message."""
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._admit_all)
+        self._unsent[request.number] = request
+
+    def _admit_all(self) -> None:
+        requests, self._unsent = list(self._unsent.values()), {}
+        if not requests or self._closed:
+            return
+        loop = asyncio.get_running_loop()
+
+        def admitted(done: Future[None]) -> None:
+            if (error := done.exception()) is not None:
+                assert isinstance(error, EngineError)
+                self._deliver(loop, [(request.number, error) for request in requests])
+
+        self._host.ask("admit", requests).add_done_callback(admitted)
+
+    def _deliver(self, loop: asyncio.AbstractEventLoop, mail: list[Mail]) -> None:
+        """On any thread."""
+        with suppress(RuntimeError):  # The event loop is closed: nobody is left to read.
+            loop.call_soon_threadsafe(self._put, mail)
 
     def _put(self, mail: list[Mail]) -> None:
         for number, item in mail:

@@ -7,7 +7,7 @@ completion between two tokens. That is what makes an update in flight exact.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -97,8 +97,19 @@ class Stepping:
 
     # -------------------------------------------------------------- requests
 
-    def admit(self, request: Request) -> None:
-        """Take a request in. Raises EngineError when its id is running already."""
+    def admit(self, requests: Sequence[Request]) -> None:
+        """Take requests in; who asked for one that cannot be is told why."""
+        refused: list[Mail] = []
+        for request in requests:
+            try:
+                self._admit(request)
+            except EngineError as error:
+                refused.append((request.number, error))
+        if refused:
+            self._deliver(refused)
+
+    def _admit(self, request: Request) -> None:
+        """Raises EngineError when its id is running already."""
         if request.request_id in self._requests:
             raise EngineError(f"request '{request.request_id}' is running already")
         self._requests[request.request_id] = request

@@ -82,17 +82,19 @@ def unpack_error(packed: Sequence[str]) -> EngineError:
     return _ERRORS[packed[0]](packed[1])
 
 
-def pack_request(request: Request) -> tuple[list[Any], list[np.ndarray]]:
-    """Arguments and arrays."""
-    arguments = [request.number, request.request_id, request.n, asdict(request.sampling)]
-    return arguments, [np.array(request.prompt, dtype=np.int32)]
+def pack_requests(requests: Sequence[Request]) -> tuple[list[Any], list[np.ndarray]]:
+    """A list for the body, and arrays."""
+    packed = [[request.number, request.request_id, request.n, asdict(request.sampling)] for request in requests]
+    return packed, [np.array(request.prompt, dtype=np.int32) for request in requests]
 
 
-def unpack_request(arguments: Sequence[Any], arrays: Sequence[np.ndarray]) -> Request:
-    """See `pack_request`."""
-    number, request_id, n, sampling = arguments
-    lists = {key: tuple(sampling[key]) for key in ("stop", "stop_token_ids")}
-    return Request(number, request_id, arrays[0].tolist(), n, SamplingSettings(**{**sampling, **lists}))
+def unpack_requests(packed: Sequence[Any], arrays: Sequence[np.ndarray]) -> list[Request]:
+    """See `pack_requests`."""
+    requests = []
+    for (number, request_id, n, sampling), prompt in zip(packed, arrays, strict=True):
+        lists = {key: tuple(sampling[key]) for key in ("stop", "stop_token_ids")}
+        requests.append(Request(number, request_id, prompt.tolist(), n, SamplingSettings(**{**sampling, **lists})))
+    return requests
 
 
 def pack_mail(mail: Sequence[Mail]) -> tuple[list[Any], list[np.ndarray]]:

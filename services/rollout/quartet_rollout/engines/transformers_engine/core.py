@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, Cache, DynamicCache
 from transformers.utils import logging as transformers_logging
 
+from quartet_common.onednn_linear import use_onednn
 from quartet_rollout.engines.base import EngineError, SamplingSettings, SleepLevel
 from quartet_rollout.engines.core import CoreCompletion
 from quartet_rollout.engines.model_folder import check_model_folder, config_dtype, load_tokenizer
@@ -49,6 +50,7 @@ class TransformersCore:
             model_path, dtype=getattr(torch, dtype), local_files_only=True
         )
         self._model = model.to(self._device).eval()
+        use_onednn(self._model)
         self.can_sleep = self._device.type == "cuda"
         self._tokenizer = load_tokenizer(model_path)
         self._max_rows = options.max_num_seqs

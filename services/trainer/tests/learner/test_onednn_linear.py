@@ -1,0 +1,118 @@
+"""Linear layers by oneDNN: the same function as torch's own, and only where it is exact."""
+
+import pytest
+import torch
+from torch import nn
+
+from quartet_common import onednn_linear
+from quartet_common.onednn_linear import ISA, OnednnLinear, use_onednn
+
+
+@pytest.fixture(autouse=True)
+def faster(monkeypatch):
+    """As on a processor that gains by it. On others the same products are MKL's."""
+    monkeypatch.setattr(onednn_linear, "_faster", lambda: True)
+    monkeypatch.setenv(ISA, "AVX512_CORE")
+
+
+def layers(inputs: int, outputs: int, bias: bool = True) -> tuple[nn.Linear, nn.Linear]:
+    """A layer that multiplies by oneDNN, and the same in float64."""
+    torch.manual_seed(0)
+    layer = nn.Linear(inputs, outputs, bias)
+    exact = nn.Linear(inputs, outputs, bias).double()
+    exact.load_state_dict(layer.state_dict())
+    assert use_onednn(layer)
+    assert type(layer) is OnednnLinear
+    return layer, exact
+
+
+@pytest.mark.parametrize("shape", [(700, 128), (3, 333, 128), (1, 1100, 128), (515, 1, 128), (5, 128)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_outputs_and_gradients_are_those_of_float64(shape, bias):
+    layer, exact = layers(128, 256, bias)
+    input = torch.randn(shape, requires_grad=True)
+    same = input.detach().double().requires_grad_()
+    gradient = torch.randn(*shape[:-1], 256)
+    output = layer(input)
+    output.backward(gradient)
+    expected = exact(same)
+    expected.backward(gradient.double())
+    torch.testing.assert_close(output.double(), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(input.grad.double(), same.grad, rtol=0, atol=1e-5)
+    for name, parameter in layer.named_parameters():
+        torch.testing.assert_close(parameter.grad.double(), exact.get_parameter(name).grad, rtol=1e-5, atol=2e-4)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(input), output)
+
+
+def test_a_gradient_that_is_one_number_everywhere():
+    layer, exact = layers(128, 256)
+    input = torch.randn(700, 128)
+    layer(input).sum().backward()
+    exact(input.double()).sum().backward()
+    torch.testing.assert_close(layer.weight.grad.double(), exact.weight.grad, rtol=1e-5, atol=2e-4)
+
+
+def test_what_is_frozen_gets_no_gradient():
+    layer, _ = layers(128, 256)
+    layer.weight.requires_grad_(False)
+    input = torch.randn(700, 128, requires_grad=True)
+    layer(input).sum().backward()
+    assert layer.weight.grad is None
+    torch.testing.assert_close(input.grad, layer.weight.sum(0).expand(700, 128))
+
+
+def test_an_output_may_be_changed_in_place():
+    layer, _ = layers(128, 256)
+    input = torch.randn(700, 128)
+    layer(input).div_(2.0).sum().backward()
+    torch.testing.assert_close(layer.bias.grad, torch.full((256,), 350.0))
+
+
+def test_autocast_has_its_way():
+    layer, _ = layers(128, 256)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(torch.randn(700, 128)).dtype == torch.bfloat16
+
+
+def test_other_products_are_left_as_they_were():
+    layer, _ = layers(128, 256)
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    layer(torch.randn(700, 128)).sum().backward()
+    assert torch.backends.mkldnn.matmul.fp32_precision == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_only_float32(dtype):
+    layer = nn.Linear(8, 8, dtype=dtype)
+    assert not use_onednn(layer)
+    assert type(layer) is nn.Linear
+
+
+def test_a_layer_that_becomes_another_type_is_torchs_again():
+    layer, exact = layers(128, 256)
+    input = torch.randn(700, 128, dtype=torch.float64)
+    torch.testing.assert_close(layer.double()(input), exact(input), rtol=0, atol=0)
+
+
+def test_the_environment_has_its_way(monkeypatch):
+    monkeypatch.setenv(ISA, "ALL")
+    layer = nn.Linear(8, 8)
+    assert not use_onednn(layer)
+    assert type(layer) is nn.Linear
+
+
+def test_a_processor_that_would_round_is_not_asked(monkeypatch):
+    def rounded(left, right):
+        return (left.bfloat16() @ right.bfloat16()).float()
+
+    monkeypatch.setattr(onednn_linear, "_product", rounded)
+    layer = nn.Linear(8, 8)
+    assert not use_onednn(layer)
+    assert type(layer) is nn.Linear
+
+
+def test_few_shapes_for_many_numbers_of_rows():
+    known = {rows: onednn_linear._known(rows) for rows in range(16, 4096)}
+    assert all(0 <= rows - of_them <= max(15, rows / 16) for rows, of_them in known.items())
+    assert len(set(known.values())) <= 16 * 5
