@@ -286,8 +286,8 @@ def compare(name: str, size: str, forms: list[str], model: Path, folder: Path) -
                 os.environ["REDIS_URL"], _ = stack.enter_context(redis_server(own))
             command = [python, __file__, "--side", kind, side, name, size, str(model)]
             running[kind, side] = Side(command, folder / f"{name} {size} {side}.log", stack)
-        for side in sides:
-            running[side].hear()
+            # One after another: starting, all at once would leave the cores to the engines, and their Redis none.
+            running[kind, side].hear()
         for turn in range(2 * SIZES[size][1]):
             for side in sides if turn % 2 == 0 else reversed(sides):
                 running[side].tell({"round": turn})

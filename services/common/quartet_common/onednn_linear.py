@@ -1,4 +1,4 @@
-"""Linear layers in float32 on AMD's processors with AVX-512, multiplied by oneDNN. Needs torch, as those have who use it.
+"""Linear layers in float32 on AMD processors with AVX-512, multiplied by oneDNN. Needs torch, as its users do.
 
 Torch multiplies float32 matrices by MKL, and MKL takes AVX2 on processors that are not Intel's. oneDNN takes what there
 is: on a Zen 5 it is nearly twice as fast. Torch gives it float32 products only where they may be rounded to bfloat16

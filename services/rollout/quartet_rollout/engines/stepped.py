@@ -91,7 +91,7 @@ class SteppedEngine(WeightUpdates):
         self._tokenizer: Any = None
         self._numbers = itertools.count(1)
         self._outboxes: dict[int, asyncio.Queue[EngineCompletion | EngineError]] = {}
-        self._unsent: dict[int, Request] = {}
+        self._unsent: list[Request] = []
         self._begun = self._closed = False
 
     # ------------------------------------------------------------------ life
@@ -163,8 +163,9 @@ class SteppedEngine(WeightUpdates):
                 yield item
         finally:
             del self._outboxes[number]
-            # Whoever stops reading, for whatever reason, wants no more.
-            if left and self._unsent.pop(number, None) is None:
+            # Whoever stops reading, for whatever reason, wants no more. It has been asked for by then: `_admit_all` was
+            # in line before whatever woke this up.
+            if left:
                 self._post("abort", request_id, number)
 
     def _admit(self, request: Request) -> None:
@@ -172,20 +173,24 @@ class SteppedEngine(WeightUpdates):
         groups of a lease begin as one batch, and cost one message."""
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._admit_all)
-        self._unsent[request.number] = request
+        self._unsent.append(request)
 
     def _admit_all(self) -> None:
-        requests, self._unsent = list(self._unsent.values()), {}
-        if not requests or self._closed:
-            return
+        requests, self._unsent = self._unsent, []
         loop = asyncio.get_running_loop()
+
+        def refused(error: EngineError) -> list[Mail]:
+            return [(request.number, error) for request in requests]
 
         def admitted(done: Future[None]) -> None:
             if (error := done.exception()) is not None:
-                assert isinstance(error, EngineError)
-                self._deliver(loop, [(request.number, error) for request in requests])
+                assert isinstance(error, EngineError)  # `Host.ask` knows no other
+                self._deliver(loop, refused(error))
 
-        self._host.ask("admit", requests).add_done_callback(admitted)
+        if self._closed:
+            self._put(refused(EngineError("the engine is closed")))
+        else:
+            self._host.ask("admit", requests).add_done_callback(admitted)
 
     def _deliver(self, loop: asyncio.AbstractEventLoop, mail: list[Mail]) -> None:
         """On any thread."""

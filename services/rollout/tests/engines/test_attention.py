@@ -103,12 +103,13 @@ def test_layers_without_keys_are_refused(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_row_that_overflowed_does_not_reach_those_that_get_its_slot(tmp_path: Path) -> None:
     write_model(tmp_path, tied=True, seed=0)
     core = TransformersCore(str(tmp_path), TransformersOptions(device="cpu", max_num_seqs=2))
-    for key, prompt in (("long", [20] * 30), ("short", [21, 22])):
+    for key, prompt in (("first", [20]), ("second", [21, 22])):
         core.add(key, prompt, SamplingSettings(temperature=0.0, max_new_tokens=40))
     core.step()
+    assert [row.key for row in core._table.rows] == ["first", "second"]
     for layer in core._slots.layers:  # As if the first row's keys and values were too large for their type.
         layer.keys[0], layer.values[0] = float("inf"), float("nan")
-    core.abort(["long"])  # The second row moves into its slot.
+    core.abort(["first"])  # The second row moves into its slot.
     core.add("new", [23, 24, 25], SamplingSettings(temperature=0.0, max_new_tokens=40))
     made = {}
     while len(made) < 2:

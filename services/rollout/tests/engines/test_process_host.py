@@ -22,10 +22,10 @@ from quartet_rollout.engines.stepping import Request
 from quartet_rollout.engines.wire import (
     pack_error,
     pack_mail,
-    pack_request,
+    pack_requests,
     unpack_error,
     unpack_mail,
-    unpack_request,
+    unpack_requests,
 )
 
 OPTIONS = {"place": "process", "device": "cpu", "max_num_seqs": 8}
@@ -102,8 +102,8 @@ def test_the_place_is_said_by_the_options() -> None:
 
 def test_requests_come_over_as_they_were() -> None:
     sampling = SamplingSettings(0.5, 0.9, 3, 0.1, 7, ("a", "bc"), (4, 5), 11, masks=True)
-    arguments, arrays = pack_request(Request(3, "name", [5, 6, 7], 2, sampling))
-    assert unpack_request(arguments, arrays) == Request(3, "name", [5, 6, 7], 2, sampling)
+    requests = [Request(3, "name", [5, 6, 7], 2, sampling), Request(4, "other", [8], 1, SamplingSettings())]
+    assert unpack_requests(*pack_requests(requests)) == requests
 
 
 def test_completions_come_over_as_they_were() -> None:

@@ -117,6 +117,79 @@ def test_closing_ends_running_completions_and_the_thread() -> None:
     asyncio.run(asyncio.wait_for(body(), 30))
 
 
+class Asked(ThreadHost):
+    """Notes what it is asked for."""
+
+    def __init__(self, core: CountingCore) -> None:
+        super().__init__("counting", lambda: core)
+        self.asked: list[tuple[str, Any]] = []
+
+    def ask(self, method: str, *args: Any) -> Any:
+        self.asked.append((method, args))
+        return super().ask(method, *args)
+
+
+async def _asked() -> tuple[SteppedEngine, Asked]:
+    host = Asked(CountingCore())
+    engine = SteppedEngine("counting", host, lambda: None, lambda: ModelSpec({}, frozenset()))
+    await engine.start()
+    return engine, host
+
+
+def test_requests_that_come_together_are_admitted_together() -> None:
+    async def body() -> None:
+        engine, host = await _asked()
+        reading = [asyncio.create_task(_collect(engine, name)) for name in ("a", "b", "c")]
+        await _tokens_from(engine, 10)
+        assert [method for method, _ in host.asked] == ["admit"]
+        assert [request.request_id for request in host.asked[0][1][0]] == ["a", "b", "c"]
+        await engine.close()
+        assert [len(await each) for each in reading] == [2, 2, 2]
+
+    asyncio.run(asyncio.wait_for(body(), 30))
+
+
+def test_one_that_cannot_be_admitted_is_told_and_the_others_are_not() -> None:
+    async def body() -> None:
+        engine, _ = await _asked()
+        first, again, other = (asyncio.create_task(_collect(engine, name)) for name in ("a", "a", "b"))
+        with pytest.raises(EngineError, match="request 'a' is running already"):
+            await again
+        await _tokens_from(engine, 10)
+        assert not first.done() and not other.done()
+        await engine.close()
+        assert [len(await each) for each in (first, other)] == [2, 2]
+
+    asyncio.run(asyncio.wait_for(body(), 30))
+
+
+def test_who_wants_no_more_at_once_is_admitted_and_then_aborted() -> None:
+    async def body() -> None:
+        engine, host = await _asked()
+        given_up, other = asyncio.create_task(_collect(engine, "a")), asyncio.create_task(_collect(engine, "b"))
+        asyncio.get_running_loop().call_soon(given_up.cancel)  # both have asked by then, and nothing has been sent
+        while engine.stats().running != 2:
+            await asyncio.sleep(0.001)
+        assert given_up.cancelled()
+        assert [method for method, _ in host.asked] == ["admit", "abort"]
+        await engine.close()
+        assert len(await other) == 2
+
+    asyncio.run(asyncio.wait_for(body(), 30))
+
+
+def test_who_asks_while_it_is_being_closed_is_told() -> None:
+    async def body() -> None:
+        engine, _ = await _asked()
+        asking = asyncio.create_task(_collect(engine))
+        closing = asyncio.create_task(engine.close())
+        with pytest.raises(EngineError, match="the engine is closed"):
+            await asking
+        await closing
+
+    asyncio.run(asyncio.wait_for(body(), 30))
+
+
 async def _tokens_from(engine: SteppedEngine, tokens: int) -> None:
     while engine.stats().tokens_total < tokens:
         await asyncio.sleep(0.001)

@@ -166,6 +166,7 @@ class TransformersCore:
 
     def _prefill(self, rows: list[Row]) -> torch.Tensor:
         """Compute the rows' tokens and add them to the table. Returns the last token's logits, [rows, V]."""
+        rows.sort(key=lambda row: len(row.prompt) + len(row.output))  # for `Slots.add`
         # The completions of a group begin with the same prompt: it is computed once.
         distinct: dict[tuple[int, ...], int] = {}
         which = [distinct.setdefault(tuple(row.tokens()), len(distinct)) for row in rows]

@@ -60,6 +60,26 @@ _COLUMNS = np.dtype(
 )
 
 
+def _line(row: Row, max_model_len: int) -> tuple[float, ...]:
+    """What stands in a table, in the order of its columns, when the row is new in it."""
+    sampling, tokens = row.sampling, len(row.prompt) + len(row.output)
+    drawn = sampling if sampling.temperature > 0 else SamplingSettings()
+    return (
+        tokens,
+        0,
+        drawn.top_k,
+        min(sampling.max_new_tokens, max_model_len - len(row.prompt)),
+        len(row.output),
+        drawn.temperature,
+        drawn.min_p,
+        drawn.top_p,
+        sampling.temperature == 0,
+        masked(sampling),
+        row.generator is not None,
+        bool(sampling.stop or sampling.stop_token_ids),
+    )
+
+
 class Table:
     """The running rows, densely: row i has line i of every column. Rows move when others end."""
 
@@ -75,17 +95,8 @@ class Table:
         """Put rows behind the others. Their keys and values are those of all tokens they have."""
         first = len(self.rows)
         self.rows += rows
-        for line, row in zip(self._lines[first : len(self.rows)], rows, strict=True):
-            drawn = row.sampling if row.sampling.temperature > 0 else SamplingSettings()
-            line["made"] = len(row.output)
-            line["length"] = len(row.prompt) + len(row.output)
-            line["limit"] = min(row.sampling.max_new_tokens, max_model_len - len(row.prompt))
-            line["greedy"] = row.sampling.temperature == 0
-            line["temperature"], line["top_k"] = drawn.temperature if drawn is row.sampling else 1.0, drawn.top_k
-            line["min_p"], line["top_p"] = drawn.min_p, drawn.top_p
-            line["masked"] = masked(row.sampling)
-            line["seeded"] = row.generator is not None
-            line["watched"] = bool(row.sampling.stop or row.sampling.stop_token_ids)
+        # A row of fields at a time: one number at a time into an array takes as long as a layer of a small model.
+        self._lines[first : len(self.rows)] = [_line(row, max_model_len) for row in rows]
 
     def remove(self, leaving: Sequence[int]) -> tuple[list[int], list[int]]:
         """Take rows out, and move the last ones into their places. Returns (to, from): where which rows moved."""

@@ -8,6 +8,7 @@ row that overflowed, would still make its successor's attention no number. So a 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -43,25 +44,24 @@ class Slots:
             first: how many rows there are already.
             prefilled: keys and values of prompts, padded on the left.
             which: for each new row, which of the prompts it begins with.
-            lengths: for each new row, how many tokens that prompt has.
+            lengths: for each new row, how many tokens that prompt has. Equal neighbours are copied at once.
         """
         if not self.layers:
             self.layers = [_SlotLayer(self) for _ in prefilled.layers]
             self.cache = Cache(layers=list(self.layers))
         self.width = max(self.width, *lengths)
-        rows = len(which)
-        by_length: dict[int, list[int]] = {}
-        for row, length in enumerate(lengths):
-            by_length.setdefault(length, []).append(row)
+        last = first + len(which)
         for mine, its in zip(self.layers, prefilled.layers, strict=True):
-            mine.reserve(first + rows, max(lengths), like=its)
-            for length, of_length in by_length.items():
-                to = [first + row for row in of_length]
-                source = [which[row] for row in of_length]
-                mine.keys[to, :, :length] = its.keys[source, :, -length:]
-                mine.values[to, :, :length] = its.values[source, :, -length:]
-                mine.keys[to, :, length:] = 0
-                mine.values[to, :, length:] = 0
+            mine.reserve(last, max(lengths), like=its)
+            source = torch.tensor(which, device=its.keys.device)
+            for into, prompts in ((mine.keys, its.keys), (mine.values, its.values)):
+                new, rows = into[first:last], prompts.index_select(0, source)
+                begin = 0
+                for length, alike in groupby(lengths):
+                    end = begin + len(list(alike))
+                    new[begin:end, :, :length] = rows[begin:end, :, -length:]
+                    new[begin:end, :, length:] = 0
+                    begin = end
 
     def move(self, to: Sequence[int], source: Sequence[int]) -> None:
         """Copy slots to others."""
