@@ -27,8 +27,8 @@ def test_no_package_imports_a_service_that_is_not_itself(package):
 
 
 COMPUTING = {"torch", "transformers", "vllm"}
-# Modules that do compute: of the learned reward model, an extra, whose worker is a process of its own; and for the trainer
-# and the rollout. No module of the four imports them.
+# Modules that do compute: of the learned reward model, an extra, whose worker is a process of its own; and for both the
+# trainer and the rollout. No module of the four imports them.
 COMPUTES = {"reward": "reward_model/worker.py", "common": "onednn_linear.py"}
 
 

@@ -24,7 +24,7 @@ log = get_logger(__name__)
 
 ISA = "ONEDNN_MAX_CPU_ISA"
 _WITHOUT_BFLOAT16 = "AVX512_CORE"
-_LEAST = 1 << 23
+_LEAST = 1 << 22
 """Multiplications of a product that is worth it: a call of oneDNN takes some 20 µs more than one of MKL."""
 _LEAST_ROWS = 16
 
