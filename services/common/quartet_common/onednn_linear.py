@@ -31,13 +31,14 @@ _LEAST_ROWS = 16
 _matmul: Any = torch.backends.mkldnn.matmul
 
 
-def use_onednn(model: nn.Module) -> bool:
-    """Have a model's `nn.Linear` layers multiply by oneDNN, in as far as they are float32 on the CPU.
+def use_onednn(model: nn.Module, device: torch.device) -> bool:
+    """Have a float32 model's `nn.Linear` layers multiply by oneDNN, where it shall compute on the CPU.
 
-    False, and nothing is changed, where that would be no faster, or not float32; and where the environment sets
-    ONEDNN_MAX_CPU_ISA to something else than AVX512_CORE. The results differ from MKL's in their last digits.
+    Not for a model under autocast: from now on oneDNN knows no bfloat16 in this process. False, and nothing is changed,
+    where it would be no faster, or not exact; and where the environment sets ONEDNN_MAX_CPU_ISA to something else than
+    AVX512_CORE. The results differ from MKL's in their last digits.
     """
-    if not any(parameter.dtype == torch.float32 and parameter.device.type == "cpu" for parameter in model.parameters()):
+    if device.type != "cpu" or any(parameter.dtype != torch.float32 for parameter in model.parameters()):
         return False
     if not _faster() or os.environ.setdefault(ISA, _WITHOUT_BFLOAT16) != _WITHOUT_BFLOAT16:
         return False

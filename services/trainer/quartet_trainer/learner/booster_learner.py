@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from quartet_common.log import get_logger
+from quartet_common.onednn_linear import use_onednn
 from quartet_common.weights import folder_checksum
 from quartet_trainer.algorithms import create_algorithm
 from quartet_trainer.batches import ExperienceBatch, decode_groups
@@ -115,6 +116,8 @@ class BoosterLearner:
     def _load(self, dtype: torch.dtype, *, frozen: bool = False) -> PreTrainedModel:
         share = self._settings.share_prompts and self._settings.plugin != "hybrid_parallel"
         causal_lm = load_causal_lm(self._model_path, dtype, share_prompts=share)
+        if self._settings.precision == "fp32":
+            use_onednn(causal_lm, self._ranks.device)
         causal_lm.train()
         if self._settings.gradient_checkpointing and not frozen:
             causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from quartet_common.log import get_logger
+from quartet_common.onednn_linear import use_onednn
 from quartet_trainer.batches import ExperienceBatch, MicroBatch, collate
 from quartet_trainer.batches.shared_prompts import SharedPrompts
 from quartet_trainer.learner import distributed
@@ -90,6 +91,8 @@ class Critic:
                 f"trainer.critic.model: {path} has a vocabulary of {causal_lm.config.vocab_size}, "
                 f"the policy one of {vocabulary}; they must read the same tokens"
             )
+        if settings.precision == "fp32":
+            use_onednn(causal_lm, plugin.ranks.device)
         causal_lm.train()
         if settings.gradient_checkpointing:
             causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from quartet_common.log import get_logger
-from quartet_common.onednn_linear import use_onednn
 from quartet_trainer.batches.shared_prompts import SharedPrompts
 from quartet_trainer.learner.base import LearnerError
 from quartet_trainer.learner.shared_attention import last_hidden_state, use_shared_attention
@@ -195,7 +194,6 @@ def load_causal_lm(path: Path, dtype: torch.dtype, *, share_prompts: bool = Fals
     _refuse_other_heads(model)
     if share_prompts and not use_shared_attention(model):
         log.info(f"{type(model).__name__} attends in a way of its own: prompts are computed for each completion")
-    use_onednn(model)
     return model
 
 

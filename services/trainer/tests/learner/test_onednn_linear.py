@@ -7,6 +7,8 @@ from torch import nn
 from quartet_common import onednn_linear
 from quartet_common.onednn_linear import ISA, OnednnLinear, use_onednn
 
+CPU = torch.device("cpu")
+
 
 @pytest.fixture(autouse=True)
 def faster(monkeypatch):
@@ -21,7 +23,7 @@ def layers(inputs: int, outputs: int, bias: bool = True) -> tuple[nn.Linear, nn.
     layer = nn.Linear(inputs, outputs, bias)
     exact = nn.Linear(inputs, outputs, bias).double()
     exact.load_state_dict(layer.state_dict())
-    assert use_onednn(layer)
+    assert use_onednn(layer, CPU)
     assert type(layer) is OnednnLinear
     return layer, exact
 
@@ -82,10 +84,16 @@ def test_other_products_are_left_as_they_were():
     assert torch.backends.mkldnn.matmul.fp32_precision == before
 
 
+def test_not_what_is_for_a_gpu():
+    layer = nn.Linear(8, 8)
+    assert not use_onednn(layer, torch.device("cuda"))
+    assert type(layer) is nn.Linear
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_only_float32(dtype):
     layer = nn.Linear(8, 8, dtype=dtype)
-    assert not use_onednn(layer)
+    assert not use_onednn(layer, CPU)
     assert type(layer) is nn.Linear
 
 
@@ -98,7 +106,7 @@ def test_a_layer_that_becomes_another_type_is_torchs_again():
 def test_the_environment_has_its_way(monkeypatch):
     monkeypatch.setenv(ISA, "ALL")
     layer = nn.Linear(8, 8)
-    assert not use_onednn(layer)
+    assert not use_onednn(layer, CPU)
     assert type(layer) is nn.Linear
 
 
@@ -108,7 +116,7 @@ def test_a_processor_that_would_round_is_not_asked(monkeypatch):
 
     monkeypatch.setattr(onednn_linear, "_product", rounded)
     layer = nn.Linear(8, 8)
-    assert not use_onednn(layer)
+    assert not use_onednn(layer, CPU)
     assert type(layer) is nn.Linear
 
 

@@ -50,7 +50,7 @@ class TransformersCore:
             model_path, dtype=getattr(torch, dtype), local_files_only=True
         )
         self._model = model.to(self._device).eval()
-        use_onednn(self._model)
+        use_onednn(self._model, self._device)
         self.can_sleep = self._device.type == "cuda"
         self._tokenizer = load_tokenizer(model_path)
         self._max_rows = options.max_num_seqs
