@@ -18,7 +18,7 @@ gets no reward, so there ours is told to spare nothing. Sides run in turn, ours,
 the mean of its two.
 
 Beside the figures it prints where a step's time goes, by the trainer's own metrics and the processor time of each
-process.
+process. The processor time of a step is a figure too: it bounds the rates.
 """
 
 import json
@@ -354,6 +354,9 @@ def main() -> None:
     figures.append(Figure(two, "completions/s", staler.rate, best.rate, name, "higher"))
     early = "trl_grpo: 0.3 M, transformers engine, steps 9 to 40"
     figures.append(Figure(early, "completions/s", mine.early_rate, best.early_rate, name, "higher"))
+    # What completions per second are bounded by, where all cores are busy all the time.
+    cost, used = "trl_grpo: 0.3 M, transformers engine, processor time of a step", "processor, all of it"
+    figures.append(Figure(cost, "ms", mine.account[used], best.account[used], name, "lower"))
     figures.append(compared(tiny, "vllm", told(tiny, "ours, vLLM", ours(tiny, "vllm")), name, best))
     print_account(tiny, "ours", mine)
     print_account(tiny, "ours, max_staleness 2", staler)
