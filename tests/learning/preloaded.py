@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
-OPTIONAL = ("vllm_engine", "wandb", "nccl", "onednn_linear")
+OPTIONAL = ("vllm_engine", "wandb", "nccl")
 
 
 def main() -> int:
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def modules_of(package: str) -> list[str]:
-    """Return the names of a package's modules, but programs and the parts that need an optional library."""
+    """Return the names of a package's modules, but programs and the parts that need an optional engine."""
     found = pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}.")
     names = [module.name for module in found if not module.name.endswith("__main__")]
     return [name for name in names if not any(part in name for part in OPTIONAL)]

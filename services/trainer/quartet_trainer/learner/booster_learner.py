@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from quartet_common.log import get_logger
-from quartet_common.onednn_linear import use_onednn
 from quartet_common.weights import folder_checksum
 from quartet_trainer.algorithms import create_algorithm
 from quartet_trainer.batches import ExperienceBatch, decode_groups
@@ -30,6 +29,7 @@ from quartet_trainer.learner.critic import Critic
 from quartet_trainer.learner.head_critic import HeadCritic
 from quartet_trainer.learner.metrics import MEANS_OF_UPDATES, PEAKS, SUMS, batch_metrics, computed_metrics
 from quartet_trainer.learner.model_folder import check_model_folder
+from quartet_trainer.learner.onednn_linear import use_onednn
 from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
 from quartet_trainer.learner.planner import Planner, Update
 from quartet_trainer.learner.plugins import create_plugin

@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from quartet_common.log import get_logger
-from quartet_common.onednn_linear import use_onednn
 from quartet_trainer.batches import ExperienceBatch, MicroBatch, collate
 from quartet_trainer.batches.shared_prompts import SharedPrompts
 from quartet_trainer.learner import distributed
 from quartet_trainer.learner.base import LearnerError
 from quartet_trainer.learner.metrics import target_metrics
 from quartet_trainer.learner.model_folder import check_model_folder
+from quartet_trainer.learner.onednn_linear import use_onednn
 from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
 from quartet_trainer.learner.planner import CriticTargets
 from quartet_trainer.learner.plugins import Plugin

@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from quartet_common import onednn_linear
-from quartet_common.onednn_linear import ISA, OnednnLinear, use_onednn
+from quartet_common import onednn
+from quartet_common.onednn import ISA
+from quartet_trainer.learner import onednn_linear
+from quartet_trainer.learner.onednn_linear import OnednnLinear, use_onednn
 
 CPU = torch.device("cpu")
 
@@ -13,7 +15,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def faster(monkeypatch):
     """As on a processor that gains by it. On others the same products are MKL's."""
-    monkeypatch.setattr(onednn_linear, "_faster", lambda: True)
+    monkeypatch.setattr(onednn, "faster", lambda: True)
     monkeypatch.setenv(ISA, "AVX512_CORE")
 
 
@@ -77,10 +79,19 @@ def test_autocast_has_its_way():
         assert layer(torch.randn(700, 128)).dtype == torch.bfloat16
 
 
-def test_other_products_are_left_as_they_were():
+def test_known_numbers_of_rows_are_onednns_and_other_products_are_left_as_they_were(monkeypatch):
     layer, _ = layers(128, 256)
-    before = torch.backends.mkldnn.matmul.fp32_precision
-    layer(torch.randn(700, 128)).sum().backward()
+    before, asked, mm = torch.backends.mkldnn.matmul.fp32_precision, [], torch.mm
+
+    def noting(left, right, **options):
+        asked.append((len(left), torch.backends.mkldnn.matmul.fp32_precision))
+        return mm(left, right, **options)
+
+    monkeypatch.setattr(torch, "mm", noting)
+    output = layer(torch.randn(700, 128))
+    assert asked == [(672, "bf16"), (28, before)]
+    output.sum().backward()
+    assert asked[2:] == [(256, "bf16")]  # the input has no gradient
     assert torch.backends.mkldnn.matmul.fp32_precision == before
 
 
@@ -118,9 +129,3 @@ def test_a_processor_that_would_round_is_not_asked(monkeypatch):
     layer = nn.Linear(8, 8)
     assert not use_onednn(layer, CPU)
     assert type(layer) is nn.Linear
-
-
-def test_few_shapes_for_many_numbers_of_rows():
-    known = {rows: onednn_linear._known(rows) for rows in range(16, 4096)}
-    assert all(0 <= rows - of_them <= max(15, rows / 16) for rows, of_them in known.items())
-    assert len(set(known.values())) <= 16 * 5

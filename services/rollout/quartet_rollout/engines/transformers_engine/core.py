@@ -11,12 +11,12 @@ import torch
 from transformers import AutoModelForCausalLM, Cache, DynamicCache
 from transformers.utils import logging as transformers_logging
 
-from quartet_common.onednn_linear import use_onednn
 from quartet_rollout.engines.base import EngineError, SamplingSettings, SleepLevel
 from quartet_rollout.engines.core import CoreCompletion
 from quartet_rollout.engines.model_folder import check_model_folder, config_dtype, load_tokenizer
 from quartet_rollout.engines.options import TransformersOptions
 from quartet_rollout.engines.transformers_engine.attention import layer_kinds, step_mask, use_grouped
+from quartet_rollout.engines.transformers_engine.onednn_linear import use_onednn
 from quartet_rollout.engines.transformers_engine.rows import Row, Table
 from quartet_rollout.engines.transformers_engine.sampler import Sampler
 from quartet_rollout.engines.transformers_engine.slots import Slots

@@ -1,32 +1,14 @@
-"""Linear layers in float32 on AMD processors with AVX-512, multiplied by oneDNN. Needs torch, as its users do.
+"""Linear layers in float32 that multiply by oneDNN, forwards and backwards; see `quartet_common.onednn`."""
 
-Torch multiplies float32 matrices by MKL, and MKL takes AVX2 on processors that are not Intel's. oneDNN takes what there
-is: on a Zen 5 it is nearly twice as fast. Torch gives it float32 products only where they may be rounded to bfloat16
-(`torch.backends.mkldnn.matmul.fp32_precision`), and nothing is to be rounded here. So oneDNN is told by its environment
-(ONEDNN_MAX_CPU_ISA) of no instruction that knows bfloat16, whereupon it computes in float32; before anything is changed
-that is tried, beside float64.
-
-oneDNN makes a program for each shape that it meets, which takes as long as a small product. Numbers of rows hardly ever
-come again, so it is given numbers that do, and the rows that are left are multiplied by MKL.
-"""
-
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from quartet_common.log import get_logger
+from quartet_common.onednn import LEAST_PRODUCT, LEAST_ROWS, allow_onednn, known_rows
 
 log = get_logger(__name__)
-
-ISA = "ONEDNN_MAX_CPU_ISA"
-_WITHOUT_BFLOAT16 = "AVX512_CORE"
-_LEAST = 1 << 22
-"""Multiplications of a product that is worth it: a call of oneDNN takes some 20 µs more than one of MKL."""
-_LEAST_ROWS = 16
 
 _matmul: Any = torch.backends.mkldnn.matmul
 
@@ -34,13 +16,12 @@ _matmul: Any = torch.backends.mkldnn.matmul
 def use_onednn(model: nn.Module, device: torch.device) -> bool:
     """Have a float32 model's `nn.Linear` layers multiply by oneDNN, where it shall compute on the CPU.
 
-    Not for a model under autocast: from now on oneDNN knows no bfloat16 in this process. False, and nothing is changed,
-    where it would be no faster, or not exact; and where the environment sets ONEDNN_MAX_CPU_ISA to something else than
-    AVX512_CORE. The results differ from MKL's in their last digits.
+    Not for a model under autocast: from now on oneDNN knows no bfloat16 in this process. False, and the model is as it
+    was, where `allow_onednn` says no or oneDNN's products are not exact. They differ from MKL's in their last digits.
     """
     if device.type != "cpu" or any(parameter.dtype != torch.float32 for parameter in model.parameters()):
         return False
-    if not _faster() or os.environ.setdefault(ISA, _WITHOUT_BFLOAT16) != _WITHOUT_BFLOAT16:
+    if not allow_onednn():
         return False
     if not _exact():
         log.info("oneDNN rounds products of float32 here: they are left to MKL")
@@ -58,8 +39,8 @@ class OnednnLinear(nn.Linear):
         """As `nn.Linear.forward`."""
         rows = input.numel() // self.in_features
         if (
-            rows < _LEAST_ROWS
-            or rows * self.in_features * self.out_features < _LEAST
+            rows < LEAST_ROWS
+            or rows * self.in_features * self.out_features < LEAST_PRODUCT
             or input.dtype != torch.float32
             or self.weight.dtype != torch.float32
             or input.device.type != "cpu"
@@ -101,7 +82,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
     """[rows, k] by [k, n]."""
-    known = _known(left.shape[0])
+    known = known_rows(left.shape[0])
     output = left.new_empty(left.shape[0], right.shape[1])
     with _Onednn():
         torch.mm(left[:known], right, out=output[:known])
@@ -112,16 +93,10 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 def _sum_of_products(left: Tensor, right: Tensor) -> Tensor:
     """[n, rows] by [rows, k]."""
-    known = _known(right.shape[0])
+    known = known_rows(right.shape[0])
     with _Onednn():
         output = torch.mm(left[:, :known], right[:known])
     return output.addmm_(left[:, known:], right[known:]) if known < right.shape[0] else output
-
-
-def _known(rows: int) -> int:
-    """The largest number up to `rows` of which there are few: 16 between a power of two and the next."""
-    step = max(_LEAST_ROWS, (1 << rows.bit_length()) // 32)
-    return rows // step * step
 
 
 class _Onednn:
@@ -133,13 +108,6 @@ class _Onednn:
 
     def __exit__(self, *error: object) -> None:
         _matmul.fp32_precision = self._before
-
-
-def _faster() -> bool:
-    """Whether MKL does not use what the processor can do."""
-    if sys.platform != "linux" or torch.backends.cpu.get_cpu_capability() != "AVX512":
-        return False
-    return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
 
 
 def _exact() -> bool:
