@@ -5,7 +5,7 @@ tokens, versions of weights. It receives weights, checks and counts them, and ha
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import numpy as np
@@ -84,7 +84,7 @@ class ParrotEngine(WeightUpdates):
 
     async def generate(
         self, request_id: str, prompt_token_ids: np.ndarray | list[int], n: int, sampling: SamplingSettings
-    ) -> AsyncIterator[EngineCompletion]:
+    ) -> AsyncGenerator[EngineCompletion, None]:
         """Each completion is the prompt, as far as limits allow."""
         prompt = check_prompt(prompt_token_ids, n, self.max_model_len, len(self._tokenizer))
         room = min(sampling.max_new_tokens, self.max_model_len - len(prompt))

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
+from typing import TypeAlias
 
 import grpc
 from google.rpc import error_details_pb2
@@ -24,7 +25,7 @@ from quartet_rollout.telemetry import COMPLETIONS, TOKENS
 
 _STOPPING = "it is stopping; ask another rollout"
 
-Request = rollout_pb2.GenerateRequest | rollout_pb2.GenerateStreamRequest
+Request: TypeAlias = rollout_pb2.GenerateRequest | rollout_pb2.GenerateStreamRequest
 
 
 class DirectGeneration:

@@ -81,10 +81,9 @@ class Evaluator:
 
     def _run_set(self, name: str, version: int, keep_current: Callable[[], int]) -> dict[str, float]:
         evaluation_id = self._start(name, version)
-        answer = evaluation_id and self._wait(evaluation_id, keep_current)
-        if not answer:
+        if evaluation_id is None or not self._wait(evaluation_id, keep_current):
             return {}
-        full = self._session.get_evaluation(evaluation_id, summary_only=False)
+        full = self._session.evaluation_results(evaluation_id)
         transcripts = [experience_pb2.GroupTranscript.FromString(data) for data in full.transcripts]
         metrics = evaluation_metrics(name, transcripts, full.dead)
         with writing(self._folder):
@@ -115,7 +114,7 @@ class Evaluator:
                 raise Stopped
             rollouts = keep_current()
             began = time.monotonic()
-            answer = self._session.get_evaluation(evaluation_id, wait=min(WAIT_SECONDS, left))
+            answer = self._session.wait_for_evaluation(evaluation_id, min(WAIT_SECONDS, left))
             if answer is not None and answer.complete:
                 return True
             if not self._session.run_is_active():

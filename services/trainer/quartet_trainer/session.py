@@ -188,25 +188,26 @@ class BrokerSession:
 
         return self._insist(f"StartEvaluation of '{name}'", call)
 
-    def get_evaluation(
-        self, evaluation_id: str, wait: float = 0.0, summary_only: bool = True
-    ) -> broker_pb2.GetEvaluationResponse | None:
-        """Ask for an evaluation, waiting until complete. None when called away by the control's attention."""
+    def wait_for_evaluation(self, evaluation_id: str, wait: float) -> broker_pb2.GetEvaluationResponse | None:
+        """Wait until an evaluation is complete. None when called away by the control's attention."""
         request = broker_pb2.GetEvaluationRequest(
-            run_id=self._run_id, evaluation_id=evaluation_id, wait=to_duration(wait), summary_only=summary_only
+            run_id=self._run_id, evaluation_id=evaluation_id, wait=to_duration(wait), summary_only=True
         )
 
         def call() -> broker_pb2.GetEvaluationResponse | None:
             answer = self._stub.GetEvaluation.future(request, timeout=wait + CALL_SECONDS)
             try:
-                if not wait:
-                    return answer.result()
                 with self._control.attention.may_cancel(answer):
                     return answer.result()
             except grpc.FutureCancelledError:
                 return None
 
         return self._insist("GetEvaluation", call)
+
+    def evaluation_results(self, evaluation_id: str) -> broker_pb2.GetEvaluationResponse:
+        """Return an evaluation with its transcripts, as it stands."""
+        request = broker_pb2.GetEvaluationRequest(run_id=self._run_id, evaluation_id=evaluation_id)
+        return self._insist("GetEvaluation", partial(self._stub.GetEvaluation, request, timeout=CALL_SECONDS))
 
     def _insist(self, what: str, call: Callable[[], Answer], last: bool = False) -> Answer:
         """Call, and call again while the broker is away.

@@ -14,7 +14,7 @@ installation needs a pause.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -235,7 +235,7 @@ class Engine(Protocol):
 
     def generate(
         self, request_id: str, prompt_token_ids: np.ndarray | list[int], n: int, sampling: SamplingSettings
-    ) -> AsyncIterator[EngineCompletion]:
+    ) -> AsyncGenerator[EngineCompletion, None]:
         """Draw `n` completions of one prompt and yield each as it finishes, in that order, not by index.
 
         `request_id` is the caller's, unique among those running. While the engine is paused the request waits.

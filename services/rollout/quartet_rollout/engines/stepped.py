@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -145,7 +145,7 @@ class SteppedEngine(WeightUpdates):
 
     async def generate(
         self, request_id: str, prompt_token_ids: np.ndarray | list[int], n: int, sampling: SamplingSettings
-    ) -> AsyncIterator[EngineCompletion]:
+    ) -> AsyncGenerator[EngineCompletion, None]:
         prompt = check_prompt(prompt_token_ids, n, self._facts.max_model_len, self._facts.vocab_size)
         if sampling.masks and not self._facts.gives_masks:
             raise PromptError("sampling.masks is true; allowed: false, as this engine cannot tell the candidates")

@@ -6,7 +6,7 @@ There is nobody to meet: a file is there, whole, before it is announced. `docs/w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -49,7 +49,7 @@ class Files:
         """Nothing to leave."""
 
 
-def _read(path: Path, bucket: torch.Tensor, tensors: Sequence[rollout_pb2.WeightTensor]) -> None:
+def _read(path: Path, bucket: torch.Tensor, tensors: Iterable[rollout_pb2.WeightTensor]) -> None:
     """Fill a bucket from its file. Raises WeightTransferError."""
     bucket.zero_()  # Padding is part of the checksum.
     try:

@@ -4,7 +4,7 @@ gRPC on real sockets and keep their state in memory.
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 
 import numpy as np
@@ -105,7 +105,7 @@ class ScriptedEngine:
 
     async def generate(
         self, request_id: str, prompt_token_ids, n: int, sampling: SamplingSettings
-    ) -> AsyncIterator[EngineCompletion]:
+    ) -> AsyncGenerator[EngineCompletion, None]:
         self.requests.append((request_id, [int(token) for token in prompt_token_ids], n, sampling))
         number = len(self.requests)
         tokens: dict[int, list[int]] = {index: [] for index in range(n)}

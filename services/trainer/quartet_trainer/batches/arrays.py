@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from quartet.v1 import tensor_pb2
 
-_NUMPY = {
+_NUMPY: dict[int, np.dtype] = {
     tensor_pb2.DTYPE_UINT8: np.dtype(np.uint8),
     tensor_pb2.DTYPE_INT32: np.dtype(np.int32),
     tensor_pb2.DTYPE_FLOAT32: np.dtype(np.float32),
@@ -36,7 +36,7 @@ def all_rows(message: tensor_pb2.RaggedTensor, dtype: int, lengths: np.ndarray, 
     return values
 
 
-def view(came: int, data: bytes, dtype: int, where: str) -> np.ndvalues:
+def view(came: int, data: bytes, dtype: int, where: str) -> np.ndarray:
     """Bytes as elements of `dtype`, if that is the one that `came`. Raises ExperienceError."""
     if came != dtype:
         raise ExperienceError(f"{where} is {_name(came)}; the contract says {_name(dtype)}")
@@ -53,7 +53,7 @@ def _name(dtype: int) -> str:
     )
 
 
-def must_be_finite(values: np.ndvalues, where: str) -> None:
+def must_be_finite(values: np.ndarray, where: str) -> None:
     """Raises ExperienceError."""
     if not np.isfinite(values).all():
         raise ExperienceError(f"{where} has values that are not finite")

@@ -21,14 +21,17 @@ class LearnerError(Exception):
 class RunLike(Protocol):
     """What the learner reads of the run (`quartet_common.config.RunSection` has it)."""
 
-    max_steps: int
-    """Optimizer steps of the whole run: the length of the learning-rate schedule. 0: unknown."""
+    @property
+    def max_steps(self) -> int:
+        """Optimizer steps of the whole run: the length of the learning-rate schedule. 0: unknown."""
 
-    sampling: Any
-    """Its `max_new_tokens` is the constant length of the "constant" aggregation (Dr. GRPO)."""
+    @property
+    def sampling(self) -> Any:
+        """Its `max_new_tokens` is the constant length of the "constant" aggregation (Dr. GRPO)."""
 
-    sampling_masks: bool
-    """Whether log-probs are of the candidates that each token was drawn from."""
+    @property
+    def sampling_masks(self) -> bool:
+        """Whether log-probs are of the candidates that each token was drawn from."""
 
 
 class Learner(Protocol):

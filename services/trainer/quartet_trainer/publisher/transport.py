@@ -19,9 +19,14 @@ class Carriage(Protocol):
     """One update on its way: the version, where its buckets come from, and whom to tell."""
 
     version: int
-    manifest: rollout_pb2.WeightManifest
-    checksum: Callable[[], int] | None
-    """The buckets' checksum, where they stand packed already and need not be read for it; may block a little."""
+
+    @property
+    def manifest(self) -> rollout_pb2.WeightManifest:
+        """What is in the buckets."""
+
+    @property
+    def checksum(self) -> Callable[[], int] | None:
+        """The buckets' checksum, where they stand packed already and need not be read for it; may block a little."""
 
     def buckets(self) -> Iterator[torch.Tensor]:
         """Yield each bucket, uint8 on the transport's device; at most `packing.BUFFERS` of them stand at a time."""

@@ -19,8 +19,10 @@ WIDTH, LABELS, ROW, EDGE = 1800, 260, 30, 36
 """Pixels: of the picture, of the names at the left, of a row, and of the strips for the scale and the legend."""
 LINE = 22
 """Pixels of each line of the legend but the first."""
-PALETTE = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2", "#edc948", "#9c755f", "#ff9da7", "#bab0ac")
-PALETTE += ("#1b5e20", "#7b1fa2", "#00838f", "#ad1457", "#5d4037", "#37474f")
+PALETTE = (
+    *("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2", "#edc948", "#9c755f", "#ff9da7", "#bab0ac"),
+    *("#1b5e20", "#7b1fa2", "#00838f", "#ad1457", "#5d4037", "#37474f"),
+)
 
 # Bars that touch may overlap by this much: times are rounded to microseconds.
 _SAME_SECONDS = 2e-6

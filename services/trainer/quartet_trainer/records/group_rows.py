@@ -104,7 +104,8 @@ class GroupRows:
         self._trace.span("trainer: steps", "step", step.began, step.ended - step.began, step=number)
         if step.fetched.manifest.replayed:
             return  # granted and made in an earlier life, whose trace tells of it
-        arrived, bars = step.fetched.arrived_at, []
+        arrived = step.fetched.arrived_at
+        bars: list[_Bar] = []
         for group, moments in self._at_broker(step.fetched.groups, arrived):
             bars += self._bars(number, group, moments, arrived)
         if granted := [bar.began + bar.seconds for bar in bars if bar.row == READY]:
