@@ -127,7 +127,9 @@ class AsyncClient:
         """End a run: no more leases. `state` is "cancelled", "succeeded" or "failed"; a first outcome stands."""
         if state not in _END_STATES:
             raise InputError(f"state: got '{state}'; allowed: {', '.join(_END_STATES)}")
-        request = broker_pb2.FinishRunRequest(run_id=run_id, state=_END_STATES[state], reason=reason)
+        request = broker_pb2.FinishRunRequest(
+            run_id=run_id, state=_END_STATES[state], reason=reason, ending=broker_pb2.RUN_ENDING_REQUESTED
+        )
         return Run.from_proto((await self._broker("FinishRun", request)).run)
 
     async def delete_run(self, run_id: str, force: bool = False) -> bool:

@@ -30,6 +30,7 @@ class Books:
         policy_version: steps marked trained when the first of the instances was read.
         committed_step: steps known to be durable.
         max_steps: steps after which the run ends; 0: when the prompts end.
+        ending: what ended the run, as Run.ending.
         places: every training instance that the broker remembers.
         forgotten: settled ones that it no longer remembers one by one.
         faults: what the broker found wrong with its own books, in words.
@@ -42,6 +43,7 @@ class Books:
     committed_step: int = 0
     prompts_ended: bool = False
     max_steps: int = 0
+    ending: str = "unspecified"
     places: Mapping[str, Place] = field(default_factory=dict)
     forgotten: int = 0
     faults: Sequence[str] = ()
@@ -167,13 +169,16 @@ def _should_be_in(place: Place, checkpoint_step: int) -> bool:
 def _is_stuck(books: Books, place: Place) -> bool:
     """Whether nothing will move an instance that is under way by its state.
 
-    A run that reached max_steps, failed or was cancelled leaves prompts and groups behind, as it should. One that ended
-    with its data leaves none; and one that succeeded has all that it trained in a checkpoint.
+    A run that ended with its data leaves none behind, one that ended otherwise may leave prompts and groups; and one
+    that succeeded has all that it trained in a checkpoint.
     """
-    if books.state != "succeeded":
+    if books.state == "active":
         return False
-    ended_by_data = books.prompts_ended and not 0 < books.max_steps <= books.policy_version
-    return ended_by_data or place.state == "trained"
+    ended_by_data = books.ending == "data"
+    if books.ending == "unspecified":  # of a release that did not record it
+        reached_max_steps = 0 < books.max_steps <= books.policy_version
+        ended_by_data = books.state == "succeeded" and books.prompts_ended and not reached_max_steps
+    return ended_by_data or (books.state == "succeeded" and place.state == "trained")
 
 
 def _gaps(checkpoint: Checkpoint) -> Iterator[str]:

@@ -100,6 +100,7 @@ async def fetch_books(client: AsyncClient, run_id: str) -> Books | None:
         committed_step=run.committed_step,
         prompts_ended=run.prompts_ended,
         max_steps=run.spec.max_steps,
+        ending=enum_name(broker_pb2.RunEnding, run.ending),
         places=places,
         forgotten=summary.forgotten,
         faults=tuple(summary.faults),

@@ -27,6 +27,7 @@ class RunStats:
     experience_bytes: int = 0
     untrained_in_flight: int = 0
     submitted: int = 0
+    dead_training: int = 0
 
     @classmethod
     def from_proto(cls, stats: broker_pb2.RunStats) -> "RunStats":
@@ -74,6 +75,8 @@ class Run:
         state: "active", "succeeded", "failed" or "cancelled".
         spec: its whole specification, defaults filled in (the contract's RunSpec).
         committed_step: every step below it is in a durable checkpoint.
+        ending: what ended it: "max_steps", "data", "early_stop", "requested" or "dead_prompts"; "unspecified" while it
+            is active, or where broker or trainer do not say.
         members: live members; filled by `run`, not by `runs`.
     """
 
@@ -87,6 +90,7 @@ class Run:
     stats: RunStats
     spec: broker_pb2.RunSpec
     members: tuple[Member, ...] = ()
+    ending: str = "unspecified"
 
     @property
     def active(self) -> bool:
@@ -107,6 +111,7 @@ class Run:
             stats=RunStats.from_proto(run.stats),
             spec=run.spec,
             members=tuple(Member.from_proto(member) for member in members),
+            ending=enum_name(broker_pb2.RunEnding, run.ending),
         )
 
 

@@ -99,6 +99,17 @@ def test_what_is_left_behind_in_a_run_that_ended_otherwise_or_goes_on_is_not(sta
     assert report.sentence().endswith("0 stuck, 1 waiting" if goes_on else "0 stuck, 1 left over")
 
 
+@pytest.mark.parametrize("ending", ["max_steps", "early_stop", "requested", "dead_prompts", "a newer one"])
+@pytest.mark.parametrize("state", STATES)
+def test_only_a_run_that_its_data_ended_leaves_nothing_behind(state, ending):
+    left = {**committed(3), "left": Place(state)}
+    report = audit(books(left, ending=ending), ledger(3))
+    assert report.ok and counts(report) == {"exactly_once": 6, "waiting": 1}
+    for outcome in ("succeeded", "failed"):
+        report = audit(books(left, ending="data", state=outcome, max_steps=3), ledger(3))
+        assert counts(report) == {"exactly_once": 6, "stuck": 1}, "whatever the run came to"
+
+
 def test_trained_but_in_no_checkpoint_is_stuck_only_when_the_run_succeeded():
     places = {**committed(3), "t": Place("trained", 3)}
     fields = {"policy_version": 4, "max_steps": 4}

@@ -27,6 +27,12 @@ class BrokerSection(Section):
     max_result_bytes: int = Field(
         256 << 20, ge=0, description="Most bytes of transcripts kept to be collected, per run and purpose."
     )
+    max_first_dead: int = Field(
+        20,
+        ge=0,
+        description="A run of which so many training prompts in a row died of one reason, before any group was stored, "
+        "is ended as failed; 0: never.",
+    )
     remembered_lives: int = Field(
         10_000, ge=0, description="Settled instances of which a run keeps what happened to them (`quartet trace`)."
     )

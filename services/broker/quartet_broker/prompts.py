@@ -10,6 +10,7 @@ from quartet_broker import validation
 from quartet_broker.bell import Bell
 from quartet_broker.events import timestamp
 from quartet_broker.lanes import Lane, Lanes
+from quartet_broker.runs import Runs
 from quartet_broker.store import Store, Value
 from quartet_broker.traces import trace_lease, trace_submit
 from quartet_common import metrics
@@ -38,8 +39,9 @@ def purpose_name(purpose: experience_pb2.Purpose) -> str:
 class Prompts:
     """The queue of prompts and their leases."""
 
-    def __init__(self, store: Store, bell: Bell):
+    def __init__(self, store: Store, bell: Bell, runs: Runs):
         self._store = store
+        self._runs = runs
         self._lanes = Lanes(bell)
 
     async def submit(self, request: broker_pb2.SubmitPromptsRequest) -> broker_pb2.SubmitPromptsResponse:
@@ -170,5 +172,6 @@ class Prompts:
         for release in request.releases:
             # A reason is for people: what is longer than a screen is cut.
             arguments += [release.lease_id, release.failure[:2000], "1" if release.permanent else "0"]
-        _, requeued, dead, *lost = await self._store.run("release_leases", run_id, *arguments)
+        _, requeued, dead, hopeless, *lost = await self._store.run("release_leases", run_id, *arguments)
+        await self._runs.end_hopeless(run_id, hopeless)
         return broker_pb2.ReleaseLeasesResponse(requeued=requeued, dead=dead, lost=[lease.decode() for lease in lost])

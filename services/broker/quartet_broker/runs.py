@@ -19,7 +19,7 @@ _STATS = [field.name for field in broker_pb2.RunStats.DESCRIPTOR.fields if field
 _END_STATES = (broker_pb2.RUN_STATE_SUCCEEDED, broker_pb2.RUN_STATE_FAILED, broker_pb2.RUN_STATE_CANCELLED)
 # Most keys that a DeleteRun looks through itself, in about a second; with more the sweeper does.
 _SCANNED_AT_ONCE = 1_000_000
-_RUN_FIELDS = ("state", "reason", "spec", "created", "policy_version", "committed_step", "prompts_ended")
+_RUN_FIELDS = ("state", "reason", "spec", "created", "policy_version", "committed_step", "prompts_ended", "ending")
 
 
 def state_name(state: broker_pb2.RunState) -> str:
@@ -98,9 +98,24 @@ class Runs:
         if request.state not in _END_STATES:
             raise invalid_argument("state", came=request.state, allowed="SUCCEEDED, FAILED or CANCELLED")
         event = state_event(request.state, request.reason)
-        await self._store.run("finish_run", run_id, state_name(request.state), request.reason, event)
+        await self._store.run("finish_run", run_id, state_name(request.state), request.reason, event, request.ending)
         log.info("run finished", extra={"run": run_id, "state": state_name(request.state)})
         return broker_pb2.FinishRunResponse(run=await self.load(run_id))
+
+    async def end_hopeless(self, run_id: str, why: bytes) -> None:
+        """End a run that a script calls hopeless; `why` is empty if it does not."""
+        if not why:
+            return
+        reason = why.decode(errors="replace")
+        log.warning("the run is ended: %s", reason, extra={"run": run_id})
+        await self.finish(
+            broker_pb2.FinishRunRequest(
+                run_id=run_id,
+                state=broker_pb2.RUN_STATE_FAILED,
+                reason=reason,
+                ending=broker_pb2.RUN_ENDING_DEAD_PROMPTS,
+            )
+        )
 
     async def delete(self, request: broker_pb2.DeleteRunRequest) -> broker_pb2.DeleteRunResponse:
         """Remove a finished run and all its data."""
@@ -165,7 +180,7 @@ class Runs:
 
 
 def _run(fields: list[bytes | None], stats: list[bytes | None], dead: int) -> broker_pb2.Run | None:
-    state, reason, spec, created, version, committed, ended = fields
+    state, reason, spec, created, version, committed, ended, ending = fields
     if state is None or state == b"DELETING":
         return None
     assert reason is not None and spec is not None and created is not None
@@ -178,5 +193,6 @@ def _run(fields: list[bytes | None], stats: list[bytes | None], dead: int) -> br
         policy_version=int(version or 0),
         committed_step=int(committed or 0),
         prompts_ended=ended == b"1",
+        ending=int(ending or 0),
         stats=broker_pb2.RunStats(dead=dead, **counts),
     )

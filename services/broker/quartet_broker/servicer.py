@@ -33,7 +33,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         self.bell = Bell(servers)
         self.members = Members(self.store, self.bell)
         self.runs = Runs(self.store, self.members, section)
-        self.prompts = Prompts(self.store, self.bell)
+        self.prompts = Prompts(self.store, self.bell, self.runs)
         self.dead = Dead(self.store)
         self.experience = Experience(self.store, self.bell, section)
         self.sessions = Sessions(self.store, self.runs)

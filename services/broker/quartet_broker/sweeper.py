@@ -99,9 +99,10 @@ class Sweeper:
             if await self._runs.is_being_deleted(run_id):
                 self._purge(run_id)
             return
-        _, state, expired, *end = reply
+        _, state, expired, hopeless, *end = reply
         if expired:
             log.info("leases expired", extra={"run": run_id, "count": expired})
+        await self._runs.end_hopeless(run_id, hopeless)
         await self._gauge(run_id)
         if state != b"ACTIVE" and end:
             await self._ended(run_id, int(end[0]), end[1] / 1000)

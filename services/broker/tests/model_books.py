@@ -4,12 +4,14 @@ It is written to be compared, not to be fast: counts are counted anew each time,
 """
 
 import copy
+import re
 from dataclasses import dataclass, field
 from typing import Self
 
 LEASE_TTL, MEMBER_TTL, RESULT_TTL = 60_000, 150_000, 400_000  # milliseconds
 QUEUED_OR_LEASED, OPEN = ("QUEUED", "LEASED"), ("READY", "LEASED_TO_TRAINER")
 SETTLED = ("COMMITTED", "DROPPED", "DELIVERED")
+MAX_FIRST_DEAD = 4
 COUNTED_SINCE_THE_BEGINNING = ("committed", "dropped", "stale", "redelivered", "duplicates", "submitted")
 
 
@@ -76,6 +78,7 @@ class Books:
         self.results: dict[str, dict[str, int]] = {}  # purpose -> instance -> when it was finished
         self.since = dict.fromkeys(COUNTED_SINCE_THE_BEGINNING, 0)
         self.put_count = self.put_bytes = 0
+        self.first_dead, self.first_dead_reason = 0, ""
         self.version = self.committed = self.session = self.group_epoch = 0
         self.state, self.ended = "ACTIVE", False
 
@@ -107,6 +110,7 @@ class Books:
             "leased_to_trainer": self.count("LEASED_TO_TRAINER"),
             "trained": self.count("TRAINED"),
             "dead": len(self.dead),
+            "dead_training": self.count("DEAD"),
             "experience_bytes": self.bytes_of("READY", "LEASED_TO_TRAINER", "TRAINED"),
             "untrained_in_flight": sum(map(len, outside)),
         }
@@ -173,6 +177,9 @@ class Books:
         self.forget_lease(group)
         group.state = "DEAD"
         self.dead[name] = self.clock.now
+        if group.purpose == "TRAIN" and not self.put_count:
+            same = re.sub(r"\d+", "0", reason) == re.sub(r"\d+", "0", self.first_dead_reason)
+            self.first_dead, self.first_dead_reason = self.first_dead * same + 1, reason
         return True
 
     def settle(self, name: str, final: str) -> None:

@@ -4,7 +4,7 @@ Each method is one call of the contract. It returns what the broker must answer,
 change. `picture` is all that must stand in Redis afterwards; `model_view.py` reads the same from there.
 """
 
-from model_books import LEASE_TTL, MEMBER_TTL, OPEN, QUEUED_OR_LEASED, SETTLED, Books, Group, Refused
+from model_books import LEASE_TTL, MAX_FIRST_DEAD, MEMBER_TTL, OPEN, QUEUED_OR_LEASED, SETTLED, Books, Group, Refused
 
 
 class Reference(Books):
@@ -58,6 +58,7 @@ class Reference(Books):
         self.must_be_active()
         chosen = names or [name for _, name in sorted((at, name) for name, at in self.dead.items())]
         back = [name for name in dict.fromkeys(chosen) if name in self.dead]
+        self.first_dead = 0 if back else self.first_dead
         for name in back:
             del self.dead[name]
             group = self.groups[name]
@@ -188,6 +189,8 @@ class Reference(Books):
                 dead += 1
             else:
                 requeued += 1
+        if self.first_dead >= MAX_FIRST_DEAD and not self.put_count:
+            self.finish("FAILED")
         return requeued, dead, lost
 
     def put(self, puts: list[tuple[str, str, int, int, int]]) -> list[str]:

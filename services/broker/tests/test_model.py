@@ -17,6 +17,7 @@ from conftest import serving
 from frozen_redis import FrozenRedis, find_library
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
+from model_books import MAX_FIRST_DEAD
 from model_machine import BrokerMachine
 from model_run import Bench
 
@@ -36,7 +37,7 @@ def bench(tmp_path):
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)  # gRPC wants one already where a call is made, before it is awaited
     # Swept by hand: the periodic sweep would come between a rule and its check.
-    context = serving(server.url, sweeping=False)
+    context = serving(server.url, sweeping=False, max_first_dead=MAX_FIRST_DEAD)
     stub, servicer, _ = loop.run_until_complete(context.__aenter__())
     with redis.Redis.from_url(server.url) as client:
         try:

@@ -5,8 +5,9 @@ import time
 
 import grpc
 import pytest
+from conftest import serving
 from quartet.v1 import broker_pb2 as pb
-from world import SERVE, TRAIN, group, instance
+from world import SERVE, TRAIN, World, group, instance
 
 from quartet_common.durations import to_duration
 from quartet_common.errors import retry_delay
@@ -192,6 +193,59 @@ async def test_a_prompt_that_cannot_succeed_is_dead_at_once(world):
     assert (await world.release(lease.lease_id, "prompt too long", permanent=True)).dead == 1
     dead = await world.stub.ListDead(pb.ListDeadRequest(run_id=world.run_id))
     assert list(dead.dead[0].reasons) == ["prompt too long"]
+
+
+async def _kill(world, names: list[str], reason: str = "line {} is too long", purpose: int = TRAIN) -> None:
+    await world.submit(*names, purpose=purpose)
+    for n, lease in enumerate(await world.lease()):
+        await world.release(lease.lease_id, reason.format(n), permanent=True)
+
+
+async def test_the_first_twenty_prompts_that_die_of_one_reason_end_the_run(world):
+    await world.create(groups_per_step=64)
+    await _kill(world, [f"s{n}" for n in range(20)], purpose=SERVE)
+    await _kill(world, [f"a{n}" for n in range(19)])
+    assert (await world.run()).state == pb.RUN_STATE_ACTIVE
+    await _kill(world, ["last"])
+    run = await world.run()
+    assert (run.state, run.ending) == (pb.RUN_STATE_FAILED, pb.RUN_ENDING_DEAD_PROMPTS)
+    assert run.reason == "the first 20 prompts died of one reason, and no group was made: line 0 is too long"
+    assert (run.stats.dead, run.stats.dead_training) == (40, 20)
+
+
+async def test_another_reason_or_a_requeue_begins_the_count_anew(world):
+    await world.create(groups_per_step=64)
+    await _kill(world, [f"a{n}" for n in range(19)])
+    await _kill(world, ["b"], "of another reason")
+    await _kill(world, [f"c{n}" for n in range(19)])
+    await world.stub.RequeueDead(pb.RequeueDeadRequest(run_id=world.run_id, instance_ids=["a0"]))
+    (lease,) = await world.lease()
+    await world.release(lease.lease_id, "line 7 is too long", permanent=True)
+    run = await world.run()
+    assert (run.state, run.stats.dead_training) == (pb.RUN_STATE_ACTIVE, 39)
+
+
+async def test_once_a_group_is_stored_dead_prompts_do_not_end_the_run(world):
+    await world.create(groups_per_step=64)
+    await world.submit("good")
+    await world.roll_out()
+    await _kill(world, [f"a{n}" for n in range(30)])
+    run = await world.run()
+    assert (run.state, run.stats.dead_training) == (pb.RUN_STATE_ACTIVE, 30)
+
+
+async def test_prompts_that_die_by_expired_leases_end_the_run_as_well(redis_server, admin):
+    async with serving(redis_server.url, max_first_dead=2) as (stub, _, _):
+        world = World(stub, admin, f"expired-{time.time_ns()}")
+        await world.create(max_deliveries=1)
+        await world.submit("a", "b")
+        assert len(await world.lease()) == 2
+        await world.expire_leases()
+        async with asyncio.timeout(20):
+            async for response in stub.WatchRun(pb.WatchRunRequest(run_id=world.run_id)):
+                last = response.event
+        assert last.run_state.state == pb.RUN_STATE_FAILED
+        assert last.run_state.reason.endswith("no group was made: the lease of r1 expired")
 
 
 async def test_a_lease_call_waits_for_a_prompt_and_no_longer(world):

@@ -77,9 +77,12 @@ async def test_a_run_that_another_build_laid_out_is_refused_by_every_script_and_
 
 async def test_the_first_outcome_stands(world):
     await world.create()
-    await world.finish(pb.RUN_STATE_FAILED, "first")
+    assert (await world.run()).ending == pb.RUN_ENDING_UNSPECIFIED
+    await world.finish(pb.RUN_STATE_FAILED, "first", pb.RUN_ENDING_EARLY_STOP)
     run = (await world.finish(pb.RUN_STATE_SUCCEEDED, "second")).run
-    assert (run.state, run.reason) == (pb.RUN_STATE_FAILED, "first")
+    assert (run.state, run.reason, run.ending) == (pb.RUN_STATE_FAILED, "first", pb.RUN_ENDING_EARLY_STOP)
+    audited = [part async for part in world.stub.AuditRun(pb.AuditRunRequest(run_id=world.run_id))]
+    assert audited[-1].summary.run.ending == pb.RUN_ENDING_EARLY_STOP
     code, _ = await refusal(world.submit("a"))
     assert code == grpc.StatusCode.FAILED_PRECONDITION
 

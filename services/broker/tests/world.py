@@ -182,8 +182,9 @@ class World:
         )
         return response.committed
 
-    async def finish(self, state=pb.RUN_STATE_SUCCEEDED, reason: str = ""):
-        return await self.stub.FinishRun(pb.FinishRunRequest(run_id=self.run_id, state=state, reason=reason))
+    async def finish(self, state=pb.RUN_STATE_SUCCEEDED, reason: str = "", ending=pb.RUN_ENDING_UNSPECIFIED):
+        request = pb.FinishRunRequest(run_id=self.run_id, state=state, reason=reason, ending=ending)
+        return await self.stub.FinishRun(request)
 
     async def run(self) -> pb.Run:
         return (await self.stub.GetRun(pb.GetRunRequest(run_id=self.run_id))).run

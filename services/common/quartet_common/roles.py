@@ -41,7 +41,7 @@ _ALLOWED: dict[str, dict[str, frozenset[str]]] = {
         "StartEvaluation": _CLIENT | _TRAINER,
         "GetEvaluation": _READERS,
         "CollectResults": _CLIENT | _TRAINER,
-        "ListDead": _CLIENT,
+        "ListDead": _CLIENT | _TRAINER,
         "RequeueDead": _CLIENT,
         "GetGroup": _CLIENT | _TRAINER,
         # Generation

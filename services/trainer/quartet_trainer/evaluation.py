@@ -117,7 +117,7 @@ class Evaluator:
             answer = self._session.wait_for_evaluation(evaluation_id, min(WAIT_SECONDS, left))
             if answer is not None and answer.complete:
                 return True
-            if not self._session.run_is_active():
+            if self._session.run().state != broker_pb2.RUN_STATE_ACTIVE:
                 raise RunEnded
             if rollouts:
                 left -= time.monotonic() - began

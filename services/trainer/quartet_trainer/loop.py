@@ -21,6 +21,7 @@ from quartet_trainer.evaluation import Evaluator, RunEnded
 from quartet_trainer.fetching import BatchFetcher, Fetched
 from quartet_trainer.handout import WeightHandout
 from quartet_trainer.observation import RolloutObserver
+from quartet_trainer.outcome import judge
 from quartet_trainer.publisher import Published
 from quartet_trainer.records.disk import writing
 from quartet_trainer.records.group_rows import GroupRows
@@ -57,8 +58,16 @@ class Ending(Enum):
 
     @property
     def complete(self) -> bool:
-        """Whether the training did what it was to do."""
-        return self in (Ending.MAX_STEPS, Ending.END_OF_DATA, Ending.EARLY_STOP)
+        """Whether the training came to its end, and ends the run."""
+        return self in _RECORDED
+
+
+# What the broker records of an ending that ends the run.
+_RECORDED = {
+    Ending.MAX_STEPS: broker_pb2.RUN_ENDING_MAX_STEPS,
+    Ending.END_OF_DATA: broker_pb2.RUN_ENDING_DATA,
+    Ending.EARLY_STOP: broker_pb2.RUN_ENDING_EARLY_STOP,
+}
 
 
 @dataclass
@@ -312,6 +321,11 @@ class TrainingLoop:
             self._evaluate()
 
     def _finish(self, ending: Ending) -> None:
-        """Leave the model as a plain Hugging Face folder and end the run."""
-        self.learner.export(self.folder / "model")
-        self.session.finish(f"{ending.value}: {self.learner.step} steps trained")
+        """Leave the trained model as a plain Hugging Face folder and end the run."""
+        steps = self.learner.step
+        if steps > 0:
+            self.learner.export(self.folder / "model")
+        outcome = judge(ending.value, steps, self.session.run(), self.session.dead)
+        if outcome.state == broker_pb2.RUN_STATE_FAILED:
+            log.error("the run has failed: %s", outcome.reason, extra={"step": steps})
+        self.session.finish(outcome.state, outcome.reason, _RECORDED[ending])

@@ -30,6 +30,7 @@ LEASE_WAIT_SECONDS = 5.0
 LONGEST_BACKOFF_SECONDS = 5.0
 RUN_POLL_SECONDS = 0.5
 MAX_GROUPS_PER_MESSAGE = 256
+_MOST_DEAD = 1000
 
 # ABORTED: the broker asks to be asked again. RESOURCE_EXHAUSTED: it has a rate limit, and says when.
 _AGAIN = AWAY | {grpc.StatusCode.ABORTED, grpc.StatusCode.RESOURCE_EXHAUSTED}
@@ -163,16 +164,24 @@ class BrokerSession:
         call = partial(self._stub.Commit, request, timeout=CALL_SECONDS)
         return self._insist(f"Commit of {step} steps", call, last=True).committed
 
-    def finish(self, reason: str) -> None:
-        """End the run as planned."""
-        request = broker_pb2.FinishRunRequest(run_id=self._run_id, state=broker_pb2.RUN_STATE_SUCCEEDED, reason=reason)
+    def finish(self, state: broker_pb2.RunState, reason: str, ending: broker_pb2.RunEnding) -> None:
+        """End the run."""
+        request = broker_pb2.FinishRunRequest(run_id=self._run_id, state=state, reason=reason, ending=ending)
         self._insist("FinishRun", partial(self._stub.FinishRun, request, timeout=CALL_SECONDS), last=True)
 
-    def run_is_active(self) -> bool:
-        """Ask whether the run goes on."""
+    def run(self) -> broker_pb2.Run:
+        """Return the run as it stands."""
         request = broker_pb2.GetRunRequest(run_id=self._run_id)
-        run = self._insist("GetRun", partial(self._stub.GetRun, request, timeout=CALL_SECONDS)).run
-        return run.state == broker_pb2.RUN_STATE_ACTIVE
+        return self._insist("GetRun", partial(self._stub.GetRun, request, timeout=CALL_SECONDS), last=True).run
+
+    def dead(self) -> Sequence[broker_pb2.DeadPrompt]:
+        """Return the first prompts that were set aside, at most 1,000; none if the broker refuses to say."""
+        request = broker_pb2.ListDeadRequest(run_id=self._run_id, limit=_MOST_DEAD)
+        try:
+            return self._insist("ListDead", partial(self._stub.ListDead, request, timeout=CALL_SECONDS), last=True).dead
+        except TrainingError as error:
+            log.warning("the dead prompts are not known: %s", error)
+            return []
 
     def start_evaluation(self, name: str, version: int) -> broker_pb2.StartEvaluationResponse | None:
         """Queue a set for evaluation at a policy version; None while no prompts of the set are there."""

@@ -40,6 +40,15 @@ class RunState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RUN_STATE_FAILED: _ClassVar[RunState]
     RUN_STATE_CANCELLED: _ClassVar[RunState]
 
+class RunEnding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RUN_ENDING_UNSPECIFIED: _ClassVar[RunEnding]
+    RUN_ENDING_MAX_STEPS: _ClassVar[RunEnding]
+    RUN_ENDING_DATA: _ClassVar[RunEnding]
+    RUN_ENDING_EARLY_STOP: _ClassVar[RunEnding]
+    RUN_ENDING_REQUESTED: _ClassVar[RunEnding]
+    RUN_ENDING_DEAD_PROMPTS: _ClassVar[RunEnding]
+
 class GateReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     GATE_REASON_UNSPECIFIED: _ClassVar[GateReason]
@@ -105,6 +114,12 @@ RUN_STATE_ACTIVE: RunState
 RUN_STATE_SUCCEEDED: RunState
 RUN_STATE_FAILED: RunState
 RUN_STATE_CANCELLED: RunState
+RUN_ENDING_UNSPECIFIED: RunEnding
+RUN_ENDING_MAX_STEPS: RunEnding
+RUN_ENDING_DATA: RunEnding
+RUN_ENDING_EARLY_STOP: RunEnding
+RUN_ENDING_REQUESTED: RunEnding
+RUN_ENDING_DEAD_PROMPTS: RunEnding
 GATE_REASON_UNSPECIFIED: GateReason
 GATE_REASON_STALENESS: GateReason
 GATE_REASON_MEMORY: GateReason
@@ -201,7 +216,7 @@ class RunSpec(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., group_size: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., max_staleness: _Optional[int] = ..., lease_order: _Optional[_Union[LeaseOrder, str]] = ..., partial_batch: _Optional[_Union[PartialBatchPolicy, str]] = ..., max_deliveries: _Optional[int] = ..., max_queued_prompts: _Optional[int] = ..., max_experience_bytes: _Optional[int] = ..., prompt_lease_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., member_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., result_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_steps: _Optional[int] = ..., sampling: _Optional[_Union[_experience_pb2.SamplingParams, _Mapping]] = ..., evaluation_sampling: _Optional[_Union[_experience_pb2.SamplingParams, _Mapping]] = ..., verifiers: _Optional[_Iterable[_Union[_reward_pb2.VerifierSpec, _Mapping]]] = ..., system_prompt: _Optional[str] = ..., max_prompt_tokens: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., environment: _Optional[_Union[_experience_pb2.EnvironmentSpec, _Mapping]] = ..., temperature_schedule: _Optional[_Union[_experience_pb2.TemperatureSchedule, _Mapping]] = ..., long_prompts: _Optional[_Union[LongPromptPolicy, str]] = ..., sampling_masks: _Optional[bool] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("spec", "state", "reason", "created_at", "policy_version", "committed_step", "prompts_ended", "stats")
+    __slots__ = ("spec", "state", "reason", "created_at", "policy_version", "committed_step", "prompts_ended", "stats", "ending")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +225,7 @@ class Run(_message.Message):
     COMMITTED_STEP_FIELD_NUMBER: _ClassVar[int]
     PROMPTS_ENDED_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
+    ENDING_FIELD_NUMBER: _ClassVar[int]
     spec: RunSpec
     state: RunState
     reason: str
@@ -218,10 +234,11 @@ class Run(_message.Message):
     committed_step: int
     prompts_ended: bool
     stats: RunStats
-    def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., policy_version: _Optional[int] = ..., committed_step: _Optional[int] = ..., prompts_ended: _Optional[bool] = ..., stats: _Optional[_Union[RunStats, _Mapping]] = ...) -> None: ...
+    ending: RunEnding
+    def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., policy_version: _Optional[int] = ..., committed_step: _Optional[int] = ..., prompts_ended: _Optional[bool] = ..., stats: _Optional[_Union[RunStats, _Mapping]] = ..., ending: _Optional[_Union[RunEnding, str]] = ...) -> None: ...
 
 class RunStats(_message.Message):
-    __slots__ = ("queued", "leased", "ready", "leased_to_trainer", "trained", "committed", "dropped", "stale", "dead", "redelivered", "duplicates", "experience_bytes", "untrained_in_flight", "submitted")
+    __slots__ = ("queued", "leased", "ready", "leased_to_trainer", "trained", "committed", "dropped", "stale", "dead", "redelivered", "duplicates", "experience_bytes", "untrained_in_flight", "submitted", "dead_training")
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     LEASED_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -236,6 +253,7 @@ class RunStats(_message.Message):
     EXPERIENCE_BYTES_FIELD_NUMBER: _ClassVar[int]
     UNTRAINED_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     SUBMITTED_FIELD_NUMBER: _ClassVar[int]
+    DEAD_TRAINING_FIELD_NUMBER: _ClassVar[int]
     queued: int
     leased: int
     ready: int
@@ -250,7 +268,8 @@ class RunStats(_message.Message):
     experience_bytes: int
     untrained_in_flight: int
     submitted: int
-    def __init__(self, queued: _Optional[int] = ..., leased: _Optional[int] = ..., ready: _Optional[int] = ..., leased_to_trainer: _Optional[int] = ..., trained: _Optional[int] = ..., committed: _Optional[int] = ..., dropped: _Optional[int] = ..., stale: _Optional[int] = ..., dead: _Optional[int] = ..., redelivered: _Optional[int] = ..., duplicates: _Optional[int] = ..., experience_bytes: _Optional[int] = ..., untrained_in_flight: _Optional[int] = ..., submitted: _Optional[int] = ...) -> None: ...
+    dead_training: int
+    def __init__(self, queued: _Optional[int] = ..., leased: _Optional[int] = ..., ready: _Optional[int] = ..., leased_to_trainer: _Optional[int] = ..., trained: _Optional[int] = ..., committed: _Optional[int] = ..., dropped: _Optional[int] = ..., stale: _Optional[int] = ..., dead: _Optional[int] = ..., redelivered: _Optional[int] = ..., duplicates: _Optional[int] = ..., experience_bytes: _Optional[int] = ..., untrained_in_flight: _Optional[int] = ..., submitted: _Optional[int] = ..., dead_training: _Optional[int] = ...) -> None: ...
 
 class CreateRunRequest(_message.Message):
     __slots__ = ("spec",)
@@ -291,14 +310,16 @@ class ListRunsResponse(_message.Message):
     def __init__(self, runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ...) -> None: ...
 
 class FinishRunRequest(_message.Message):
-    __slots__ = ("run_id", "state", "reason")
+    __slots__ = ("run_id", "state", "reason", "ending")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    ENDING_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     state: RunState
     reason: str
-    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+    ending: RunEnding
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., ending: _Optional[_Union[RunEnding, str]] = ...) -> None: ...
 
 class FinishRunResponse(_message.Message):
     __slots__ = ("run",)

@@ -434,7 +434,7 @@ class BrokerServiceServicer:
     def ListDead(self, request, context):
         """ListDead returns the prompts that were set aside, with their reasons.
 
-        Called by: clients. Idempotent; safe to retry.
+        Called by: clients, the trainer. Idempotent; safe to retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,9 +1,9 @@
--- FinishRun: the first outcome stands. ARGV: state, reason, event.
+-- FinishRun: the first outcome stands. ARGV: state, reason, event, number of the RunEnding.
 even_when_full()
 local state = run_state()
 if not state then return { 'NOT_FOUND' } end
 if state == 'ACTIVE' then
-  call('HSET', RUN, 'state', ARGV[1], 'reason', ARGV[2], 'ended', now())
+  call('HSET', RUN, 'state', ARGV[1], 'reason', ARGV[2], 'ending', ARGV[4], 'ended', now())
   emit('event', ARGV[3])
   ring('*')
 end

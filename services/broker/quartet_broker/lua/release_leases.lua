@@ -1,9 +1,9 @@
 -- ReleaseLeases: LEASED -> QUEUED or DEAD. ARGV: lease id, failure or "", "1" if permanent, of each.
--- Returns OK, requeued, dead, then the leases that were lost before.
+-- Returns OK, requeued, dead, why the run should end (`hopeless`), then the leases that were lost before.
 even_when_full()
 if not run_state() then return { 'NOT_FOUND' } end
 local at = now()
-local reply = { 'OK', 0, 0 }
+local reply = { 'OK', 0, 0, '' }
 for n = 1, #ARGV, 3 do
   local lease, failure, permanent = ARGV[n], ARGV[n + 1], ARGV[n + 2] == '1'
   local id = leased(lease, at)
@@ -19,4 +19,5 @@ for n = 1, #ARGV, 3 do
     reply[2] = reply[2] + 1
   end
 end
+reply[4] = hopeless()
 return reply

@@ -14,10 +14,13 @@ for _, id in ipairs(ARGV) do
     local stream = 'prompts:again'
     if purpose ~= 'TRAIN' then stream = pinned and 'prompts:pin:' .. pinned or 'prompts:serve' end
     enqueue(id, stream)
-    shift(purpose, nil, 'QUEUED')
+    shift(purpose, 'DEAD', 'QUEUED')
     live(pass, 1)
     requeued = requeued + 1
   end
 end
-if requeued > 0 then ring('prompts') end
+if requeued > 0 then
+  call('HDEL', RUN, 'first_dead') -- whoever requeues has mended the reason
+  ring('prompts')
+end
 return { 'OK', requeued }

@@ -99,6 +99,7 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
         self.evaluation_complete = threading.Event()
         self.evaluation_complete.set()
         self.batches_allowed = 10**9
+        self.dead: list[broker_pb2.DeadPrompt] = []
         self.end_of_data = False
         self.away = False
         self._server = grpc.server(ThreadPoolExecutor(32))
@@ -227,6 +228,10 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
         self.finished.append(request)
         self.run.state = request.state
         return broker_pb2.FinishRunResponse(run=self.run)
+
+    def ListDead(self, request, context):
+        self._check(context)
+        return broker_pb2.ListDeadResponse(dead=self.dead[: request.limit], total=len(self.dead))
 
     def RegisterMember(self, request, context):
         self._check(context)

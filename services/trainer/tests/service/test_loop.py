@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import ReceiverProcess
 from fake_broker import FakeBroker
-from quartet.v1 import broker_pb2
+from quartet.v1 import broker_pb2, experience_pb2
 from training import CountingLearner, Training
 
 from quartet_common.ledger import read_ledger
@@ -80,6 +80,47 @@ def test_the_end_of_the_data_ends_the_run(train: Train, broker: FakeBroker):
     assert train().start().join() == "the prompts have ended"
     assert broker.trained == [0, 1] and broker.committed == [2]
     assert broker.finished[0].state == broker_pb2.RUN_STATE_SUCCEEDED
+    assert broker.finished[0].ending == broker_pb2.RUN_ENDING_DATA
+
+
+def _dead(reason: str, purpose: int = experience_pb2.PURPOSE_TRAIN) -> broker_pb2.DeadPrompt:
+    return broker_pb2.DeadPrompt(instance=experience_pb2.PromptInstance(purpose=purpose), reasons=["first", reason])
+
+
+def test_a_run_that_trained_nothing_has_failed_by_the_most_common_reason(train: Train, broker: FakeBroker):
+    evaluated = [_dead("not counted", experience_pb2.PURPOSE_EVALUATE)] * 9
+    broker.dead = [_dead("another"), _dead("line 1: too long"), _dead("line 2: too long"), *evaluated]
+    broker.run.stats.dead_training, broker.run.stats.dropped = 3, 1
+    broker.change(batches_allowed=0, end_of_data=True)
+    training = train().start()
+    assert training.join() == "the prompts have ended"
+    (finished,) = broker.finished
+    assert (finished.state, finished.ending) == (broker_pb2.RUN_STATE_FAILED, broker_pb2.RUN_ENDING_DATA)
+    assert finished.reason == (
+        "the prompts have ended: 0 steps trained; 3 of 4 prompts are dead, 2 of 3 of one reason: line 1: too long"
+    )
+    assert training.learner.exported is None, "what was not trained is no result"
+
+
+def test_a_run_with_too_little_data_for_a_step_has_failed(train: Train, broker: FakeBroker):
+    broker.run.stats.dropped = 1
+    broker.change(batches_allowed=0, end_of_data=True)
+    train().start().join()
+    assert broker.finished[0].state == broker_pb2.RUN_STATE_FAILED
+    assert broker.finished[0].reason.endswith(
+        "0 steps trained; 1 prompts came to an end, and a step takes 2 groups (run.groups_per_step)"
+    )
+
+
+@pytest.mark.parametrize(("dead", "state"), [(4, broker_pb2.RUN_STATE_SUCCEEDED), (5, broker_pb2.RUN_STATE_FAILED)])
+def test_a_run_has_failed_if_more_than_half_of_its_prompts_are_dead(train: Train, broker: FakeBroker, dead, state):
+    broker.dead = [_dead("no verifier")] * dead
+    broker.run.stats.dead_training, broker.run.stats.committed = dead, 4
+    training = train().start()
+    training.join()
+    assert (broker.finished[0].state, broker.finished[0].ending) == (state, broker_pb2.RUN_ENDING_MAX_STEPS)
+    assert ("5 of 5 of one reason: no verifier" in broker.finished[0].reason) is (dead == 5)
+    assert training.learner.exported, "it was trained all the same"
 
 
 def test_a_cancelled_run_is_left_as_it_is(train: Train, broker: FakeBroker):

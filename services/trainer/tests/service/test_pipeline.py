@@ -262,6 +262,7 @@ def test_a_run_that_stops_getting_better_is_finished(train: Train, broker: FakeB
     training = train(*EVALUATED, *stop, "trainer.early_stop.min_delta=0.05").start()
     assert training.join() == "the evaluations have stopped getting better"
     assert broker.trained == [0, 1, 2, 3] and broker.finished[0].state == broker_pb2.RUN_STATE_SUCCEEDED
+    assert broker.finished[0].ending == broker_pb2.RUN_ENDING_EARLY_STOP
 
 
 def test_patience_survives_a_restart_and_counts_a_step_once():

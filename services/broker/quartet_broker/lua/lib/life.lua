@@ -7,6 +7,7 @@
 
 local GAUGES = {
   QUEUED = 'queued', LEASED = 'leased', READY = 'ready', LEASED_TO_TRAINER = 'leased_to_trainer', TRAINED = 'trained',
+  DEAD = 'dead_training',
 }
 local OUTSIDE = { QUEUED = 1, LEASED = 1 } -- evaluation and serving prompts under way
 local OPEN = { READY = 1, LEASED_TO_TRAINER = 1 } -- groups that count toward max_experience_bytes
@@ -66,6 +67,25 @@ local function requeue(id, attempt, why)
   ring('prompts')
 end
 
+-- Two reasons are one if they differ in numbers only: lengths, lines, attempts.
+local function kind_of(reason) return (string.gsub(reason, '%d+', '0')) end
+
+-- Counts the training prompts that died in a row of one reason before any group was stored.
+local function died(reason)
+  if gauge('put') > 0 then return end
+  if kind_of(call('HGET', RUN, 'first_dead_reason') or '') ~= kind_of(reason) then call('HSET', RUN, 'first_dead', 0) end
+  call('HSET', RUN, 'first_dead_reason', reason)
+  call('HINCRBY', RUN, 'first_dead', 1)
+end
+
+-- Why the run should end as failed, in words: its first prompts all died of one reason. '': it should not.
+local function hopeless()
+  local state, most, dead, reason = unpack(call('HMGET', RUN, 'state', 'max_first_dead', 'first_dead', 'first_dead_reason'))
+  most, dead = tonumber(most or 0), tonumber(dead or 0)
+  if state ~= 'ACTIVE' or most == 0 or dead < most or gauge('put') > 0 then return '' end
+  return 'the first ' .. dead .. ' prompts died of one reason, and no group was made: ' .. reason
+end
+
 -- LEASED -> DEAD: kept, with its reasons, until someone requeues it.
 local function bury(id, at)
   local h = call('HMGET', instance(id), 'purpose', 'stream', 'ticket', 'lease', 'evaluation', 'reasons', 'pass',
@@ -76,8 +96,9 @@ local function bury(id, at)
   tear(h[2], { h[3] })
   call('ZREM', LEASES, h[4])
   call('HDEL', instance(id), 'lease', 'holder', 'ticket')
-  shift(h[1], 'LEASED', nil)
+  shift(h[1], 'LEASED', 'DEAD')
   live(h[7], -1)
+  if h[1] == 'TRAIN' then died(last) end
   emit('notice', 'prompt ' .. id .. ' was set aside as dead: ' .. last, 'level', 'warning')
   if h[5] then
     call('HINCRBY', P .. 'evaluation:' .. h[5], 'dead', 1)

@@ -1,0 +1,53 @@
+"""Whether a training that came to its end has succeeded, in FinishRun's words."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from quartet.v1 import broker_pb2, experience_pb2
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What FinishRun is told besides the ending."""
+
+    state: broker_pb2.RunState
+    reason: str
+
+
+def judge(
+    ending: str, steps: int, run: broker_pb2.Run, list_dead: Callable[[], Iterable[broker_pb2.DeadPrompt]]
+) -> Outcome:
+    """Return the outcome of a run; it has failed if it trained no step, or if most of its prompts are dead.
+
+    Args:
+        ending: why the training ended, in words.
+        steps: optimizer steps in the weights.
+        run: as it stands after the last commit.
+        list_dead: returns dead prompts, as many as are worth counting.
+    """
+    stats, trained = run.stats, f"{ending}: {steps} steps trained"
+    done = stats.dead_training + stats.committed + stats.trained + stats.dropped
+    if steps > 0 and 2 * stats.dead_training <= done:
+        return Outcome(broker_pb2.RUN_STATE_SUCCEEDED, trained)
+    if stats.dead_training:
+        why = f"{stats.dead_training} of {done} prompts are dead{_most_common(list_dead())}"
+    else:
+        why = f"{done} prompts came to an end, and a step takes {run.spec.groups_per_step} groups (run.groups_per_step)"
+    return Outcome(broker_pb2.RUN_STATE_FAILED, f"{trained}; {why}")
+
+
+def _most_common(dead: Iterable[broker_pb2.DeadPrompt]) -> str:
+    """Return the reason of most of the dead training prompts with their number; reasons may differ in numbers."""
+    counts: Counter[str] = Counter()
+    examples: dict[str, str] = {}
+    for prompt in dead:
+        if prompt.reasons and prompt.instance.purpose == experience_pb2.PURPOSE_TRAIN:
+            kind = re.sub(r"\d+", "0", prompt.reasons[-1])
+            counts[kind] += 1
+            examples.setdefault(kind, prompt.reasons[-1])
+    if not counts:
+        return ""
+    kind, count = counts.most_common(1)[0]
+    return f", {count} of {counts.total()} of one reason: {examples[kind]}"
