@@ -3,12 +3,14 @@
 A folder holds the CA (`ca.pem`, `ca-key.pem`) and, for each name, `NAME.pem` and `NAME-key.pem`. A certificate says the
 hosts its holder answers at and the roles it has (`quartet_common.roles`). Keys are P-256, files that hold one are
 readable by their owner alone, and every file is replaced whole, so that running services can take up a renewed set.
+The CA's key stays in that folder: a service gets a folder of its own (`export`).
 """
 
 import datetime
 import ipaddress
 import os
 import re
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +21,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from quartet_client.errors import InputError
-from quartet_common.roles import ROLE_URI, ROLES, roles_of
+from quartet_common.roles import ROLE_URI, ROLES, SERVER_DOMAIN, SERVER_ROLES_URI, SERVERS, roles_of, server_name
 
 CA_DAYS = 3650
 CERTIFICATE_DAYS = 90
 _CLOCK_SKEW = datetime.timedelta(minutes=5)
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
+
+EXPORTED = ("ca.crt", "tls.crt", "tls.key")
+"""Of a service's folder: names that Kubernetes gives the files of such a secret."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ class CertificateInfo:
     hosts: tuple[str, ...]
     not_after: datetime.datetime
     """UTC; it is no good from then on."""
+    server_roles: tuple[str, ...] = ()
+    """Roles that its names prove to callers, of those that answer calls."""
 
     def days_left(self) -> float:
         """Days until it expires; negative when it has."""
@@ -51,15 +58,46 @@ def create_authority(folder: Path, days: int = CA_DAYS) -> None:
     if (folder / "ca-key.pem").exists():
         raise InputError(f"'{folder}' holds a CA already; a new one would make all its certificates worthless")
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Quartet CA")])
-    certificate = (
+    # Of two CAs that a service trusts at once, TLS finds a certificate's own by this name.
+    common_name = f"Quartet CA {secrets.token_hex(4)}"
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+    _write_pair(folder, "ca", _sign_authority(name, key, days), key)
+
+
+def renew_authority(folder: Path, days: int = CA_DAYS) -> CertificateInfo:
+    """Sign the CA's certificate anew, with its key: what it signed stays good, and servers have to name their role.
+
+    Raises:
+        InputError: no CA there, files that cannot be read or written, or certificates of servers that do not name their
+            role yet: who trusts the new CA would refuse them.
+    """
+    ca, key = _read_authority(folder)
+    files = [file for file in folder.glob("*.pem") if file.name != "ca.pem" and not file.name.endswith("-key.pem")]
+    old = [file.stem for file in sorted(files) if not _names_its_roles(read_info(file))]
+    if old:
+        raise InputError(
+            f"the certificates {', '.join(old)} in '{folder}' do not name the roles of servers, and would be refused "
+            f"with the renewed CA; renew and install them first: quartet certs renew {folder} {' '.join(old)}"
+        )
+    certificate = _sign_authority(ca.subject, key, days)
+    _write_pair(folder, "ca", certificate, key)
+    return _info(certificate)
+
+
+def _names_its_roles(info: CertificateInfo) -> bool:
+    return set(info.server_roles) >= set(info.roles) & set(SERVERS)
+
+
+def _sign_authority(name: x509.Name, key: ec.EllipticCurvePrivateKey, days: int) -> x509.Certificate:
+    says = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(SERVER_ROLES_URI)])
+    return (
         _builder(name, name, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(says, critical=False)
         .sign(key, hashes.SHA256())
     )
-    _write_pair(folder, "ca", certificate, key)
 
 
 def issue(
@@ -88,6 +126,7 @@ def issue(
     key = ec.generate_private_key(ec.SECP256R1())
     all_hosts = list(dict.fromkeys(["localhost", "127.0.0.1", "::1", *hosts]))
     alternatives = [_host(host) for host in all_hosts]
+    alternatives += [x509.DNSName(server_name(host, role)) for role in SERVERS if role in roles for host in all_hosts]
     alternatives += [x509.UniformResourceIdentifier(ROLE_URI + role) for role in dict.fromkeys(roles)]
     certificate = (
         _builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), ca.subject, key.public_key(), days)
@@ -104,6 +143,41 @@ def issue(
     return _info(certificate)
 
 
+def export(folder: Path, name: str, into: Path, owner: int | None = None) -> list[Path]:
+    """Write what the holder of certificate `name` needs, and nothing else, into a folder of its own.
+
+    Args:
+        folder: of `create_authority`.
+        name: of a certificate there.
+        into: made if need be; its files are replaced.
+        owner: the user who will read them; None: whoever calls this.
+
+    Returns: the files, those of EXPORTED.
+
+    Raises:
+        InputError: no such certificate, the folder of the CA itself, or files that cannot be written or given away.
+    """
+    if into.resolve() == folder.resolve() or (into / "ca-key.pem").exists():
+        raise InputError(f"'{into}' holds the CA's private key; export into a folder of its own")
+    if name == "ca":
+        raise InputError("name is 'ca'; allowed: the name of a certificate that the CA signed")
+    try:
+        contents = [(folder / file).read_bytes() for file in ("ca.pem", f"{name}.pem", f"{name}-key.pem")]
+    except OSError as error:
+        raise InputError(f"the certificate '{name}' in '{folder}' cannot be read: {error}") from error
+    files = [into / file for file in EXPORTED]
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        into.chmod(0o700)
+        for file, content in zip(files, contents, strict=True):
+            _replace(file, content, 0o400 if file.suffix == ".key" else 0o444, owner)
+        if owner is not None:
+            os.chown(into, owner, -1)
+    except OSError as error:
+        raise InputError(f"cannot write '{name}' into '{into}': {error.strerror}") from error
+    return files
+
+
 def read_info(path: Path) -> CertificateInfo:
     """Return what a PEM certificate says. Raises InputError if it cannot be read."""
     return _info(_read_certificate(path))
@@ -113,12 +187,15 @@ def _info(certificate: x509.Certificate) -> CertificateInfo:
     common = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     hosts: list[str] = []
     roles: frozenset[str] = frozenset()
+    proofs: tuple[str, ...] = ()
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         pass  # a CA has none
     else:
-        hosts = [str(host) for host in names.get_values_for_type(x509.DNSName)]
+        dns = [str(host) for host in names.get_values_for_type(x509.DNSName)]
+        proofs = tuple(role for role in SERVERS if any(host.endswith(f".{role}.{SERVER_DOMAIN}") for host in dns))
+        hosts = [host for host in dns if not host.endswith("." + SERVER_DOMAIN)]
         hosts += [str(host) for host in names.get_values_for_type(x509.IPAddress)]
         roles = roles_of(names.get_values_for_type(x509.UniformResourceIdentifier))
     return CertificateInfo(
@@ -126,6 +203,7 @@ def _info(certificate: x509.Certificate) -> CertificateInfo:
         roles=tuple(sorted(roles)),
         hosts=tuple(hosts),
         not_after=certificate.not_valid_after_utc,
+        server_roles=proofs,
     )
 
 
@@ -200,18 +278,20 @@ def _write_pair(folder: Path, name: str, certificate: x509.Certificate, key: ec.
         raise InputError(f"cannot write '{name}' into '{folder}': {error.strerror}") from error
 
 
-def _replace(path: Path, content: bytes, mode: int) -> None:
-    """Write a file aside, with the owner that the one it replaces has, and put it in its place."""
+def _replace(path: Path, content: bytes, mode: int, owner: int | None = None) -> None:
+    """Write a file aside, for `owner` or with the owner that the one it replaces has, and put it in its place."""
     writing = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(writing, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         with open(descriptor, "wb") as file:
             file.write(content)
             os.fchmod(file.fileno(), mode)
-            if os.geteuid() == 0 and path.exists():
-                owner = path.stat()
-                os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
-                os.fchmod(file.fileno(), owner.st_mode & 0o777)
+            if owner is not None:
+                os.fchown(file.fileno(), owner, -1)
+            elif os.geteuid() == 0 and path.exists():
+                before = path.stat()
+                os.fchown(file.fileno(), before.st_uid, before.st_gid)
+                os.fchmod(file.fileno(), before.st_mode & 0o777)
         os.replace(writing, path)
     except OSError:
         writing.unlink(missing_ok=True)

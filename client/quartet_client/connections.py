@@ -27,18 +27,18 @@ class Connections:
         self.addresses = addresses
         self.timeout = timeout
         self._security = security
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels: dict[tuple[str, str], grpc.aio.Channel] = {}
         self._introduced: set[tuple[str, str]] = set()
 
     def address(self, kind: str) -> str:
         """Return the configured address of a service."""
         return getattr(self.addresses, kind)
 
-    def channel(self, address: str) -> grpc.aio.Channel:
-        """Return the channel to an address."""
-        if address not in self._channels:
-            self._channels[address] = connect(address, self._security)
-        return self._channels[address]
+    def channel(self, kind: str, address: str) -> grpc.aio.Channel:
+        """Return the channel to a service at an address."""
+        if (kind, address) not in self._channels:
+            self._channels[kind, address] = connect(address, self._security, service=kind)
+        return self._channels[kind, address]
 
     async def stub(self, kind: str, address: str | None = None) -> Any:
         """Return the stub of a service after its handshake.
@@ -47,7 +47,7 @@ class Connections:
             QuartetError: it cannot be reached, is another service, or speaks another contract.
         """
         address = address or self.address(kind)
-        channel = self.channel(address)
+        channel = self.channel(kind, address)
         if (kind, address) not in self._introduced:
             await self._introduce(kind, address, channel)
             self._introduced.add((kind, address))

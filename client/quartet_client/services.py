@@ -32,7 +32,7 @@ async def service_statuses(connections: Connections) -> list[ServiceStatus]:
 async def service_status(connections: Connections, kind: str) -> ServiceStatus:
     """Ask one service for its health, handshake and status."""
     address = connections.address(kind)
-    channel = connections.channel(address)
+    channel = connections.channel(kind, address)
     try:
         with quartet_errors(f"{kind} at {address}"):
             health = await _health(channel)

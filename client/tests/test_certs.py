@@ -11,7 +11,7 @@ from cryptography import x509
 from quartet_client.authority import create_authority, issue, read_info
 from quartet_client.cli import main
 from quartet_client.errors import InputError
-from quartet_common.roles import ROLES
+from quartet_common.roles import ROLES, SERVERS
 
 
 def test_one_command_makes_what_a_deployment_needs(tmp_path, capsys):
@@ -31,6 +31,49 @@ def test_one_command_makes_what_a_deployment_needs(tmp_path, capsys):
     for file in folder.iterdir():
         secret = file.name.endswith("-key.pem")
         assert stat.S_IMODE(file.stat().st_mode) == (0o600 if secret else 0o644), file.name
+
+
+def test_hosts_are_given_by_role(tmp_path, capsys):
+    hosts = ("broker=a.example", "rollout=b.example,10.0.0.7", "all.example")
+    assert main(["certs", "init", str(tmp_path), *(word for host in hosts for word in ("--host", host))]) == 0
+    capsys.readouterr()
+    own = {"localhost", "127.0.0.1", "::1", "all.example"}
+    for role in ROLES:
+        info = read_info(tmp_path / f"{role}.pem")
+        theirs = {"broker": {"a.example"}, "rollout": {"b.example", "10.0.0.7"}}.get(role, set())
+        assert set(info.hosts) == own | theirs
+        assert info.server_roles == ((role,) if role in SERVERS else ())
+
+
+def test_a_host_of_no_role_is_refused_before_anything_is_made(tmp_path, capsys):
+    assert main(["certs", "init", str(tmp_path / "pki"), "--host", "king=a.example"]) == 2
+    assert "'king' is no role; allowed: broker" in capsys.readouterr().err and not (tmp_path / "pki").exists()
+
+
+def test_a_service_gets_a_folder_of_its_own(tmp_path, capsys):
+    """Without the CA's key, for the user who will read it; a renewed certificate goes the same way."""
+    pki, folder = tmp_path / "pki", tmp_path / "broker"
+    assert main(["certs", "init", str(pki)]) == 0
+    owner = 10001 if os.geteuid() == 0 else os.geteuid()
+    command = ["certs", "export", "broker", str(folder), "--from", str(pki), "--owner", str(owner)]
+    for _ in range(2):
+        assert main(command) == 0
+        assert {file.name: stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {
+            "ca.crt": 0o444,
+            "tls.crt": 0o444,
+            "tls.key": 0o400,
+        }
+        assert {file.stat().st_uid for file in (folder, *folder.iterdir())} == {owner}
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert (folder / "tls.key").read_bytes() == (pki / "broker-key.pem").read_bytes()
+        assert main(["certs", "renew", str(pki), "broker"]) == 0
+    for name, into, user in (
+        ("king", folder, str(owner)),
+        ("ca", folder, str(owner)),
+        ("broker", pki, str(owner)),
+        ("broker", folder, "no-such-user"),
+    ):
+        assert main(["certs", "export", name, str(into), "--from", str(pki), "--owner", user]) == 2
 
 
 def test_a_second_authority_is_refused(tmp_path, capsys):
@@ -58,7 +101,8 @@ def test_show_tells_what_stands(tmp_path, capsys):
     issue(tmp_path, "reward", ["reward"])
     assert main(["certs", "show", str(tmp_path), "--json"]) == 0
     found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
-    assert set(found) == {"Quartet CA", "reward"} and found["reward"]["roles"] == ["reward"]
+    ca = read_info(tmp_path / "ca.pem").name
+    assert ca.startswith("Quartet CA ") and set(found) == {ca, "reward"} and found["reward"]["roles"] == ["reward"]
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,9 @@ class Build:
         self.stage = self.stages[name.strip() or str(len(self.stages))] = Stage(root)
 
     def do_arg(self, rest: str) -> None:
-        name, _, default = rest.partition("=")
-        self.arguments.setdefault(name, default)
+        name, given, default = rest.partition("=")
+        if given:
+            self.arguments.setdefault(name, default)
 
     def do_env(self, rest: str) -> None:
         for pair in shlex.split(rest):
@@ -183,10 +184,10 @@ def pip_settings(base: Path) -> dict[str, str]:
     found = {name: os.environ[name] for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL") if os.environ.get(name)}
     if wheels := os.environ.get("PIP_FIND_LINKS"):
         shutil.copytree(wheels, base / "host-wheels")
-        found |= {"UV_FIND_LINKS": "/host-wheels", "TORCH_BACKEND": ""}
+        found |= {"PIP_FIND_LINKS": "/host-wheels", "TORCH_INDEX_URL": ""}
     if certificate := os.environ.get("PIP_CERT"):
         shutil.copy(certificate, base / "etc" / "host-ca.pem")
-        found |= {"PIP_CERT": "/etc/host-ca.pem", "SSL_CERT_FILE": "/etc/host-ca.pem"}
+        found["PIP_CERT"] = "/etc/host-ca.pem"
     return found
 
 

@@ -1,20 +1,18 @@
 # The reward service, with its sandbox.
 #   docker build -f deploy/containers/reward.Dockerfile -t quartet-reward .
-# Built from the checkout's root. Behind a mirror: --build-arg PIP_INDEX_URL=…
+# Built from the checkout's root. Packages come from where pip is configured to look, or --build-arg PIP_INDEX_URL=…
 FROM debian:bookworm-slim AS build
-ARG PIP_INDEX_URL=https://pypi.org/simple
-ENV UV_DEFAULT_INDEX=$PIP_INDEX_URL UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy
+ARG PIP_INDEX_URL
 # Debian keeps one version of a package: pins would break with each update.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-venv ca-certificates
-RUN python3 -m venv /tools && /tools/bin/pip install --no-cache-dir uv==0.13.8
-RUN /tools/bin/uv venv --python /usr/bin/python3.11 /opt/quartet/reward
+RUN python3 -m venv /tools && python3 -m venv --without-pip /opt/quartet/reward
 WORKDIR /src
 COPY services/reward/ services/reward/
-RUN /tools/bin/uv pip install --python /opt/quartet/reward/bin/python --no-cache -r services/reward/requirements.txt
+RUN /tools/bin/pip --python /opt/quartet/reward/bin/python install --no-cache-dir --no-deps -r services/reward/requirements.txt
 COPY protos/ protos/
 COPY services/common/ services/common/
-RUN /tools/bin/uv pip install --python /opt/quartet/reward/bin/python --no-cache --no-deps ./protos ./services/common ./services/reward
+RUN /tools/bin/pip --python /opt/quartet/reward/bin/python install --no-cache-dir --no-deps ./protos ./services/common ./services/reward
 
 FROM debian:bookworm-slim
 # The sandbox needs user namespaces, which container engines forbid by default: docs/containers.md.

@@ -1,22 +1,22 @@
 # A rollout. The pinned closure is the CPU build of vLLM; docs/containers.md says how a GPU image differs.
 #   docker build -f deploy/containers/rollout.Dockerfile -t quartet-rollout .
-# Built from the checkout's root. Behind a mirror: --build-arg PIP_INDEX_URL=… --build-arg TORCH_BACKEND=
+# Built from the checkout's root. Packages come from where pip is configured to look, or --build-arg PIP_INDEX_URL=…
 FROM debian:bookworm-slim AS build
-ARG PIP_INDEX_URL=https://pypi.org/simple
-# vLLM's CPU build needs torch's, which only PyTorch's own index has. Empty: the index above has it.
-ARG TORCH_BACKEND=cpu
-ENV UV_DEFAULT_INDEX=$PIP_INDEX_URL UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy
+ARG PIP_INDEX_URL
+# vLLM's CPU build needs torch's, which only PyTorch's own index has. Empty: the other index has it.
+ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
 # Debian keeps one version of a package: pins would break with each update.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-venv ca-certificates
-RUN python3 -m venv /tools && /tools/bin/pip install --no-cache-dir uv==0.13.8
-RUN /tools/bin/uv venv --python /usr/bin/python3.11 /opt/quartet/rollout
+RUN python3 -m venv /tools && python3 -m venv --without-pip /opt/quartet/rollout
 WORKDIR /src
 COPY services/rollout/ services/rollout/
-RUN /tools/bin/uv pip install --python /opt/quartet/rollout/bin/python --no-cache -r services/rollout/requirements.txt --overrides services/rollout/overrides.txt ${TORCH_BACKEND:+--torch-backend "$TORCH_BACKEND"}
+# Torch brings what its build needs, CUDA's libraries for one; the rest is pinned whole.
+RUN /tools/bin/pip --python /opt/quartet/rollout/bin/python install --no-cache-dir -c services/rollout/requirements.txt torch ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} \
+    && /tools/bin/pip --python /opt/quartet/rollout/bin/python install --no-cache-dir --no-deps -r services/rollout/requirements.txt
 COPY protos/ protos/
 COPY services/common/ services/common/
-RUN /tools/bin/uv pip install --python /opt/quartet/rollout/bin/python --no-cache --no-deps ./protos ./services/common ./services/rollout
+RUN /tools/bin/pip --python /opt/quartet/rollout/bin/python install --no-cache-dir --no-deps ./protos ./services/common ./services/rollout
 
 FROM debian:bookworm-slim
 # vLLM compiles small kernels when it starts: a compiler is part of its run time.

@@ -1,20 +1,20 @@
 # The trainer.
 #   docker build -f deploy/containers/trainer.Dockerfile -t quartet-trainer .
-# Built from the checkout's root. Behind a mirror: --build-arg PIP_INDEX_URL=…
+# Built from the checkout's root. Packages come from where pip is configured to look, or --build-arg PIP_INDEX_URL=…
 FROM debian:bookworm-slim AS build
-ARG PIP_INDEX_URL=https://pypi.org/simple
-ENV UV_DEFAULT_INDEX=$PIP_INDEX_URL UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy
+ARG PIP_INDEX_URL
 # Debian keeps one version of a package: pins would break with each update.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-venv ca-certificates
-RUN python3 -m venv /tools && /tools/bin/pip install --no-cache-dir uv==0.13.8
-RUN /tools/bin/uv venv --python /usr/bin/python3.11 /opt/quartet/trainer
+RUN python3 -m venv /tools && python3 -m venv --without-pip /opt/quartet/trainer
 WORKDIR /src
 COPY services/trainer/ services/trainer/
-RUN /tools/bin/uv pip install --python /opt/quartet/trainer/bin/python --no-cache -r services/trainer/requirements.txt --overrides services/trainer/overrides.txt
+# Torch brings what its build needs, CUDA's libraries for one; the rest is pinned whole.
+RUN /tools/bin/pip --python /opt/quartet/trainer/bin/python install --no-cache-dir -c services/trainer/requirements.txt torch \
+    && /tools/bin/pip --python /opt/quartet/trainer/bin/python install --no-cache-dir --no-deps -r services/trainer/requirements.txt
 COPY protos/ protos/
 COPY services/common/ services/common/
-RUN /tools/bin/uv pip install --python /opt/quartet/trainer/bin/python --no-cache --no-deps ./protos ./services/common ./services/trainer
+RUN /tools/bin/pip --python /opt/quartet/trainer/bin/python install --no-cache-dir --no-deps ./protos ./services/common ./services/trainer
 
 FROM debian:bookworm-slim
 # Debian keeps one version of a package: pins would break with each update.

@@ -6,6 +6,7 @@ to whoever was let in.
 
 import asyncio
 import datetime
+import re
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,7 +155,7 @@ async def all_refusals(world: World, security: SecuritySection | None) -> dict[s
     found = {}
     for kind, host in world.hosts.items():
         asked = list(methods(kind))
-        async with connect(host.address, security) as channel:
+        async with connect(host.address, security, service=kind) as channel:
             answers = await asyncio.gather(*(refusal(channel, method) for method in asked))
         found |= {path_of(method): code for method, (code, _) in zip(asked, answers, strict=True)}
     return found
@@ -163,6 +164,14 @@ async def all_refusals(world: World, security: SecuritySection | None) -> dict[s
 def test_the_table_says_of_every_rpc_whose_it_is():
     unnamed = [path_of(method) for _, method in EVERY_RPC if not is_named(path_of(method))]
     assert not unnamed, "quartet_common.roles must name who may call"
+
+
+def test_the_page_says_what_the_table_says():
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+Service)` \| (.*) \|$", page, re.MULTILINE)
+    written = {(role, f"/quartet.v1.{kind}/{name}") for role, kind, may in rows for name in re.findall(r"`(\w+)`", may)}
+    enforced = {(role, path_of(rpc)) for role in ROLES for _, rpc in EVERY_RPC if role in allowed_roles(path_of(rpc))}
+    assert written == {(role, path) for role, path in enforced if role != "operator"}
 
 
 @pytest.mark.parametrize("who", ["none", "foreign", "expired"])
@@ -194,13 +203,13 @@ async def test_a_certificate_without_a_role_is_told_so(world, certificates):
     )
     bare = bare.not_valid_before(certificate.not_valid_before_utc).not_valid_after(certificate.not_valid_after_utc)
     path.write_bytes(bare.sign(ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
-    async with connect(world.hosts["broker"].address, world.security("plain")) as channel:
+    async with connect(world.hosts["broker"].address, world.security("plain"), service="broker") as channel:
         # It is known, so it may ask who is there; and nothing else.
         answer = await handshake(channel, common_pb2.SERVICE_KIND_CLIENT)
         assert answer.instance_id == world.hosts["broker"].instance_id
         code, sentence = await refusal(channel, next(methods("broker")))
     assert code is grpc.StatusCode.PERMISSION_DENIED
-    assert "has no role" in sentence and "allowed: client, operator, trainer" in sentence
+    assert "has no role" in sentence and "allowed: client, operator" in sentence
 
 
 async def test_roles_can_be_left_out(certificates):
@@ -209,7 +218,7 @@ async def test_roles_can_be_left_out(certificates):
     host = ServiceHost("reward", "127.0.0.1:0", security, ServerSection(metrics=False))
     reward_pb2_grpc.add_RewardServiceServicer_to_server(reward_pb2_grpc.RewardServiceServicer(), host.server)
     await host.start()
-    async with connect(host.address, world.security("trainer")) as channel:
+    async with connect(host.address, world.security("trainer"), service="reward") as channel:
         code, _ = await refusal(channel, reward_pb2.DESCRIPTOR.services_by_name["RewardService"].methods[0])
     assert code is grpc.StatusCode.UNIMPLEMENTED
     await host.drain()
@@ -231,7 +240,7 @@ async def test_new_certificates_are_taken_up_without_a_restart(tmp_path):
     reward_pb2_grpc.add_RewardServiceServicer_to_server(reward_pb2_grpc.RewardServiceServicer(), host.server)
     await host.start()
     method = reward_pb2.DESCRIPTOR.services_by_name["RewardService"].methods[0]
-    async with connect(host.address, security("client")) as channel:
+    async with connect(host.address, security("client"), service="reward") as channel:
         code, _ = await refusal(channel, method)
         assert code is grpc.StatusCode.UNIMPLEMENTED
         old = tmp_path / "old"
@@ -242,7 +251,7 @@ async def test_new_certificates_are_taken_up_without_a_restart(tmp_path):
         async with asyncio.timeout(20):
             # Both sides look once a second; until both have, they do not know each other.
             while True:
-                async with connect(host.address, security("client")) as newcomer:
+                async with connect(host.address, security("client"), service="reward") as newcomer:
                     if (await refusal(newcomer, method))[0] is grpc.StatusCode.UNIMPLEMENTED:
                         break
             while (await refusal(channel, method))[0] is not grpc.StatusCode.UNIMPLEMENTED:
@@ -250,7 +259,7 @@ async def test_new_certificates_are_taken_up_without_a_restart(tmp_path):
         stale = SecuritySection(
             tls_ca=old / "ca.pem", tls_certificate=old / "client.pem", tls_key=old / "client-key.pem"
         )
-        async with connect(host.address, stale) as stranger:
+        async with connect(host.address, stale, service="reward") as stranger:
             assert (await refusal(stranger, method))[0] is grpc.StatusCode.UNAVAILABLE
     await host.drain()
 
@@ -275,6 +284,6 @@ async def test_half_a_rotation_changes_nothing(tmp_path):
     copy = SecuritySection(
         tls_ca=whole / "ca.pem", tls_certificate=whole / "reward.pem", tls_key=whole / "reward-key.pem"
     )
-    async with connect(host.address, copy) as channel:
+    async with connect(host.address, copy, service="reward") as channel:
         assert (await handshake(channel, common_pb2.SERVICE_KIND_CLIENT)).instance_id == host.instance_id
     await host.drain()

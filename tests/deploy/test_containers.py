@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from quartet_client.authority import EXPORTED
 from quartet_common.config import AddressesSection, load_config
 from quartet_common.probe import AnySection
 
@@ -56,9 +57,19 @@ def test_an_image_is_no_root_has_a_health_check_and_takes_signals(service):
         assert (ROOT / file).is_file(), file
 
 
+@pytest.mark.parametrize("service", SERVICES)
+def test_packages_come_from_where_pip_is_configured_to_look(service):
+    """No host has a default but that of torch's CPU build, which no other index has."""
+    text = dockerfile(service)
+    assert re.findall(r"https?://[^/\s]+", text) == ["https://download.pytorch.org"] * (service == "rollout")
+    assert re.search(r"^ARG PIP_INDEX_URL$", text, re.MULTILINE)
+
+
 def test_the_containers_run_file_is_one():
     for service in SERVICES:
         config = load_config(service, AnySection, CONTAINERS / "run.toml")
+        files = (config.security.tls_ca, config.security.tls_certificate, config.security.tls_key)
+        assert files == tuple(Path("/etc/quartet/pki") / name for name in EXPORTED)
         # The names that compose gives its containers.
         assert getattr(config.addresses, service) == f"{service}:{PORTS[service]}"
         assert config.security.tls and config.server.bind_host == "0.0.0.0"
@@ -70,10 +81,9 @@ def test_compose_has_every_service_as_its_image_wants_it():
         composed = services[service]
         assert (ROOT / composed["build"]["dockerfile"]).is_file()
         assert composed["read_only"] and composed["cap_drop"] == ["ALL"]
-        own = {f"/etc/quartet/pki/{service}.pem", f"/etc/quartet/pki/{service}-key.pem"}
-        for command in (composed["command"], composed["healthcheck"]["test"]):
-            assert {word.partition("=")[2] for word in command if word.startswith("security.")} == own
         assert composed["healthcheck"]["test"][1:5] == ["python", "-m", "quartet_common.probe", service]
+        (keys,) = (volume for volume in composed["volumes"] if ":/etc/quartet/pki" in volume)
+        assert re.fullmatch(rf"\$\{{QUARTET_KEYS:\?[^}}]+\}}/{service}:/etc/quartet/pki:ro", keys), "its own alone"
     assert services["trainer"]["restart"] == "on-failure", "a finished run is not started again"
 
 

@@ -1,5 +1,6 @@
 """The rules of the house that a machine can check: who may import what, and what no environment may hold."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ PACKAGES = {
     "client": ROOT / "client/quartet_client",
 }
 IMPORT = re.compile(r"^\s*(?:from|import)\s+([\w.]+)", re.MULTILINE)
+PIN = re.compile(r"^([A-Za-z0-9._-]+)==", re.MULTILINE)
 
 
 def imports(folder: Path) -> set[str]:
@@ -54,3 +56,27 @@ def test_nothing_is_pickled_and_nothing_needs_ray(package):
     assert not {name for name in imports(PACKAGES[package]) if name.split(".")[0] in ("pickle", "cloudpickle", "ray")}
     for file in PACKAGES[package].rglob("*.py"):
         assert "torch.load(" not in file.read_text(), file
+
+
+# Run in an environment: every installed package with what it requires, without extras.
+REQUIRED = """
+import importlib.metadata as m, json, re
+def names(requires): return [re.match("[A-Za-z0-9._-]+", each)[0] for each in requires if "extra ==" not in each]
+print(json.dumps({d.metadata["Name"]: names(d.requires or ()) for d in m.distributions()}))
+"""
+
+
+@pytest.mark.parametrize("environment", ["broker", "reward", "rollout", "trainer", "client"])
+def test_a_pinned_closure_is_whole(environment):
+    """What a pinned package requires is pinned, if it is installed at all; what torch brings differs by its build."""
+    python = ENVIRONMENTS / environment / "bin" / "python"
+    done = subprocess.run([python, "-c", REQUIRED], capture_output=True, text=True, timeout=60, check=True)
+    required = {normal(name): set(map(normal, needs)) for name, needs in json.loads(done.stdout).items()}
+    file = (ROOT / "client" if environment == "client" else ROOT / "services" / environment) / "requirements.txt"
+    pinned = set(map(normal, PIN.findall(file.read_text())))
+    needed = set().union(*(required[name] for name in (pinned - {"torch"}) & required.keys()))
+    assert needed and not (needed & required.keys()) - pinned
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -56,8 +56,8 @@ class Bench:
 
     def __init__(self, target: Target):
         self.target = target
-        self._caller = _secure_caller(target.address, target.security)
-        self._broker = _secure_caller(target.broker, target.security) if target.broker else None
+        self._caller = _secure_caller(target.kind, target.address, target.security)
+        self._broker = _secure_caller("broker", target.broker, target.security) if target.broker else None
         self._trained = False
 
     def introduce(self) -> common_pb2.HandshakeResponse:
@@ -176,5 +176,5 @@ def group_tensors() -> experience_pb2.GroupTensors:
     )
 
 
-def _secure_caller(address: str, security: SecuritySection) -> Caller:
-    return Caller(address, channel=connect_sync(address, security))
+def _secure_caller(kind: str, address: str, security: SecuritySection) -> Caller:
+    return Caller(address, channel=connect_sync(address, security, service=kind))

@@ -65,7 +65,7 @@ async def examine(
 
 async def _check_peer(peer: str, config: LoadedConfig[DataSection]) -> Finding:
     address = getattr(config.addresses, peer)
-    async with connect(address, config.security) as channel:
+    async with connect(address, config.security, service=peer) as channel:
         try:
             answer = await handshake(channel, common_pb2.SERVICE_KIND_CLIENT, timeout=_PEER_SECONDS)
         except grpc.aio.AioRpcError as error:

@@ -94,7 +94,7 @@ class Supervisor:
         self._say(f"{name} ready after {time.monotonic() - started:.1f} s")
 
     async def _until_serving(self, process: Process, timeout: float) -> None:
-        serving = asyncio.create_task(self._poll_health(getattr(self._addresses, process.name)))
+        serving = asyncio.create_task(self._poll_health(process.name))
         exited = asyncio.ensure_future(process.wait())
         try:
             await asyncio.wait([serving, exited], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
@@ -113,8 +113,9 @@ class Supervisor:
             serving.cancel()
             exited.cancel()
 
-    async def _poll_health(self, address: str) -> None:
-        async with connect(address, self._security) as channel:
+    async def _poll_health(self, name: str) -> None:
+        address = getattr(self._addresses, name)
+        async with connect(address, self._security, service=name) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             while True:
                 try:

@@ -4,21 +4,28 @@ A set is three files (CA, certificate, key) that are replaced one after another.
 belong together is being written just now: the one before goes on until it is whole.
 """
 
+import re
 import ssl
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import grpc
 
-from quartet_common.config import ConfigError, SecuritySection
+from quartet_common.config import ConfigError, SecuritySection, split_address
 from quartet_common.log import get_logger
+from quartet_common.roles import SERVER_ROLES_URI, server_name
 
 log = get_logger(__name__)
 
 _FILES = ("tls_ca", "tls_certificate", "tls_key")
 _LOOK_SECONDS = 1.0
+_KEY_BYTES = 1 << 16  # a PEM key is smaller
+_PEM_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 
 ChannelT = TypeVar("ChannelT")
 
@@ -61,6 +68,77 @@ def _check(security: SecuritySection) -> None:
             f"security.tls_certificate, security.tls_key: '{security.tls_certificate}' and '{security.tls_key}' "
             f"{reason}; allowed: a PEM certificate and its unencrypted PEM key"
         ) from error
+
+
+def check_service_files(security: SecuritySection) -> None:
+    """Check the files of a service: its set, and that it was not given the CA's private key with them.
+
+    Raises:
+        ConfigError: a file that cannot be used, or a key of the CA that this process can read.
+    """
+    read_certificates(security)
+    folders = {Path(str(getattr(security, name))).parent for name in _FILES}
+    for path in sorted(file for folder in folders for file in _files(folder)):
+        if _is_key_of_ca(security, path):
+            raise ConfigError(
+                f"security.tls_key: '{path}' is the private key of the CA, by which any role can be signed; allowed: "
+                "a folder with the service's own key and certificate and the CA's certificate "
+                "(quartet certs export SERVICE FOLDER)"
+            )
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if path.is_file()]
+    except OSError:
+        return []  # a folder whose files can be opened by name need not be one that can be listed
+
+
+def _is_key_of_ca(security: SecuritySection, path: Path) -> bool:
+    try:
+        if path.stat().st_size > _KEY_BYTES or b"PRIVATE KEY" not in path.read_bytes():
+            return False
+    except OSError:
+        return False  # who cannot read it was not given it
+    for certificate in _PEM_CERTIFICATE.findall(Path(str(security.tls_ca)).read_bytes()):
+        with tempfile.NamedTemporaryFile(suffix=".pem") as alone:
+            alone.write(certificate)
+            alone.flush()
+            try:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(alone.name, str(path), password=lambda: b"")
+            except ssl.SSLError:
+                continue
+            return True
+    return False
+
+
+def name_to_check(security: SecuritySection, address: str, role: str) -> str | None:
+    """Return the name by which TLS must check the server at `address`; None: its host's name alone."""
+    if not security.roles or not _asks_for_roles(security):
+        return None
+    return server_name(split_address(address)[0], role)
+
+
+def _asks_for_roles(security: SecuritySection) -> bool:
+    if security.server_roles is not None:
+        return security.server_roles
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cafile=security.tls_ca)
+    marked = [("URI", SERVER_ROLES_URI) in ca.get("subjectAltName", ()) for ca in context.get_ca_certs()]
+    if all(marked):
+        return True
+    _warn_of_unchecked_roles(str(security.tls_ca))
+    return False
+
+
+@cache
+def _warn_of_unchecked_roles(ca: str) -> None:
+    log.warning(
+        "security.tls_ca: the certificates of '%s' do not name the roles of servers, so a stolen key of any role can "
+        "answer as every service of its hosts; renew them all, then the CA's: quartet certs renew FOLDER NAME... ca "
+        "(docs/security.md)",
+        ca,
+    )
 
 
 class Watch:

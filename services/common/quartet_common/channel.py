@@ -15,7 +15,7 @@ from google.protobuf.descriptor_pb2 import MethodOptions
 from quartet.v1 import broker_pb2, common_pb2, reward_pb2, rollout_pb2, trainer_pb2
 
 from quartet_common import tracing
-from quartet_common.certificates import RotatingChannel, channel_credentials
+from quartet_common.certificates import RotatingChannel, channel_credentials, name_to_check
 from quartet_common.config import SecuritySection
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -56,12 +56,25 @@ def channel_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[st
     ]
 
 
+def _secure_options(
+    options: list[tuple[str, object]], address: str, security: SecuritySection, service: str | None
+) -> list[tuple[str, object]]:
+    assert service is not None, "with TLS, the caller names the service that must answer"
+    name = name_to_check(security, address, service)
+    return [*options, ("grpc.ssl_target_name_override", name)] if name else options
+
+
 def connect(
-    address: str, security: SecuritySection | None = None, max_message_bytes: int = MAX_MESSAGE_BYTES
+    address: str,
+    security: SecuritySection | None = None,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    *,
+    service: str | None = None,
 ) -> grpc.aio.Channel:
     """Return an asyncio channel to `address` (host:port); it connects when first used.
 
-    With TLS it follows the certificates on disk. Raises ConfigError for files that cannot be used.
+    With TLS it follows the certificates on disk, and a server whose certificate has not the role `service` is refused.
+    Raises ConfigError for files that cannot be used.
     """
     security = security or SecuritySection()
     headers = _headers(security)
@@ -72,26 +85,31 @@ def connect(
 
     def make() -> grpc.aio.Channel:
         return grpc.aio.secure_channel(
-            address, channel_credentials(security), options=options, interceptors=interceptors
+            address,
+            channel_credentials(security),
+            options=_secure_options(options, address, security, service),
+            interceptors=interceptors,
         )
 
     return cast(grpc.aio.Channel, RotatingChannel(security, make))
 
 
 def connect_sync(
-    address: str, security: SecuritySection | None = None, max_message_bytes: int = MAX_MESSAGE_BYTES
+    address: str,
+    security: SecuritySection | None = None,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    *,
+    service: str | None = None,
 ) -> grpc.Channel:
-    """Return a blocking channel to `address` (host:port); it connects when first used.
-
-    With TLS it follows the certificates on disk. Raises ConfigError for files that cannot be used.
-    """
+    """As `connect`, a blocking channel."""
     security = security or SecuritySection()
     headers = _headers(security)
     options = channel_options(max_message_bytes)
 
     def make() -> grpc.Channel:
         if security.tls:
-            channel = grpc.secure_channel(address, channel_credentials(security), options=options)
+            secure = _secure_options(options, address, security, service)
+            channel = grpc.secure_channel(address, channel_credentials(security), options=secure)
         else:
             channel = grpc.insecure_channel(address, options=options)
         return grpc.intercept_channel(channel, _SyncHeaders(headers)) if headers else channel

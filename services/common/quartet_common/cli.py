@@ -49,6 +49,10 @@ def service_main(
         run = config.run.id if kind in ("rollout", "trainer") else ""
         instance = f"{socket.gethostname()}-{os.getpid()}"
         configure_logging(kind, instance, arguments.log_format, arguments.log_level, run)
+        if config.security.tls:
+            from quartet_common.certificates import check_service_files  # it imports grpc
+
+            check_service_files(config.security)
         plan = {"service": kind, "address": getattr(config.addresses, kind), "run": config.run.id, **preflight(config)}
         if arguments.check_port or not arguments.dry_run:
             check_ports_free(kind, getattr(config.addresses, kind), config.server)

@@ -167,6 +167,9 @@ class SecuritySection(Section):
     tls_certificate: Path | None = Field(None, description="PEM certificate of this process.")
     tls_key: Path | None = Field(None, description="PEM key of the certificate.")
     roles: bool = Field(True, description="With TLS, let a certificate call only what its role may (docs/security.md).")
+    server_roles: bool | None = Field(
+        None, description="With roles, check that a server called has its role. Default: if tls_ca says it can be."
+    )
     insecure: bool = Field(False, description="Accept plaintext on addresses that are not loopback.")
 
     @model_validator(mode="after")

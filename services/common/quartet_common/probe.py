@@ -53,7 +53,8 @@ async def ask(kind: str, config: LoadedConfig[AnySection], seconds: float) -> st
     host = config.server.bind_host or name
     if host in _ALL_ADDRESSES:
         host = "localhost"  # which every certificate of `quartet certs` names
-    async with connect(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", config.security) as channel:
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    async with connect(address, config.security, service=kind) as channel:
         request = health_pb2.HealthCheckRequest(service=f"quartet.v1.{kind.capitalize()}Service")
         answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=seconds)
     return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)

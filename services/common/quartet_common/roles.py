@@ -1,18 +1,29 @@
-"""Who may call what, where calls come with certificates.
+"""Who may call what, where calls come with certificates, and by which name a caller checks a server's role.
 
 A certificate says its holder's role in a URI among its subject alternative names: `urn:quartet:role:trainer`. It may
 say several. `quartet certs` writes them; a certificate without one may call nothing but health and handshake.
+
+TLS checks a server by a DNS name. So that it checks host and role at once, a server's certificate has a name made of
+both, `gpu7.example.rollout.quartet.internal`, and that is the name a caller of a rollout at gpu7.example asks for. The
+CA says that its certificates have such names (`SERVER_ROLES_URI`): who trusts it asks for them.
 
 The table below is the whole rule: whatever it does not name is an operator's alone, so a new RPC is closed until
 someone says whose it is (a test asks for every RPC of the contract).
 """
 
+import ipaddress
 from collections.abc import Iterable
+from contextlib import suppress
 
 ROLE_URI = "urn:quartet:role:"
+SERVER_ROLES_URI = "urn:quartet:server-roles"
+SERVER_DOMAIN = "quartet.internal"
 
 ROLES = ("broker", "reward", "rollout", "trainer", "client", "operator")
 """`operator` may call everything, `client` is for people and programs that bring prompts and read results."""
+
+SERVERS = ("broker", "reward", "rollout", "trainer")
+"""The roles of those who answer calls."""
 
 # To prove that one is there is no secret; whoever can connect at all may do it.
 _OPEN_SERVICES = ("grpc.health.v1.Health", "quartet.v1.HandshakeService")
@@ -24,26 +35,27 @@ _ROLLOUT = frozenset({"rollout"})
 _CLIENT = frozenset({"client"})
 _MEMBERS = _ROLLOUT | _TRAINER
 _READERS = _CLIENT | _MEMBERS
+_TRAINER_AND_CLIENT = _TRAINER | _CLIENT
 
 _ALLOWED: dict[str, dict[str, frozenset[str]]] = {
     "quartet.v1.BrokerService": {
         # The life of a run
-        "CreateRun": _CLIENT | _TRAINER,
+        "CreateRun": _CLIENT,
         "GetRun": _READERS,
         "ListRuns": _READERS,
-        "FinishRun": _CLIENT | _TRAINER,
+        "FinishRun": _TRAINER_AND_CLIENT,
         "DeleteRun": _CLIENT,
-        "WatchRun": _READERS,
+        "WatchRun": _CLIENT,
         "AuditRun": _CLIENT,
         # Prompts and results
         "SubmitPrompts": _CLIENT,
         "EndPrompts": _CLIENT,
-        "StartEvaluation": _CLIENT | _TRAINER,
-        "GetEvaluation": _READERS,
-        "CollectResults": _CLIENT | _TRAINER,
-        "ListDead": _CLIENT | _TRAINER,
+        "StartEvaluation": _TRAINER_AND_CLIENT,
+        "GetEvaluation": _TRAINER_AND_CLIENT,
+        "CollectResults": _CLIENT,
+        "ListDead": _TRAINER_AND_CLIENT,
         "RequeueDead": _CLIENT,
-        "GetGroup": _CLIENT | _TRAINER,
+        "GetGroup": _TRAINER_AND_CLIENT,
         # Generation
         "LeasePrompts": _ROLLOUT,
         "RenewLeases": _ROLLOUT,
@@ -60,7 +72,7 @@ _ALLOWED: dict[str, dict[str, frozenset[str]]] = {
         "RegisterMember": _MEMBERS,
         "Heartbeat": _MEMBERS,
         "LeaveMember": _MEMBERS,
-        "WatchMembers": _READERS,
+        "WatchMembers": _TRAINER_AND_CLIENT,
     },
     "quartet.v1.RewardService": {
         "Score": _ROLLOUT | _CLIENT,
@@ -95,6 +107,13 @@ def roles_of(names: Iterable[bytes | str]) -> frozenset[str]:
     texts = (name.decode(errors="replace") if isinstance(name, bytes) else name for name in names)
     claimed = {text.removeprefix(ROLE_URI) for text in texts if text.startswith(ROLE_URI)}
     return frozenset(claimed & _EVERYONE)
+
+
+def server_name(host: str, role: str) -> str:
+    """Return the DNS name by which TLS checks that a server is `host` and has `role`."""
+    with suppress(ValueError):  # then it is a name
+        host = ipaddress.ip_address(host).exploded.replace(":", "-")
+    return f"{host}.{role}.{SERVER_DOMAIN}"
 
 
 def allowed_roles(method: str) -> frozenset[str]:

@@ -171,12 +171,12 @@ def make_certificates(folder) -> SecuritySection:
 async def test_mutual_tls_lets_in_who_has_a_certificate(tmp_path):
     security = make_certificates(tmp_path)
     host = await serve(security)
-    async with connect(host.address, security) as friend, connect(host.address) as stranger:
+    async with connect(host.address, security, service="reward") as friend, connect(host.address) as stranger:
         assert (await handshake(friend, 5)).instance_id == host.instance_id
         with pytest.raises(grpc.aio.AioRpcError):
             await handshake(stranger, 5, timeout=3)
         (tmp_path / "other").mkdir()
-        async with connect(host.address, make_certificates(tmp_path / "other")) as foreign:
+        async with connect(host.address, make_certificates(tmp_path / "other"), service="reward") as foreign:
             with pytest.raises(grpc.aio.AioRpcError):
                 await handshake(foreign, 5, timeout=3)
     await host.drain()

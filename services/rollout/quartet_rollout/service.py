@@ -58,8 +58,8 @@ class RolloutService:
         self._config, self._host = config, host
         section, addresses = config.section, config.addresses
         self._engine: Engine | None = None
-        self._broker_channel = connect(addresses.broker, config.security)
-        self._reward_channel = connect(addresses.reward, config.security)
+        self._broker_channel = connect(addresses.broker, config.security, service="broker")
+        self._reward_channel = connect(addresses.reward, config.security, service="reward")
         self._rate = TokenRate()
         link = BrokerLink(self._broker_channel, addresses.broker, host.waiting, section.rpc_timeout_seconds)
         pool = RunPool(section.runs or [config.run.id], link, host.instance_id)

@@ -71,7 +71,7 @@ def live(around: Surroundings) -> str:
         TrainingError, LearnerError, ConfigError: one sentence for a person.
     """
     config, control, status = around.config, around.control, around.status
-    channel = connect_sync(config.addresses.broker, config.security)
+    channel = connect_sync(config.addresses.broker, config.security, service="broker")
     session = BrokerSession(
         channel,
         address=config.addresses.broker,

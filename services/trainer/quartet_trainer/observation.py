@@ -83,7 +83,7 @@ class RolloutObserver:
             calls = {}
             for name, member in live.items():
                 if name not in self._channels:
-                    self._channels[name] = connect_sync(member.address, self._security)
+                    self._channels[name] = connect_sync(member.address, self._security, service="rollout")
                 stub = rollout_pb2_grpc.RolloutServiceStub(self._channels[name])
                 calls[name] = stub.GetStatus.future(rollout_pb2.RolloutServiceGetStatusRequest(), timeout=CALL_SECONDS)
             for name, call in calls.items():

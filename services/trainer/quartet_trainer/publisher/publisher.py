@@ -147,7 +147,7 @@ class Publisher:
 
     def _peer(self, name: str, member: broker_pb2.Member) -> _Peer:
         if name not in self._peers:
-            channel = connect_sync(member.address, self._security)
+            channel = connect_sync(member.address, self._security, service="rollout")
             self._peers[name] = _Peer(channel, rollout_pb2_grpc.RolloutServiceStub(channel))
         return self._peers[name]
 

@@ -1,0 +1,195 @@
+"""Callers check who answers: a server's host and role, with certificates new and old. How keys are kept and revoked."""
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from quartet.v1 import common_pb2
+
+from quartet_client import authority
+from quartet_client.authority import EXPORTED, create_authority, export, issue, renew_authority
+from quartet_client.errors import InputError
+from quartet_common import certificates
+from quartet_common.channel import connect
+from quartet_common.config import ConfigError, SecuritySection, ServerSection
+from quartet_common.handshake import handshake
+from quartet_common.host import ServiceHost
+from quartet_common.roles import SERVERS
+
+
+def held(folder: Path, name: str, ca: Path | None = None) -> SecuritySection:
+    files = {"tls_ca": ca or folder / "ca.pem", "tls_certificate": folder / f"{name}.pem"}
+    return SecuritySection(**files, tls_key=folder / f"{name}-key.pem")
+
+
+@asynccontextmanager
+async def serving(security: SecuritySection, kind: str = "broker", address: str = "127.0.0.1:0"):
+    host = ServiceHost(kind, address, security, ServerSection(metrics=False))
+    await host.start()
+    yield host
+    await host.drain()
+
+
+async def answers(host: ServiceHost, security: SecuritySection, service: str) -> bool:
+    """Whether a handshake with `host`, taken for a `service`, comes about over a new connection."""
+    async with connect(host.address, security, service=service) as channel:
+        try:
+            answer = await handshake(channel, common_pb2.SERVICE_KIND_CLIENT, timeout=10)
+        except grpc.aio.AioRpcError as error:
+            assert error.code() is grpc.StatusCode.UNAVAILABLE, error
+            return False
+    return answer.instance_id == host.instance_id
+
+
+@pytest.fixture
+def pki(tmp_path) -> Path:
+    folder = tmp_path / "pki"
+    create_authority(folder)
+    for role in (*SERVERS, "client", "operator"):
+        issue(folder, role, [role])
+    return folder
+
+
+async def test_a_server_is_believed_in_its_own_role_alone(pki):
+    for presented in (*SERVERS, "client", "operator"):
+        async with serving(held(pki, presented)) as host:
+            believed = [kind for kind in SERVERS if await answers(host, held(pki, "client"), kind)]
+        assert believed == [presented] * (presented in SERVERS)
+
+
+async def test_a_server_with_the_right_role_at_another_host_is_not_believed(pki):
+    async with serving(held(pki, "broker"), address="127.0.0.2:0") as host:
+        assert not await answers(host, held(pki, "client"), "broker")
+        issue(pki, "elsewhere", ["broker"], ["127.0.0.2"])
+    async with serving(held(pki, "elsewhere"), address="127.0.0.2:0") as host:
+        assert await answers(host, held(pki, "client"), "broker")
+        assert not await answers(host, held(pki, "client"), "rollout")
+
+
+async def test_a_certificate_with_two_roles_answers_as_either_and_over_ipv6(pki):
+    issue(pki, "both", ["rollout", "reward"])
+    async with serving(held(pki, "both"), address="[::1]:0") as host:
+        host.address = f"[::1]:{host.address.rpartition(':')[2]}"
+        assert [kind for kind in SERVERS if await answers(host, held(pki, "client"), kind)] == ["reward", "rollout"]
+
+
+@pytest.mark.parametrize("setting", [{"roles": False}, {"server_roles": False}])
+async def test_the_check_can_be_left_out(pki, setting):
+    async with serving(held(pki, "rollout")) as host:
+        assert await answers(host, held(pki, "client").model_copy(update=setting), "broker")
+
+
+async def test_certificates_without_such_names_work_until_the_authority_is_renewed(tmp_path, caplog, monkeypatch):
+    pki = tmp_path / "pki"
+    with monkeypatch.context() as before:  # as they were made before servers' roles were checked
+        before.setattr(authority, "SERVERS", ())
+        before.setattr(authority, "SERVER_ROLES_URI", "urn:quartet:nothing")
+        create_authority(pki)
+        for role in ("broker", "rollout", "client"):
+            issue(pki, role, [role])
+    with caplog.at_level(logging.WARNING):
+        async with serving(held(pki, "broker")) as host:
+            assert await answers(host, held(pki, "client"), "broker")
+    assert caplog.text.count("quartet certs renew FOLDER NAME... ca") == 1
+    # The one step that would cut peers off is refused until they can prove their role.
+    issue(pki, "broker", ["broker"])
+    with pytest.raises(InputError, match="the certificates rollout in .* renew and install them first"):
+        renew_authority(pki)
+    async with serving(held(pki, "broker")) as host:
+        assert await answers(host, held(pki, "client"), "rollout"), "half-way nothing is checked yet"
+    issue(pki, "rollout", ["rollout"])
+    before = (pki / "ca-key.pem").read_bytes()
+    renew_authority(pki)
+    assert (pki / "ca-key.pem").read_bytes() == before
+    async with serving(held(pki, "broker")) as host:
+        # The client's own certificate is still the old one.
+        assert await answers(host, held(pki, "client"), "broker")
+        assert not await answers(host, held(pki, "client"), "rollout")
+
+
+async def test_a_caller_that_checks_the_host_alone_gets_on_with_new_certificates(pki):
+    """It asks for the host's name, which is there as before."""
+    key, certificate, ca = ((pki / name).read_bytes() for name in ("client-key.pem", "client.pem", "ca.pem"))
+    async with serving(held(pki, "broker")) as host:
+        credentials = grpc.ssl_channel_credentials(ca, key, certificate)
+        async with grpc.aio.secure_channel(host.address, credentials) as channel:
+            assert (await handshake(channel, common_pb2.SERVICE_KIND_CLIENT)).instance_id == host.instance_id
+
+
+async def test_a_stolen_key_is_revoked_by_a_second_authority_without_a_stop(pki, tmp_path):
+    """Trust both, take new certificates, trust the new one alone: a broker and its callers go on throughout."""
+    stolen = tmp_path / "stolen"
+    export(pki, "rollout", stolen)
+    thief = SecuritySection(tls_ca=stolen / "ca.crt", tls_certificate=stolen / "tls.crt", tls_key=stolen / "tls.key")
+    used = {name: tmp_path / "hosts" / name for name in ("broker", "client")}
+    for name, folder in used.items():
+        export(pki, name, folder)
+    own = {
+        name: SecuritySection(tls_ca=at / "ca.crt", tls_certificate=at / "tls.crt", tls_key=at / "tls.key")
+        for name, at in used.items()
+    }
+    second = tmp_path / "second"
+    create_authority(second)
+    old_ca, new_ca = (pki / "ca.pem").read_bytes(), (second / "ca.pem").read_bytes()
+    async with serving(own["broker"]) as host, connect(host.address, own["client"], service="broker") as channel:
+
+        async def call() -> None:
+            assert (await handshake(channel, common_pb2.SERVICE_KIND_CLIENT)).instance_id == host.instance_id
+
+        async def taken_up() -> None:
+            await asyncio.sleep(1.1)  # files are looked at once a second: the clock is what is waited for
+            await call()
+            assert await answers(host, own["client"], "broker")
+
+        await call()
+        for at in used.values():
+            put(at / "ca.crt", old_ca + new_ca)
+        await taken_up()
+        for name, at in used.items():
+            issue(second, name, [name])
+            export(second, name, at)
+            put(at / "ca.crt", old_ca + new_ca)
+            await taken_up()
+        for at in used.values():
+            put(at / "ca.crt", new_ca)
+        await taken_up()
+        assert not await answers(host, thief.model_copy(update={"tls_ca": used["client"] / "ca.crt"}), "broker")
+    async with serving(thief, "rollout") as impostor:
+        assert not await answers(impostor, own["client"], "rollout")
+
+
+def put(path: Path, content: bytes) -> None:
+    aside = path.with_suffix(".new")
+    aside.write_bytes(content)
+    aside.replace(path)
+
+
+def test_a_service_refuses_the_key_of_the_authority(pki, tmp_path):
+    folder = tmp_path / "broker"
+    export(pki, "broker", folder)
+    assert sorted(file.name for file in folder.iterdir()) == sorted(EXPORTED)
+    own = SecuritySection(tls_ca=folder / "ca.crt", tls_certificate=folder / "tls.crt", tls_key=folder / "tls.key")
+    certificates.check_service_files(own)
+    with pytest.raises(ConfigError, match="ca-key.pem' is the private key of the CA"):
+        certificates.check_service_files(held(pki, "broker"))
+    # Under any name, of any of the CAs it trusts.
+    create_authority(tmp_path / "second")
+    put(folder / "ca.crt", (pki / "ca.pem").read_bytes() + (tmp_path / "second" / "ca.pem").read_bytes())
+    certificates.check_service_files(own)
+    (folder / "notes").write_bytes((tmp_path / "second" / "ca-key.pem").read_bytes())
+    with pytest.raises(ConfigError, match="notes' is the private key of the CA"):
+        certificates.check_service_files(own)
+    (folder / "notes").unlink()
+    as_own = {"tls_certificate": pki / "ca.pem", "tls_key": pki / "ca-key.pem", "tls_ca": pki / "ca.pem"}
+    with pytest.raises(ConfigError, match="is the private key of the CA"):
+        certificates.check_service_files(SecuritySection(**as_own))
+
+
+def test_the_key_of_the_authority_is_not_exported(pki, tmp_path):
+    for name, into in (("ca", tmp_path / "x"), ("broker", pki)):
+        with pytest.raises(InputError):
+            export(pki, name, into)
+    assert authority.read_info(pki / "broker.pem").server_roles == ("broker",)
