@@ -78,6 +78,29 @@ def _parse_json(line: str, where: str) -> dict:
     return value
 
 
+def _check_chat_template(model: Path | None, path: Path, prompts: list[Prompt]) -> None:
+    """Raise InputError for the first chat if the model, where its folder is on this host, cannot render any."""
+    chat = next((prompt for prompt in prompts if prompt.messages), None)
+    if chat is not None and model is not None and _lacks_chat_template(model):
+        raise InputError(
+            f"{path}: prompt '{chat.id}' has \"messages\", and the model in '{model}' has no chat template; "
+            'give "prompt", whose text is used as it stands, or a model with a template'
+        )
+
+
+def _lacks_chat_template(model: Path) -> bool:
+    """Whether the folder has a tokenizer of transformers, and no template in any of the places where that looks."""
+    if not (model / "tokenizer.json").is_file() or (model / "chat_template.jinja").is_file():
+        return False
+    if (model / "additional_chat_templates").is_dir():
+        return False
+    try:
+        settings = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False  # what is wrong with it the services say
+    return isinstance(settings, dict) and not settings.get("chat_template")
+
+
 class RunData:
     """The prompts of a run, read and checked: its training prompts pass by pass, and its evaluation sets.
 
@@ -103,6 +126,8 @@ class RunData:
             raise InputError("data.passes = 0 goes on until run.max_steps, which is not set: set either above 0")
         train = load_prompts(section.train, section.require_reference)
         sets = {name: load_prompts(path, section.require_reference) for name, path in section.evaluation.items()}
+        for path, prompts in ((section.train, train), *((section.evaluation[name], sets[name]) for name in sets)):
+            _check_chat_template(config.model.path, path, prompts)
         return cls(section, train, sets)
 
     def order(self, data_pass: int) -> list[int]:

@@ -1,6 +1,7 @@
 """Prompts in JSONL: what is accepted, and the sentence for each way of being wrong."""
 
 import io
+import json
 import sys
 from itertools import islice
 from pathlib import Path
@@ -177,3 +178,33 @@ def test_a_broken_data_section_is_one_sentence(write, section, sentence):
     with pytest.raises(Exception) as error:
         RunData.load(load_config("data", DataSection, path))
     assert sentence in str(error.value)
+
+
+def _model(folder: Path, **settings: object) -> Path:
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.mark.parametrize("chats", ["train", "evaluation"])
+def test_chats_for_a_model_without_chat_template_are_refused_before_anything_starts(write, tmp_path, chats):
+    lines = dict.fromkeys(("train", "evaluation"), '{"prompt": "a", "gt_answer": "1"}\n')
+    lines[chats] += '{"messages": {"role": "user", "content": "a"}, "gt_answer": "1"}\n'
+    files = {name: write(f"{name}.jsonl", text) for name, text in lines.items()}
+
+    def load(model: Path) -> RunData:
+        data = f"train = '{files['train']}'\nevaluation.heldout = '{files['evaluation']}'"
+        run_file = write("run.toml", f"[model]\npath = '{model}'\n[data]\n{data}")
+        return RunData.load(load_config("data", DataSection, run_file))
+
+    bare = _model(tmp_path / "bare", chat_template=None)
+    with pytest.raises(InputError) as error:
+        load(bare)
+    assert str(error.value).startswith(
+        f"{files[chats]}: prompt 'line-2' has \"messages\", and the model in '{bare}' has no chat template; give"
+    )
+    load(_model(tmp_path / "config", chat_template="{{ messages }}"))
+    load(tmp_path / "on another host")
+    (bare / "chat_template.jinja").write_text("{{ messages }}")
+    load(bare)
