@@ -143,7 +143,7 @@ async def play(folder: Path, model: Path, rounds: int) -> dict[str, object]:
         files = {key.partition(".")[2]: value for key, value in tls(folder / "pki", "operator").items()}
         async with AsyncClient(**live.addresses, security=SecuritySection(**files)) as client:
             await serving(live, client)
-            live.attach()
+            live.attach(checkout())
             await made(live, client)
             story = Story(live, client)
             try:

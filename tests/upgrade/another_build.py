@@ -1,4 +1,4 @@
-"""Another build of the services than the checkout's: a copy with a version of its own.
+"""Another build of the services than the checkout's: a copy with a version of its own, and a key that is new in it.
 
 A build is a folder that comes first on PYTHONPATH, in the service's own environment: what a package manager or a
 container would bring, without its dependencies.
@@ -6,6 +6,8 @@ container would bring, without its dependencies.
 
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,11 @@ _SOURCES = (
     "protos/python/quartet",
     "services/common/quartet_common",
     *(f"services/{kind}/quartet_{kind}" for kind in ("broker", "reward", "rollout", "trainer")),
+)
+# A key of sampling that the checkout does not have: in the contract, and in the run file with a default.
+_NEW_KEYS = (
+    ("protos/quartet/v1/experience.proto", "message SamplingParams {", "  optional float next_key = 1000;"),
+    ("quartet_common/config.py", '    """How completions are drawn; unset keys', "    next_key: float = 0.5"),
 )
 _VERSION = re.compile(r'^__version__ = "(.+)"$', re.MULTILINE)
 
@@ -52,7 +59,19 @@ def next_build(folder: Path) -> Build:
         if module.exists():
             module.write_text(_VERSION.sub(f'__version__ = "{build.version}"', module.read_text()))
     assert _version_in(folder / "quartet_common") == build.version
+    shutil.copytree(ROOT / "protos" / "quartet", folder / "protos" / "quartet")
+    shutil.copy(ROOT / "protos" / "generate.sh", folder / "protos")
+    for name, after, line in _NEW_KEYS:
+        _insert(folder / name, after, line)
+    subprocess.run(["bash", folder / "protos" / "generate.sh", sys.executable, folder], check=True, timeout=120)
     return build
+
+
+def _insert(file: Path, after: str, line: str) -> None:
+    """Insert a line after the one that begins so."""
+    lines = file.read_text().splitlines()
+    (place,) = [number for number, each in enumerate(lines) if each.startswith(after)]
+    file.write_text("\n".join([*lines[: place + 1], line, *lines[place + 1 :], ""]))
 
 
 def _version_in(package: Path) -> str:

@@ -111,10 +111,10 @@ class LiveRun:
         command = [str(ENVIRONMENTS / kind / "bin" / "python"), "-m", f"quartet_{kind}", *self._of(kind)]
         self._start(kind, command, build.environment())
 
-    def attach(self) -> None:
-        """Start `quartet run --attach`: it makes the run, feeds it, and shows it."""
+    def attach(self, build: Build) -> None:
+        """Start `quartet run --attach`: it makes the run or finds it, feeds it, and shows it."""
         command = [str(ENVIRONMENTS / "client" / "bin" / "quartet"), "run", "--attach", "--plain", *self._of("client")]
-        self._start("client", command, {})
+        self._start("client", command, build.environment())
 
     def audit(self) -> subprocess.CompletedProcess:
         """Run `quartet audit`."""

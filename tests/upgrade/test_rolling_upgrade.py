@@ -1,6 +1,7 @@
 """Each service of a run that goes on is stopped, and started as another build; nothing is lost or done twice."""
 
 import asyncio
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from quartet_common.errors import AWAY
 
 pytestmark = pytest.mark.timeout(900)
 SECONDS = 300.0  # for anything that is waited for
+SHOWN = re.compile(r"^step \d", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +110,7 @@ async def upgrade(live: LiveRun, before: Build, after: Build) -> None:
     async with AsyncClient(**live.addresses) as client:
         for kind in KINDS:
             await told(live, client, kind, before)
-        live.attach()
+        live.attach(before)
         await made(live, client)
         await steps(live, client, 2)
         asker = Asker(client)
@@ -117,6 +119,8 @@ async def upgrade(live: LiveRun, before: Build, after: Build) -> None:
             assert await asyncio.to_thread(live.stop, kind) == 0, live.logs()
             live.start(kind, after)
             await told(live, client, kind, after)
+            # The client was upgraded first, and again it asks for the run with a key that the run was made without.
+            await attach_again(live, after)
             answered = len(asker.answers)
             step = await steps(live, client, 2)
             while len(asker.answers) == answered and not asking.done():
@@ -125,6 +129,7 @@ async def upgrade(live: LiveRun, before: Build, after: Build) -> None:
                 asking.result()  # what ended it is the reason to fail
         asker.stop()
         await asyncio.wait_for(asking, SECONDS)
+        await attach_again(live, before)
         # The feeder is told to leave, as by a person; then the run's prompts end, and all that were put in are trained.
         assert await asyncio.to_thread(live.stop, "client", signal.SIGINT) == 130
         await client.end_prompts(RUN)
@@ -143,6 +148,17 @@ async def upgrade(live: LiveRun, before: Build, after: Build) -> None:
     assert f"{stats.committed} exactly once, 0 lost, 0 twice, 0 stuck" in audit.stdout
     for name in ("client", *KINDS):
         assert "Traceback" not in live.log(name), live.log(name)[-3000:]
+
+
+async def attach_again(live: LiveRun, build: Build) -> None:
+    """End the client as a person does; one of a build takes its place, and is shown what the run does."""
+    assert await asyncio.to_thread(live.stop, "client", signal.SIGINT) == 130, live.log("client")[-3000:]
+    before = len(live.log("client"))
+    live.attach(build)
+    async with asyncio.timeout(SECONDS):
+        while not SHOWN.search(live.log("client"), before):
+            live.must_run()
+            await asyncio.sleep(0.1)
 
 
 async def made(live: LiveRun, client: AsyncClient) -> None:

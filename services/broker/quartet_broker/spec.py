@@ -1,48 +1,90 @@
 """A run's specification: its checks, its defaults, and what of it the scripts need."""
 
 from google.protobuf.duration_pb2 import Duration
-from quartet.v1 import broker_pb2
+from google.protobuf.message import Message
+from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_broker import validation
 from quartet_broker.config import BrokerSection
 from quartet_broker.store import Value
-from quartet_common.durations import to_duration, to_seconds
+from quartet_common.config import EnvironmentSection, RunSection
+from quartet_common.durations import to_seconds
 from quartet_common.errors import invalid_argument
+from quartet_common.run_spec import environment_spec, run_spec
 
 _LONGEST_SECONDS = 366 * 86400.0
 
 
-def complete(given: broker_pb2.RunSpec) -> broker_pb2.RunSpec:
-    """Return the specification with defaults filled in. Raises INVALID_ARGUMENT naming the field."""
+def _run_file_defaults() -> broker_pb2.RunSpec:
+    defaults = run_spec(RunSection())
+    # What these are where nobody says depends on something else: see `with_defaults` and the comments of the contract.
+    for field in ("run_id", "verifiers", "evaluation_sampling"):
+        defaults.ClearField(field)
+    defaults.sampling.ClearField("max_new_tokens")
+    return defaults
+
+
+_DEFAULTS = _run_file_defaults()
+_ENVIRONMENT = environment_spec(EnvironmentSection())
+
+
+def with_defaults(given: broker_pb2.RunSpec) -> broker_pb2.RunSpec:
+    """Return a specification in which every field that was not set has the value that this stands for.
+
+    The defaults are those of the run file: a key that is new in a release has its default here too, and a run
+    that an earlier release made compares equal to what the same run file asks for today.
+    """
     spec = broker_pb2.RunSpec()
     spec.CopyFrom(given)
-    validation.name("spec.run_id", spec.run_id)
-    _default(spec, "group_size", 8, most=1024)
-    _default(spec, "groups_per_step", 16, most=1 << 20)
-    _default(spec, "max_deliveries", 5, most=1 << 20)
-    _default(spec, "max_queued_prompts", 4096)
-    _default(spec, "max_experience_bytes", 1 << 30)
-    if not spec.HasField("max_staleness"):
-        spec.max_staleness = 4
-    validation.integer("spec.max_staleness", spec.max_staleness, 0)
-    validation.integer("spec.max_steps", spec.max_steps, 0)
-    validation.integer("spec.max_prompt_tokens", spec.max_prompt_tokens, 0)
-    spec.lease_order = _choice(broker_pb2.LeaseOrder, "lease_order", spec.lease_order, broker_pb2.LEASE_ORDER_FIFO)
-    spec.partial_batch = _choice(
-        broker_pb2.PartialBatchPolicy, "partial_batch", spec.partial_batch, broker_pb2.PARTIAL_BATCH_POLICY_DROP
-    )
-    spec.long_prompts = _choice(
-        broker_pb2.LongPromptPolicy, "long_prompts", spec.long_prompts, broker_pb2.LONG_PROMPT_POLICY_REFUSE
-    )
-    for field, seconds in (("prompt_lease_ttl", 60.0), ("member_ttl", 15.0), ("result_ttl", 3600.0)):
-        _default_duration(spec, field, seconds)
-    validation.sampling("spec.sampling", spec.sampling)
-    validation.sampling("spec.evaluation_sampling", spec.evaluation_sampling)
+    _fill(spec, _DEFAULTS)
     spec.sampling.n = spec.sampling.n or spec.group_size
     spec.evaluation_sampling.n = spec.evaluation_sampling.n or 1
-    for field, value in (("temperature", 1.0), ("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
-        if not spec.sampling.HasField(field):
-            setattr(spec.sampling, field, value)
+    _fill(spec.evaluation_sampling, spec.sampling)
+    if spec.HasField("environment"):
+        _fill(spec.environment, _ENVIRONMENT)
+    if spec.HasField("temperature_schedule"):
+        spec.temperature_schedule.curve = spec.temperature_schedule.curve or experience_pb2.TEMPERATURE_CURVE_STEP
+    for verifier in spec.verifiers:
+        verifier.weight = verifier.weight or 1.0
+    return spec
+
+
+def _fill(message: Message, defaults: Message) -> None:
+    """Set what is not set in a message: to be unset is to be empty, or 0 in a field without presence."""
+    for field, default in defaults.ListFields():
+        value = getattr(message, field.name)
+        if field.message_type is None and not field.is_repeated:
+            if not (message.HasField(field.name) if field.has_presence else value):
+                setattr(message, field.name, default)
+        elif field.is_repeated:
+            if not value:
+                value.extend(default)
+        elif value == type(value)():
+            value.CopyFrom(default)
+        elif not isinstance(value, Duration):
+            _fill(value, default)
+
+
+def complete(given: broker_pb2.RunSpec) -> broker_pb2.RunSpec:
+    """Return the specification with defaults filled in. Raises INVALID_ARGUMENT naming the field."""
+    spec = with_defaults(given)
+    validation.name("spec.run_id", spec.run_id)
+    validation.integer("spec.group_size", spec.group_size, 1, 1024)
+    for field in ("groups_per_step", "max_deliveries"):
+        validation.integer(f"spec.{field}", getattr(spec, field), 1, 1 << 20)
+    for field in ("max_queued_prompts", "max_experience_bytes"):
+        validation.integer(f"spec.{field}", getattr(spec, field), 1)
+    for field in ("max_staleness", "max_steps", "max_prompt_tokens"):
+        validation.integer(f"spec.{field}", getattr(spec, field), 0)
+    _check_choice(broker_pb2.LeaseOrder, "lease_order", spec.lease_order)
+    _check_choice(broker_pb2.PartialBatchPolicy, "partial_batch", spec.partial_batch)
+    _check_choice(broker_pb2.LongPromptPolicy, "long_prompts", spec.long_prompts)
+    for field in ("prompt_lease_ttl", "member_ttl", "result_ttl"):
+        seconds = to_seconds(getattr(spec, field))
+        if not 0.001 <= seconds <= _LONGEST_SECONDS:
+            raise invalid_argument(f"spec.{field}", came=f"{seconds:g} s", allowed="1 ms to 366 days")
+    validation.sampling("spec.sampling", spec.sampling)
+    validation.sampling("spec.evaluation_sampling", spec.evaluation_sampling)
     validation.environment("spec.environment", spec.environment)
     if spec.HasField("temperature_schedule"):
         validation.temperature_schedule("spec.temperature_schedule", spec.temperature_schedule)
@@ -51,26 +93,14 @@ def complete(given: broker_pb2.RunSpec) -> broker_pb2.RunSpec:
     return spec
 
 
-def _default(spec: broker_pb2.RunSpec, field: str, value: int, most: int = validation.MAX_INTEGER) -> None:
-    setattr(spec, field, validation.integer(f"spec.{field}", getattr(spec, field) or value, 1, most))
-
-
-def _default_duration(spec: broker_pb2.RunSpec, field: str, seconds: float) -> None:
-    duration: Duration = getattr(spec, field)
-    if duration == Duration():
-        duration.CopyFrom(to_duration(seconds))
-    if not 0.001 <= to_seconds(duration) <= _LONGEST_SECONDS:
-        raise invalid_argument(f"spec.{field}", came=f"{to_seconds(duration):g} s", allowed="1 ms to 366 days")
-
-
-def _choice(kind, field: str, value: int, default: int) -> int:
+def _check_choice(kind, field: str, value: int) -> None:
     if value not in kind.values():
         raise invalid_argument(f"spec.{field}", came=value, allowed=", ".join(kind.keys()[1:]))
-    return value or default
 
 
 def first_difference(stands: broker_pb2.RunSpec, asked: broker_pb2.RunSpec) -> str | None:
-    """Return a sentence about the first field in which two complete specifications differ, or None."""
+    """Return a sentence about the first field in which two specifications differ, or None; unset is the default."""
+    stands, asked = with_defaults(stands), with_defaults(asked)
     for field in broker_pb2.RunSpec.DESCRIPTOR.fields:
         old, new = getattr(stands, field.name), getattr(asked, field.name)
         if old != new:

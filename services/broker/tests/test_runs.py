@@ -12,7 +12,10 @@ from quartet.v1 import experience_pb2
 from world import EVALUATE, SERVE, World, instance
 
 from quartet_broker import keys, runs
+from quartet_broker.spec import with_defaults
+from quartet_common.config import EnvironmentSection, RunSection, VerifierSection
 from quartet_common.durations import to_duration
+from quartet_common.run_spec import run_spec
 
 
 async def refusal(call) -> tuple[grpc.StatusCode, str]:
@@ -42,6 +45,34 @@ async def test_making_a_run_again_confirms_it_and_another_spec_is_refused(world)
     assert not again.created
     code, details = await refusal(world.create(group_size=5))
     assert code == grpc.StatusCode.ALREADY_EXISTS and "group_size is 4, asked for 5" in details
+
+
+async def test_a_run_of_an_earlier_release_is_confirmed_whatever_defaults_are_said_today(world):
+    """It stored no key that it did not have; a client sends keys at their defaults, or leaves them out."""
+    section = RunSection(id=world.run_id, verifiers=[VerifierSection(name="boxed")], environment=EnvironmentSection())
+    said, earlier = run_spec(section), pb.RunSpec(run_id=world.run_id, verifiers=[{"name": "boxed"}], environment={})
+    earlier.sampling.max_new_tokens = said.sampling.max_new_tokens
+    await world.stub.CreateRun(pb.CreateRunRequest(spec=earlier))
+    await world.redis.hset(keys.run(world.run_id), "spec", earlier.SerializeToString())
+    for spec in (said, earlier):
+        assert not (await world.stub.CreateRun(pb.CreateRunRequest(spec=spec))).created
+    for field, value in (("min_p", 0.1), ("top_k", 5), ("temperature", 0.0), ("seed", 0)):
+        other = run_spec(section)
+        setattr(other.sampling, field, value)
+        code, details = await refusal(world.stub.CreateRun(pb.CreateRunRequest(spec=other)))
+        assert code == grpc.StatusCode.ALREADY_EXISTS and "sampling is" in details and field in details
+
+
+def test_every_scalar_of_a_specification_that_is_unset_or_at_its_default_is_the_same():
+    """Of each field that can tell unset from zero the run file has the default, or nothing stands for it."""
+    said = with_defaults(run_spec(RunSection(environment=EnvironmentSection())))
+    without = {
+        (message.DESCRIPTOR.name, field.name)
+        for message in (said, said.sampling, said.evaluation_sampling, said.environment)
+        for field in message.DESCRIPTOR.fields
+        if field.message_type is None and field.has_presence and not message.HasField(field.name)
+    }
+    assert without == {("SamplingParams", "seed")}
 
 
 async def test_runs_are_listed_newest_first(world):

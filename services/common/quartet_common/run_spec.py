@@ -35,6 +35,8 @@ _CURVES = {
     "cosine": experience_pb2.TEMPERATURE_CURVE_COSINE,
 }
 _COLOSSALCHAT_LAST = 0.9
+# Sent whatever their values: brokers of the first release compare a run's specification as it was sent.
+_ALWAYS_SENT = frozenset({"n", "temperature", "top_p", "top_k", "min_p", "max_new_tokens"})
 
 
 def run_spec(run: RunSection) -> broker_pb2.RunSpec:
@@ -55,8 +57,8 @@ def run_spec(run: RunSection) -> broker_pb2.RunSpec:
         member_ttl=to_duration(run.member_ttl),
         result_ttl=to_duration(run.result_ttl),
         max_steps=run.max_steps,
-        sampling=sampling_params(run.sampling),
-        evaluation_sampling=sampling_params(evaluation),
+        sampling=_sampling_params(run.sampling, SamplingSection()),
+        evaluation_sampling=_sampling_params(evaluation, run.sampling),
         verifiers=[verifier_spec(verifier) for verifier in run.verifiers],
         system_prompt=run.system_prompt,
         max_prompt_tokens=run.max_prompt_tokens,
@@ -68,9 +70,14 @@ def run_spec(run: RunSection) -> broker_pb2.RunSpec:
     )
 
 
-def sampling_params(sampling: SamplingSection) -> experience_pb2.SamplingParams:
-    """Return the sampling parameters with every field set."""
-    return experience_pb2.SamplingParams(**sampling.model_dump(exclude_none=True))
+def _sampling_params(sampling: SamplingSection, unset: SamplingSection) -> experience_pb2.SamplingParams:
+    """Return the sampling parameters. Of the keys that came after the first release only those are set that say
+    something else than `unset`, the values that an unset field stands for: whoever does not have the key yet is asked
+    for nothing new."""
+    fields = sampling.model_dump(exclude_none=True)
+    return experience_pb2.SamplingParams(
+        **{key: value for key, value in fields.items() if key in _ALWAYS_SENT or value != getattr(unset, key)}
+    )
 
 
 def verifier_spec(verifier: VerifierSection) -> reward_pb2.VerifierSpec:
@@ -81,7 +88,11 @@ def verifier_spec(verifier: VerifierSection) -> reward_pb2.VerifierSpec:
 
 
 def environment_spec(environment: EnvironmentSection) -> experience_pb2.EnvironmentSpec:
-    """Return the environment's choice with its parameters as a Struct."""
+    """Return the environment's choice with its parameters as a Struct.
+
+    A key that comes later is to be set only where it is not at its default: the content of a prompt that a run has, by
+    which it is recognised when it is submitted again, must not change with a release.
+    """
     spec = experience_pb2.EnvironmentSpec(
         name=environment.name,
         max_turns=environment.max_turns,

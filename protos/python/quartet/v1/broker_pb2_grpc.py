@@ -187,7 +187,7 @@ class BrokerServiceServicer:
     """
 
     def CreateRun(self, request, context):
-        """CreateRun makes a run, or confirms that it stands with the same specification.
+        """CreateRun makes a run, or confirms that it stands with the same specification. An unset field equals its default.
 
         Called by: clients. Idempotent; safe to retry. Errors: ALREADY_EXISTS when a run of that id has another
         specification (the message names the first field that differs).
