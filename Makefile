@@ -39,7 +39,7 @@ bench:
 	@$(DEV)/python benchmarks/run.py $(BENCHMARKS)
 
 chaos:
-	@$(ENVIRONMENTS) broker reward dev
+	@$(ENVIRONMENTS) broker reward dev $(if $(findstring --signals,$(CHAOS)),rollout trainer client)
 	@$(DEV)/python tests/chaos/run.py $(CHAOS)
 
 resume:

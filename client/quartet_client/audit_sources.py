@@ -78,7 +78,7 @@ async def fetch_books(client: AsyncClient, run_id: str) -> Books | None:
     summary: broker_pb2.AuditSummary | None = None
     try:
         before = await client.run(run_id)
-        with quartet_errors(f"broker at {client.connections.address('broker')}"):
+        async with quartet_errors(client.connections.peer("broker")):
             async for part in stub.AuditRun(broker_pb2.AuditRunRequest(run_id=run_id), timeout=_SECONDS):
                 for record in part.page.instances:
                     places[record.instance_id] = Place(enum_name(broker_pb2.GroupState, record.state), record.step)

@@ -9,6 +9,7 @@ from quartet_client.errors import QuartetError, quartet_errors
 from quartet_client.types import enum_name
 from quartet_common.channel import connect
 from quartet_common.config import AddressesSection, SecuritySection
+from quartet_common.diagnosis import Peer
 from quartet_common.handshake import handshake
 
 _STUBS = {
@@ -34,6 +35,10 @@ class Connections:
         """Return the configured address of a service."""
         return getattr(self.addresses, kind)
 
+    def peer(self, kind: str, address: str | None = None) -> Peer:
+        """Return who is called, for what is said of failures."""
+        return Peer(kind, address or self.address(kind), self._security)
+
     def channel(self, kind: str, address: str) -> grpc.aio.Channel:
         """Return the channel to a service at an address."""
         if (kind, address) not in self._channels:
@@ -54,7 +59,7 @@ class Connections:
         return _STUBS[kind](channel)
 
     async def _introduce(self, kind: str, address: str, channel: grpc.aio.Channel) -> None:
-        with quartet_errors(f"{kind} at {address}"):
+        async with quartet_errors(self.peer(kind, address)):
             answer = await handshake(channel, common_pb2.SERVICE_KIND_CLIENT, timeout=self.timeout)
         came = enum_name(common_pb2.ServiceKind, answer.service)
         if came != kind:
@@ -65,7 +70,7 @@ class Connections:
     ) -> Any:
         """Call a unary RPC with a deadline (seconds; 0: the client's own). Raises QuartetError."""
         stub = await self.stub(kind, address)
-        with quartet_errors(f"{kind} at {address or self.address(kind)}"):
+        async with quartet_errors(self.peer(kind, address)):
             return await getattr(stub, method)(request, timeout=timeout or self.timeout)
 
     async def close(self) -> None:

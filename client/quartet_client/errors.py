@@ -1,11 +1,12 @@
 """What goes wrong, in one sentence each."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import grpc
 
-from quartet_common.errors import ContractError, describe, retry_delay
+from quartet_common.diagnosis import Peer
+from quartet_common.errors import ContractError, retry_delay
 
 # Codes that say "what you asked cannot be done as you asked it"; the others say "it was tried and failed".
 _REFUSALS = frozenset(
@@ -45,21 +46,12 @@ class InputError(QuartetError):
     """Something given by the caller cannot be used: a file, a line, a field."""
 
 
-def _sentence(error: grpc.RpcError, peer: str) -> str:
-    code = error.code() if hasattr(error, "code") else None
-    if code is grpc.StatusCode.UNAVAILABLE and "connect" in ((error.details() or "").lower()):
-        return f"{peer} cannot be reached; is it running, and is its address right?"
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return f"{peer} did not answer in time"
-    return describe(error)
-
-
-@contextmanager
-def quartet_errors(peer: str) -> Iterator[None]:
-    """Turn errors of calls to `peer` (e.g. "broker at 127.0.0.1:7101") into QuartetError."""
+@asynccontextmanager
+async def quartet_errors(peer: Peer) -> AsyncIterator[None]:
+    """Turn errors of calls to `peer` into QuartetError."""
     try:
         yield
     except ContractError as error:
         raise QuartetError(error.message, error.code) from error
     except grpc.RpcError as error:
-        raise QuartetError(_sentence(error, peer), error.code(), retry_delay(error)) from error
+        raise QuartetError(await peer.explain_aside(error), error.code(), retry_delay(error)) from error

@@ -76,7 +76,7 @@ class _Feeder:
         self._report = FeedReport()
 
     async def feed(self) -> FeedReport:
-        run = await self._patiently(lambda: self._client.create_run(self._config.run), START_PATIENCE)
+        run = await self._patiently(lambda _: self._client.create_run(self._config.run), START_PATIENCE, "creation")
         if run is None:
             return self._ended("stop")
         if not run.active or run.prompts_ended:
@@ -106,21 +106,23 @@ class _Feeder:
                 return self._ended("stop")
             self._report.submitted += answer.accepted
             self._report.known += answer.duplicates
-        await self._patiently(lambda: self._client.end_prompts(run.run_id), PATIENCE)
+        await self._patiently(lambda _: self._client.end_prompts(run.run_id), PATIENCE, "end of the prompts")
         return self._ended("stop" if self._stop.is_set() else "prompts")
 
     async def _submit(self, run: Run, batch: list, evaluation_set: str = ""):
         connections = self._client.connections
         return await self._patiently(
-            lambda: submit_batch(connections, run.run_id, batch, evaluation_set, stop=self._stop), PATIENCE
+            lambda outage: submit_batch(connections, run.run_id, batch, evaluation_set, stop=self._stop, outage=outage),
+            PATIENCE,
+            "prompts",
         )
 
-    async def _patiently(self, call: Callable[[], Awaitable[T]], patience: float) -> T | None:
+    async def _patiently(self, call: Callable[[Outage], Awaitable[T]], patience: float, what: str) -> T | None:
         """Return the call's result, made again while the broker is away; None if told to stop meanwhile."""
-        outage = Outage(patience, self._stop)
+        outage = Outage(patience, f"{what} of run '{self._config.run.id}'", self._stop)
         while not self._stop.is_set():
             try:
-                return await call()
+                return await call(outage)
             except QuartetError as error:
                 await outage.ride_out(error)
         return None

@@ -34,7 +34,7 @@ async def service_status(connections: Connections, kind: str) -> ServiceStatus:
     address = connections.address(kind)
     channel = connections.channel(kind, address)
     try:
-        with quartet_errors(f"{kind} at {address}"):
+        async with quartet_errors(connections.peer(kind)):
             health = await _health(channel)
             hello = await handshake(channel, common_pb2.SERVICE_KIND_CLIENT, timeout=_PATIENCE)
         details, error = await _details(connections, kind), ""

@@ -19,13 +19,20 @@ _PATIENCE = 60.0  # seconds that a broker may be away
 
 async def _messages(connections: Connections, method: str, request, seconds: float) -> AsyncGenerator:
     stub = await connections.stub("broker")
-    with quartet_errors(f"broker at {connections.address('broker')}"):
+    async with quartet_errors(connections.peer("broker")):
         call = getattr(stub, method)(request, timeout=seconds)
         try:
             async for message in call:
                 yield message
         finally:
             call.cancel()
+
+
+async def _end_outage(connections: Connections, run_id: str, outage: Outage) -> None:
+    """After a failure: ask for the run. Its answer ends the outage, as a stream may have nothing to say for long."""
+    if outage.seconds:
+        await connections.call("broker", "GetRun", broker_pb2.GetRunRequest(run_id=run_id))
+        outage.over()
 
 
 async def collect_results(
@@ -43,7 +50,7 @@ async def collect_results(
 async def _collect_run(
     connections: Connections, run_id: str, pending: dict[str, None], timeout: float
 ) -> AsyncGenerator[Group, None]:
-    outage = Outage(_PATIENCE)
+    outage = Outage(_PATIENCE, f"results of run '{run_id}'")
     loop = asyncio.get_running_loop()
     total, deadline = len(pending), loop.time() + timeout
     while pending:
@@ -53,8 +60,8 @@ async def _collect_run(
         if left <= 0:
             raise await _no_results(connections, run_id, total, len(pending), timeout)
         try:
+            await _end_outage(connections, run_id, outage)
             async for message in _messages(connections, "CollectResults", request, min(left, _STREAM_SECONDS)):
-                outage.over()
                 deadline = loop.time() + timeout
                 if pending.pop(message.instance_id, "unknown") == "unknown":
                     continue  # sent before a break
@@ -82,12 +89,12 @@ async def _no_results(connections: Connections, run_id: str, total: int, missing
 
 async def watch_run(connections: Connections, run_id: str, after: str) -> AsyncGenerator[RunEvent, None]:
     """Yield a run's events; see AsyncClient.watch."""
-    outage = Outage(_PATIENCE)
+    outage = Outage(_PATIENCE, f"events of run '{run_id}'")
     while True:
         request = broker_pb2.WatchRunRequest(run_id=run_id, after_event_id=after)
         try:
+            await _end_outage(connections, run_id, outage)
             async for message in _messages(connections, "WatchRun", request, _STREAM_SECONDS):
-                outage.over()
                 event = RunEvent.from_proto(run_id, message.event)
                 after = event.event_id
                 yield event

@@ -9,7 +9,7 @@ from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_client.connections import Connections
 from quartet_client.errors import QuartetError
-from quartet_client.outage import wait_for
+from quartet_client.outage import Outage, wait_for
 from quartet_common import tracing
 
 MAX_INSTANCES = 256  # of a call; the contract allows 1024, smaller calls find room in the queue sooner
@@ -42,12 +42,14 @@ async def submit_batch(
     *,
     deadline: float | None = None,
     stop: asyncio.Event | None = None,
+    outage: Outage | None = None,
 ) -> broker_pb2.SubmitPromptsResponse | None:
     """Submit one call's instances, waiting while the queue is full.
 
     Args:
         deadline: loop time until which it waits for room; None: as long as it takes.
         stop: set it to give up.
+        outage: of the broker; over when it says that the queue is full.
 
     Returns:
         The broker's answer; None if `stop` was set first.
@@ -65,6 +67,8 @@ async def submit_batch(
         except QuartetError as error:
             if error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise
+            if outage is not None:
+                outage.over()
             pause = error.retry_after or DEFAULT_RETRY
             if deadline is not None and loop.time() + pause > deadline:
                 raise

@@ -36,6 +36,7 @@ class SmallBroker(broker_pb2_grpc.BrokerServiceServicer):
         self.requeued: list[str] = []
         self.room_made = 0  # what a trainer consumed
         self.drop_stream_after = 0  # cut the next CollectResults after that many messages
+        self.watchers = 0  # streams of WatchRun that were opened
         self._changed = asyncio.Condition()
 
     def _run(self, run_id: str) -> broker_pb2.Run:
@@ -154,6 +155,7 @@ class SmallBroker(broker_pb2_grpc.BrokerServiceServicer):
 
     async def WatchRun(self, request, context):  # noqa: N802
         self._run(request.run_id)
+        self.watchers += 1
         position = int(request.after_event_id or 0)
         while True:
             async with self._changed:

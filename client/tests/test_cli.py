@@ -202,7 +202,7 @@ def test_dry_run_says_what_would_run_and_touches_nothing(services, quartet, run_
         (["run", "gone.toml"], "run file: cannot read 'gone.toml': no such file or directory"),
         (["run", "RUN", "--set", "run.grup_size=4"], "unknown key run.grup_size in RUN: did you mean 'group_size'?"),
         (["run", "RUN", "--set", "data.train=gone.jsonl", "--attach"], "cannot read 'gone.jsonl'"),
-        (["run", "RUN", "--attach", "--wait", "0", "--broker", "NOWHERE"], "broker at NOWHERE cannot be reached"),
+        (["run", "RUN", "--attach", "--wait", "0", "--broker", "NOWHERE"], "broker at NOWHERE: nothing listens there"),
         (["runs", "list", "--broker", "nonsense"], "an address is host:port"),
         (["watch", "gone"], "run 'gone' does not exist"),
         (["submit", "gone.jsonl"], "cannot read 'gone.jsonl'"),

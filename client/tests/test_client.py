@@ -201,7 +201,7 @@ async def test_bad_arguments_are_one_sentence_each(services, nowhere):
 
 async def test_a_service_that_is_not_there_or_another_one(services, nowhere):
     async with AsyncClient(nowhere) as client:
-        with pytest.raises(QuartetError, match=f"broker at {nowhere} cannot be reached") as error:
+        with pytest.raises(QuartetError, match=f"broker at {nowhere}: nothing listens there") as error:
             await client.runs()
         assert error.value.exit_code == 2
     async with AsyncClient(services.addresses["reward"]) as client:

@@ -1,10 +1,11 @@
 """`make chaos`: kill everything, lose nothing.
 
     .quartet/envs/dev/bin/python tests/chaos/run.py [--seed 7] [--groups 300] [--faults 20] [--processes | --network]
+    .quartet/envs/dev/bin/python tests/chaos/run.py --signals [--seed 7] [--faults 40] [--seeds 3]
 
 First the processes are killed and stopped; then, half as long, the network between them is cut. Each form prints a
 line per fault, a table, and what `quartet audit` says. Results go to `.quartet/results/chaos.json`, logs to
-`.quartet/chaos`.
+`.quartet/chaos`. `--signals` is another form, of its own: a whole `quartet run`, once for each seed.
 Exit status: 0 if each group was trained exactly once in each form that ran, else 1.
 """
 
@@ -21,6 +22,7 @@ from typing import Any
 
 import chaos
 import network
+import signals
 from schedule import NETWORK_DECK, PROCESS_DECK, draw
 from town import Plan
 
@@ -35,6 +37,8 @@ def main() -> int:
     arguments = _arguments()
     if network.inside():
         return _run("network", arguments)
+    if arguments.form == "signals":
+        return _signals(arguments)
     results: dict[str, Any] = {}
     if arguments.form != "network":
         _run("processes", arguments)
@@ -54,18 +58,39 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Kill everything, lose nothing.")
     parser.add_argument("--seed", type=int, default=1, help="of the schedule; same seed, same faults (default: 1)")
     parser.add_argument("--groups", type=int, default=5000, help="prompt groups to be trained (default: 5000)")
-    parser.add_argument("--faults", type=int, default=200, help="faults to be done (default: 200)")
+    parser.add_argument("--faults", type=int, help="faults to be done (default: 200; of --signals 40)")
     parser.add_argument("--limit", type=float, default=1200, help="seconds that a form may take (default: 1200)")
     parser.add_argument("--folder", type=Path, default=ROOT / ".quartet" / "chaos", help="for data and logs")
     parser.add_argument("--results", type=Path, default=ROOT / ".quartet" / "results" / "chaos.json")
     only = parser.add_mutually_exclusive_group()
-    for form in FORMS:
+    parser.add_argument("--seeds", type=int, default=3, help="runs of --signals, from --seed on (default: 3)")
+    for form in (*FORMS, "signals"):
         only.add_argument(f"--{form}", dest="form", action="store_const", const=form, help=f"the {form} form alone")
     arguments = parser.parse_args()
-    if arguments.groups < 10 * arguments.faults:
+    arguments.faults = arguments.faults or (40 if arguments.form == "signals" else 200)
+    if arguments.form != "signals" and arguments.groups < 10 * arguments.faults:
         # Each fault is to hit a system that has committed something since the one before.
         parser.error(f"--faults: got {arguments.faults}; allowed: a tenth of --groups, {arguments.groups // 10}")
     return arguments
+
+
+def _signals(arguments: argparse.Namespace) -> int:
+    """Do a `quartet run` under signals for each seed; return the exit status."""
+    lines, right = [], True
+    for seed in range(arguments.seed, arguments.seed + arguments.seeds):
+        folder = arguments.folder / f"signals-{seed}"
+        shutil.rmtree(folder, ignore_errors=True)
+        print(
+            f"\nquartet run under {arguments.faults} signals, seed {seed}; in {os.path.relpath(folder)}\n", flush=True
+        )
+        report = asyncio.run(signals.run(folder, seed, arguments.faults, functools.partial(print, flush=True)))
+        (folder / "report.json").write_text(json.dumps(report.to_json(), indent=1) + "\n")
+        if not report.right:
+            print(f"\n{signals.explain(report, folder)}\n")
+        right = right and report.right
+        lines.append(report.line())
+    print("", *lines, sep="\n")
+    return 0 if right else 1
 
 
 def _network(arguments: argparse.Namespace, share: int) -> dict[str, Any]:

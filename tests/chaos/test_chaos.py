@@ -3,9 +3,15 @@
 The short form of `make chaos` (docs/chaos.md), and its controls: the same run with one protective thing left out.
 """
 
+import asyncio
+import functools
+
 import pytest
-from conftest import FAULTS, GROUPS, NETWORK_FAULTS, NETWORK_GROUPS, Runs
+import signals
+from conftest import FAULTS, GROUPS, NETWORK_FAULTS, NETWORK_GROUPS, SEED, Runs
 from schedule import NETWORK_DECK, POINTS, PROCESS_DECK, draw, family
+
+SIGNALS = 8
 
 pytestmark = pytest.mark.timeout(380)
 
@@ -51,6 +57,12 @@ def test_a_cut_network_loses_nothing_and_trains_nothing_twice(runs: Runs):
     status, output = runs.network
     assert status == 0, output
     assert f"{NETWORK_GROUPS} exactly once, 0 lost, 0 twice, 0 stuck ({NETWORK_FAULTS} of" in output
+
+
+@pytest.mark.slow
+def test_a_whole_run_survives_signals_to_all_of_its_processes(tmp_path):
+    report = asyncio.run(signals.run(tmp_path / "run", SEED, SIGNALS, functools.partial(print, flush=True)))
+    assert report.right, signals.explain(report, tmp_path / "run")
 
 
 def test_a_seed_gives_one_schedule():

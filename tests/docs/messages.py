@@ -45,6 +45,8 @@ PROGRAMMERS = (
     "RuntimeError",
     "KeyError",
 )
+RETURNING = ("diagnosis.py",)
+"""Modules whose functions return messages."""
 ENDINGS = ("Error", "Failed", "Refused", "Failure")
 LEAST_LETTERS = 8
 """A template with fewer letters says nothing of itself: it passes on the words of another message."""
@@ -101,6 +103,9 @@ def _of(path: Path) -> Iterator[tuple[int, str]]:
     tree = ast.parse(path.read_text())
     named = _named_texts(tree)
     for node in ast.walk(tree):
+        if isinstance(node, ast.Return) and node.value is not None and path.name in RETURNING:
+            for template in texts(node.value, named):
+                yield node.lineno, template
         if not isinstance(node, ast.Call):
             continue
         name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")

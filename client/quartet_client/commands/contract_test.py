@@ -4,9 +4,11 @@ import importlib.util
 from pathlib import Path
 
 import click
+import grpc
 
-from quartet_client.errors import InputError, quartet_errors
+from quartet_client.errors import InputError, QuartetError
 from quartet_common.config import SecuritySection, validate_section
+from quartet_common.diagnosis import Peer
 
 _NEEDED = ("pytest", "numpy", "xxhash")
 
@@ -56,8 +58,9 @@ def contract_test(
     target = Target(kind, address, security, broker, run_id, end_token, ends)
     bench = Bench(target)
     try:
-        with quartet_errors(f"{kind} at {address}"):
-            answer = bench.introduce()
+        answer = bench.introduce()
+    except grpc.RpcError as error:
+        raise QuartetError(Peer(kind, address, security).explain(error), error.code()) from error
     except NotHere as reason:
         raise InputError(f"{reason}; check --service and --target") from None
     finally:

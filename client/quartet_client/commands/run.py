@@ -95,7 +95,7 @@ def _run_here(file: Path, overrides: tuple[str, ...], plain: bool) -> int:
 
 async def _until_there(client: AsyncClient, config: LoadedConfig[DataSection], patience: float, out: Console) -> None:
     """Wait for the broker, which may be started after this command. Raises QuartetError if it does not come."""
-    outage, told = Outage(patience), patience == 0
+    outage, told = Outage(patience, f"run '{config.run.id}'"), patience == 0
     while True:
         try:
             await client.create_run(config.run)

@@ -78,7 +78,7 @@ async def _last_step(client: AsyncClient) -> tuple[int, dict[str, float]]:
         if done < 1:
             return -1, {}
         stub = await client.connections.stub("trainer")
-        with quartet_errors("trainer"):
+        async with quartet_errors(client.connections.peer("trainer")):
             call = stub.WatchMetrics(trainer_pb2.WatchMetricsRequest(after_step=done - 2), timeout=_PATIENCE)
             answer = await call.read()
             call.cancel()

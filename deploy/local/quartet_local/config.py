@@ -9,7 +9,9 @@ class LauncherSection(Section):
     """[launcher]: how the services of one machine are started and kept."""
 
     restart: bool = Field(True, description="Start a service again that died while the run is under way.")
-    max_restarts: int = Field(3, ge=0, description="Restarts of one service after which the run is given up.")
+    max_restarts: int = Field(
+        3, ge=0, description="Restarts of one service without a new step of the run, after which the run is given up."
+    )
     start_timeout_seconds: float = Field(180.0, gt=0, description="Time for a service to become healthy.")
     plain: bool = Field(False, description="A line per step instead of a live picture.")
     embedded_redis_port: int = Field(

@@ -70,6 +70,7 @@ class Process:
         """Ask it to drain and end; a second call kills it."""
         if self.running and self._popen is not None:
             self._popen.send_signal(signal.SIGTERM)
+            self._popen.send_signal(signal.SIGCONT)  # a guard that was stopped passes nothing on
 
     async def stop(self, grace: float, hurry: asyncio.Event) -> None:
         """End it: SIGTERM, and SIGKILL to all that is left of it after `grace` seconds or once `hurry` is set."""

@@ -3,6 +3,7 @@
 import asyncio
 import fcntl
 import logging
+import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -49,6 +50,7 @@ def run(config_path: Path | str | None, overrides: Sequence[str] = (), plain: bo
     behind.
     """
     path = Path(config_path) if config_path is not None else None
+    launch: _Launch | None = None
     try:
         config = load_config("launcher", LauncherSection, path, overrides)
         data = RunData.load(config)
@@ -56,7 +58,7 @@ def run(config_path: Path | str | None, overrides: Sequence[str] = (), plain: bo
         launch = _Launch(config, data, list(overrides), plain or config.section.plain)
         return asyncio.run(_until_signal(launch))
     except (ConfigError, QuartetError, LaunchError) as error:
-        print(f"quartet: {error}", file=sys.stderr)
+        print(f"quartet: {error}{launch.goes_on if launch else ''}", file=sys.stderr)
         return getattr(error, "exit_code", 2)
     except KeyboardInterrupt:
         return 130
@@ -84,6 +86,8 @@ async def _until_signal(launch: "_Launch") -> int:
     except asyncio.CancelledError:
         if not received:
             raise
+        if launch.goes_on:
+            launch.say(launch.goes_on.removeprefix("; "))
         return 128 + received[0]
 
 
@@ -99,10 +103,19 @@ class _Launch:
         self._view = RunView(self._progress, self._console, plain or None)
         self._supervisor: Supervisor | None = None
         self._sound = True
+        self._made = False  # the run at the broker
 
     def say(self, line: str) -> None:
         """Tell the person at the terminal a line, above the live picture if there is one."""
         self._console.print(line, markup=False, soft_wrap=True)
+
+    @property
+    def goes_on(self) -> str:
+        """The end of a sentence about a run that was left before its end: how it is taken up again; else nothing."""
+        if not self._made or self._progress.ended:
+            return ""
+        settings = (word for override in self._overrides for word in ("--set", override))
+        return f"; the run goes on with: {shlex.join(['quartet', 'run', str(self._config.path), *settings])}"
 
     def hurry(self) -> None:
         """Kill what is still running."""
@@ -150,6 +163,7 @@ class _Launch:
         """Feed the run and show it, and keep the services up, until the run has ended and the trainer with it."""
         config = self._config
         async with AsyncClient(**config.addresses.model_dump(), security=config.security) as client:
+            self._made = True
             showing = asyncio.create_task(feed_and_watch(config, self._data, client, self._view))
 
             async def end_was_due(name: str, status: int) -> bool:
@@ -157,7 +171,10 @@ class _Launch:
                     await asyncio.wait([showing], timeout=_END_NOTICE_SECONDS)
                 return self._progress.ended
 
-            keeping = [asyncio.create_task(supervisor.keep(name, end_was_due)) for name in supervisor.names]
+            keeping = [
+                asyncio.create_task(supervisor.keep(name, end_was_due, lambda: self._progress.steps_done))
+                for name in supervisor.names
+            ]
             try:
                 await _until_done(showing, keeping)
             finally:

@@ -21,6 +21,7 @@ _CONFIGURATION_ERROR = 2
 _REDIS_TIMEOUT = 60.0  # seconds; it reads its data back first
 _PROBE_SECONDS = 1.0
 _PROBE_PAUSE = 0.2
+_RESTART_PAUSE = 1.0  # more before each restart but the first
 
 # Who is stopped first: the trainer's last checkpoint needs the broker, the rollout's last group the reward service.
 # Seconds from SIGTERM to SIGKILL; in all they stay under the ten that a Ctrl-C may take.
@@ -127,32 +128,55 @@ class Supervisor:
                         raise LaunchError(f"health check at {address}: {error.details()}") from error
                 await asyncio.sleep(_PROBE_PAUSE)
 
-    async def keep(self, name: str, end_was_due: Callable[[str, int], Awaitable[bool]]) -> None:
+    async def keep(
+        self, name: str, end_was_due: Callable[[str, int], Awaitable[bool]], steps: Callable[[], int]
+    ) -> None:
         """Watch one process and start it again when it dies; return when `end_was_due` (name, exit status) says so.
+
+        Args:
+            steps: steps of the run that are done. A restart counts only as long as they are no more than before it.
 
         Raises:
             LaunchError: it may not be restarted any more, or did not come back.
         """
-        process, failure = self._processes[name], ""
+        process, failure, furthest = self._processes[name], "", steps()
         while True:
             status = await process.wait()
             if await end_was_due(name, status):
                 return
+            if steps() > furthest:
+                process.restarts, failure, furthest = 0, "", steps()
             what = f"{name} {tell_exit(status)}"
             words = process.last_words()
             log.warning("%s: %s", what, words)
-            if status == _CONFIGURATION_ERROR:
-                raise LaunchError(f"{what}: {words}", _CONFIGURATION_ERROR)
             if not self._settings.restart:
                 raise LaunchError(f"{what} (launcher.restart is off): {words}")
-            if status == 1 and words == failure:
-                raise LaunchError(f"{what} twice: {words} (log: {process.log})")
+            if status in (1, _CONFIGURATION_ERROR) and words == failure:
+                raise LaunchError(f"{what} twice: {words} (log: {process.log})", status)
             failure = words
             if process.restarts >= self._settings.max_restarts:
                 raise LaunchError(f"{what} after {process.restarts} restarts: {words} (log: {process.log})")
             process.restarts += 1
             self._say(f"{what}; starting it again ({process.restarts} of {self._settings.max_restarts})")
-            await self.start(name)
+            await asyncio.sleep(_RESTART_PAUSE * (process.restarts - 1))
+            if name == "broker" and "redis" in self._processes:
+                await self._until_redis_answers()  # without it a broker does not start
+            try:
+                await self.start(name)
+            except LaunchError:
+                if process.running:
+                    raise  # it runs and does not become healthy; one that ended is looked at above
+
+    async def _until_redis_answers(self) -> None:
+        """Wait for the embedded Redis, which may be about to be started again. Raises LaunchError."""
+        process, deadline = self._processes["redis"], time.monotonic() + _REDIS_TIMEOUT
+        while True:
+            try:
+                return await redis.wait_until_ready(process, self._redis_url or "", deadline - time.monotonic())
+            except LaunchError:
+                if process.running or time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(_PROBE_PAUSE)
 
     async def wait(self, name: str, timeout: float) -> bool:
         """Wait for a process to end by itself. Return False if it did not in time."""

@@ -103,6 +103,8 @@ def test_without_restarts_a_death_ends_the_run_in_one_sentence(launch, run_file)
     assert (
         launched.text().splitlines()[-1].startswith("quartet: rollout was killed by SIGKILL (launcher.restart is off)")
     )
+    again = f"the run goes on with: quartet run {run_file} --set run.max_steps=1000000 --set launcher.restart=false"
+    assert launched.text().rstrip().endswith(again)
     launched.assert_gone(within=1.0)
 
 

@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 from quartet_broker import keys
 from quartet_broker.servers import Servers
 from quartet_common.log import get_logger
+from quartet_common.outage import Outage
 
 log = get_logger(__name__)
 
@@ -69,6 +70,7 @@ class Bell:
         self._waiters: dict[str, set[Waiter]] = defaultdict(set)
         self.closed = False
         self.listening = asyncio.Event()
+        self._outage = Outage(first=_RECONNECT_SECONDS, longest=_RECONNECT_SECONDS)
 
     @contextmanager
     def waiter(self, run_id: str, *topics: str) -> Iterator[Waiter]:
@@ -92,8 +94,9 @@ class Bell:
                     await self._hear_all(subscription, self._servers.changes)
             except (RedisError, OSError) as error:
                 self._servers.doubt()
-                log.warning("subscription to Redis broke, trying again: %s", error)
-                await asyncio.sleep(_RECONNECT_SECONDS)
+                if self._outage.to_be_logged():
+                    log.warning("subscription to Redis broke, trying again: %s", error)
+                await self._outage.wait()
             finally:
                 self.listening.clear()
 
@@ -120,6 +123,7 @@ class Bell:
     def _hear(self, message: dict) -> None:
         if message["type"] == "psubscribe":
             self.listening.set()
+            self._outage.over()
             self._wake_all(missed=True)
         elif message["type"] == "pmessage":
             run_id = keys.run_of_bell(message["channel"].decode())

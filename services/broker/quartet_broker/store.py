@@ -28,6 +28,13 @@ _REFUSAL = re.compile(
 _LAYOUT = re.compile(r"\bLAYOUT (\S+) of (\d+)")
 # Of these, what says that the key's server is another now, or soon will be.
 _ELSEWHERE = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "ASK", "MOVED")
+AWAY, FULL, REFUSING = "away", "full", "refusing"
+_REASONS = {
+    "OOM": "OOM, its memory is full: raise its maxmemory, or wait for a commit",
+    "READONLY": "READONLY, it is a replica: broker.redis_url names no master",
+    "MISCONF": "MISCONF, it cannot save to its disk",
+    "NOREPLICAS": "NOREPLICAS, too few replicas are connected",
+}
 # A server that has forgotten the scripts, or that says where the run is now, did nothing: go on there.
 _ATTEMPTS = 4
 _SCANNED = 1000
@@ -40,6 +47,9 @@ class Store:
         self.servers = servers
         self._where = f"Redis at {without_password(section.redis_url)}"
         self._timeout = section.redis_timeout
+        self.trouble = ""
+        """What the last failure was: AWAY, FULL or REFUSING."""
+        self._refused_for_memory = False
         self._replicas = section.redis_replicas
         self._replicas_ms = int(section.redis_timeout * 800)  # so that Redis answers before we give up
 
@@ -59,6 +69,7 @@ class Store:
             yield
         except (RedisConnectionError, RedisTimeoutError, OSError) as error:
             self.servers.doubt()
+            self.trouble = AWAY
             raise unavailable(self._where, f"it does not answer: {error}; retry") from error
         except ResponseError as error:
             if layout := _LAYOUT.search(str(error)):
@@ -68,13 +79,27 @@ class Store:
                 raise
             if refusal in _ELSEWHERE:
                 self.servers.doubt()
-            raise unavailable(self._where, f"it refuses writes ({refusal}); nothing was changed; retry") from error
+            self.trouble = {"LOADING": AWAY, "OOM": FULL}.get(refusal, REFUSING)
+            self._refused_for_memory |= refusal == "OOM"
+            description = f"it refuses writes ({_REASONS.get(refusal, refusal)}); nothing was changed; retry"
+            raise unavailable(self._where, description) from error
 
     async def ping(self) -> None:
         """Raise UNAVAILABLE unless Redis answers; of several servers, each that has keys."""
         with self.failures():
             await self.servers.look()
             await asyncio.gather(*(server.ping() for server in await self.servers.all()))
+
+    async def full(self) -> str:
+        """Return how full a server is that has reached its maxmemory, or refused a call for that; else nothing."""
+        refused, self._refused_for_memory = self._refused_for_memory, False
+        with self.failures():
+            for server in await self.servers.all():
+                memory = await server.info("memory")
+                used, most = memory["used_memory"], memory["maxmemory"]
+                if most and (refused or used - memory.get("mem_not_counted_for_evict", 0) > most):
+                    return f"{used >> 20} MiB used, maxmemory is {most >> 20} MiB"
+        return ""
 
     async def run(
         self, name: str, run_id: str, *arguments: Value, values: Mapping[str, Bytes] | None = None

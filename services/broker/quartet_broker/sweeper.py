@@ -6,6 +6,7 @@ import grpc
 from quartet.v1 import broker_pb2
 
 from quartet_broker.config import BrokerSection
+from quartet_broker.redis_state import RedisState
 from quartet_broker.runs import Runs
 from quartet_broker.store import Store
 from quartet_common import metrics
@@ -28,9 +29,9 @@ class Sweeper:
         self._store = store
         self._runs = runs
         self._host = host
+        self._redis = RedisState(store, host)
         self._interval = section.sweep_interval
         self._finished_ttl = section.finished_run_ttl
-        self._serving = True
         self._known: set[str] = set()
         self._due: dict[str, float] = {}  # of finished runs: when to sweep next, by the loop's clock
         self._purges: dict[str, asyncio.Task[None]] = {}
@@ -41,9 +42,9 @@ class Sweeper:
             while not self._host.stopping.is_set():
                 try:
                     await self._sweep()
-                    await self._report(serving=True)
+                    await self._redis.look(None)
                 except ContractError as error:
-                    await self._report(serving=False, reason=error.message)
+                    await self._redis.look(error)
                 try:
                     async with asyncio.timeout(self._interval):
                         await self._host.stopping.wait()
@@ -53,18 +54,6 @@ class Sweeper:
             for task in self._purges.values():
                 task.cancel()
             await asyncio.gather(*self._purges.values(), return_exceptions=True)
-
-    async def _report(self, serving: bool, reason: str = "") -> None:
-        if serving == self._serving or self._host.stopping.is_set():
-            return
-        self._serving = serving
-        await self._host.set_serving(serving)
-        if serving:
-            self._host.waiting.discard("Redis")
-            log.info("Redis is back")
-        else:
-            self._host.waiting.add("Redis")
-            log.warning("not serving: %s", reason)
 
     async def _sweep(self) -> None:
         """Sweep all runs that can be reached. Raises ContractError if Redis, or a part of it, cannot."""

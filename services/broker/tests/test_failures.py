@@ -8,6 +8,7 @@ import grpc
 import pytest
 from conftest import executable_of, serving
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import REGISTRY
 from quartet.v1 import broker_pb2 as pb
 from redis_process import RedisProcess
 from world import World, group
@@ -25,15 +26,20 @@ def own_redis(request, tmp_path):
     server.kill()
 
 
-async def health_becomes(host, wanted: str) -> None:
+async def health_becomes(host, wanted: str, service: str = "quartet.v1.BrokerService") -> None:
     status = health_pb2.HealthCheckResponse.ServingStatus.Value(wanted)
     async with asyncio.timeout(30), connect(host.address) as channel:
-        call = health_pb2_grpc.HealthStub(channel).Watch(
-            health_pb2.HealthCheckRequest(service="quartet.v1.BrokerService")
-        )
+        call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=service))
         while (await call.read()).status != status:
             pass
         call.cancel()
+
+
+def state_of_redis() -> str:
+    """Return the one state that the broker's metric says."""
+    (family,) = (family for family in REGISTRY.collect() if family.name == "quartet_broker_redis")
+    (state,) = (sample.labels["state"] for sample in family.samples if sample.value == 1)
+    return state
 
 
 async def code_of(call) -> grpc.StatusCode:
@@ -42,7 +48,8 @@ async def code_of(call) -> grpc.StatusCode:
     return caught.value.code()
 
 
-async def test_while_redis_is_away_calls_are_unavailable_and_then_go_on(own_redis):
+async def test_while_redis_is_away_calls_are_unavailable_and_then_go_on(own_redis, caplog):
+    caplog.set_level("INFO")
     async with serving(own_redis.url, redis_timeout=2.0) as (stub, servicer, host):
         world = World(stub, servicer.store.redis, "away")
         await world.create()
@@ -53,8 +60,14 @@ async def test_while_redis_is_away_calls_are_unavailable_and_then_go_on(own_redi
         await health_becomes(host, "NOT_SERVING")
         assert await code_of(world.put(group(lease))) == grpc.StatusCode.UNAVAILABLE
         assert await code_of(world.ask()) == grpc.StatusCode.UNAVAILABLE
+        assert state_of_redis() == "away"
+        await asyncio.sleep(1.5)  # several sweeps and tries to subscribe
         own_redis.start()
         await health_becomes(host, "SERVING")
+        assert state_of_redis() == "ok"
+        said = [record.getMessage() for record in caplog.records if record.name.startswith("quartet_broker.")]
+        for start in ("Redis is now away: ", "subscription to Redis broke", "Redis is back"):
+            assert len([line for line in said if line.startswith(start)]) == 1, said
         assert await world.put(group(lease)) == ["ACCEPTED"], "the lease stood all the while"
         await world.submit("b")
         # Who waited through the outage is told of it, or served.
@@ -62,15 +75,21 @@ async def test_while_redis_is_away_calls_are_unavailable_and_then_go_on(own_redi
             assert [lease.instance.instance_id for lease in (await waiting).leases] in (["b"], [])
 
 
-async def test_a_full_redis_refuses_experience_but_lets_the_trainer_go_on(own_redis):
-    async with serving(own_redis.url) as (stub, servicer, _):
+async def test_a_full_redis_refuses_experience_but_lets_the_trainer_go_on(own_redis, caplog):
+    caplog.set_level("INFO")
+    async with serving(own_redis.url) as (stub, servicer, host):
         world = World(stub, servicer.store.redis, "full")
         await world.create(max_staleness=1)
         await world.submit(*"abcd")
         await world.open()
         leases = await world.lease()
         await world.put(*(group(lease, size=100_000) for lease in leases[:2]))
+        await health_becomes(host, "SERVING", "redis")
+        assert state_of_redis() == "ok"
         await world.redis.config_set("maxmemory", 1)
+        await health_becomes(host, "NOT_SERVING", "redis")
+        assert state_of_redis() == "full"
+        assert list(host.waiting) == ["room in Redis: its memory is full"]
         with pytest.raises(grpc.RpcError) as caught:
             await world.put(group(leases[2]))
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE and "OOM" in caught.value.details()
@@ -82,8 +101,15 @@ async def test_a_full_redis_refuses_experience_but_lets_the_trainer_go_on(own_re
         assert len(renewed.lost) == 2, "those that were put"
         await world.batch(0)
         assert await world.trained(0) == 1
+        await health_becomes(host, "SERVING")
         assert await world.commit(1) == 2, "this is what frees memory"
         await world.redis.config_set("maxmemory", 0)
+        await health_becomes(host, "SERVING", "redis")
+        assert state_of_redis() == "ok" and not host.waiting
+        said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("Redis is ")]
+        assert len(said) == 2, "one line for each change, whatever was refused between"
+        assert said[0].startswith("Redis is now full: experience and prompts are refused until a commit frees memory; ")
+        assert said[1].startswith("Redis is back; it was full for ")
         assert await world.put(group(leases[2])) == ["ACCEPTED"]
 
 

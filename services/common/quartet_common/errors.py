@@ -140,6 +140,11 @@ def _status_of(error: grpc.RpcError) -> status_pb2.Status | None:
     return None
 
 
+def is_answer(error: BaseException) -> bool:
+    """Return whether a service refused in words of its own: it is there, whatever else is away."""
+    return isinstance(error, ContractError) or (isinstance(error, grpc.RpcError) and _status_of(error) is not None)
+
+
 def describe(error: BaseException) -> str:
     """Return one sentence for people about any error of a call."""
     if isinstance(error, ContractError):

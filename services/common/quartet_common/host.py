@@ -131,9 +131,13 @@ class ServiceHost:
 
     async def set_serving(self, serving: bool) -> None:
         """Tell health checks whether this kind of service can work just now."""
-        state = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        await self._health.set("", state)
-        await self._health.set(self._service_name, state)
+        await self.set_health("", serving)
+        await self.set_health(self._service_name, serving)
+
+    async def set_health(self, name: str, healthy: bool) -> None:
+        """Tell health checks of a part by its own name, which does not count for the service as a whole."""
+        state = health_pb2.HealthCheckResponse.SERVING if healthy else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set(name, state)
 
     async def start(self) -> None:
         """Listen and serve. Raises ConfigError if the address or the metrics port cannot be had."""

@@ -15,7 +15,8 @@ from quartet_common.durations import to_seconds
 from quartet_common.errors import describe
 from quartet_common.host import ServiceHost
 from quartet_common.log import get_logger, set_run
-from quartet_rollout.broker_link import TRANSIENT, Backoff, BrokerLink
+from quartet_common.outage import Outage
+from quartet_rollout.broker_link import TRANSIENT, BrokerLink
 from quartet_rollout.engines.base import UNKNOWN_VERSION
 from quartet_rollout.pool import RunPool
 from quartet_rollout.state import RolloutState
@@ -87,7 +88,7 @@ class Membership:
 
     async def _choose(self) -> None:
         """Wait for an active run of the pool, and go over to the one that has the fewest rollouts."""
-        backoff = Backoff(0.2, 1.0)
+        outage = Outage(first=0.2, longest=1.0)
         thing = f"an active run of {self._pool}"
         while True:
             try:
@@ -99,7 +100,7 @@ class Membership:
                 if chosen is not None:
                     break
                 self._host.waiting.add(thing)
-            await backoff.wait()
+            await outage.wait()
         self._host.waiting.discard(thing)
         if chosen != self._state.run_id:
             await self._go_over(chosen)
@@ -136,7 +137,7 @@ class Membership:
             log.info("could not leave the run: %s", describe(error), extra={"run": self._state.run_id})
 
     async def _register(self) -> broker_pb2.Run:
-        backoff = Backoff(0.2, 1.0)
+        outage = Outage(first=0.2, longest=1.0)
         while True:
             try:
                 await self._recognise()
@@ -153,7 +154,7 @@ class Membership:
                     log.info("the run takes no members: %s", describe(error), extra={"run": self._state.run_id})
                 else:
                     raise
-                await backoff.wait()
+                await outage.wait()
                 continue
             self._host.waiting.discard(f"run '{self._state.run_id}' to be created")
             self._registered = True

@@ -8,8 +8,9 @@ from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_common.errors import describe, retry_delay
 from quartet_common.log import get_logger
+from quartet_common.outage import Outage
 from quartet_common.wire import Bytes, put_group, put_request
-from quartet_rollout.broker_link import TRANSIENT, Backoff, BrokerLink
+from quartet_rollout.broker_link import TRANSIENT, BrokerLink
 from quartet_rollout.state import RolloutState
 
 log = get_logger(__name__)
@@ -92,7 +93,7 @@ class Putter:
 
     async def _send(self, batch: list[_Put]) -> None:
         request = put_request(batch[0].run_id, [item.parts for item in batch])
-        backoff, failures = Backoff(), 0
+        outage, failures = Outage(), 0
         while True:
             try:
                 response = await self._link.call("PutExperience", request)
@@ -100,7 +101,7 @@ class Putter:
                 failures += error.code() not in TRANSIENT
                 internal = error.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
                 if error.code() in TRANSIENT or (internal and failures < _INTERNAL_ATTEMPTS):
-                    await backoff.wait(retry_delay(error))
+                    await outage.wait(retry_delay(error))
                     if all(item.outcome.cancelled() for item in batch):
                         return
                     continue

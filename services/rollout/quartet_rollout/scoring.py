@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import grpc
 from quartet.v1 import common_pb2, reward_pb2, reward_pb2_grpc
 
-from quartet_common.errors import describe
+from quartet_common.diagnosis import Peer
 from quartet_common.handshake import WaitingFor, handshake
 from quartet_common.log import get_logger
-from quartet_rollout.broker_link import Backoff
+from quartet_common.outage import Outage
 from quartet_rollout.config import ScoringSection
 from quartet_rollout.state import RolloutState
 from quartet_rollout.telemetry import SCORING_RETRIES, SCORING_SECONDS
@@ -54,11 +54,13 @@ class Scorer:
     """The stream, and the items it has not answered."""
 
     def __init__(
-        self, state: RolloutState, channel: grpc.aio.Channel, address: str, waiting: WaitingFor, section: ScoringSection
+        self, state: RolloutState, channel: grpc.aio.Channel, peer: Peer, waiting: WaitingFor, section: ScoringSection
     ):
         self._state, self._channel, self._section, self._waiting = state, channel, section, waiting
         self._stub = reward_pb2_grpc.RewardServiceStub(channel)
-        self._thing = f"reward service at {address}"
+        self._peer = peer
+        self._thing = f"reward service at {peer.address}"
+        self._outage = Outage()
         self._unsent: asyncio.Queue[_Item] = asyncio.Queue()
         self._sent: dict[str, _Item] = {}
         self._next_id = 0
@@ -71,23 +73,19 @@ class Scorer:
 
     async def run(self) -> None:
         """Keep the stream open for as long as the service lives."""
-        backoff = Backoff(0.1, 2.0)
         self._waiting.add(self._thing)
         while True:
             try:
                 peer = await handshake(self._channel, common_pb2.SERVICE_KIND_ROLLOUT)
                 self._set_ready(True)
-                backoff.reset()
                 await self._stream(batches=BATCHES in peer.capabilities)
-                reason = "it closed the stream"
             except grpc.RpcError as error:
-                reason = describe(error)
-                if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                    log.warning("reward service: %s", reason)
+                self._set_ready(False)
+                if self._outage.to_be_logged():
+                    log.warning("scoring waits: %s", await self._peer.explain_aside(error))
             self._set_ready(False)
             self._unsend()
-            log.debug("reward service away", extra={"reason": reason})
-            await backoff.wait()
+            await self._outage.wait()
 
     def _set_ready(self, ready: bool) -> None:
         if ready:
@@ -154,6 +152,7 @@ class Scorer:
 
     async def _read(self, call: grpc.aio.StreamStreamCall) -> None:
         async for response in call:
+            self._outage.over()
             for result in response.results if response.results else (response.result,):
                 self._answered(result)
 

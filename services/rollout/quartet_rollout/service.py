@@ -8,6 +8,7 @@ from quartet.v1 import rollout_pb2_grpc
 from quartet_common import nccl
 from quartet_common.channel import connect
 from quartet_common.config import LoadedConfig
+from quartet_common.diagnosis import Peer
 from quartet_common.host import ServiceHost
 from quartet_common.log import get_logger
 from quartet_rollout.admission import Admission
@@ -61,11 +62,13 @@ class RolloutService:
         self._broker_channel = connect(addresses.broker, config.security, service="broker")
         self._reward_channel = connect(addresses.reward, config.security, service="reward")
         self._rate = TokenRate()
-        link = BrokerLink(self._broker_channel, addresses.broker, host.waiting, section.rpc_timeout_seconds)
+        broker = Peer("broker", addresses.broker, config.security)
+        link = BrokerLink(self._broker_channel, broker, host.waiting, section.rpc_timeout_seconds)
         pool = RunPool(section.runs or [config.run.id], link, host.instance_id)
         host.capabilities.extend(pool.capabilities)
         self.state = RolloutState(pool.only or "")
-        self._scorer = Scorer(self.state, self._reward_channel, addresses.reward, host.waiting, section.scoring)
+        reward = Peer("reward", addresses.reward, config.security)
+        self._scorer = Scorer(self.state, self._reward_channel, reward, host.waiting, section.scoring)
         self._keeper = LeaseKeeper(self.state, link)
         self._putter = Putter(self.state, link, section.put_batch_groups, section.put_batch_bytes)
         tools = RewardTools(self._reward_channel, section.scoring.timeout_seconds)

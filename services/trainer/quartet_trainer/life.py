@@ -15,6 +15,7 @@ from quartet.v1 import broker_pb2, trainer_pb2
 
 from quartet_common.channel import connect_sync
 from quartet_common.config import LoadedConfig, split_address
+from quartet_common.diagnosis import Peer
 from quartet_trainer import launch
 from quartet_trainer.callbacks import Callbacks, TrainingFacts, check_callbacks
 from quartet_trainer.checkpointing import Checkpointer
@@ -74,7 +75,7 @@ def live(around: Surroundings) -> str:
     channel = connect_sync(config.addresses.broker, config.security, service="broker")
     session = BrokerSession(
         channel,
-        address=config.addresses.broker,
+        Peer("broker", config.addresses.broker, config.security),
         run_id=config.run.id,
         holder=around.instance_id,
         control=control,

@@ -8,6 +8,7 @@ from quartet.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 
 from quartet_common.errors import describe
 from quartet_common.log import get_logger
+from quartet_common.outage import Outage
 
 log = get_logger(__name__)
 
@@ -74,15 +75,17 @@ class Members:
             return instance_id in self._rollouts
 
     def _watch(self) -> None:
+        outage = Outage(first=RETRY_SECONDS)
         while not self._closing.is_set():
             try:
                 self._watch_call = self._stub.WatchMembers(broker_pb2.WatchMembersRequest(run_id=self._run_id))
                 for news in self._watch_call:
+                    outage.over()
                     self._take(news)
             except grpc.RpcError as error:
-                if not self._closing.is_set():
+                if not self._closing.is_set() and outage.to_be_logged():
                     log.warning("membership cannot be watched, trying again", extra={"error": describe(error)})
-            self._closing.wait(RETRY_SECONDS)
+            self._closing.wait(outage.failed())
 
     def _take(self, news: broker_pb2.WatchMembersResponse) -> None:
         rollouts = {
@@ -105,7 +108,7 @@ class Members:
             self._on_change()
 
     def _stay_member(self) -> None:
-        registered = False
+        registered, outage = False, Outage()
         while True:
             try:
                 if registered:
@@ -115,8 +118,10 @@ class Members:
                     request = broker_pb2.RegisterMemberRequest(run_id=self._run_id, member=self._me())
                     self._stub.RegisterMember(request, timeout=CALL_SECONDS)
                     registered = True
+                outage.over()
             except grpc.RpcError as error:
-                log.warning("heartbeat failed", extra={"error": describe(error)})
+                if outage.to_be_logged():
+                    log.warning("heartbeat failed", extra={"error": describe(error)})
                 registered = False  # registering again is idempotent, and right if the broker forgot this member
             if self._closing.wait(self._heartbeat_seconds if registered else RETRY_SECONDS):
                 break

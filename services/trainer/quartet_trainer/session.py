@@ -6,7 +6,6 @@ A broker that is away is waited for and called again; every call here may be rep
 because another trainer opened the run, ends the training with `SessionLost`.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,10 +14,12 @@ from typing import TypeVar
 import grpc
 from quartet.v1 import broker_pb2, broker_pb2_grpc, common_pb2, experience_pb2
 
+from quartet_common.diagnosis import Peer
 from quartet_common.durations import to_duration
 from quartet_common.errors import AWAY, describe, retry_delay
 from quartet_common.handshake import handshake_sync
 from quartet_common.log import get_logger
+from quartet_common.outage import Outage
 from quartet_trainer.control import Attention, Control, Stopped
 from quartet_trainer.errors import SessionLost, TrainingError
 from quartet_trainer.status import Status
@@ -27,13 +28,13 @@ log = get_logger(__name__)
 
 CALL_SECONDS = 20.0
 LEASE_WAIT_SECONDS = 5.0
-LONGEST_BACKOFF_SECONDS = 5.0
+LONGEST_PAUSE_SECONDS = 5.0
 RUN_POLL_SECONDS = 0.5
 MAX_GROUPS_PER_MESSAGE = 256
 _MOST_DEAD = 1000
 
 # ABORTED: the broker asks to be asked again. RESOURCE_EXHAUSTED: it has a rate limit, and says when.
-_AGAIN = AWAY | {grpc.StatusCode.ABORTED, grpc.StatusCode.RESOURCE_EXHAUSTED}
+_LATER = frozenset({grpc.StatusCode.ABORTED, grpc.StatusCode.RESOURCE_EXHAUSTED})
 
 Answer = TypeVar("Answer")
 
@@ -52,7 +53,7 @@ class BrokerSession:
     def __init__(
         self,
         channel: grpc.Channel,
-        address: str,
+        peer: Peer,
         run_id: str,
         holder: str,
         control: Control,
@@ -62,7 +63,7 @@ class BrokerSession:
         """`patience`: seconds for which a broker that went away is waited for."""
         self._channel = channel
         self._stub = broker_pb2_grpc.BrokerServiceStub(channel)
-        self._address = address
+        self._peer = peer
         self._run_id = run_id
         self._holder = holder
         self._control = control
@@ -82,7 +83,7 @@ class BrokerSession:
             Stopped: asked to stop meanwhile.
             TrainingError: the broker cannot work with this trainer.
         """
-        shaken = False
+        shaken, outage = False, Outage()
         while True:
             try:
                 if not shaken:
@@ -92,12 +93,14 @@ class BrokerSession:
                 self._status.wait_for("")
                 return run
             except grpc.RpcError as error:
-                if error.code() in _AGAIN:
-                    self._status.wait_for(f"broker at {self._address}")
+                if error.code() in AWAY | _LATER:
+                    self._status.wait_for(str(self._peer))
+                    if outage.to_be_logged():
+                        log.warning("waiting for the broker: %s", self._peer.explain(error))
                 elif error.code() == grpc.StatusCode.NOT_FOUND:
                     self._status.wait_for(f"run '{self._run_id}' to be created")
                 else:
-                    raise TrainingError(f"broker at {self._address}: {describe(error)}") from error
+                    raise TrainingError(f"{self._peer}: {describe(error)}") from error
             while_waiting()
             self._control.pause(RUN_POLL_SECONDS)
 
@@ -137,10 +140,10 @@ class BrokerSession:
                     return None
                 raise
         if batch is None:
-            raise TrainingError(f"broker at {self._address}: LeaseExperience of step {request.step} gave no manifest")
+            raise TrainingError(f"{self._peer}: LeaseExperience of step {request.step} gave no manifest")
         if batch.manifest.granted and len(batch.groups) != len(batch.manifest.instance_ids):
             raise TrainingError(
-                f"broker at {self._address}: the batch of step {request.step} has {len(batch.groups)} groups, "
+                f"{self._peer}: the batch of step {request.step} has {len(batch.groups)} groups, "
                 f"its manifest {len(batch.manifest.instance_ids)}"
             )
         return batch
@@ -228,28 +231,28 @@ class BrokerSession:
             SessionLost: refused for good.
             TrainingError: the broker stayed away, or answers nonsense.
         """
-        began, backoff, waited = time.monotonic(), 0.2, False
+        outage = Outage(self._patience, first=0.2, longest=LONGEST_PAUSE_SECONDS)
         while True:
             try:
                 answer = call()
-                if waited:
+                if outage.over():
+                    log.info("the broker is back", extra={"call": what})
                     self._status.wait_for("")
                 return answer
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                     raise SessionLost(f"the broker refuses {what}: {describe(error)}") from error
-                if error.code() not in _AGAIN:
-                    raise TrainingError(f"broker at {self._address}: {what}: {describe(error)}") from error
-                away = time.monotonic() - began
-                if away > self._patience:
+                if error.code() not in AWAY | _LATER:
+                    raise TrainingError(f"{self._peer}: {what}: {describe(error)}") from error
+                pause = outage.failed(retry_delay(error), answered=error.code() in _LATER)
+                if outage.given_up:
                     raise TrainingError(
-                        f"broker at {self._address}: {what}: away for {away:.0f} s "
-                        f"(trainer.broker_timeout_seconds is {self._patience:g}): {describe(error)}"
+                        f"{what}: {self._peer.explain(error)}; away for {outage.seconds:.0f} s "
+                        f"(trainer.broker_timeout_seconds is {self._patience:g})"
                     ) from error
-                self._status.wait_for(f"broker at {self._address}")
-                waited = True
-                log.warning("broker is away, calling again", extra={"call": what, "error": describe(error)})
-                delay = min(retry_delay(error) or backoff, LONGEST_BACKOFF_SECONDS)
-                backoff = min(2 * backoff, LONGEST_BACKOFF_SECONDS)
-                if self._control.stopping.wait(delay) and not (last and away < LONGEST_BACKOFF_SECONDS):
+                self._status.wait_for(str(self._peer))
+                if outage.to_be_logged():
+                    log.warning("calling again: %s", self._peer.explain(error), extra={"call": what})
+                pause = min(pause, LONGEST_PAUSE_SECONDS)
+                if self._control.stopping.wait(pause) and not (last and outage.seconds < LONGEST_PAUSE_SECONDS):
                     raise Stopped from error

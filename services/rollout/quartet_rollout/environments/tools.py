@@ -5,7 +5,7 @@ from quartet.v1 import reward_pb2, reward_pb2_grpc
 
 from quartet_common.durations import to_duration, to_seconds
 from quartet_common.errors import AWAY, describe, retry_delay
-from quartet_rollout.broker_link import Backoff
+from quartet_common.outage import Outage
 from quartet_rollout.environments.base import EnvironmentFailed, Execution
 
 
@@ -38,7 +38,7 @@ class RewardTools:
             wall_time=to_duration(timeout_seconds), memory_bytes=memory_bytes, output_bytes=output_bytes
         )
         request = reward_pb2.ExecuteRequest(language="python", source=source, stdin=stdin, limits=limits, run_id=run_id)
-        backoff = Backoff()
+        outage = Outage()
         while True:
             try:
                 response = await self._stub.Execute(request, timeout=timeout_seconds + self._wait_seconds)
@@ -46,7 +46,7 @@ class RewardTools:
                 self._away = error.code() in AWAY
                 if not self._away and error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
                     raise EnvironmentFailed(f"the reward service did not run a program: {describe(error)}") from error
-                await backoff.wait(retry_delay(error))
+                await outage.wait(retry_delay(error))
                 continue
             self._away = False
             outcome = reward_pb2.ExecutionOutcome.Name(response.outcome).removeprefix("EXECUTION_OUTCOME_").lower()

@@ -1,0 +1,130 @@
+"""Why a service cannot be reached: what gRPC's text leaves open is found out by connecting once more.
+
+gRPC reports a refused connection, an expired certificate and a plaintext server by much the same UNAVAILABLE.
+"""
+
+import asyncio
+import socket
+import ssl
+from dataclasses import dataclass
+
+import grpc
+
+from quartet_common.certificates import name_to_check
+from quartet_common.config import SecuritySection, split_address
+from quartet_common.errors import describe, is_answer
+
+_SECONDS = 3.0
+
+# OpenSSL's codes of X509_verify_cert_error_string.
+_NOT_YET_VALID, _EXPIRED = 9, 10
+_OTHER_NAME = (62, 63, 64)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A service as its callers have it configured; `str()` names it."""
+
+    kind: str
+    address: str
+    security: SecuritySection
+
+    def __str__(self) -> str:
+        return f"{self.kind} at {self.address}"
+
+    def explain(self, error: grpc.RpcError) -> str:
+        """Return one sentence about a call that failed. It may take some seconds: it connects to the address."""
+        code = error.code() if hasattr(error, "code") else None
+        if is_answer(error) or code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            # The server's own words; of what is away for now, with who said so.
+            return f"{self}: {describe(error)}" if code is grpc.StatusCode.UNAVAILABLE else describe(error)
+        reason = diagnose(self.kind, self.address, self.security)
+        if reason is not None:
+            return f"{self}: {reason}"
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return f"{self} did not answer in time"
+        return f"{self}: the connection broke ({error.details() or 'no reason given'})"
+
+    async def explain_aside(self, error: grpc.RpcError) -> str:
+        """As `explain`, without holding up the event loop."""
+        return await asyncio.to_thread(self.explain, error)
+
+
+def diagnose(kind: str, address: str, security: SecuritySection, seconds: float = _SECONDS) -> str | None:
+    """Return why no channel to a service at `address` can be made, with the cure; None if one can, as far as can be seen."""
+    host, port = split_address(address)
+    try:
+        connection = socket.create_connection((host, port), seconds)
+    except socket.gaierror as error:
+        return f"the name '{host}' does not resolve ({error.strerror}); correct it in [addresses]"
+    except ConnectionRefusedError:
+        return "nothing listens there; is it running, and is its address right?"
+    except TimeoutError:
+        return f"no answer within {seconds:g} s; is the host up, and does a firewall let the port through?"
+    except OSError as error:
+        return f"it cannot be reached ({error.strerror or error}); is its address right?"
+    with connection:
+        return _handshake(connection, kind, address, security)
+
+
+def _handshake(connection: socket.socket, kind: str, address: str, security: SecuritySection) -> str | None:
+    context = _trusting(security) if security.tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if not security.tls:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    host, _ = split_address(address)
+    name = name_to_check(security, address, kind) if security.tls else None
+    encrypted = refused = False
+    try:
+        with context.wrap_socket(connection, server_hostname=name or host) as tls:
+            encrypted = True
+            refused = not tls.recv(1)  # a server looks at the client's certificate after a TLS 1.3 handshake
+    except ssl.SSLCertVerificationError as error:
+        wanted = f"a {kind} at '{host}'; issue it with --role {kind} --host {host}, or correct [addresses]"
+        return f"its certificate {_fault(error, wanted)}"
+    except ssl.SSLError as error:
+        refused = "ALERT" in (error.reason or "")
+    except OSError:
+        return None  # the connection broke, or nothing came: that says nothing of either side's security
+    if not security.tls:
+        speaks_tls = "it speaks TLS, and this side plaintext; set tls_ca, tls_certificate and tls_key in [security]"
+        return speaks_tls if encrypted or refused else None
+    if refused:
+        other_ca = "it does not trust the CA of this side's certificate; both sides need the same"
+        own = _own_fault(security)
+        return other_ca if own is None else own
+    return None if encrypted else "it speaks plaintext, and this side TLS; its [security] needs a certificate too"
+
+
+def _trusting(security: SecuritySection) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=security.tls_ca)
+    context.load_cert_chain(str(security.tls_certificate), security.tls_key)
+    return context
+
+
+def _own_fault(security: SecuritySection) -> str | None:
+    """Return what is wrong with this side's own certificate, judged by its own CA in a handshake with itself."""
+    context = _trusting(security)
+    context.check_hostname = False
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(str(security.tls_certificate), security.tls_key)
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = context.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)
+    for end in (ends[0], ends[1], ends[0]):
+        try:
+            end.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLCertVerificationError as error:
+            return f"this side's certificate '{security.tls_certificate}' {_fault(error)}"
+    return None
+
+
+def _fault(error: ssl.SSLCertVerificationError, wanted: str = "") -> str:
+    if error.verify_code == _EXPIRED:
+        return "has expired; issue it again"
+    if error.verify_code == _NOT_YET_VALID:
+        return "is not valid yet; are the clocks of both hosts right?"
+    if error.verify_code in _OTHER_NAME:
+        return f"is not that of {wanted}"
+    return f"is of another CA than security.tls_ca ({error.verify_message}); both sides need the same"

@@ -1,0 +1,58 @@
+"""When an outage begins, what ends it, and how often it is spoken of."""
+
+import pytest
+
+from quartet_common import outage as module
+from quartet_common.outage import Outage
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of outages, to be put forward."""
+
+    class Clock:
+        now = 100.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def test_it_begins_with_the_first_failure_and_any_answer_ends_it(clock):
+    outage = Outage(patience=10)
+    clock.now += 60  # a call that waits for news
+    outage.failed()
+    assert outage.seconds == 0 and not outage.given_up
+    clock.now += 9
+    outage.failed()
+    assert outage.seconds == 9 and not outage.given_up
+    outage.failed(answered=True)
+    clock.now += 9
+    outage.failed()
+    assert outage.seconds == 0
+    clock.now += 10
+    assert outage.given_up
+    assert outage.over() and not outage.over() and outage.seconds == 0
+
+
+def test_pauses_double_and_are_never_shorter_than_the_server_asks(clock):
+    outage = Outage(first=0.1, longest=0.4)
+    assert [outage.failed() for _ in range(4)] == [0.1, 0.2, 0.4, 0.4]
+    assert outage.failed(suggested=3.0) == 3.0
+    outage.over()
+    assert outage.failed() == 0.1
+
+
+def test_it_is_logged_when_it_begins_and_once_a_minute(clock):
+    outage = Outage()
+    logged = 0
+    for _ in range(301):  # 150 s in tries of half a second
+        outage.failed()
+        logged += outage.to_be_logged()
+        clock.now += 0.5
+    assert logged == 3
+    outage.over()
+    assert outage.to_be_logged()

@@ -1,0 +1,244 @@
+"""The signals form of `make chaos`: one `quartet run`, and signals to all of its processes but the launcher.
+
+A launcher, its guards, Redis, the four services with a real model and engine, the engine's process, the verifiers'
+workers. Which process is hit by which signal follows from the seed. Most signals wait for a step since the last one;
+some come at once, so that they hit what is just starting.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "deploy" / "local" / "tests"))
+
+from launched import Launched, free_ports  # noqa: E402
+
+from quartet_client import AsyncClient  # noqa: E402
+
+READY_SECONDS = 180.0  # for the first step, and for a step after a signal
+END_SECONDS = 240.0  # from the last signal to the end of the run
+STOP_SECONDS = (1.0, 5.0)
+AT_ONCE = 0.25  # of the signals do not wait for a step
+
+# What the command line of a process holds.
+TARGETS = {
+    "redis": "redis-server",
+    "broker": "-m quartet_broker ",
+    "reward": "-m quartet_reward ",
+    "verifier worker": "-m quartet_reward.worker",
+    "rollout": "-m quartet_rollout ",
+    "engine": "-m quartet_rollout.engines.child",
+    "trainer": "-m quartet_trainer ",
+    "guard": "guard.py",
+}
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
+
+_MAKE_MODEL = """
+import sys; from pathlib import Path
+from model import build_model, build_tokenizer, save
+save(build_model(0), build_tokenizer(), Path(sys.argv[1]))
+"""
+_RUN_FILE = """
+[run]
+id = "signals"
+folder = "{folder}/run"
+group_size = 2
+groups_per_step = 4
+max_staleness = 1
+[run.sampling]
+max_new_tokens = 8
+[model]
+path = "{folder}/model"
+[data]
+train = "{folder}/train.jsonl"
+passes = 100000
+[addresses]
+broker = "127.0.0.1:{ports[0]}"
+reward = "127.0.0.1:{ports[1]}"
+rollout = "127.0.0.1:{ports[2]}"
+trainer = "127.0.0.1:{ports[3]}"
+[rollout]
+engine = "transformers"
+[trainer.checkpoint]
+interval = 5
+"""
+
+
+@dataclass(frozen=True)
+class Blow:
+    """One signal: to whom, which, after how many seconds, and for how long if it stops the process."""
+
+    target: str
+    number: signal.Signals
+    pause: float
+    at_once: bool
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.number.name} to {self.target}" + (f" for {self.seconds:.1f} s" if self.seconds else "")
+
+
+@dataclass
+class Report:
+    """What came of a run under signals; `right` if all is as it must be."""
+
+    seed: int
+    due: int
+    done: int = 0
+    steps: int = 0
+    restarts: int = 0
+    seconds: float = 0.0
+    audit: str = ""
+    failure: str = ""
+    right: bool = False
+    blows: list[str] = field(default_factory=list)
+
+    def line(self) -> str:
+        """The result in one line."""
+        what = self.failure.partition("\n")[0] or self.audit
+        return (
+            f"seed {self.seed}: {what} ({self.done} of {self.due} signals, {self.restarts} restarts, "
+            f"{self.steps} steps, {self.seconds:.0f} s)"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it."""
+        return {"line": self.line(), **vars(self)}
+
+
+def draw(seed: int, count: int) -> Iterator[Blow]:
+    """Draw signals. Every pair of target and signal comes up before any comes up again."""
+    chance = random.Random(f"signals/{seed}")
+    pairs: list[tuple[str, signal.Signals]] = []
+    for _ in range(count):
+        if not pairs:
+            deck = [(target, number) for target in TARGETS for number in SIGNALS]
+            pairs = chance.sample(deck, len(deck))
+        target, number = pairs.pop()
+        seconds = round(chance.uniform(*STOP_SECONDS), 1) if number == signal.SIGSTOP else 0.0
+        yield Blow(target, number, round(chance.uniform(0, 1.5), 2), chance.random() < AT_ONCE, seconds)
+
+
+async def run(folder: Path, seed: int, count: int, say: Callable[[str], None]) -> Report:
+    """Do a run under signals in a fresh folder."""
+    report = Report(seed, count)
+    began = time.monotonic()
+    ports = free_ports(4)
+    _prepare(folder, ports)
+    launched = Launched([str(folder / "run.toml")], folder / "output.txt")
+    try:
+        await _strike(launched, list(draw(seed, count)), report, say)
+        async with AsyncClient(f"127.0.0.1:{ports[0]}", timeout=60) as client:
+            await client.end_prompts("signals")
+        status = await asyncio.to_thread(launched.wait, END_SECONDS)
+        lines = launched.text().splitlines()
+        report.audit = next((line for line in lines if line.startswith("audit of")), "no audit")
+        if status != 0:
+            report.failure = f"exit status {status}: {lines[-1]}"
+        elif left := launched.processes():
+            report.failure = f"left behind: {left}"
+        elif "0 lost, 0 twice, 0 stuck" not in report.audit:
+            report.failure = report.audit
+    except (AssertionError, subprocess.TimeoutExpired) as error:
+        report.failure = str(error)
+    finally:
+        launched.kill_all()
+    report.steps = len(_steps(launched))
+    report.restarts = launched.text().count("; starting it again (")
+    report.seconds = round(time.monotonic() - began, 1)
+    report.right = not report.failure and report.done == report.due
+    return report
+
+
+async def _strike(launched: Launched, blows: list[Blow], report: Report, say: Callable[[str], None]) -> None:
+    chance = random.Random(f"victims/{report.seed}")
+    waking: list[asyncio.Task] = []
+    before = 0
+    try:
+        for blow in blows:
+            if not blow.at_once or not before:
+                await asyncio.to_thread(_until_a_step_after, launched, before)
+            await asyncio.sleep(blow.pause)
+            pids = await asyncio.to_thread(_until_there, launched, blow.target)
+            pid = chance.choice(sorted(pids))
+            before = len(_steps(launched))
+            with suppress(ProcessLookupError):  # it ended just now by itself
+                os.kill(pid, blow.number)
+            report.done += 1
+            report.blows.append(f"{before}: {blow} ({pid})")
+            say(f"{report.done:3} after {before:4} steps: {blow}")
+            if blow.seconds:
+                waking.append(asyncio.create_task(_wake(pid, blow.seconds)))
+    finally:
+        await asyncio.gather(*waking)
+
+
+async def _wake(pid: int, seconds: float) -> None:
+    await asyncio.sleep(seconds)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+def _steps(launched: Launched) -> list[str]:
+    return [line for line in launched.text().splitlines() if line.startswith("step ")]
+
+
+def _until_a_step_after(launched: Launched, before: int) -> None:
+    launched.wait_until(lambda: len(_steps(launched)) > before, READY_SECONDS, f"a step after {before}")
+
+
+def _until_there(launched: Launched, target: str) -> list[int]:
+    found: list[int] = []
+
+    def look() -> bool:
+        commands = _descendants(launched.process.pid).items()
+        found[:] = [
+            pid for pid, line in commands if TARGETS[target] in line and (target == "guard") == ("guard.py" in line)
+        ]
+        return bool(found)
+
+    launched.wait_until(look, READY_SECONDS, f"a process '{target}'")
+    return found
+
+
+def _descendants(root: int) -> dict[int, str]:
+    """Return pid and command line of every process below one; workers carry no environment to find them by."""
+    parents, commands = {}, {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it ended while we looked
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                commands[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    below, fresh = {root}, {root}
+    while fresh:
+        fresh = {pid for pid, parent in parents.items() if parent in fresh} - below
+        below |= fresh
+    return {pid: commands[pid] for pid in below - {root} if pid in commands}
+
+
+def _prepare(folder: Path, ports: list[int]) -> None:
+    folder.mkdir(parents=True)
+    python = ROOT / ".quartet" / "envs" / "trainer" / "bin" / "python"
+    where = ROOT / "examples" / "arithmetic"
+    subprocess.run([python, "-c", _MAKE_MODEL, folder / "model"], cwd=where, check=True, timeout=120)
+    problems = (f'{{"prompt": "1+{number}=?", "gt_answer": "{1 + number}"}}\n' for number in range(8))
+    (folder / "train.jsonl").write_text("".join(problems))
+    (folder / "run.toml").write_text(_RUN_FILE.format(folder=folder, ports=ports))
+
+
+def explain(report: Report, folder: Path) -> str:
+    """Return what a person needs to find out why a run went wrong."""
+    lines = [report.line(), "", *report.blows, "", (folder / "output.txt").read_text()[-6000:]]
+    for log in sorted((folder / "run" / "logs").glob("*.log")):
+        lines += ["", f"{log}:", *log.read_text(errors="replace").splitlines()[-12:]]
+    return "\n".join(lines)
