@@ -1,0 +1,49 @@
+"""How often a service that dies is started again."""
+
+import asyncio
+import itertools
+
+import pytest
+
+from quartet_common.config import AddressesSection, SecuritySection
+from quartet_local.config import LaunchError, LauncherSection
+from quartet_local.process import Process
+from quartet_local.supervisor import Supervisor
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class StartsOnly(Supervisor):
+    """Takes a process that was started for a healthy one."""
+
+    async def start(self, *names: str) -> None:
+        for name in names:
+            self._processes[name].start()
+
+
+async def deaths(folder, steps, enough: int) -> int:
+    """Keep a process that dies at once until it has died often enough; return how often it did."""
+    process = Process("reward", ["sh", "-c", "exit 3"], folder / "reward.log")
+    settings = LauncherSection(max_restarts=1)
+    supervisor = StartsOnly({"reward": process}, None, AddressesSection(), SecuritySection(), settings, lambda _: None)
+    died = itertools.count(1)
+    last = 0
+
+    async def end_was_due(name: str, status: int) -> bool:
+        nonlocal last
+        last = next(died)
+        return last >= enough
+
+    await supervisor.start("reward")
+    await supervisor.keep("reward", end_was_due, steps)
+    return last
+
+
+async def test_restarts_between_which_the_run_goes_on_are_not_counted(tmp_path):
+    done = itertools.count()
+    assert await deaths(tmp_path, lambda: next(done), enough=5) == 5
+
+
+async def test_restarts_without_a_new_step_are_counted(tmp_path):
+    with pytest.raises(LaunchError, match=r"reward ended with status 3 after 1 restarts"):
+        await deaths(tmp_path, lambda: 7, enough=5)
