@@ -55,6 +55,7 @@ folder = "{folder}/run"
 group_size = 2
 groups_per_step = 4
 max_staleness = 1
+max_queued_prompts = 64
 [run.sampling]
 max_new_tokens = 8
 [model]
@@ -205,6 +206,9 @@ def _until_there(launched: Launched, target: str) -> list[int]:
         found[:] = [
             pid for pid, line in commands if TARGETS[target] in line and (target == "guard") == ("guard.py" in line)
         ]
+        if not found and target == "verifier worker":
+            # One that was killed is started again when a verification needs it: then it is the service's turn.
+            found[:] = [pid for pid, line in commands if TARGETS["reward"] in line and "guard.py" not in line]
         return bool(found)
 
     launched.wait_until(look, READY_SECONDS, f"a process '{target}'")
