@@ -74,7 +74,12 @@ async def told(client: SecuritySection, address: str) -> str:
         ("expired", "ours", "127.0.0.1", "its certificate has expired; issue it again"),
         ("foreign", "ours", "127.0.0.1", "its certificate is of another CA than security.tls_ca ("),
         ("ours", "ours", "127.0.0.2", "its certificate is not that of a broker at '127.0.0.2'; issue "),
-        ("a reward service's", "ours", "127.0.0.1", "its certificate is not that of a broker at '127.0.0.1'; issue it "),
+        (
+            "a reward service's",
+            "ours",
+            "127.0.0.1",
+            "its certificate is not that of a broker at '127.0.0.1'; issue it ",
+        ),
         ("ours", "expired", "127.0.0.1", "this side's certificate '{certificate}' has expired; issue it again"),
         (
             "ours",

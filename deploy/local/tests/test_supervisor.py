@@ -1,6 +1,5 @@
 """How often a service that dies is started again."""
 
-import asyncio
 import itertools
 
 import pytest

@@ -51,7 +51,7 @@ class Peer:
 
 
 def diagnose(kind: str, address: str, security: SecuritySection, seconds: float = _SECONDS) -> str | None:
-    """Return why no channel to a service at `address` can be made, with the cure; None if one can, as far as can be seen."""
+    """Return why no channel to a service at `address` can be made, and the cure; None if one can, as it seems."""
     host, port = split_address(address)
     try:
         connection = socket.create_connection((host, port), seconds)
