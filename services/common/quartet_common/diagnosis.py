@@ -63,8 +63,11 @@ def diagnose(kind: str, address: str, security: SecuritySection, seconds: float 
         return f"no answer within {seconds:g} s; is the host up, and does a firewall let the port through?"
     except OSError as error:
         return f"it cannot be reached ({error.strerror or error}); is its address right?"
-    with connection:
-        return _handshake(connection, kind, address, security)
+    try:
+        with connection:
+            return _handshake(connection, kind, address, security)
+    except OSError:
+        return None  # the connection broke, nothing came, files are being replaced: nothing can be concluded from that
 
 
 def _handshake(connection: socket.socket, kind: str, address: str, security: SecuritySection) -> str | None:
@@ -84,8 +87,6 @@ def _handshake(connection: socket.socket, kind: str, address: str, security: Sec
         return f"its certificate {_fault(error, wanted)}"
     except ssl.SSLError as error:
         refused = "ALERT" in (error.reason or "")
-    except OSError:
-        return None  # the connection broke, or nothing came: that says nothing of either side's security
     if not security.tls:
         speaks_tls = "it speaks TLS, and this side plaintext; set tls_ca, tls_certificate and tls_key in [security]"
         return speaks_tls if encrypted or refused else None
