@@ -39,6 +39,7 @@ class Dead:
                     attempts=int(values[b"attempt"]),
                     reasons=[values[b"reason:%d" % n].decode() for n in range(1, reasons + 1)],
                     died_at=timestamp(float(died_at)),
+                    unscored_bytes=int(values.get(b"bytes", 0)),
                 )
             )
         return found
@@ -66,13 +67,24 @@ class Dead:
     async def requeue(self, request: broker_pb2.RequeueDeadRequest) -> broker_pb2.RequeueDeadResponse:
         """Put dead prompts back into the queue; all of them if none is named."""
         run_id = validation.name("run_id", request.run_id)
-        ids: list = list(request.instance_ids)
-        if not ids:
-            (ids,) = await self._store.read([("ZRANGE", keys.prefix(run_id) + "dead", 0, -1)])
+        ids: list = list(request.instance_ids) or await self._ids(run_id)
+        return broker_pb2.RequeueDeadResponse(requeued=await self._requeue(run_id, ids, only_unscored=False))
+
+    async def requeue_unscored(self, run_id: str) -> int:
+        """Put those back whose completions are kept, to be scored; return how many."""
+        ids = await self._ids(run_id)
+        return await self._requeue(run_id, ids, only_unscored=True) if ids else 0
+
+    async def _ids(self, run_id: str) -> list:
+        (ids,) = await self._store.read([("ZRANGE", keys.prefix(run_id) + "dead", 0, -1)])
+        return ids
+
+    async def _requeue(self, run_id: str, ids: list, only_unscored: bool) -> int:
         requeued = 0
         for start in range(0, max(1, len(ids)), _PORTION):  # none: a run that does not exist is told all the same
-            requeued += (await self._store.run("requeue_dead", run_id, *ids[start : start + _PORTION]))[1]
-        return broker_pb2.RequeueDeadResponse(requeued=requeued)
+            portion = ids[start : start + _PORTION]
+            requeued += (await self._store.run("requeue_dead", run_id, "1" if only_unscored else "", *portion))[1]
+        return requeued
 
     async def group(self, request: broker_pb2.GetGroupRequest) -> broker_pb2.GetGroupResponse:
         """Tell where one prompt instance is in its life."""

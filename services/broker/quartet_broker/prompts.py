@@ -1,4 +1,6 @@
-"""Prompts on their way to rollouts and back: SubmitPrompts, EndPrompts, LeasePrompts, RenewLeases, ReleaseLeases."""
+"""Prompts on their way to rollouts and back: SubmitPrompts, EndPrompts, LeasePrompts, RenewLeases, ReleaseLeases,
+GetUnscored.
+"""
 
 import hashlib
 import secrets
@@ -6,7 +8,7 @@ import secrets
 import grpc
 from quartet.v1 import broker_pb2, experience_pb2
 
-from quartet_broker import validation
+from quartet_broker import keys, validation
 from quartet_broker.bell import Bell
 from quartet_broker.events import timestamp
 from quartet_broker.lanes import Lane, Lanes
@@ -14,10 +16,12 @@ from quartet_broker.runs import Runs
 from quartet_broker.store import Store, Value
 from quartet_broker.traces import trace_lease, trace_submit
 from quartet_common import metrics
-from quartet_common.errors import already_exists, failed_precondition, invalid_argument, resource_exhausted
+from quartet_common.errors import already_exists, failed_precondition, invalid_argument, not_found, resource_exhausted
+from quartet_common.wire import Bytes
 
 _GRANTED = metrics.counter("quartet_broker_prompts_leased_total", "Prompts leased to rollouts.", ["run"])
 _QUEUE_RETRY_SECONDS = 1.0
+_UNSCORED = (b"QUEUED", b"LEASED", b"DEAD")  # what is stored of an instance in one of these states has no score
 _PURPOSES = {number: name.removeprefix("PURPOSE_") for name, number in experience_pb2.Purpose.items()}
 
 
@@ -150,10 +154,11 @@ class Prompts:
         response = broker_pb2.LeasePromptsResponse(policy_version=int(version))
         if gate:
             response.gate = broker_pb2.GateReason.Value(f"GATE_REASON_{gate.decode()}")
-        for n in range(0, len(grants), 4):
-            lease = response.leases.add(lease_id=grants[n].decode(), attempt=grants[n + 1], expires_at=expires_at)
-            lease.instance.ParseFromString(grants[n + 2])
-            trace_lease(run_id, holder, lease, grants[n + 3])
+        for lease_id, attempt, prompt, ticket, unscored in zip(*(grants[n::5] for n in range(5)), strict=True):
+            lease = response.leases.add(lease_id=lease_id.decode(), attempt=attempt, expires_at=expires_at)
+            lease.instance.ParseFromString(prompt)
+            lease.unscored = bool(unscored)
+            trace_lease(run_id, holder, lease, ticket)
         _GRANTED.labels(run_id).inc(len(response.leases))
         return response
 
@@ -169,9 +174,27 @@ class Prompts:
         run_id = validation.name("run_id", request.run_id)
         validation.count("releases", request.releases, 65536, least=0)
         arguments: list[Value] = []
-        for release in request.releases:
+        prefix, nonce = keys.prefix(run_id), secrets.token_hex(8)
+        values: dict[str, Bytes] = {}
+        for n, release in enumerate(request.releases):
+            name = f"{nonce}-{n}" if release.unscored else ""
+            if name:
+                values[f"{prefix}payload:{name}"] = release.unscored
             # A reason is for people: what is longer than a screen is cut.
-            arguments += [release.lease_id, release.failure[:2000], "1" if release.permanent else "0"]
-        _, requeued, dead, hopeless, *lost = await self._store.run("release_leases", run_id, *arguments)
+            permanent = "1" if release.permanent else "0"
+            arguments += [release.lease_id, release.failure[:2000], permanent, name, len(release.unscored)]
+        _, requeued, dead, hopeless, *lost = await self._store.run("release_leases", run_id, *arguments, values=values)
         await self._runs.end_hopeless(run_id, hopeless)
         return broker_pb2.ReleaseLeasesResponse(requeued=requeued, dead=dead, lost=[lease.decode() for lease in lost])
+
+    async def unscored(self, request: broker_pb2.GetUnscoredRequest) -> broker_pb2.GetUnscoredResponse:
+        """Return the completions that are kept of an instance whose verifier failed."""
+        run_id = validation.name("run_id", request.run_id)
+        prefix, kept = keys.prefix(run_id), None
+        ((state, stored),) = await self._store.read([("HMGET", f"{prefix}i:{request.instance_id}", "state", "stored")])
+        if state in _UNSCORED and stored is not None:
+            (kept,) = await self._store.read([("GET", f"{prefix}payload:{stored.decode()}")])
+        if kept is None:
+            await self._store.run("list_members", run_id)  # the run's absence is the greater news
+            raise not_found("unscored group", request.instance_id, "no completions of it wait for a score")
+        return broker_pb2.GetUnscoredResponse(unscored=kept)

@@ -36,7 +36,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         self.prompts = Prompts(self.store, self.bell, self.runs)
         self.dead = Dead(self.store)
         self.experience = Experience(self.store, self.bell, section)
-        self.sessions = Sessions(self.store, self.runs)
+        self.sessions = Sessions(self.store, self.runs, self.dead)
         self.evaluations = Evaluations(self.store, self.bell)
         self.results = Results(self.store, self.bell, self.dead)
         self.events = Events(self.store, self.bell)
@@ -71,6 +71,9 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
 
     async def ReleaseLeases(self, request, context):
         return await self.prompts.release(request)
+
+    async def GetUnscored(self, request, context):
+        return await self.prompts.unscored(request)
 
     async def PutExperience(self, request, context):
         return await self.experience.put(request)

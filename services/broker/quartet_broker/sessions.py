@@ -5,6 +5,7 @@ from typing import Any
 from quartet.v1 import broker_pb2
 
 from quartet_broker import validation
+from quartet_broker.dead import Dead
 from quartet_broker.runs import Runs
 from quartet_broker.store import Store
 from quartet_common.errors import failed_precondition
@@ -39,9 +40,10 @@ def refuse(run_id: str, step: int, reply: list[Any]) -> None:
 class Sessions:
     """One trainer at a time; what it trained is let go only once a checkpoint holds it."""
 
-    def __init__(self, store: Store, runs: Runs):
+    def __init__(self, store: Store, runs: Runs, dead: Dead):
         self._store = store
         self._runs = runs
+        self._dead = dead
 
     async def open(self, request: broker_pb2.OpenSessionRequest) -> broker_pb2.OpenSessionResponse:
         """Fence earlier sessions and rewind to the checkpoint."""
@@ -71,9 +73,19 @@ class Sessions:
         )
         if found:
             log.info("instances of the checkpoint were not settled yet", extra={"run": run_id, "count": found})
+        if (await self._runs.load(run_id)).state == broker_pb2.RUN_STATE_ACTIVE:
+            await self._score_again(run_id)
         return broker_pb2.OpenSessionResponse(
             session_epoch=epoch, replayable_steps=replayable, run=await self._runs.load(run_id)
         )
+
+    async def _score_again(self, run_id: str) -> None:
+        """Queue the dead whose completions are kept: since they died the verifier may have been mended."""
+        requeued = await self._dead.requeue_unscored(run_id)
+        if requeued:
+            text = f"{requeued} group{'s'[: requeued != 1]} that no verifier could score will be scored again"
+            notice = broker_pb2.Notice(level="warning", text=text, source="broker")
+            await self._store.run("add_event", run_id, broker_pb2.RunEvent(notice=notice).SerializeToString())
 
     async def mark_trained(self, request: broker_pb2.MarkTrainedRequest) -> broker_pb2.MarkTrainedResponse:
         """Record that a step's batch is in the weights."""

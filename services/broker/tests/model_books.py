@@ -55,6 +55,7 @@ class Group:
     expiry: int = 0
     reasons: list[str] = field(default_factory=list)
     size: int = 0  # of the stored group
+    unscored: int = 0  # bytes of completions that wait for a score
     version: int = 0
     finished: int | None = None
     step: int = -1
@@ -100,6 +101,10 @@ class Books:
         """Return the bytes of the stored training groups in these states."""
         return sum(self.groups[name].size for name in self.names(*states))
 
+    def unscored_bytes(self) -> int:
+        """Return the bytes of all completions that wait for a score."""
+        return sum(group.unscored for group in self.groups.values())
+
     def stats(self) -> dict[str, int]:
         """Return RunStats."""
         outside = [self.names("QUEUED", "LEASED", purpose=purpose) for purpose in ("EVALUATE", "SERVE")]
@@ -111,7 +116,7 @@ class Books:
             "trained": self.count("TRAINED"),
             "dead": len(self.dead),
             "dead_training": self.count("DEAD"),
-            "experience_bytes": self.bytes_of("READY", "LEASED_TO_TRAINER", "TRAINED"),
+            "experience_bytes": self.bytes_of("READY", "LEASED_TO_TRAINER", "TRAINED") + self.unscored_bytes(),
             "untrained_in_flight": sum(map(len, outside)),
         }
 
@@ -131,6 +136,8 @@ class Books:
             "ready": sorted(((name, self.groups[name].version) for name in self.ready), key=lambda each: each[1]),
             "batches": {step: (self.batch_state[step], list(names)) for step, names in self.batches.items()},
             "open bytes": self.bytes_of(*OPEN),
+            "unscored": {name: group.unscored for name, group in self.groups.items() if group.unscored},
+            "unscored bytes": self.unscored_bytes(),
             "batch bytes": {
                 step: sum(self.groups[name].size for name in names) for step, names in self.batches.items()
             },
@@ -156,7 +163,7 @@ class Books:
     def home(self, group: Group, train: str) -> str:
         if group.purpose == "TRAIN":
             return train
-        return "prompts:serve" if group.pinned is None else f"prompts:pin:{group.pinned}"
+        return "prompts:serve" if group.pinned is None or group.unscored else f"prompts:pin:{group.pinned}"
 
     def forget_lease(self, group: Group) -> None:
         group.lease = group.holder = ""
@@ -187,7 +194,7 @@ class Books:
         if group.finished is not None:
             self._keep_result(name, group.purpose, group.finished)
         self.forget_lease(group)
-        group.state, group.size, group.finished = final, 0, None
+        group.state, group.size, group.finished, group.unscored = final, 0, None, 0
 
     def _keep_result(self, name: str, pool: str, finished: int) -> None:
         if finished + RESULT_TTL > self.clock.now:

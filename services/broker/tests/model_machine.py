@@ -254,16 +254,22 @@ class BrokerMachine(RuleBasedStateMachine):
         if leases:
             side.put(leases[::-1], size, mixed)
 
-    @rule(side=sides, picked=picks, how=st.sampled_from(["renew", "renew", "", "broken", "for good"]), times=twice)
-    def renew_or_release(self, side: int, picked: list[int], how: str, times: int) -> None:
-        """Leases that are held, and leases that were lost long ago, are renewed or given back."""
+    @rule(
+        side=sides,
+        picked=picks,
+        how=st.sampled_from(["renew", "renew", "", "broken", "for good", "for good"]),
+        unscored=sizes,
+        times=twice,
+    )
+    def renew_or_release(self, side: int, picked: list[int], how: str, unscored: int, times: int) -> None:
+        """Leases that are held, and leases that were lost long ago, are renewed or given back, with completions or not."""
         side = self._side(side)
         ids = [lease.granted.lease_id for lease in self._picked(side, picked)]
         for _ in range(times):
             if how == "renew":
                 side.renew(ids)
             else:
-                side.release(ids, how)
+                side.release(ids, how, unscored)
 
     # --- the trainer
 

@@ -56,8 +56,10 @@ class Reference(Books):
     def requeue_dead(self, names: list[str]) -> int:
         """RequeueDead; no names: all."""
         self.must_be_active()
-        chosen = names or [name for _, name in sorted((at, name) for name, at in self.dead.items())]
-        back = [name for name in dict.fromkeys(chosen) if name in self.dead]
+        chosen = names or [name for _, name in self._dead_in_order()]
+        return self._requeue_dead([name for name in dict.fromkeys(chosen) if name in self.dead])
+
+    def _requeue_dead(self, back: list[str]) -> int:
         self.first_dead = 0 if back else self.first_dead
         for name in back:
             del self.dead[name]
@@ -66,10 +68,13 @@ class Reference(Books):
             self.enqueue(name, self.home(group, "prompts:again"))
         return len(back)
 
-    def list_dead(self) -> list[tuple[str, int, list[str]]]:
-        """ListDead: (name, deliveries, reasons), oldest first."""
-        order = sorted((at, name) for name, at in self.dead.items())
-        return [(name, self.groups[name].attempt, list(self.groups[name].reasons)) for _, name in order]
+    def list_dead(self) -> list[tuple[str, int, list[str], int]]:
+        """ListDead: (name, deliveries, reasons, bytes of completions), oldest first."""
+        groups = [(name, self.groups[name]) for _, name in self._dead_in_order()]
+        return [(name, group.attempt, list(group.reasons), group.unscored) for name, group in groups]
+
+    def _dead_in_order(self) -> list[tuple[int, str]]:
+        return sorted((at, name) for name, at in self.dead.items())
 
     def start_evaluation(self, evaluation_set: str, version: int) -> int:
         """StartEvaluation; return the number of prompts."""
@@ -119,8 +124,8 @@ class Reference(Books):
 
     # --- rollouts
 
-    def lease_prompts(self, holder: str, most: int, version: int) -> tuple[list[tuple[str, int]], str]:
-        """LeasePrompts; return (name, attempt) of each, and the gate. `granted` must be told the lease ids."""
+    def lease_prompts(self, holder: str, most: int, version: int) -> tuple[list[tuple[str, int, bool]], str]:
+        """LeasePrompts; return (name, attempt, whether completions wait for a score) of each, and the gate. `granted` must be told the lease ids."""
         self.must_be_active()
         if self.members.get(holder, 0) <= self.clock.now:
             raise Refused("FAILED_PRECONDITION")
@@ -144,7 +149,7 @@ class Reference(Books):
             group.attempt += 1
             self.since["redelivered"] += group.attempt > 1
             group.state, group.holder, group.expiry = "LEASED", holder, self.clock.now + LEASE_TTL
-        return [(name, self.groups[name].attempt) for name in names], gate
+        return [(name, self.groups[name].attempt, bool(self.groups[name].unscored)) for name in names], gate
 
     def _pull(self, stream: str, most: int) -> list[str]:
         waiting = self.streams.get(stream, [])
@@ -175,11 +180,13 @@ class Reference(Books):
                 self.groups[str(self.holds(lease))].expiry = self.clock.now + LEASE_TTL
         return lost
 
-    def release(self, releases: list[tuple[str, str, bool]]) -> tuple[int, int, list[str]]:
-        """ReleaseLeases of (lease, failure, permanent); return requeued, dead, lost."""
+    def release(self, releases: list[tuple[str, str, bool, int]]) -> tuple[int, int, list[str]]:
+        """ReleaseLeases of (lease, failure, permanent, bytes of completions); return requeued, dead, lost."""
         requeued, dead, lost = 0, 0, []
-        for lease, failure, permanent in releases:
+        for lease, failure, permanent, unscored in releases:
             name = self.holds(lease)
+            if name is not None and unscored:
+                failure += self._keep(self.groups[name], unscored)
             if name is None:
                 lost.append(lease)
             elif not failure and not permanent:
@@ -192,6 +199,15 @@ class Reference(Books):
         if self.first_dead >= MAX_FIRST_DEAD and not self.put_count:
             self.finish("FAILED")
         return requeued, dead, lost
+
+    def _keep(self, group: Group, size: int) -> str:
+        """Keep completions if there is room; return what else there is to say."""
+        most, others = self.spec.max_experience_bytes, self.unscored_bytes() - group.unscored
+        if others + size > most:
+            remark = f"its {size} bytes of completions are not kept: others that wait for a score hold {others} of {most}"
+            return f"; {remark}"
+        group.unscored = size
+        return ""
 
     def put(self, puts: list[tuple[str, str, int, int, int]]) -> list[str]:
         """PutExperience of (name, lease, bytes, oldest version, newest version) of each; return the outcomes."""
@@ -211,6 +227,7 @@ class Reference(Books):
             return "LEASE_LOST"
         if group.purpose == "TRAIN":
             return self._put_training(name, group, size, oldest)
+        group.unscored = 0
         if group.pinned is not None and not oldest == newest == group.pinned:
             self.requeue(name, 0)
             return "STALE"
@@ -224,11 +241,13 @@ class Reference(Books):
         spec = self.spec
         if self.version - oldest > spec.max_staleness:
             self.since["stale"] += 1
+            group.unscored = 0
             self.requeue(name, 0)
             return "STALE"
         if self.bytes_of(*OPEN) + size > spec.max_experience_bytes and self.count(*OPEN) >= spec.groups_per_step:
             return "NO_ROOM"
         self.forget_lease(group)
+        group.unscored = 0
         group.state, group.size, group.version, group.finished = "READY", size, oldest, self.clock.now
         self.ready.append(name)
         self.put_count += 1
@@ -263,6 +282,8 @@ class Reference(Books):
         for name in consumed:
             self._consume(name)
         self._commit_below(checkpoint)
+        if self.state == "ACTIVE":
+            self._requeue_dead([name for _, name in self._dead_in_order() if self.groups[name].unscored])
         return len(later)
 
     def _consume(self, name: str) -> None:

@@ -180,7 +180,9 @@ class Run:
         self.both(
             self.model.list_dead,
             self.bench.stub.ListDead(pb.ListDeadRequest(run_id=self.world.run_id)),
-            lambda response: [(d.instance.instance_id, d.attempts, list(d.reasons)) for d in response.dead],
+            lambda response: [
+                (d.instance.instance_id, d.attempts, list(d.reasons), d.unscored_bytes) for d in response.dead
+            ],
         )
 
     def heartbeat(self, name: str) -> None:
@@ -214,7 +216,7 @@ class Run:
             for each in response.leases:
                 self.model.granted(each.instance.instance_id, each.lease_id)
             gate = pb.GateReason.Name(response.gate).removeprefix("GATE_REASON_")
-            given = [(each.instance.instance_id, each.attempt) for each in response.leases]
+            given = [(each.instance.instance_id, each.attempt, each.unscored) for each in response.leases]
             return given, "" if gate == "UNSPECIFIED" else gate
 
         self.both(
@@ -262,10 +264,13 @@ class Run:
             lambda response: list(response.lost),
         )
 
-    def release(self, ids: list[str], failure: str) -> None:
-        """Give leases back; "for good" is a failure that no repetition cures."""
-        told = [(lease_id, failure, failure == "for good") for lease_id in ids]
-        releases = [pb.LeaseRelease(lease_id=lease, failure=why, permanent=last) for lease, why, last in told]
+    def release(self, ids: list[str], failure: str, unscored: int = 0) -> None:
+        """Give leases back; "for good" is a failure that no repetition cures. `unscored`: bytes of completions."""
+        told = [(lease_id, failure, failure == "for good", unscored) for lease_id in ids]
+        releases = [
+            pb.LeaseRelease(lease_id=lease, failure=why, permanent=last, unscored=bytes(size))
+            for lease, why, last, size in told
+        ]
         self.both(
             lambda: self.model.release(told),
             self.bench.stub.ReleaseLeases(pb.ReleaseLeasesRequest(run_id=self.world.run_id, releases=releases)),

@@ -17,7 +17,7 @@ for _, prefix in ipairs(ARGV) do
     local kind = redis.call('TYPE', key).ok
     local rest, value = string.sub(key, #prefix + 1), {}
     if string.sub(rest, 1, 2) == 'i:' then
-      value = redis.call('HMGET', key, 'state', 'attempt', 'step', 'lease', 'stored')
+      value = redis.call('HMGET', key, 'state', 'attempt', 'step', 'lease', 'stored', 'bytes')
     elseif rest == 'run' then
       value = redis.call('HMGET', key, 'state', 'policy_version', 'committed_step', 'prompts_ended', 'group_epoch',
         'session')
@@ -73,7 +73,7 @@ def _under(found: dict[str, list], start: str) -> dict[str, list]:
 def _picture(found: dict[str, list]) -> dict[str, object]:
     state, version, committed, ended, group_epoch, session = found["run"]
     batch_states = {int(step): state for step, state in _pairs(found.get("batches", [])).items()}
-    states, held, contents = _instances(found, batch_states)
+    states, held, contents, unscored = _instances(found, batch_states)
     stats = {name: int(value) for name, value in _pairs(found.get("stats", [])).items()}
     streams = {f"prompts:{name}": value for name, value in _under(found, "prompts:").items()}
     leases = _scores(found.get("leases", []))
@@ -98,6 +98,8 @@ def _picture(found: dict[str, list]) -> dict[str, object]:
         "ready": _ready(found),
         "batches": {step: (state, found.get(f"batch:{step}", [])) for step, state in batch_states.items()},
         "open bytes": stats.get("open_bytes", 0),
+        "unscored": unscored,
+        "unscored bytes": stats.get("unscored_bytes", 0),
         "batch bytes": {int(step): int(size) for step, size in _pairs(found.get("batches:bytes", [])).items()},
         "dead": dead,
         "results": results,
@@ -106,22 +108,28 @@ def _picture(found: dict[str, list]) -> dict[str, object]:
     }
 
 
-def _instances(found: dict[str, list], batch_states: dict[int, str]) -> tuple[dict, list[str], list[str]]:
-    """Return (state, deliveries, step) of each instance, settled or not; leases held; names of contents."""
-    states, held, contents = {}, [], []
-    for name, (state, attempt, step, lease, content) in _under(found, "i:").items():
+def _instances(
+    found: dict[str, list], batch_states: dict[int, str]
+) -> tuple[dict, list[str], list[str], dict[str, int]]:
+    """Return (state, deliveries, step) of each instance, settled or not; leases held; names of contents; bytes of those
+    that wait for a score.
+    """
+    states, held, contents, unscored = {}, [], [], {}
+    for name, (state, attempt, step, lease, content, size) in _under(found, "i:").items():
         step = -1 if step in (None, False) else int(step)
         if state == "LEASED_TO_TRAINER" and batch_states.get(step) == "TRAINED":
             state = "TRAINED"
         states[name] = state, int(attempt), step
         held += [lease] if state == "LEASED" else []
         contents += [content] if content else []
+        if content and state in ("QUEUED", "LEASED", "DEAD"):
+            unscored[name] = int(size)
     for name, line in _pairs(found.get("settled", [])).items():
         assert name not in states, f"{name} is settled and yet alive"
         state, _, attempt, step = line.split("|")[:4]
         assert state in SETTLED
         states[name] = state, int(attempt), int(step)
-    return states, held, contents
+    return states, held, contents, unscored
 
 
 def _evaluations(found: dict[str, list]) -> dict[str, tuple]:

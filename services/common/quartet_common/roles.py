@@ -60,6 +60,7 @@ _ALLOWED: dict[str, dict[str, frozenset[str]]] = {
         "LeasePrompts": _ROLLOUT,
         "RenewLeases": _ROLLOUT,
         "ReleaseLeases": _ROLLOUT,
+        "GetUnscored": _ROLLOUT | _CLIENT,
         "PutExperience": _ROLLOUT,
         # Training
         "OpenSession": _TRAINER,

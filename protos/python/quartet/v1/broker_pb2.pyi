@@ -370,16 +370,18 @@ class EndPromptsResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class PromptLease(_message.Message):
-    __slots__ = ("lease_id", "instance", "attempt", "expires_at")
+    __slots__ = ("lease_id", "instance", "attempt", "expires_at", "unscored")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    UNSCORED_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     instance: _experience_pb2.PromptInstance
     attempt: int
     expires_at: _timestamp_pb2.Timestamp
-    def __init__(self, lease_id: _Optional[str] = ..., instance: _Optional[_Union[_experience_pb2.PromptInstance, _Mapping]] = ..., attempt: _Optional[int] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    unscored: bool
+    def __init__(self, lease_id: _Optional[str] = ..., instance: _Optional[_Union[_experience_pb2.PromptInstance, _Mapping]] = ..., attempt: _Optional[int] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., unscored: _Optional[bool] = ...) -> None: ...
 
 class LeasePromptsRequest(_message.Message):
     __slots__ = ("run_id", "holder", "max_prompts", "wait", "policy_version")
@@ -422,14 +424,16 @@ class RenewLeasesResponse(_message.Message):
     def __init__(self, lost: _Optional[_Iterable[str]] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class LeaseRelease(_message.Message):
-    __slots__ = ("lease_id", "failure", "permanent")
+    __slots__ = ("lease_id", "failure", "permanent", "unscored")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     PERMANENT_FIELD_NUMBER: _ClassVar[int]
+    UNSCORED_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     failure: str
     permanent: bool
-    def __init__(self, lease_id: _Optional[str] = ..., failure: _Optional[str] = ..., permanent: _Optional[bool] = ...) -> None: ...
+    unscored: bytes
+    def __init__(self, lease_id: _Optional[str] = ..., failure: _Optional[str] = ..., permanent: _Optional[bool] = ..., unscored: _Optional[bytes] = ...) -> None: ...
 
 class ReleaseLeasesRequest(_message.Message):
     __slots__ = ("run_id", "releases")
@@ -448,6 +452,20 @@ class ReleaseLeasesResponse(_message.Message):
     dead: int
     lost: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, requeued: _Optional[int] = ..., dead: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GetUnscoredRequest(_message.Message):
+    __slots__ = ("run_id", "instance_id")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    instance_id: str
+    def __init__(self, run_id: _Optional[str] = ..., instance_id: _Optional[str] = ...) -> None: ...
+
+class GetUnscoredResponse(_message.Message):
+    __slots__ = ("unscored",)
+    UNSCORED_FIELD_NUMBER: _ClassVar[int]
+    unscored: bytes
+    def __init__(self, unscored: _Optional[bytes] = ...) -> None: ...
 
 class PutGroup(_message.Message):
     __slots__ = ("lease_id", "group")
@@ -889,16 +907,18 @@ class WatchRunResponse(_message.Message):
     def __init__(self, event: _Optional[_Union[RunEvent, _Mapping]] = ...) -> None: ...
 
 class DeadPrompt(_message.Message):
-    __slots__ = ("instance", "attempts", "reasons", "died_at")
+    __slots__ = ("instance", "attempts", "reasons", "died_at", "unscored_bytes")
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     REASONS_FIELD_NUMBER: _ClassVar[int]
     DIED_AT_FIELD_NUMBER: _ClassVar[int]
+    UNSCORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     instance: _experience_pb2.PromptInstance
     attempts: int
     reasons: _containers.RepeatedScalarFieldContainer[str]
     died_at: _timestamp_pb2.Timestamp
-    def __init__(self, instance: _Optional[_Union[_experience_pb2.PromptInstance, _Mapping]] = ..., attempts: _Optional[int] = ..., reasons: _Optional[_Iterable[str]] = ..., died_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    unscored_bytes: int
+    def __init__(self, instance: _Optional[_Union[_experience_pb2.PromptInstance, _Mapping]] = ..., attempts: _Optional[int] = ..., reasons: _Optional[_Iterable[str]] = ..., died_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., unscored_bytes: _Optional[int] = ...) -> None: ...
 
 class ListDeadRequest(_message.Message):
     __slots__ = ("run_id", "limit", "instance_ids")

@@ -85,6 +85,11 @@ class BrokerServiceStub:
                 request_serializer=quartet_dot_v1_dot_broker__pb2.ReleaseLeasesRequest.SerializeToString,
                 response_deserializer=quartet_dot_v1_dot_broker__pb2.ReleaseLeasesResponse.FromString,
                 _registered_method=True)
+        self.GetUnscored = channel.unary_unary(
+                '/quartet.v1.BrokerService/GetUnscored',
+                request_serializer=quartet_dot_v1_dot_broker__pb2.GetUnscoredRequest.SerializeToString,
+                response_deserializer=quartet_dot_v1_dot_broker__pb2.GetUnscoredResponse.FromString,
+                _registered_method=True)
         self.PutExperience = channel.unary_unary(
                 '/quartet.v1.BrokerService/PutExperience',
                 request_serializer=quartet_dot_v1_dot_broker__pb2.PutExperienceRequest.SerializeToString,
@@ -286,6 +291,16 @@ class BrokerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetUnscored(self, request, context):
+        """GetUnscored returns the completions that are kept of an instance whose verifier failed: see LeaseRelease.unscored.
+
+        Called by: rollouts that lease it (PromptLease.unscored), clients. Idempotent; safe to retry. Errors: NOT_FOUND when
+        none are kept.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PutExperience(self, request, context):
         """PutExperience stores finished groups and settles their prompt leases, each atomically.
 
@@ -300,7 +315,8 @@ class BrokerServiceServicer:
 
         Called by: the trainer's rank 0, at start. Not idempotent: each call makes a new session epoch. What was trained
         after the checkpoint's step is made ready to be replayed from the manifests. A finished run can be opened; its
-        LeaseExperience says so. Errors: FAILED_PRECONDITION when the checkpoint is older than the last committed step.
+        LeaseExperience says so. Dead prompts whose completions are kept are queued again, to be scored: the verifier may have
+        been mended. Errors: FAILED_PRECONDITION when the checkpoint is older than the last committed step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -441,7 +457,8 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RequeueDead(self, request, context):
-        """RequeueDead puts dead prompts back into the queue with a fresh delivery count.
+        """RequeueDead puts dead prompts back into the queue with a fresh delivery count. Completions that are kept are scored,
+        not generated again.
 
         Called by: clients. Idempotent; safe to retry.
         """
@@ -522,6 +539,11 @@ def add_BrokerServiceServicer_to_server(servicer, server):
                     servicer.ReleaseLeases,
                     request_deserializer=quartet_dot_v1_dot_broker__pb2.ReleaseLeasesRequest.FromString,
                     response_serializer=quartet_dot_v1_dot_broker__pb2.ReleaseLeasesResponse.SerializeToString,
+            ),
+            'GetUnscored': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUnscored,
+                    request_deserializer=quartet_dot_v1_dot_broker__pb2.GetUnscoredRequest.FromString,
+                    response_serializer=quartet_dot_v1_dot_broker__pb2.GetUnscoredResponse.SerializeToString,
             ),
             'PutExperience': grpc.unary_unary_rpc_method_handler(
                     servicer.PutExperience,
@@ -890,6 +912,33 @@ class BrokerService:
             '/quartet.v1.BrokerService/ReleaseLeases',
             quartet_dot_v1_dot_broker__pb2.ReleaseLeasesRequest.SerializeToString,
             quartet_dot_v1_dot_broker__pb2.ReleaseLeasesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUnscored(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quartet.v1.BrokerService/GetUnscored',
+            quartet_dot_v1_dot_broker__pb2.GetUnscoredRequest.SerializeToString,
+            quartet_dot_v1_dot_broker__pb2.GetUnscoredResponse.FromString,
             options,
             channel_credentials,
             insecure,

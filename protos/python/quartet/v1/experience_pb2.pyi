@@ -286,3 +286,11 @@ class ExperienceGroup(_message.Message):
     tensors: bytes
     transcript: bytes
     def __init__(self, header: _Optional[_Union[GroupHeader, _Mapping]] = ..., tensors: _Optional[bytes] = ..., transcript: _Optional[bytes] = ...) -> None: ...
+
+class UnscoredGroup(_message.Message):
+    __slots__ = ("group", "items")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    group: ExperienceGroup
+    items: _containers.RepeatedCompositeFieldContainer[_reward_pb2.ScoreItem]
+    def __init__(self, group: _Optional[_Union[ExperienceGroup, _Mapping]] = ..., items: _Optional[_Iterable[_Union[_reward_pb2.ScoreItem, _Mapping]]] = ...) -> None: ...

@@ -151,14 +151,18 @@ class VerifierScore(_message.Message):
     def __init__(self, name: _Optional[str] = ..., reward: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reason: _Optional[str] = ..., tests_passed: _Optional[int] = ..., tests: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("kind", "message", "retryable")
+    __slots__ = ("kind", "message", "retryable", "place", "traceback")
     KIND_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RETRYABLE_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
     kind: FailureKind
     message: str
     retryable: bool
-    def __init__(self, kind: _Optional[_Union[FailureKind, str]] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ...) -> None: ...
+    place: str
+    traceback: str
+    def __init__(self, kind: _Optional[_Union[FailureKind, str]] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ..., place: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
 
 class ScoreResult(_message.Message):
     __slots__ = ("item_id", "score", "failure")

@@ -202,6 +202,7 @@ for _, id in ipairs(ids) do
       if stored ~= tonumber(bytes) then fault('%s has %d bytes, but says %s', id, stored, bytes) end
       owned[name] = true
       recount('experience_bytes', stored)
+      if UNSCORED[state] then recount('unscored_bytes', stored) end
       if OPEN[stands] then recount('open_bytes', stored) end
       local at = (batched[id] or {})[1]
       if at then bytes_found[at] = (bytes_found[at] or 0) + stored end

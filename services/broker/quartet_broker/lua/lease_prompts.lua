@@ -1,6 +1,6 @@
 -- LeasePrompts: QUEUED -> LEASED. ARGV: holder, most, holder's policy version, nonce of this grant.
--- Returns OK, gate, run's policy version, expiry, then lease id, attempt, prompt, and ticket (whose first part is when
--- the prompt was queued) of each.
+-- Returns OK, gate, run's policy version, expiry, then lease id, attempt, prompt, ticket (whose first part is when the
+-- prompt was queued), and "1" if completions of it wait for a score, of each.
 even_when_full()
 local state = run_state()
 if not state then return { 'NOT_FOUND' } end
@@ -25,14 +25,15 @@ local function grant(stream, n)
   for _, entry in ipairs(read[1][2]) do
     local id = entry[2][2]
     local lease = ARGV[4] .. '-' .. #reply .. ':' .. id
-    local purpose, prompt, attempt, life = unpack(call('HMGET', instance(id), 'purpose', 'prompt', 'attempt', 'life'))
+    local purpose, prompt, attempt, life, stored = unpack(
+      call('HMGET', instance(id), 'purpose', 'prompt', 'attempt', 'life', 'stored'))
     attempt = attempt + 1
     call('HSET', instance(id), 'state', 'LEASED', 'lease', lease, 'holder', holder, 'attempt', attempt,
       'life', lived(life, leased_line))
     shift(purpose, 'QUEUED', 'LEASED')
     if attempt > 1 then count('redelivered', 1) end
     for _, value in ipairs({ at + ttl, lease }) do table.insert(expiries, value) end
-    for _, value in ipairs({ lease, attempt, prompt, entry[1] }) do table.insert(reply, value) end
+    for _, value in ipairs({ lease, attempt, prompt, entry[1], stored and '1' or '' }) do table.insert(reply, value) end
   end
   return #read[1][2]
 end

@@ -58,7 +58,7 @@ local function show(name, bytes)
 end
 
 local listed, put_line = {}, moment('P', at, '')
-local KEPT = { 'state', 'purpose', 'stream', 'ticket', 'pinned', 'evaluation', 'lease', 'life' }
+local KEPT = { 'state', 'purpose', 'stream', 'ticket', 'pinned', 'evaluation', 'lease', 'life', 'stored' }
 local known = {}
 
 local function put(n)
@@ -78,6 +78,7 @@ local function put(n)
   local bytes = payload_bytes + shown_bytes
 
   if purpose ~= 'TRAIN' then
+    if h[9] then drop_unscored(id) end
     if h[5] and (oldest ~= tonumber(h[5]) or newest ~= oldest) then
       requeue(id, 0, 'of versions ' .. oldest .. ' to ' .. newest .. ', pinned to ' .. h[5])
       return 'STALE'
@@ -91,11 +92,13 @@ local function put(n)
 
   if version - oldest > staleness then
     count('stale', 1)
+    if h[9] then drop_unscored(id) end
     -- The prompt is not to blame: its deliveries start anew.
     requeue(id, 0, 'put as stale: of version ' .. oldest .. ' at version ' .. version)
     return 'STALE'
   end
   if open_bytes + bytes > room_bytes and stored >= step then return 'NO_ROOM' end
+  if h[9] then drop_unscored(id) end
 
   -- What a batch needs to know of its groups stands in their tickets.
   local stream = ready(ARGV[n + 3])

@@ -1,12 +1,39 @@
--- ReleaseLeases: LEASED -> QUEUED or DEAD. ARGV: lease id, failure or "", "1" if permanent, of each.
--- Returns OK, requeued, dead, why the run should end (`hopeless`), then the leases that were lost before.
+-- ReleaseLeases: LEASED -> QUEUED or DEAD. In the same transaction, just before, the broker has stored completions that a
+-- verifier failed on, each group's under a fresh name.
+--
+-- ARGV: lease id, failure or "", "1" if permanent, that name or "", bytes stored under it, of each. Returns OK, requeued,
+-- dead, why the run should end (`hopeless`), then the leases that were lost before.
 even_when_full()
-if not run_state() then return { 'NOT_FOUND' } end
-local at = now()
+local FIELDS = 5
+if not run_state() then
+  for n = 1, #ARGV, FIELDS do call('UNLINK', payload(ARGV[n + 3])) end
+  return { 'NOT_FOUND' }
+end
+local at, most = now(), number('max_experience_bytes')
 local reply = { 'OK', 0, 0, '' }
-for n = 1, #ARGV, 3 do
-  local lease, failure, permanent = ARGV[n], ARGV[n + 1], ARGV[n + 2] == '1'
+
+-- Returns the failure, with a remark if there is no room.
+local function keep(id, failure, name, bytes)
+  local others = gauge('unscored_bytes') - tonumber(call('HGET', instance(id), 'bytes') or 0)
+  if others + bytes <= most then
+    keep_unscored(id, name, bytes)
+    return failure
+  end
+  call('UNLINK', payload(name))
+  return failure .. string.format('; its %d bytes of completions are not kept: others that wait for a score hold %d of %d',
+    bytes, others, most)
+end
+
+for n = 1, #ARGV, FIELDS do
+  local lease, failure, permanent, name = ARGV[n], ARGV[n + 1], ARGV[n + 2] == '1', ARGV[n + 3]
   local id = leased(lease, at)
+  if name ~= '' then
+    if id then
+      failure = keep(id, failure, name, tonumber(ARGV[n + 4]))
+    else
+      call('UNLINK', payload(name))
+    end
+  end
   if not id then
     table.insert(reply, lease)
   elseif failure == '' and not permanent then

@@ -1,19 +1,19 @@
--- RequeueDead: DEAD -> QUEUED with a fresh delivery count. ARGV: instance ids. Returns OK, number requeued.
+-- RequeueDead: DEAD -> QUEUED with a fresh delivery count. ARGV: "1" for those only whose completions are kept, or "",
+-- then instance ids. Returns OK, number requeued.
 local state = run_state()
 if not state then return { 'NOT_FOUND' } end
 if state ~= 'ACTIVE' then return { 'FINISHED', state } end
 local requeued = 0
-for _, id in ipairs(ARGV) do
-  if call('ZREM', DEAD, id) == 1 then
-    local purpose, pinned, evaluation, reasons, pass, life = unpack(
-      call('HMGET', instance(id), 'purpose', 'pinned', 'evaluation', 'reasons', 'pass', 'life'))
+for n = 2, #ARGV do
+  local id = ARGV[n]
+  local purpose, pinned, evaluation, reasons, pass, life, stored = unpack(
+    call('HMGET', instance(id), 'purpose', 'pinned', 'evaluation', 'reasons', 'pass', 'life', 'stored'))
+  if (stored or ARGV[1] == '') and call('ZREM', DEAD, id) == 1 then
     for n = 1, tonumber(reasons or 0) do call('HDEL', instance(id), 'reason:' .. n) end
     call('HDEL', instance(id), 'reasons')
     call('HSET', instance(id), 'attempt', 0, 'life', lived(life, moment('Q', now())))
     if evaluation then call('HINCRBY', P .. 'evaluation:' .. evaluation, 'dead', -1) end
-    local stream = 'prompts:again'
-    if purpose ~= 'TRAIN' then stream = pinned and 'prompts:pin:' .. pinned or 'prompts:serve' end
-    enqueue(id, stream)
+    enqueue(id, home(purpose, pinned, stored))
     shift(purpose, 'DEAD', 'QUEUED')
     live(pass, 1)
     requeued = requeued + 1

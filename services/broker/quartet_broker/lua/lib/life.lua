@@ -4,6 +4,8 @@
 -- its field `stream`. A group in a step's batch is LEASED_TO_TRAINER in its hash to the end; whether that step was
 -- trained stands once, in q:{run}:batches. Once nothing more can happen to an instance, it is settled: one line in the
 -- hash q:{run}:settled.
+--
+-- What is stored of an instance that is QUEUED, LEASED or DEAD are completions that no verifier could score.
 
 local GAUGES = {
   QUEUED = 'queued', LEASED = 'leased', READY = 'ready', LEASED_TO_TRAINER = 'leased_to_trainer', TRAINED = 'trained',
@@ -11,6 +13,7 @@ local GAUGES = {
 }
 local OUTSIDE = { QUEUED = 1, LEASED = 1 } -- evaluation and serving prompts under way
 local OPEN = { READY = 1, LEASED_TO_TRAINER = 1 } -- groups that count toward max_experience_bytes
+local UNSCORED = { QUEUED = 1, LEASED = 1, DEAD = 1 } -- what is stored of these
 
 -- Moves counts, and the bytes of stored groups, from one state to another (nil: outside of the counted states).
 local function shift(purpose, from, to, bytes, groups)
@@ -49,21 +52,46 @@ local function tear(stream, tickets)
   end
 end
 
--- LEASED, or a stored group -> QUEUED, ahead of prompts never delivered. `why`: in words, for people.
+-- The stream in which a prompt waits that was delivered before.
+local function home(purpose, pinned, stored)
+  if purpose == 'TRAIN' then return 'prompts:again' end
+  -- Nothing is to be generated where completions are stored: weights of any version will do.
+  return pinned and not stored and 'prompts:pin:' .. pinned or 'prompts:serve'
+end
+
+-- Keeps the completions stored under `name` with the instance, in place of those kept before.
+local function keep_unscored(id, name, bytes)
+  local before, bytes_before = unpack(call('HMGET', instance(id), 'stored', 'bytes'))
+  if before then call('UNLINK', payload(before)) end
+  local more = bytes - tonumber(bytes_before or 0)
+  if name then
+    call('HSET', instance(id), 'stored', name, 'bytes', bytes)
+  else
+    call('HDEL', instance(id), 'stored', 'bytes')
+  end
+  count('unscored_bytes', more)
+  count('experience_bytes', more)
+end
+local function drop_unscored(id) keep_unscored(id, nil, 0) end
+
+-- LEASED, or a stored group -> QUEUED, ahead of prompts never delivered; completions that wait for a score stay. `why`:
+-- in words, for people.
 local function requeue(id, attempt, why)
   local h = call('HMGET', instance(id), 'purpose', 'state', 'stream', 'ticket', 'lease', 'bytes', 'pinned', 'stored',
     'life')
   local purpose, state, stream, ticket, lease, bytes = h[1], h[2], h[3], h[4], h[5], tonumber(h[6] or 0)
-  local home = 'prompts:again'
-  if purpose ~= 'TRAIN' then home = h[7] and 'prompts:pin:' .. h[7] or 'prompts:serve' end
-  enqueue(id, home)
+  local unscored = UNSCORED[state]
+  enqueue(id, home(purpose, h[7], unscored and h[8]))
   tear(stream, { ticket })
   if lease then call('ZREM', LEASES, lease) end
-  if h[8] then call('UNLINK', payload(h[8]), transcript(h[8])) end
-  call('HDEL', instance(id), 'lease', 'holder', 'stored', 'bytes', 'shown', 'finished', 'version', 'step')
+  if h[8] and not unscored then
+    call('UNLINK', payload(h[8]), transcript(h[8]))
+    call('HDEL', instance(id), 'stored', 'bytes')
+    count('experience_bytes', -bytes)
+  end
+  call('HDEL', instance(id), 'lease', 'holder', 'shown', 'finished', 'version', 'step')
   call('HSET', instance(id), 'attempt', attempt, 'life', lived(h[9], moment('R', now(), in_words(why))))
   shift(purpose, state, 'QUEUED', bytes)
-  count('experience_bytes', -bytes)
   ring('prompts')
 end
 

@@ -70,11 +70,12 @@ local function settle(ids, final, at, from)
       'shown', 'finished', 'pass', 'life', 'taken')
     local purpose, bytes, stored = h[1], tonumber(h[6] or 0), h[7]
     count('experience_bytes', -bytes)
+    if UNSCORED[h[2]] then count('unscored_bytes', -bytes) end
     shift(purpose, from or h[2], nil, bytes)
     if h[2] ~= 'DEAD' then live(h[10], -1) end
     if stored then
       table.insert(gone, payload(stored))
-      keep_result(id, purpose, stored, tonumber(h[8]), tonumber(h[9]), at)
+      keep_result(id, purpose, stored, tonumber(h[8] or 0), tonumber(h[9]), at)
     end
     table.insert(gone, instance(id))
     table.insert(lines, id)
