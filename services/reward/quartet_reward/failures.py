@@ -1,17 +1,42 @@
 """What a verifier raises when it can find no verdict."""
 
+import sys
+import traceback
+
 from quartet.v1 import reward_pb2
+
+_LONGEST_TRACEBACK = 4000
 
 
 class VerifierFailure(Exception):
     """No verdict could be found, through no fault of the completion. Becomes the contract's Failure, never a number."""
 
-    def __init__(self, kind: int, message: str):
+    def __init__(self, kind: int, message: str, place: str = "", traceback: str = ""):
+        """`place`, `traceback`: where a verifier's program raised, as the contract's Failure has them."""
         super().__init__(message)
         self.kind = kind
         self.message = message
+        self.place = place
+        self.traceback = traceback
+
+    @classmethod
+    def of_exception(cls, name: str, module: str, error: Exception) -> "VerifierFailure":
+        """Return the failure of the verifier `name`, of that module, which raised something else."""
+        place = _place(module, error)
+        told = "".join(traceback.format_exception(error))
+        message = f"verifier '{name}' raised {type(error).__name__}: {error} ({place})"
+        return cls(reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, message, place, told[-_LONGEST_TRACEBACK:])
 
     @property
     def retryable(self) -> bool:
         """True if the same item may succeed later or elsewhere."""
         return self.kind not in (reward_pb2.FAILURE_KIND_BAD_REFERENCE, reward_pb2.FAILURE_KIND_INVALID_ITEM)
+
+
+def _place(module: str, error: Exception) -> str:
+    """Return FILE:LINE: the innermost line in a module; where it has none, the line that raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    file = getattr(sys.modules.get(module), "__file__", None)
+    own = [frame for frame in frames if frame.filename == file]
+    frame = (own or frames)[-1]
+    return f"{frame.filename}:{frame.lineno}"

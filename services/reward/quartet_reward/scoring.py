@@ -38,6 +38,7 @@ class Scorer:
     def __init__(self, specs: SpecReader, tools: Tools):
         self._specs = specs
         self._tools = tools
+        self._raised: set[str] = set()
 
     def read(self, item: reward_pb2.ScoreItem, field: str) -> list[BoundVerifier]:
         """Check an item and return its verifiers. Raises ContractError (INVALID_ARGUMENT)."""
@@ -73,7 +74,7 @@ class Scorer:
                 verdict = one.verifier.verify(item, one.parameters, self._tools)
                 findings.append(_checked(verdict, start, one) if isinstance(verdict, Verdict) else verdict)
             except Exception as error:
-                return _failed(item, one, error, start)
+                return self._failed(item, one, error, start)
         done = [finding for finding in findings if isinstance(finding, _Finding)]
         if len(done) == len(findings):
             return _combined(item.item_id, bound, done, time.perf_counter() - began)
@@ -96,10 +97,22 @@ class Scorer:
                     queued = max(verdict.queued_seconds, waited[0])
                     finding = _checked(replace(verdict, queued_seconds=queued), start, one)
                 except Exception as error:
-                    return _failed(item, one, error, start)
+                    return self._failed(item, one, error, start)
             done.append(finding)
         queued = sum(finding.verdict.queued_seconds for finding in done)
         return _combined(item.item_id, bound, done, max(time.perf_counter() - began - queued, 0.0))
+
+    def _failed(self, item: reward_pb2.ScoreItem, one: BoundVerifier, error: Exception, start: float) -> Result:
+        name = one.verifier.name
+        if not isinstance(error, VerifierFailure):
+            raised, error = error, VerifierFailure.of_exception(name, type(one.verifier).__module__, error)
+            if error.place in self._raised:
+                log.debug("%s", error.message, extra={"place": error.place})
+            else:  # its traceback once: it may do so on every item
+                self._raised.add(error.place)
+                log.error("%s", error.message, exc_info=raised, extra={"place": error.place})
+        telemetry.observe_verification(name, telemetry.failure_name(error.kind), time.perf_counter() - start)
+        return failure(item.item_id, error)
 
 
 def _traced(item: reward_pb2.ScoreItem, result: Result, began: float) -> Result:
@@ -123,7 +136,14 @@ def invalid_item(item_id: str, error: ContractError) -> Result:
 def failure(item_id: str, error: VerifierFailure) -> Result:
     """Return the result of an item whose verifier failed."""
     return Result(
-        item_id=item_id, failure=reward_pb2.Failure(kind=error.kind, message=error.message, retryable=error.retryable)
+        item_id=item_id,
+        failure=reward_pb2.Failure(
+            kind=error.kind,
+            message=error.message,
+            retryable=error.retryable,
+            place=error.place,
+            traceback=error.traceback,
+        ),
     )
 
 
@@ -133,17 +153,6 @@ def _checked(verdict: Verdict, start: float, one: BoundVerifier) -> _Finding:
     seconds = max(time.perf_counter() - start - verdict.queued_seconds, 0.0)
     telemetry.observe_verification(one.verifier.name, telemetry.outcome_name(verdict.outcome), seconds)
     return _Finding(verdict, seconds)
-
-
-def _failed(item: reward_pb2.ScoreItem, one: BoundVerifier, error: Exception, start: float) -> Result:
-    name = one.verifier.name
-    if not isinstance(error, VerifierFailure):
-        log.error("verifier %s raised on item %s", name, item.item_id, exc_info=error)
-        error = VerifierFailure(
-            reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, f"verifier '{name}' raised {type(error).__name__}: {error}"
-        )
-    telemetry.observe_verification(name, telemetry.failure_name(error.kind), time.perf_counter() - start)
-    return failure(item.item_id, error)
 
 
 def _combined(item_id: str, bound: list[BoundVerifier], findings: list[_Finding], elapsed: float) -> Result:

@@ -17,6 +17,9 @@ log = get_logger(__name__)
 # The call may have reached nobody; nothing is known to be wrong with it.
 TRANSIENT = AWAY | {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED}
 
+# A group that fills more than this fits no message (64 MiB with what surrounds it).
+LARGEST_GROUP = 63 << 20
+
 
 class BrokerLink:
     """The one channel to the broker."""

@@ -23,7 +23,9 @@ OWN_ENGINES = ("vllm", "transformers")
 class ScoringSection(Section):
     """[rollout.scoring]: how the reward service is asked."""
 
-    attempts: int = Field(5, ge=1, description="Verifications of one completion before its group is given back.")
+    attempts: int = Field(
+        7, ge=1, description="Verifications of one completion before its group is set aside, with its completions."
+    )
     backoff_seconds: float = Field(0.2, gt=0, description="Wait before the second attempt; doubles with each further.")
     timeout_seconds: float = Field(300.0, gt=0, description="Longest wait for one completion's score, per attempt.")
 

@@ -1,6 +1,6 @@
 """A finished group as the contract's ExperienceGroup: tensors for the trainer, a transcript for people, a header."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,25 +19,13 @@ FINISH_REASONS = {
 }
 
 
-@dataclass(frozen=True)
-class ScoredCompletion:
-    """A completion, its text, and what the reward service said; None where nobody asked it (serving)."""
-
-    completion: EngineCompletion
-    text: str
-    score: reward_pb2.Score | None
-
-
-def completion_info(
-    completion: EngineCompletion, text: str, score: reward_pb2.Score | None = None
-) -> experience_pb2.CompletionInfo:
+def completion_info(completion: EngineCompletion, text: str) -> experience_pb2.CompletionInfo:
     """Return what there is to say about a completion besides its tensors."""
     info = experience_pb2.CompletionInfo(
         index=completion.index,
         text=text,
         finish_reason=FINISH_REASONS[completion.finish_reason],
         tokens=completion.token_ids.size,
-        score=score,
         turns=completion.turns if isinstance(completion, PlayedCompletion) else 1,
         inserted_tokens=inserted_tokens(completion),
     )
@@ -51,46 +39,103 @@ def versions_of(completions: Sequence[EngineCompletion]) -> set[int]:
     return {version for completion in completions for version, _, _ in completion.version_spans}
 
 
-def build_group(
+@dataclass
+class DrawnGroup:
+    """A group whose completions stand.
+
+    Attributes:
+        items: what the reward service is asked, one of each completion in order of index; none where nobody asks.
+        stamps: when they were generated and scored; None: not known.
+    """
+
+    header: experience_pb2.GroupHeader
+    tensors: experience_pb2.GroupTensors
+    transcript: experience_pb2.GroupTranscript
+    items: Sequence[reward_pb2.ScoreItem]
+    stamps: Stamps | None = None
+
+    @classmethod
+    def of_unscored(cls, data: bytes, attempt: int) -> "DrawnGroup":
+        """Return what `unscored` kept, for another delivery. Scores that were found are left out: since then the
+        verifier may have been mended, and the rewards of a group are compared with one another.
+        """
+        kept = experience_pb2.UnscoredGroup.FromString(data)
+        drawn = cls(
+            kept.group.header,
+            experience_pb2.GroupTensors.FromString(kept.group.tensors),
+            experience_pb2.GroupTranscript.FromString(kept.group.transcript),
+            kept.items,
+        )
+        drawn.header.attempt = attempt
+        for info in drawn.transcript.completions:
+            info.ClearField("score")
+        return drawn
+
+    def scored(self, scores: Sequence[reward_pb2.Score]) -> experience_pb2.ExperienceGroup:
+        """Return the finished group. `scores`: one of each completion, or none where nobody was asked."""
+        if scores:
+            for field, key in (("rewards", "reward"), ("format_acc", "format_acc"), ("ans_acc", "ans_acc")):
+                values = np.asarray([getattr(score, key) for score in scores], dtype=np.float32)
+                getattr(self.tensors, field).CopyFrom(encode(values))
+            rewards = np.asarray([score.reward for score in scores])
+            self.header.reward_mean = rewards.mean()
+            self.header.reward_std = rewards.std(ddof=1) if len(scores) > 1 else 0.0
+            self.header.ans_acc = float(np.mean([score.ans_acc for score in scores]))
+        return self._group(scores)
+
+    def unscored(self, scores: Sequence[reward_pb2.Score | None]) -> bytes:
+        """Return a serialized UnscoredGroup. `scores`: those that were found."""
+        return experience_pb2.UnscoredGroup(group=self._group(scores), items=self.items).SerializeToString()
+
+    def _group(self, scores: Sequence[reward_pb2.Score | None]) -> experience_pb2.ExperienceGroup:
+        for info, score in zip(self.transcript.completions, scores, strict=False):
+            if score is not None:
+                info.score.CopyFrom(score)
+        if self.stamps is not None:
+            for info in self.transcript.completions:
+                self.stamps.write(info)
+        self.transcript.finished_at.CopyFrom(now_timestamp())  # not before any of them
+        return experience_pb2.ExperienceGroup(
+            header=self.header,
+            tensors=self.tensors.SerializeToString(),
+            transcript=self.transcript.SerializeToString(),
+        )
+
+
+def drawn_group(
     lease: broker_pb2.PromptLease,
     prompt_token_ids: np.ndarray,
     prompt_text: str,
-    scored: Sequence[ScoredCompletion],
+    completions: Sequence[tuple[EngineCompletion, str]],
+    items: Mapping[int, reward_pb2.ScoreItem],
     settings: SamplingSettings,
     rollout_id: str,
     stamps: Stamps,
-) -> experience_pb2.ExperienceGroup:
+) -> DrawnGroup:
     """Return the group, its completions in order of index.
 
     Args:
         prompt_token_ids: int32 [P].
-        scored: all completions of the group, in any order, at least one token among them.
+        completions: all completions of the group with their texts, in any order, at least one token among them.
+        items: what the reward service is asked, by index; empty where nobody asks.
         settings: what they were drawn by.
-        stamps: when they were generated and scored.
     """
-    scored = sorted(scored, key=lambda one: one.completion.index)
-    tensors = _tensors(prompt_token_ids, scored, settings)
+    completions = sorted(completions, key=lambda one: one[0].index)
+    drawn = [completion for completion, _ in completions]
     transcript = experience_pb2.GroupTranscript(
         instance=lease.instance,
         prompt_text=prompt_text,
-        completions=[completion_info(one.completion, one.text, one.score) for one in scored],
+        completions=[completion_info(completion, text) for completion, text in completions],
         rollout_id=rollout_id,
         started_at=stamps.started_at,
     )
-    for info in transcript.completions:
-        stamps.write(info)
-    transcript.finished_at.CopyFrom(now_timestamp())  # not before any of them
-    return experience_pb2.ExperienceGroup(
-        header=_header(lease, scored),
-        tensors=tensors.SerializeToString(),
-        transcript=transcript.SerializeToString(),
-    )
+    ordered = [items[index] for index in sorted(items)]
+    return DrawnGroup(_header(lease, drawn), _tensors(prompt_token_ids, drawn, settings), transcript, ordered, stamps)
 
 
 def _tensors(
-    prompt_token_ids: np.ndarray, scored: Sequence[ScoredCompletion], settings: SamplingSettings
+    prompt_token_ids: np.ndarray, completions: Sequence[EngineCompletion], settings: SamplingSettings
 ) -> experience_pb2.GroupTensors:
-    completions = [one.completion for one in scored]
     spans = [np.asarray(completion.version_spans, dtype=np.int64).reshape(-1) for completion in completions]
     truncated = np.asarray([completion.finish_reason == "length" for completion in completions], dtype=np.uint8)
     tensors = experience_pb2.GroupTensors(
@@ -109,26 +154,17 @@ def _tensors(
     if any(inserted_tokens(one) for one in completions):
         masks = [getattr(one, "loss_mask", np.ones(one.token_ids.size, np.uint8)) for one in completions]
         tensors.loss_mask.CopyFrom(encode_ragged(masks, tensor_pb2.DTYPE_UINT8))
-    if all(one.score is not None for one in scored):
-        for field, key in (("rewards", "reward"), ("format_acc", "format_acc"), ("ans_acc", "ans_acc")):
-            values = np.asarray([getattr(one.score, key) for one in scored], dtype=np.float32)
-            getattr(tensors, field).CopyFrom(encode(values))
     return tensors
 
 
-def _header(lease: broker_pb2.PromptLease, scored: Sequence[ScoredCompletion]) -> experience_pb2.GroupHeader:
-    versions = versions_of([one.completion for one in scored])
-    scores = [one.score for one in scored if one.score is not None]
-    rewards = np.asarray([score.reward for score in scores])
+def _header(lease: broker_pb2.PromptLease, completions: Sequence[EngineCompletion]) -> experience_pb2.GroupHeader:
+    versions = versions_of(completions)
     return experience_pb2.GroupHeader(
         instance_id=lease.instance.instance_id,
         purpose=lease.instance.purpose,
         min_policy_version=min(versions),
         max_policy_version=max(versions),
-        completions=len(scored),
-        completion_tokens=sum(one.completion.token_ids.size for one in scored),
-        reward_mean=rewards.mean() if scores else 0.0,
-        reward_std=rewards.std(ddof=1) if len(scores) > 1 else 0.0,
+        completions=len(completions),
+        completion_tokens=sum(one.token_ids.size for one in completions),
         attempt=lease.attempt,
-        ans_acc=float(np.mean([score.ans_acc for score in scores])) if scores else 0.0,
     )

@@ -5,6 +5,9 @@
     SCORING      all scores there         verifier failed, lease lost
     PUTTING      the broker's outcome     refused, lease lost
 
+A group whose verifier failed is set aside with its completions; its next delivery begins with SCORING. Completions are
+never drawn again because of what a verifier does: those it can judge are others than those that the policy writes.
+
 However it ends, its lease is settled exactly once: by the put, by giving it back, or by the broker that took it away.
 """
 
@@ -23,7 +26,7 @@ from quartet_rollout.environments.base import EnvironmentFailed
 from quartet_rollout.environments.chosen import Chosen, Environments, UnknownEnvironment
 from quartet_rollout.environments.conversation import PlayedCompletion, inserted_tokens
 from quartet_rollout.environments.episode import Scene, play
-from quartet_rollout.experience import ScoredCompletion, build_group, versions_of
+from quartet_rollout.experience import DrawnGroup, drawn_group, versions_of
 from quartet_rollout.prompts import PromptReader
 from quartet_rollout.sampling import Draw, PromptRefused
 from quartet_rollout.schedules import scheduled
@@ -50,11 +53,17 @@ class Stage(Enum):
 
 
 class GivenBack(Exception):
-    """The group cannot be finished here and now. An empty `failure` does not count against the prompt."""
+    """The group cannot be finished here and now. An empty `failure` does not count against the prompt.
 
-    def __init__(self, reason: str, failure: str = "", permanent: bool = False, engine_failed: bool = False):
+    `unscored`: a serialized UnscoredGroup, of a group that no verifier could score.
+    """
+
+    def __init__(
+        self, reason: str, failure: str = "", permanent: bool = False, engine_failed: bool = False, unscored: bytes = b""
+    ):
         super().__init__(reason)
         self.failure, self.permanent, self.engine_failed = failure, permanent, engine_failed
+        self.unscored = unscored
 
 
 class Group:
@@ -76,6 +85,46 @@ class Group:
         self, engine: Engine, reader: PromptReader, scorer: Scorer, environments: Environments, rollout_id: str
     ) -> experience_pb2.ExperienceGroup:
         """Generate and score. Raises GivenBack."""
+        scores: dict[int, asyncio.Future[reward_pb2.Score]] = {}
+        try:
+            drawn = await self._draw(engine, reader, scorer, environments, rollout_id, scores)
+            return await self._finish(drawn, [scores[index] for index in sorted(scores)])
+        finally:
+            for score in scores.values():
+                _forget(score)
+
+    async def score_again(self, unscored: bytes, scorer: Scorer) -> experience_pb2.ExperienceGroup:
+        """Score completions of an earlier delivery. Raises GivenBack."""
+        drawn = DrawnGroup.of_unscored(unscored, self.lease.attempt)
+        for item in drawn.items:
+            item.traceparent = self.traceparent
+        scores = [scorer.submit(item) for item in drawn.items]
+        try:
+            return await self._finish(drawn, scores)
+        finally:
+            for score in scores:
+                _forget(score)
+
+    async def _finish(
+        self, drawn: DrawnGroup, scores: "list[asyncio.Future[reward_pb2.Score]]"
+    ) -> experience_pb2.ExperienceGroup:
+        try:
+            with tracing.span("await scores"):
+                return drawn.scored([await score for score in scores])
+        except ScoringFailed as error:
+            unscored = b"" if error.permanent else drawn.unscored([_found(score) for score in scores])
+            raise _not_scored(error, unscored) from error
+
+    async def _draw(
+        self,
+        engine: Engine,
+        reader: PromptReader,
+        scorer: Scorer,
+        environments: Environments,
+        rollout_id: str,
+        scores: dict[int, "asyncio.Future[reward_pb2.Score]"],
+    ) -> DrawnGroup:
+        """Generate; `scores` gets the score of each completion as it is asked for. Raises GivenBack."""
         instance = self.lease.instance
         try:
             token_ids, draw = reader.read(instance.prompt, self._spec, instance.purpose)
@@ -86,8 +135,8 @@ class Group:
         except UnknownEnvironment as error:
             raise GivenBack("an environment that is not here", str(error)) from error
         self.n = draw.n
-        scores: dict[int, asyncio.Future[reward_pb2.Score]] = {}
         stamps = Stamps()
+        items: dict[int, reward_pb2.ScoreItem] = {}
         try:
             stream = (
                 draw_completions(engine, self.lease.lease_id, token_ids, draw)
@@ -96,17 +145,12 @@ class Group:
             )
             last_turn = chosen is not None and chosen.scores_last_turn
             with tracing.span("generate") as span:
-                finished = await self._score_all(stream, reader, scorer, token_ids, draw, scores, stamps, last_turn)
+                finished = await self._score_all(
+                    stream, reader, scorer, token_ids, draw, items, scores, stamps, last_turn
+                )
                 span.attributes.update(_generated([completion for completion, _ in finished]))
-            self.stage = Stage.SCORING
-            self.on_generated()
-            with tracing.span("await scores"):
-                scored = [
-                    ScoredCompletion(completion, text, await scores[completion.index] if scores else None)
-                    for completion, text in finished
-                ]
         except ScoringFailed as error:
-            raise GivenBack("a completion could not be scored", str(error), error.permanent) from error
+            raise _not_scored(error) from error
         except PromptError as error:
             raise _unusable(error) from error
         except EnvironmentFailed as error:
@@ -114,11 +158,11 @@ class Group:
             raise GivenBack(f"the environment failed: {error}", failure, error.permanent) from error
         except EngineError as error:
             raise GivenBack("the engine failed", f"engine: {error}", engine_failed=True) from error
-        finally:
-            for score in scores.values():
-                _forget(score)
+        self.stage = Stage.SCORING
+        self.on_generated()
         self._check_versions([completion for completion, _ in finished])
-        return build_group(self.lease, token_ids, reader.text(token_ids), scored, draw.settings, rollout_id, stamps)
+        text = reader.text(token_ids)
+        return drawn_group(self.lease, token_ids, text, finished, items, draw.settings, rollout_id, stamps)
 
     def _scene(
         self,
@@ -150,11 +194,15 @@ class Group:
         scorer: Scorer,
         token_ids: np.ndarray,
         draw: Draw,
+        items: dict[int, reward_pb2.ScoreItem],
         scores: dict[int, "asyncio.Future[reward_pb2.Score]"],
         stamps: Stamps,
         last_turn: bool,
     ) -> list[tuple[EngineCompletion, str]]:
-        """Return the completions with their texts; each is handed to the scorer as soon as it is done."""
+        """Return the completions with their texts; each is handed to the scorer as soon as it is done.
+
+        Raises ScoringFailed for what no verifier can ever score. Other failures wait for the last completion.
+        """
         instance = self.lease.instance
         template = self._score_item(draw.settings.max_new_tokens, reader.text(token_ids))
         tokens = TOKENS.labels(_PURPOSES.get(instance.purpose, "other"))
@@ -168,7 +216,7 @@ class Group:
                 tokens.inc(completion.token_ids.size - inserted_tokens(completion))
                 COMPLETIONS.labels(completion.finish_reason).inc()
                 if template is not None:
-                    item = reward_pb2.ScoreItem()
+                    item = items[completion.index] = reward_pb2.ScoreItem()
                     item.CopyFrom(template)
                     item.completion = _last_turn(completion, reader) if last_turn else text
                     item.completion_tokens = completion.token_ids.size
@@ -176,9 +224,8 @@ class Group:
                     scores[completion.index] = scorer.submit(item)
                     stamps.score_awaited(completion.index, scores[completion.index])
                 for score in scores.values():
-                    # One failure fails the group: the rest need not be generated.
-                    if score.done():
-                        score.result()
+                    if score.done() and isinstance(error := score.exception(), ScoringFailed) and error.permanent:
+                        raise error  # the rest need not be generated
         return finished
 
     def _score_item(self, max_new_tokens: int, prompt_text: str) -> reward_pb2.ScoreItem | None:
@@ -238,6 +285,14 @@ def _forget(score: "asyncio.Future[reward_pb2.Score]") -> None:
     """Nobody waits for this score any more: cancel it, or take note of its failure."""
     if not score.cancel() and not score.cancelled():
         score.exception()
+
+
+def _found(score: "asyncio.Future[reward_pb2.Score]") -> reward_pb2.Score | None:
+    return score.result() if score.done() and score.exception() is None else None
+
+
+def _not_scored(error: ScoringFailed, unscored: bytes = b"") -> GivenBack:
+    return GivenBack("a completion could not be scored", str(error), permanent=True, unscored=unscored)
 
 
 def _unusable(error: Exception) -> GivenBack:

@@ -58,7 +58,7 @@ class Groups:
         """Take leases on; those that cannot be worked on now are given back at once."""
         unwanted = []
         for lease in leases:
-            pinned = pinned_version(lease.instance)
+            pinned = pinned_version(lease.instance) if not lease.unscored else None
             if not self._state.may_lease or pinned not in (None, self._state.policy_version):
                 unwanted.append(broker_pb2.LeaseRelease(lease_id=lease.lease_id))
                 GROUPS.labels("given_back").inc()
@@ -82,6 +82,8 @@ class Groups:
             n = 1  # refused in its task, like everything else that is wrong with a prompt
         lease_id = lease.lease_id
         group = self._groups[lease_id] = Group(lease, spec, n)
+        if lease.unscored:
+            group.stage = Stage.SCORING
         group.on_generated = lambda: self._generated(group)
         self._keeper.hold(lease_id, lambda: self._lost(lease_id))
         task = asyncio.create_task(self._live(self._groups[lease_id]), name=f"group {lease.instance.instance_id}")
@@ -120,7 +122,10 @@ class Groups:
         lease, engine, reader = group.lease, self._state.engine, self._state.reader
         assert engine is not None and reader is not None
         try:
-            made = await group.make(engine, reader, self._scorer, self._environments, self._instance_id)
+            if lease.unscored:
+                made = await group.score_again(await self._keeper.unscored(lease), self._scorer)
+            else:
+                made = await group.make(engine, reader, self._scorer, self._environments, self._instance_id)
             group.stage = Stage.PUTTING
             self._state.changes.notify()
             made.header.traceparent = group.traceparent
@@ -128,7 +133,7 @@ class Groups:
                 outcome = await self._putter.put(lease.lease_id, made)
             self._settled(lease, outcome)
         except GivenBack as error:
-            await self._give_back(lease, str(error), error.failure, error.permanent)
+            await self._give_back(lease, str(error), error.failure, error.permanent, error.unscored)
             if error.engine_failed:
                 self._on_engine_failed(error.failure)
         except PutRefused as error:
@@ -147,15 +152,23 @@ class Groups:
         else:
             log.info("group not stored", extra={"group": lease.instance.instance_id, "outcome": name})
 
-    async def _give_back(self, lease: broker_pb2.PromptLease, reason: str, failure: str, permanent: bool) -> None:
-        GROUPS.labels("refused" if permanent else "failed" if failure else "given_back").inc()
+    async def _give_back(
+        self, lease: broker_pb2.PromptLease, reason: str, failure: str, permanent: bool, unscored: bytes = b""
+    ) -> None:
+        outcome = "unscored" if unscored else "refused" if permanent else "failed" if failure else "given_back"
+        GROUPS.labels(outcome).inc()
         log.info(
             "prompt given back: %s",
             failure or reason,
             extra={"group": lease.instance.instance_id, "attempt": lease.attempt, "permanent": permanent},
         )
-        release = broker_pb2.LeaseRelease(lease_id=lease.lease_id, failure=failure, permanent=permanent)
-        await self._keeper.give_back([release])
+        release = broker_pb2.LeaseRelease(
+            lease_id=lease.lease_id, failure=failure, permanent=permanent, unscored=unscored
+        )
+        if unscored:
+            await self._keeper.set_aside(release)
+        else:
+            await self._keeper.give_back([release])
 
     async def flush(self, timeout: float) -> None:
         """Wait, at most `timeout` seconds, for the groups that are finished and only have to be put."""

@@ -9,7 +9,7 @@ from quartet.v1 import broker_pb2
 from quartet_common.durations import to_seconds
 from quartet_common.errors import describe
 from quartet_common.log import get_logger
-from quartet_rollout.broker_link import TRANSIENT, BrokerLink
+from quartet_rollout.broker_link import LARGEST_GROUP, TRANSIENT, BrokerLink
 from quartet_rollout.state import RolloutState
 
 log = get_logger(__name__)
@@ -66,6 +66,23 @@ class LeaseKeeper:
         for lease_id in lost:
             if (on_lost := self._on_lost.pop(lease_id, None)) is not None:
                 on_lost()
+
+    async def unscored(self, lease: broker_pb2.PromptLease) -> bytes:
+        """Return the completions that are kept of a leased prompt, a serialized UnscoredGroup. Raises grpc.RpcError."""
+        request = broker_pb2.GetUnscoredRequest(run_id=self._state.run_id, instance_id=lease.instance.instance_id)
+        return (await self._link.insist("GetUnscored", request)).unscored
+
+    async def set_aside(self, release: broker_pb2.LeaseRelease) -> None:
+        """Release a lease with completions that must not be lost: the lease is renewed until the broker has them."""
+        if len(release.unscored) > LARGEST_GROUP:
+            release.failure += f"; its {len(release.unscored)} bytes of completions are not kept: they fit no message"
+            release.ClearField("unscored")
+        request = broker_pb2.ReleaseLeasesRequest(run_id=self._state.run_id, releases=[release])
+        try:
+            await self._link.insist("ReleaseLeases", request)
+        except grpc.RpcError as error:
+            log.info("a group was not set aside: %s", describe(error), extra={"lease": release.lease_id})
+        self.settled(release.lease_id)
 
     async def give_back(
         self, releases: Iterable[broker_pb2.LeaseRelease], timeout: float = 10.0, run_id: str = ""

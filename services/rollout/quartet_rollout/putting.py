@@ -10,7 +10,7 @@ from quartet_common.errors import describe, retry_delay
 from quartet_common.log import get_logger
 from quartet_common.outage import Outage
 from quartet_common.wire import Bytes, put_group, put_request
-from quartet_rollout.broker_link import TRANSIENT, BrokerLink
+from quartet_rollout.broker_link import LARGEST_GROUP, TRANSIENT, BrokerLink
 from quartet_rollout.state import RolloutState
 
 log = get_logger(__name__)
@@ -20,9 +20,6 @@ _NO_ROOM_SECONDS = 0.5
 
 # Attempts at a call that fails for no known reason.
 _INTERNAL_ATTEMPTS = 3
-
-# A group that fills more than this fits no message (64 MiB with what surrounds it).
-_LARGEST_GROUP = 63 << 20
 
 
 class PutRefused(Exception):
@@ -55,8 +52,8 @@ class Putter:
         loop = asyncio.get_running_loop()
         parts = put_group(lease_id, group.header, group.tensors, group.transcript)
         size = sum(map(len, parts))
-        if size > _LARGEST_GROUP:
-            raise PutRefused(f"the group has {size} bytes; allowed: at most {_LARGEST_GROUP}, the size of a message")
+        if size > LARGEST_GROUP:
+            raise PutRefused(f"the group has {size} bytes; allowed: at most {LARGEST_GROUP}, the size of a message")
         while True:
             item = _Put(self._state.run_id, parts, size, loop.create_future())
             self._queue.put_nowait(item)

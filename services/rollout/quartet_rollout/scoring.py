@@ -9,6 +9,7 @@ know such messages, and comes back in few.
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc
@@ -54,9 +55,17 @@ class Scorer:
     """The stream, and the items it has not answered."""
 
     def __init__(
-        self, state: RolloutState, channel: grpc.aio.Channel, peer: Peer, waiting: WaitingFor, section: ScoringSection
+        self,
+        state: RolloutState,
+        channel: grpc.aio.Channel,
+        peer: Peer,
+        waiting: WaitingFor,
+        section: ScoringSection,
+        on_raised: Callable[[reward_pb2.Failure], None],
     ):
+        """`on_raised` is called the first time that a verifier raises at a place, in each run."""
         self._state, self._channel, self._section, self._waiting = state, channel, section, waiting
+        self._on_raised, self._raised = on_raised, set[tuple[str, str]]()
         self._stub = reward_pb2_grpc.RewardServiceStub(channel)
         self._peer = peer
         self._thing = f"reward service at {peer.address}"
@@ -180,6 +189,10 @@ class Scorer:
     def _failed(self, entry: _Item, failure: reward_pb2.Failure) -> None:
         kind = reward_pb2.FailureKind.Name(failure.kind).removeprefix("FAILURE_KIND_").lower()
         message = f"verifier failure {kind}: {failure.message}"
+        at = (self._state.run_id, failure.place)
+        if failure.place and at not in self._raised:
+            self._raised.add(at)
+            self._on_raised(failure)
         if failure.kind == reward_pb2.FAILURE_KIND_SHUT_DOWN:
             self._later(entry, self._section.backoff_seconds)
         elif failure.retryable:

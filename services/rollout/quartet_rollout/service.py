@@ -3,12 +3,14 @@
 import asyncio
 import importlib.metadata
 
-from quartet.v1 import rollout_pb2_grpc
+import grpc
+from quartet.v1 import broker_pb2, reward_pb2, rollout_pb2_grpc
 
 from quartet_common import nccl
 from quartet_common.channel import connect
 from quartet_common.config import LoadedConfig
 from quartet_common.diagnosis import Peer
+from quartet_common.errors import describe
 from quartet_common.host import ServiceHost
 from quartet_common.log import get_logger
 from quartet_rollout.admission import Admission
@@ -68,7 +70,10 @@ class RolloutService:
         host.capabilities.extend(pool.capabilities)
         self.state = RolloutState(pool.only or "")
         reward = Peer("reward", addresses.reward, config.security)
-        self._scorer = Scorer(self.state, self._reward_channel, reward, host.waiting, section.scoring)
+        self._scorer = Scorer(
+            self.state, self._reward_channel, reward, host.waiting, section.scoring, self._verifier_raised
+        )
+        self._link = link
         self._keeper = LeaseKeeper(self.state, link)
         self._putter = Putter(self.state, link, section.put_batch_groups, section.put_batch_bytes)
         tools = RewardTools(self._reward_channel, section.scoring.timeout_seconds)
@@ -180,6 +185,21 @@ class RolloutService:
                 else:
                     self._host.waiting.discard(_WEIGHTS)
             await self.state.changes.wait(_SAMPLE_SECONDS)
+
+    def _verifier_raised(self, failure: reward_pb2.Failure) -> None:
+        """Show people where a verifier raised."""
+        text = f"{failure.message}\n{failure.traceback.rstrip()}"
+        log.error("%s", failure.message, extra={"place": failure.place})
+        self._host.spawn(self._notice("error", text), "notice")
+
+    async def _notice(self, level: str, text: str) -> None:
+        notice = broker_pb2.Notice(level=level, text=text, source=self._host.instance_id)
+        event = broker_pb2.RunEvent(notice=notice)
+        request = broker_pb2.ReportProgressRequest(run_id=self.state.run_id, event=event)
+        try:
+            await self._link.insist("ReportProgress", request)
+        except grpc.RpcError as error:
+            log.info("a notice was not taken: %s", describe(error))
 
     def _engine_failed(self, reason: str) -> None:
         self._host.stop(reason, exit_code=1)

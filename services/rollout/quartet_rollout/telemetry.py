@@ -9,7 +9,8 @@ TOKENS = metrics.counter("quartet_rollout_tokens_total", "Tokens of finished com
 COMPLETIONS = metrics.counter("quartet_rollout_completions_total", "Finished completions.", ["finish_reason"])
 GROUPS = metrics.counter(
     "quartet_rollout_groups_total",
-    "Groups by what became of them: accepted, duplicate, lease_lost, stale, finished, given_back, failed, refused.",
+    "Groups by what became of them: accepted, duplicate, lease_lost, stale, finished, given_back, failed, refused, "
+    "unscored.",
     ["outcome"],
 )
 SHORTENED = metrics.counter("quartet_rollout_prompts_shortened_total", "Prompts that were too long and were cut.")

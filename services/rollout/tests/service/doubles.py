@@ -242,6 +242,8 @@ class InTestBroker(broker_pb2_grpc.BrokerServiceServicer):
         self.leases: dict[str, experience_pb2.PromptInstance] = {}
         self.puts: list[broker_pb2.PutGroup] = []
         self.releases: list[broker_pb2.LeaseRelease] = []
+        self.unscored: dict[str, bytes] = {}  # kept, by instance
+        self.notices: list[broker_pb2.Notice] = []
         self.lost: set[str] = set()
         self.outcomes: list[int] = []  # consumed first; afterwards all groups are accepted
         self.calls: list[str] = []
@@ -332,7 +334,10 @@ class InTestBroker(broker_pb2_grpc.BrokerServiceServicer):
                 attempt = self.attempts[instance.instance_id] = self.attempts.get(instance.instance_id, 0) + 1
                 lease_id = f"lease-{next(self._ids)}"
                 self.leases[lease_id] = instance
-                granted.append(broker_pb2.PromptLease(lease_id=lease_id, instance=instance, attempt=attempt))
+                unscored = instance.instance_id in self.unscored
+                granted.append(
+                    broker_pb2.PromptLease(lease_id=lease_id, instance=instance, attempt=attempt, unscored=unscored)
+                )
         await self._note(f"lease {len(granted)}")
         return broker_pb2.LeasePromptsResponse(leases=granted)
 
@@ -340,7 +345,9 @@ class InTestBroker(broker_pb2_grpc.BrokerServiceServicer):
         return [
             instance
             for instance in self.queue
-            if not instance.HasField("pinned_version") or instance.pinned_version == version
+            if not instance.HasField("pinned_version")
+            or instance.pinned_version == version
+            or instance.instance_id in self.unscored
         ]
 
     async def RenewLeases(self, request, context):  # noqa: N802
@@ -354,8 +361,18 @@ class InTestBroker(broker_pb2_grpc.BrokerServiceServicer):
             instance = self.leases.pop(release.lease_id, None)
             if instance is not None:
                 self.releases.append(release)
+                if release.unscored:
+                    self.unscored[instance.instance_id] = release.unscored
         await self._note("release")
         return broker_pb2.ReleaseLeasesResponse()
+
+    async def GetUnscored(self, request, context):  # noqa: N802
+        return broker_pb2.GetUnscoredResponse(unscored=self.unscored[request.instance_id])
+
+    async def ReportProgress(self, request, context):  # noqa: N802
+        self.notices.append(request.event.notice)
+        await self._note("report")
+        return broker_pb2.ReportProgressResponse()
 
     async def PutExperience(self, request, context):  # noqa: N802
         outcomes = []
@@ -375,6 +392,8 @@ class InTestReward(reward_pb2_grpc.RewardServiceServicer):
 
     def __init__(self) -> None:
         self.failures: list[reward_pb2.Failure] = []
+        self.raises_on = ""
+        """A text in completions on which the verifier raises."""
         self.items: list[reward_pb2.ScoreItem] = []
         self.messages: list[int] = []
         """Items of each request."""
@@ -398,6 +417,10 @@ class InTestReward(reward_pb2_grpc.RewardServiceServicer):
                 yield reward_pb2.ScoreStreamResponse(result=results[0])
 
     def _result(self, item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
+        if self.raises_on and self.raises_on in item.completion:
+            message, place = "verifier 'exact' raised KeyError: 'b' (own.py:7)", "own.py:7"
+            failure = reward_pb2.Failure(message=message, place=place, traceback="Traceback\n", retryable=True)
+            return reward_pb2.ScoreResult(item_id=item.item_id, failure=failure)
         if self.failures:
             return reward_pb2.ScoreResult(item_id=item.item_id, failure=self.failures.pop(0))
         score = reward_pb2.Score(

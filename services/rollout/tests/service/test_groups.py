@@ -129,20 +129,13 @@ async def test_completions_aborted_by_an_update_are_generated_again(world):
     assert {info.finish_reason for info in infos} == {experience_pb2.FINISH_REASON_STOP}
 
 
-@pytest.mark.parametrize(
-    "failures, permanent",
-    [
-        ([failure()] * 100, False),
-        ([failure(reward_pb2.FAILURE_KIND_BAD_REFERENCE, retryable=False)], True),
-    ],
-)
-async def test_a_verifier_failure_never_becomes_a_reward(world, failures, permanent):
-    world.reward.failures = list(failures)
-    await world.start(scoring={"attempts": 2, "backoff_seconds": 0.01})
+async def test_a_reference_that_cannot_be_used_sets_the_prompt_aside_and_nothing_is_kept(world):
+    world.reward.failures = [failure(reward_pb2.FAILURE_KIND_BAD_REFERENCE, retryable=False)]
+    await world.start()
     await world.broker.submit(instance())
     await world.broker.until(lambda: world.broker.releases)
-    release = world.broker.releases[0]
-    assert "it died" in release.failure and release.permanent is permanent
+    (release,) = world.broker.releases
+    assert "it died" in release.failure and release.permanent and not release.unscored
     assert not world.broker.puts
 
 
