@@ -333,8 +333,18 @@ class AsyncClient:
         answer = await self._broker("ListDead", request)
         return [DeadPrompt.from_proto(dead) for dead in answer.dead], answer.total
 
+    async def unscored(self, handle: Handle) -> Group:
+        """Return the completions that are kept of a prompt whose verifier failed, with the scores that were found."""
+        request = broker_pb2.GetUnscoredRequest(run_id=handle.run_id, instance_id=handle.instance_id)
+        answer = await self._broker("GetUnscored", request)
+        kept = experience_pb2.UnscoredGroup.FromString(answer.unscored)
+        return Group.from_transcript(handle.run_id, kept.group.transcript)
+
     async def requeue_dead(self, run_id: str, instance_ids: Sequence[str] = ()) -> int:
-        """Put dead prompts back into the queue, all if none is named; return how many."""
+        """Put dead prompts back into the queue, all if none is named; return how many.
+
+        Completions that are kept are scored; the others are generated again.
+        """
         request = broker_pb2.RequeueDeadRequest(run_id=run_id, instance_ids=instance_ids)
         return (await self._broker("RequeueDead", request)).requeued
 

@@ -138,6 +138,7 @@ class Client:
     status = _blocking(AsyncClient.status)
     service = _blocking(AsyncClient.service)
     dead = _blocking(AsyncClient.dead)
+    unscored = _blocking(AsyncClient.unscored)
     requeue_dead = _blocking(AsyncClient.requeue_dead)
     place = _blocking(AsyncClient.place)
     life = _blocking(AsyncClient.life)

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from quartet_client.evaluations import figure_of
+
 
 @dataclass(frozen=True)
 class Curves:
@@ -67,8 +69,12 @@ def plot_runs(folders: Sequence[Path], output: Path) -> None:
     for run, colour in zip(runs, colours * len(runs), strict=False):
         names = sorted({name for _, metrics in run.evaluations for name in metrics if name.endswith("/ans_acc")})
         for name, style in zip(names, ["-", "--", ":", "-."] * len(names), strict=False):
-            points = [(version, 100 * metrics[name]) for version, metrics in run.evaluations if name in metrics]
-            label = f"{run.name}: {name.removeprefix('eval/').removesuffix('/ans_acc')}"
+            held = name.removeprefix("eval/").removesuffix("/ans_acc")
+            known = [(version, figure_of(metrics, held, "ans_acc")) for version, metrics in run.evaluations]
+            points = [(version, 100 * accuracy) for version, accuracy in known if accuracy is not None]
+            if not points:
+                continue
+            label = f"{run.name}: {held}"
             axes[0, 0].plot(*zip(*points, strict=True), style, color=colour, marker="o", markersize=4, label=label)
         for axis, metric, _ in panels:
             values = run.series(metric)

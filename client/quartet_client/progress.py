@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from quartet_client.evaluations import figure_of, incomplete
 from quartet_client.events import (
     CheckpointSaved,
     EvaluationFinished,
@@ -44,12 +45,13 @@ class StepPoint:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPoint:
-    """An evaluation of a set at a policy version."""
+    """An evaluation of a set at a policy version; if prompts were lost `incomplete` is "incomplete: 78 of 80"."""
 
     policy_version: int
     at: datetime
     accuracy: float | None
     reward: float | None
+    incomplete: str = ""
 
 
 @dataclass
@@ -156,6 +158,7 @@ class RunProgress:
         points = self.evaluations.setdefault(evaluation.evaluation_set, [])
         while points and points[-1].policy_version >= evaluation.policy_version:
             points.pop()
-        prefix = f"eval/{evaluation.evaluation_set}"
-        accuracy, reward = (evaluation.metrics.get(f"{prefix}/{name}") for name in ("ans_acc", "reward"))
-        points.append(EvaluationPoint(evaluation.policy_version, at, accuracy, reward))
+        metrics, name = evaluation.metrics, evaluation.evaluation_set
+        accuracy, reward = (figure_of(metrics, name, key) for key in ("ans_acc", "reward"))
+        lost = incomplete(metrics, name)
+        points.append(EvaluationPoint(evaluation.policy_version, at, accuracy, reward, lost))

@@ -130,9 +130,9 @@ class Evaluation:
     """An evaluation of a stored prompt set at a policy version.
 
     Attributes:
-        prompts, finished, dead: counts; dead prompts count in no mean.
-        reward: mean over prompts of the mean reward; nan-free: 0.0 if none finished.
-        accuracy: mean over prompts of the mean answer accuracy.
+        prompts, finished, dead: counts.
+        reward: mean over prompts of the mean reward; None if prompts were lost: those left are not the set.
+        accuracy: mean over prompts of the mean answer accuracy; None likewise.
         groups: the finished groups; empty if only the summary was asked for.
     """
 
@@ -143,8 +143,8 @@ class Evaluation:
     prompts: int
     finished: int
     dead: int
-    reward: float
-    accuracy: float
+    reward: float | None
+    accuracy: float | None
     groups: tuple[Group, ...] = ()
 
     @classmethod
@@ -153,6 +153,7 @@ class Evaluation:
     ) -> "Evaluation":
         """Return the contract's GetEvaluationResponse."""
         headers = response.headers
+        whole = bool(headers) and len(headers) == response.prompts
         return cls(
             evaluation_id=evaluation_id,
             evaluation_set=evaluation_id.rpartition("@")[0],
@@ -161,8 +162,8 @@ class Evaluation:
             prompts=response.prompts,
             finished=response.finished,
             dead=response.dead,
-            reward=sum(header.reward_mean for header in headers) / len(headers) if headers else 0.0,
-            accuracy=sum(header.ans_acc for header in headers) / len(headers) if headers else 0.0,
+            reward=sum(header.reward_mean for header in headers) / len(headers) if whole else None,
+            accuracy=sum(header.ans_acc for header in headers) / len(headers) if whole else None,
             groups=tuple(Group.from_transcript(run_id, transcript) for transcript in response.transcripts),
         )
 

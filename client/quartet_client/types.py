@@ -185,6 +185,7 @@ class DeadPrompt:
     Attributes:
         reasons: why each delivery failed, oldest first.
         instance: the contract's PromptInstance, as it was submitted.
+        unscored_bytes: of its completions, which are kept to be scored; 0: none are kept.
     """
 
     instance_id: str
@@ -193,6 +194,7 @@ class DeadPrompt:
     reasons: tuple[str, ...]
     died_at: datetime
     instance: experience_pb2.PromptInstance = field(repr=False, compare=False)
+    unscored_bytes: int = 0
 
     @classmethod
     def from_proto(cls, dead: broker_pb2.DeadPrompt) -> "DeadPrompt":
@@ -204,6 +206,7 @@ class DeadPrompt:
             reasons=tuple(dead.reasons),
             died_at=to_datetime(dead.died_at),
             instance=dead.instance,
+            unscored_bytes=dead.unscored_bytes,
         )
 
 

@@ -55,8 +55,9 @@ class RunView:
             self._live.stop()
 
     def tell(self, event: RunEvent) -> None:
-        """Print the line of an event that was just folded, if there is no live picture and it matters to a person."""
-        line = plain_line(self.progress, event) if self.plain else ""
+        """Print the line of an event just folded, if it matters; above a live picture only that of an error."""
+        is_error = isinstance(event.what, Notice) and event.what.level == "error"
+        line = plain_line(self.progress, event) if self.plain or is_error else ""
         if line:
             # Programs read these lines too: no styling, no wrapping.
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -86,10 +87,9 @@ def plain_line(state: RunProgress, event: RunEvent) -> str:
             return "  ".join([f"step {step.step + 1}{of}", *figures])
         case EvaluationFinished() as evaluation:
             point = state.evaluations[evaluation.evaluation_set][-1]
-            return (
-                f"evaluation {evaluation.evaluation_set} at version {evaluation.policy_version}: "
-                f"accuracy {_number(point.accuracy)}  reward {_number(point.reward)}"
-            )
+            figures_of_it = f"accuracy {_number(point.accuracy)}  reward {_number(point.reward)}"
+            at = f"{evaluation.evaluation_set} at version {evaluation.policy_version}"
+            return f"evaluation {at}: {point.incomplete or figures_of_it}"
         case RunStateChanged() as changed:
             return f"run {state.run_id} is {changed.state}" + (f": {changed.reason}" if changed.reason else "")
         case Notice() as notice if notice.level != "info":
@@ -134,7 +134,7 @@ def _curves(state: RunProgress, width: int) -> RenderableType:
     for name, points in state.evaluations.items():
         known = [point for point in points if point.accuracy is not None]
         if known:
-            return _accuracy_panel(name, known, width)
+            return _accuracy_panel(name, known, width, points[-1])
     rewards = [point.reward for point in state.steps if point.reward is not None]
     if not rewards:
         return Panel(Text("no step yet", "dim"), title="learning curve", title_align="left", border_style="dim")
@@ -147,7 +147,7 @@ def _curves(state: RunProgress, width: int) -> RenderableType:
     )
 
 
-def _accuracy_panel(name: str, points: list[EvaluationPoint], width: int) -> RenderableType:
+def _accuracy_panel(name: str, points: list[EvaluationPoint], width: int, newest: EvaluationPoint) -> RenderableType:
     values = [point.accuracy or 0.0 for point in points]
     stretch = max(1, min(6, (width - 16) // len(values)))  # few points: wide columns
     rows = columns([value for value in values for _ in range(stretch)], max(10, width - 16), _CHART_HEIGHT, 0.0, 1.0)
@@ -163,6 +163,8 @@ def _accuracy_panel(name: str, points: list[EvaluationPoint], width: int) -> Ren
         (f"{last.accuracy:.0%}", "bold"),
         f" at version {last.policy_version}",
     )
+    if newest.incomplete:
+        title.append(f"; {newest.incomplete} at version {newest.policy_version}", "yellow")
     return Panel(grid, title=title, title_align="left", border_style="dim")
 
 

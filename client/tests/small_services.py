@@ -128,7 +128,10 @@ class SmallBroker(broker_pb2_grpc.BrokerServiceServicer):
 
     def _result(self, instance) -> broker_pb2.CollectResultsResponse:
         if "poison" in instance.prompt.text:
-            dead = broker_pb2.DeadPrompt(instance=instance, attempts=1, reasons=["too long"], died_at=now_timestamp())
+            reasons, kept = (["it raised (own.py:7)"], 9) if "kept" in instance.prompt.text else (["too long"], 0)
+            dead = broker_pb2.DeadPrompt(
+                instance=instance, attempts=1, reasons=reasons, died_at=now_timestamp(), unscored_bytes=kept
+            )
             return broker_pb2.CollectResultsResponse(instance_id=instance.instance_id, dead=dead)
         return broker_pb2.CollectResultsResponse(
             instance_id=instance.instance_id, transcript=transcript(instance).SerializeToString()
@@ -143,12 +146,14 @@ class SmallBroker(broker_pb2_grpc.BrokerServiceServicer):
 
     async def GetEvaluation(self, request, context):  # noqa: N802
         name = request.evaluation_id.rpartition("@")[0]
-        transcripts = [transcript(instance) for instance in self.sets[(request.run_id, name)]]
+        stored = self.sets[(request.run_id, name)]
+        transcripts = [transcript(instance) for instance in stored if "poison" not in instance.prompt.text]
         means = [done.completions[0].score.reward for done in transcripts]
         return broker_pb2.GetEvaluationResponse(
             complete=True,
-            prompts=len(transcripts),
+            prompts=len(stored),
             finished=len(transcripts),
+            dead=len(stored) - len(transcripts),
             headers=[experience_pb2.GroupHeader(reward_mean=mean, ans_acc=mean) for mean in means],
             transcripts=[] if request.summary_only else [done.SerializeToString() for done in transcripts],
         )
@@ -175,6 +180,12 @@ class SmallBroker(broker_pb2_grpc.BrokerServiceServicer):
         if request.instance_ids:
             dead = [each for each in dead if each.instance.instance_id in request.instance_ids]
         return broker_pb2.ListDeadResponse(dead=dead[: request.limit or 100], total=len(dead))
+
+    async def GetUnscored(self, request, context):  # noqa: N802
+        done = transcript(self.instances[request.run_id][request.instance_id])
+        done.completions[0].ClearField("score")
+        kept = experience_pb2.UnscoredGroup(group={"transcript": done.SerializeToString()})
+        return broker_pb2.GetUnscoredResponse(unscored=kept.SerializeToString())
 
     async def RequeueDead(self, request, context):  # noqa: N802
         self._run(request.run_id)

@@ -83,9 +83,19 @@ def test_generate_score_and_eval(services, quartet, write):
     assert quartet("score", "it is 5", "--json")[0] == 1  # no reference: the verifier fails
     held = write("held.jsonl", '{"prompt": "5", "gt_answer": "5"}\n{"prompt": "5", "gt_answer": "6"}\n')
     status, out, _ = quartet("eval", "demo", "held", "--prompts", str(held))
-    assert status == 0 and out.strip() == "held@0: accuracy 50.0%, reward 0.500 over 2 of 2 prompts"
+    assert status == 0 and out.strip() == "held@0: accuracy 50.0%, reward 0.500 over 2 prompts"
     status, out, _ = quartet("eval", "demo", "held", "--json")
     assert status == 0 and len(json.loads(out)["groups"]) == 2
+
+
+def test_an_evaluation_that_lost_prompts_has_no_figure(services, quartet, write):
+    _demo(services)
+    held = write("held.jsonl", '{"prompt": "5", "gt_answer": "5"}\n{"prompt": "poison", "gt_answer": "6"}\n')
+    status, out, _ = quartet("eval", "demo", "held", "--prompts", str(held))
+    assert status == 1 and out.strip() == "held@0: incomplete: 1 of 2; see quartet dead list demo"
+    status, out, _ = quartet("eval", "demo", "held", "--json")
+    told = json.loads(out)
+    assert (status, told["accuracy"], told["reward"], told["dead"]) == (1, None, None, 1)
 
 
 def test_runs(services, quartet):
@@ -121,6 +131,17 @@ def test_a_dead_prompt_is_shown_whole(services, quartet, write):
     assert status == 2 and "prompt 'x/1' of run 'demo' is not dead: it is" in err
 
 
+def test_a_dead_prompt_s_completions_are_shown(services, quartet, write):
+    _demo(services)
+    quartet("submit", str(write("p.jsonl", '{"prompt": "poison, kept"}')), "--run", "demo", "--prefix", "x")
+    assert "completions" in quartet("dead", "list", "demo")[1]
+    status, out, _ = quartet("dead", "show", "demo", "x/0")
+    assert status == 0 and "own.py:7" in out and "completions that are kept to be scored" in out
+    assert "version 3, 12 tokens, stop" in out
+    (shown,) = json.loads(quartet("dead", "show", "demo", "x/0", "--json")[1])
+    assert shown["unscored"]["completions"][0]["text"] == "poison, kept" and shown["unscored_bytes"] == 9
+
+
 def test_dead(services, quartet, write):
     _demo(services)
     assert quartet("dead", "list", "demo")[1] == "no dead prompts in run demo\n"
@@ -154,6 +175,9 @@ def test_run_attached_feeds_and_follows_until_the_run_ends(services, quartet, ru
             evaluation_set="held", policy_version=2, metrics={"eval/held/ans_acc": 0.75, "eval/held/reward": 0.8}
         )
         await broker.add_event("demo", broker_pb2.RunEvent(evaluation=evaluation))
+        evaluation.metrics.update({"eval/held/prompts": 78, "eval/held/dead": 2})
+        evaluation.policy_version = 3
+        await broker.add_event("demo", broker_pb2.RunEvent(evaluation=evaluation))
         end = broker_pb2.FinishRunRequest(run_id="demo", state=broker_pb2.RUN_STATE_SUCCEEDED, reason="all steps done")
         await broker.FinishRun(end, None)
 
@@ -165,8 +189,9 @@ def test_run_attached_feeds_and_follows_until_the_run_ends(services, quartet, ru
         "step 1/2  reward 0.250  staleness 0.00",
         "step 2/2  reward 0.500  staleness 0.00",
         "evaluation held at version 2: accuracy 0.750  reward 0.800",
+        "evaluation held at version 3: incomplete: 78 of 80",
         "run demo is succeeded: all steps done",
-        "accuracy on held: 75.0% → 75.0%",
+        "accuracy on held: incomplete: 78 of 80",
     ]
     assert quartet("watch", "demo")[0] == 0
 

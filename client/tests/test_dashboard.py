@@ -345,12 +345,16 @@ async def test_a_run_that_is_over_is_shown_from_its_file_without_a_broker(nowher
     rows.append(
         {"kind": "evaluation", "set": "held", "step": 5, "policy_version": 5, "time": 1.0, "eval/held/ans_acc": 0.5}
     )
+    lost = {"eval/held/ans_acc": 0.0, "eval/held/prompts": 1, "eval/held/dead": 79}  # as older trainers wrote them
+    rows.append({"kind": "evaluation", "set": "held", "step": 6, "policy_version": 6, "time": 2.0, **lost})
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     everywhere = dict.fromkeys(("broker", "reward", "rollout", "trainer"), nowhere)
     async with AsyncClient(**everywhere) as client, _page(client, "over", tmp_path) as get:
         state = await _until(get, lambda told: told["lines"]["reward"] and told["verdict"]["word"] == "A recorded run")
         assert len(state["lines"]["reward"]) == 5
-        assert state["evaluations"] == [{"set": "held", "points": [[5.0, 0.5]]}]
+        assert state["evaluations"] == [
+            {"set": "held", "points": [[5.0, 0.5]], "incomplete": "incomplete: 1 of 80 at version 6"}
+        ]
         assert "5 steps" in state["verdict"]["sentence"] and "?." not in state["verdict"]["sentence"]
         assert (state["run"]["began"], state["run"]["ended"]) == (1000.0, 1004.0)
 

@@ -1,5 +1,7 @@
 """`quartet dead`: the prompts that were set aside."""
 
+import dataclasses
+
 import click
 from quartet.v1 import experience_pb2
 from rich.console import Console
@@ -7,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quartet_client.async_client import AsyncClient
-from quartet_client.commands.output import console, to_json
+from quartet_client.commands.output import console, group_fields, show_group, to_json
 from quartet_client.commands.target import Target, asynchronous, json_option, targeted
 from quartet_client.errors import InputError
 from quartet_client.types import DeadPrompt, Handle, enum_name
@@ -15,7 +17,7 @@ from quartet_client.types import DeadPrompt, Handle, enum_name
 
 @click.group()
 def dead() -> None:
-    """List, show and requeue prompts that were set aside after too many failures."""
+    """List, show and requeue prompts that were set aside: after too many failures, or with completions to be scored."""
 
 
 @dead.command("list")
@@ -32,12 +34,13 @@ async def list_dead(target: Target, run_id: str, limit: int, as_json: bool) -> i
         click.echo(to_json({"total": total, "dead": found}, indent=2))
         return 0
     table = Table(box=None, header_style="dim", pad_edge=False)
-    for heading in ("instance", "prompt", "attempts", "died", "reasons"):
+    for heading in ("instance", "prompt", "attempts", "died", "kept", "reasons"):
         table.add_column(heading)
     for prompt in found:
         reasons = Text("\n".join(dict.fromkeys(prompt.reasons)))
         died = f"{prompt.died_at:%Y-%m-%d %H:%M:%S}"
-        table.add_row(Text(prompt.instance_id), Text(prompt.prompt_id), str(prompt.attempts), died, reasons)
+        kept = "completions" if prompt.unscored_bytes else "nothing"
+        table.add_row(Text(prompt.instance_id), Text(prompt.prompt_id), str(prompt.attempts), died, kept, reasons)
     console().print(table if found else f"no dead prompts in run {run_id}")
     if total > len(found):
         click.echo(f"{total - len(found)} more: use --limit")
@@ -51,17 +54,29 @@ async def list_dead(target: Target, run_id: str, limit: int, as_json: bool) -> i
 @targeted
 @asynchronous
 async def show(target: Target, run_id: str, instance_ids: tuple[str, ...], as_json: bool) -> int:
-    """Show dead prompts whole: the prompt, its reference and verifiers, why each attempt failed."""
+    """Show dead prompts whole: the prompt, its reference and verifiers, why each attempt failed, completions kept."""
     async with target.client() as client:
         found, _ = await client.dead(run_id, limit=10_000, instance_ids=instance_ids)
         missing = set(instance_ids) - {prompt.instance_id for prompt in found}
         if missing:
             raise await _not_dead(client, run_id, min(missing))
+        kept = {
+            prompt.instance_id: await client.unscored(Handle(run_id, prompt.instance_id))
+            for prompt in found
+            if prompt.unscored_bytes
+        }
     if as_json:
-        click.echo(to_json(found, indent=2))
+        told = []
+        for prompt in found:
+            group = kept.get(prompt.instance_id)
+            told.append({**dataclasses.asdict(prompt), "unscored": group_fields(group) if group else None})
+        click.echo(to_json(told, indent=2))
         return 0
     for prompt in found:
         _show(console(), prompt)
+        if prompt.instance_id in kept:
+            console().print("completions that are kept to be scored:")
+            show_group(console(), kept[prompt.instance_id])
     return 0
 
 
@@ -115,7 +130,7 @@ def _input(prompt: experience_pb2.Prompt) -> str:
 @targeted
 @asynchronous
 async def requeue(target: Target, run_id: str, instance_ids: tuple[str, ...], everything: bool, as_json: bool) -> int:
-    """Put dead prompts of RUN back into the queue."""
+    """Put dead prompts of RUN back into the queue. Completions that are kept are scored, not generated again."""
     if bool(instance_ids) == everything:
         raise click.UsageError("name the instances to requeue, or give --all")
     async with target.client() as client:

@@ -7,6 +7,7 @@ import click
 from quartet_client.commands.output import console, group_fields, to_json
 from quartet_client.commands.target import Target, asynchronous, json_option, targeted
 from quartet_client.data import load_prompts
+from quartet_client.evaluations import incomplete_of
 
 
 @click.command("eval")
@@ -27,7 +28,10 @@ async def evaluate(
     timeout: float,
     as_json: bool,
 ) -> int:
-    """Evaluate the policy on SET of RUN and print accuracy and reward; with --json also every completion."""
+    """Evaluate the policy on SET of RUN and print accuracy and reward; with --json also every completion.
+
+    Exit status 1 if prompts were lost: then there is no figure.
+    """
     prompts = load_prompts(file, require_reference=True) if file else None
     async with target.client() as client:
         result = await client.evaluate(
@@ -42,11 +46,9 @@ async def evaluate(
         fields = {name: getattr(result, name) for name in result.__slots__ if name != "groups"}
         click.echo(to_json({**fields, "groups": [group_fields(group) for group in result.groups]}, indent=2))
     else:
-        dead = f", {result.dead} dead" if result.dead else ""
-        console().print(
-            f"{result.evaluation_id}: accuracy {result.accuracy:.1%}, reward {result.reward:.3f} "
-            f"over {result.finished} of {result.prompts} prompts{dead}",
-            markup=False,
-            highlight=False,
-        )
-    return 0
+        if result.accuracy is None or result.reward is None:
+            told = f"{incomplete_of(result.finished, result.prompts)}; see quartet dead list {run_id}"
+        else:
+            told = f"accuracy {result.accuracy:.1%}, reward {result.reward:.3f} over {result.prompts} prompts"
+        console().print(f"{result.evaluation_id}: {told}", markup=False, highlight=False)
+    return 0 if result.accuracy is not None else 1

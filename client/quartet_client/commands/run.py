@@ -116,6 +116,8 @@ async def _attach(config: LoadedConfig[DataSection], data: RunData, wait: float,
         await feed_and_watch(config, data, client, RunView(progress, out, plain))
     for name, points in progress.evaluations.items():
         known = [point.accuracy for point in points if point.accuracy is not None]
-        if known:
+        if points[-1].incomplete:
+            out.print(f"accuracy on {name}: {points[-1].incomplete}", markup=False, highlight=False)
+        elif known:
             out.print(f"accuracy on {name}: {known[0]:.1%} → {known[-1]:.1%}", markup=False, highlight=False)
     return 0 if progress.succeeded else 1

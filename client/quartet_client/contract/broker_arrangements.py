@@ -107,10 +107,10 @@ class BrokerRun:
         assert self.call("Commit", request).committed == 2
         return self
 
-    def dead(self, name: str) -> "BrokerRun":
-        """Have a prompt set aside."""
+    def dead(self, name: str, unscored: bytes = b"") -> "BrokerRun":
+        """Have a prompt set aside, with completions that are to be scored or without."""
         (lease,) = self.submit(name).lease(1)
-        release = pb.LeaseRelease(lease_id=lease.lease_id, failure="prompt too long", permanent=True)
+        release = pb.LeaseRelease(lease_id=lease.lease_id, failure="prompt too long", permanent=True, unscored=unscored)
         assert self.call("ReleaseLeases", pb.ReleaseLeasesRequest(run_id=self.id, releases=[release])).dead == 1
         return self
 

@@ -181,6 +181,17 @@ def none_requeued(w, answer):
     assert answer.requeued == 0
 
 
+def kept_completions(w, answer):
+    assert answer.unscored == b"opaque"
+
+
+def leased_with_completions(w):
+    run = w.run().dead("d1", b"opaque")
+    run.call("RequeueDead", pb.RequeueDeadRequest(run_id=run.id))
+    run.lease(1)
+    return pb.GetUnscoredRequest(run_id=run.id, instance_id="d1")
+
+
 def is_at_the_rollout(w, answer):
     assert (answer.state, answer.attempt) == (pb.GROUP_STATE_LEASED, 1)
     assert (answer.holder, answer.step) == ("r1", -1)
@@ -255,6 +266,21 @@ ASIDE: list[Case] = [
         STATE,
         "finished",
     ),
+    Good(
+        "BrokerService.GetUnscored",
+        "of a dead prompt",
+        lambda w: pb.GetUnscoredRequest(run_id=w.run().dead("d1", b"opaque").id, instance_id="d1"),
+        kept_completions,
+    ),
+    Bad(
+        "BrokerService.GetUnscored",
+        "of a prompt that has none",
+        lambda w: pb.GetUnscoredRequest(run_id=w.run().dead("d1").id, instance_id="d1"),
+        MISSING,
+        "d1",
+    ),
+    Bad("BrokerService.GetUnscored", "no such run", lambda w: pb.GetUnscoredRequest(run_id=w.name), MISSING, "case-"),
+    Good("BrokerService.GetUnscored", "of a leased prompt", leased_with_completions, kept_completions),
     Good("BrokerService.GetGroup", "at a rollout", leased_group, is_at_the_rollout, volatile=CLOCK),
     Good("BrokerService.GetGroup", "in a stored set", stored_prompt, waits_for_an_evaluation, volatile=CLOCK),
     Good(

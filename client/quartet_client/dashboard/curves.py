@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
+from quartet_client.evaluations import figure_of, incomplete
+
 # What the page draws; docs/metrics.md defines them.
 DRAWN = (
     "reward/mean",
@@ -40,6 +42,7 @@ class Curves:
     by_event: dict[int, StepRow] = field(default_factory=dict)
     by_file: dict[int, StepRow] = field(default_factory=dict)
     evaluations: dict[str, dict[int, Mapping[str, float]]] = field(default_factory=dict)
+    incomplete: dict[str, dict[int, str]] = field(default_factory=dict)
     _newest_event: int = -1
 
     def add_event(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
@@ -48,18 +51,18 @@ class Curves:
             for rows in (self.by_event, self.by_file):
                 for undone in [each for each in rows if each > step]:
                     del rows[undone]
-            for points in self.evaluations.values():
+            for name, points in self.evaluations.items():
                 for undone in [version for version in points if version > step + 1]:
-                    del points[undone]
+                    del points[undone], self.incomplete[name][undone]
         self._newest_event = step
         self.by_event[step] = StepRow(time, _drawn(metrics))
 
     def add_evaluation(self, name: str, policy_version: int, metrics: Mapping[str, Any]) -> None:
         """Take in an evaluation of a set; of its metrics the accuracy and the reward are kept."""
-        prefix = f"eval/{name}/"
-        wanted = {key: metrics.get(prefix + key) for key in ("ans_acc", "reward")}
+        wanted = {key: figure_of(metrics, name, key) for key in ("ans_acc", "reward")}
         known = {key: float(value) for key, value in wanted.items() if _is_number(value)}
         self.evaluations.setdefault(name, {})[policy_version] = known
+        self.incomplete.setdefault(name, {})[policy_version] = incomplete(metrics, name)
 
     def add_file_rows(self, anew: bool, rows: Iterable[Mapping[str, Any]]) -> None:
         """Take in what metrics.jsonl has more; `anew`: it was written again from its beginning."""

@@ -91,7 +91,14 @@ def _evaluations(picture: Picture) -> list[dict[str, Any]]:
     told = []
     for name, points in sorted(picture.curves.evaluations.items()):
         known = [(float(version), each["ans_acc"]) for version, each in sorted(points.items()) if "ans_acc" in each]
-        told.append({"set": name, "points": [[x, _round(y)] for x, y in thinned(known, _POINTS)]})
+        newest, lost = max(picture.curves.incomplete[name].items(), default=(0, ""))
+        told.append(
+            {
+                "set": name,
+                "points": [[x, _round(y)] for x, y in thinned(known, _POINTS)],
+                "incomplete": f"{lost} at version {newest}" if lost else "",
+            }
+        )
     return told
 
 

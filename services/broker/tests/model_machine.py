@@ -262,7 +262,7 @@ class BrokerMachine(RuleBasedStateMachine):
         times=twice,
     )
     def renew_or_release(self, side: int, picked: list[int], how: str, unscored: int, times: int) -> None:
-        """Leases that are held, and leases that were lost long ago, are renewed or given back, with completions or not."""
+        """Leases that are held, and leases lost long ago, are renewed or given back, some with completions."""
         side = self._side(side)
         ids = [lease.granted.lease_id for lease in self._picked(side, picked)]
         for _ in range(times):

@@ -125,7 +125,10 @@ class Reference(Books):
     # --- rollouts
 
     def lease_prompts(self, holder: str, most: int, version: int) -> tuple[list[tuple[str, int, bool]], str]:
-        """LeasePrompts; return (name, attempt, whether completions wait for a score) of each, and the gate. `granted` must be told the lease ids."""
+        """LeasePrompts; return (name, attempt, whether completions are kept) of each, and the gate.
+
+        `granted` must be told the lease ids.
+        """
         self.must_be_active()
         if self.members.get(holder, 0) <= self.clock.now:
             raise Refused("FAILED_PRECONDITION")
@@ -204,7 +207,9 @@ class Reference(Books):
         """Keep completions if there is room; return what else there is to say."""
         most, others = self.spec.max_experience_bytes, self.unscored_bytes() - group.unscored
         if others + size > most:
-            remark = f"its {size} bytes of completions are not kept: others that wait for a score hold {others} of {most}"
+            remark = (
+                f"its {size} bytes of completions are not kept: others that wait for a score hold {others} of {most}"
+            )
             return f"; {remark}"
         group.unscored = size
         return ""

@@ -19,13 +19,17 @@ class VerifierFailure(Exception):
         self.place = place
         self.traceback = traceback
 
-    @classmethod
-    def of_exception(cls, name: str, module: str, error: Exception) -> "VerifierFailure":
+    @staticmethod
+    def of_exception(name: str, module: str, error: Exception) -> "VerifierFailure":
         """Return the failure of the verifier `name`, of that module, which raised something else."""
         place = _place(module, error)
-        told = "".join(traceback.format_exception(error))
-        message = f"verifier '{name}' raised {type(error).__name__}: {error} ({place})"
-        return cls(reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, message, place, told[-_LONGEST_TRACEBACK:])
+        told = "".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:]
+        return VerifierFailure(
+            reward_pb2.FAILURE_KIND_VERIFIER_CRASHED,
+            f"verifier '{name}' raised {type(error).__name__}: {error} ({place})",
+            place,
+            told,
+        )
 
     @property
     def retryable(self) -> bool:

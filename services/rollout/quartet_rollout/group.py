@@ -59,7 +59,12 @@ class GivenBack(Exception):
     """
 
     def __init__(
-        self, reason: str, failure: str = "", permanent: bool = False, engine_failed: bool = False, unscored: bytes = b""
+        self,
+        reason: str,
+        failure: str = "",
+        permanent: bool = False,
+        engine_failed: bool = False,
+        unscored: bytes = b"",
     ):
         super().__init__(reason)
         self.failure, self.permanent, self.engine_failed = failure, permanent, engine_failed
@@ -108,9 +113,11 @@ class Group:
     async def _finish(
         self, drawn: DrawnGroup, scores: "list[asyncio.Future[reward_pb2.Score]]"
     ) -> experience_pb2.ExperienceGroup:
-        try:
+        if scores:
             with tracing.span("await scores"):
-                return drawn.scored([await score for score in scores])
+                await asyncio.wait(scores)
+        try:
+            return drawn.scored([score.result() for score in scores])
         except ScoringFailed as error:
             unscored = b"" if error.permanent else drawn.unscored([_found(score) for score in scores])
             raise _not_scored(error, unscored) from error
@@ -288,7 +295,7 @@ def _forget(score: "asyncio.Future[reward_pb2.Score]") -> None:
 
 
 def _found(score: "asyncio.Future[reward_pb2.Score]") -> reward_pb2.Score | None:
-    return score.result() if score.done() and score.exception() is None else None
+    return score.result() if score.exception() is None else None
 
 
 def _not_scored(error: ScoringFailed, unscored: bytes = b"") -> GivenBack:

@@ -93,6 +93,11 @@ class Evaluator:
             evaluation=broker_pb2.EvaluationFinished(evaluation_set=name, policy_version=version, metrics=metrics)
         )
         accuracy = metrics.get(f"eval/{name}/ans_acc")
+        if full.dead:
+            self._warn(
+                f"evaluation {evaluation_id} is incomplete: {full.finished} of {full.prompts}; the others were set "
+                "aside (quartet dead list), so there is no figure"
+            )
         log.info("evaluated", extra={"set": name, "version": version, "ans_acc": accuracy, "path": str(path)})
         return metrics
 
@@ -100,7 +105,7 @@ class Evaluator:
         deadline = time.monotonic() + SET_SECONDS
         while (started := self._session.start_evaluation(name, version)) is None:
             if time.monotonic() > deadline:
-                self._give_up(f"evaluation set '{name}' has no prompts; version {version} is not evaluated on it")
+                self._warn(f"evaluation set '{name}' has no prompts; version {version} is not evaluated on it")
                 return None
             self._control.pause(0.5)
         return started.evaluation_id
@@ -121,12 +126,12 @@ class Evaluator:
                 raise RunEnded
             if rollouts:
                 left -= time.monotonic() - began
-        self._give_up(
+        self._warn(
             f"evaluation {evaluation_id} was not complete within {self._settings.timeout_seconds:g} s "
             "(trainer.evaluation.timeout_seconds); training goes on without it"
         )
         return False
 
-    def _give_up(self, why: str) -> None:
+    def _warn(self, why: str) -> None:
         log.warning(why)
         self._reporter.notice("warning", why)

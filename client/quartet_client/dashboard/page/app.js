@@ -56,8 +56,10 @@ function drawHead(state) {
 function drawFigures({ last, evaluations, run }) {
   const recent = (figure, format) => (figure ? `mean of ${figure.of} steps: ${format(figure.mean)}` : run.steps_done ? "not reported" : "no step yet");
   const figure = (name, value, note) => h("div", {}, h("dt", {}, name), h("dd", {}, value, h("small", {}, note)));
-  const tiles = evaluations.filter((each) => each.points.length).slice(0, 2).map(({ set, points }) => {
+  const told = evaluations.filter((each) => each.points.length || each.incomplete).slice(0, 2);
+  const tiles = told.map(({ set, points, incomplete }) => {
     const end = points[points.length - 1];
+    if (incomplete) return figure(`Accuracy: ${set}`, "–", incomplete);
     return figure(`Accuracy: ${set}`, percent(end[1]), `at version ${end[0]}; ${percent(points[0][1])} at version ${points[0][0]}`);
   });
   const plain = [

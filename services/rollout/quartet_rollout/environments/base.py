@@ -85,7 +85,7 @@ class Episode(Protocol):
     async def answer(self, turn: Turn) -> Answer | None:
         """Return what follows a turn, or None if the completion is complete.
 
-        Raises EnvironmentFailed if that cannot be said; any other exception counts as the same. Cancelled at the
+        Raises EnvironmentFailed if that cannot be said; any other exception counts as a permanent one. Cancelled at the
         deadline, and whenever the group is given up.
         """
 

@@ -184,13 +184,14 @@ async def _ask(scene: Scene, conversation: Conversation, episode: Episode, turn:
     except Exception as error:
         raise _raised(scene, error) from error
     if answer is not None and not isinstance(answer, Answer):
-        raise EnvironmentFailed(f"it answered {type(answer).__name__}; allowed: Answer or None")
+        raise EnvironmentFailed(f"it answered {type(answer).__name__}; allowed: Answer or None", permanent=True)
     return answer
 
 
 def _raised(scene: Scene, error: Exception) -> EnvironmentFailed:
+    """Another attempt would select conversations by what the environment survives, so there is none."""
     log.warning("environment %s raised", scene.chosen.environment.name, exc_info=error)
-    return EnvironmentFailed(f"it raised {type(error).__name__}: {error}")
+    return EnvironmentFailed(f"it raised {type(error).__name__}: {error}", permanent=True)
 
 
 def _stop_of(text: str, stops: tuple[str, ...]) -> str:

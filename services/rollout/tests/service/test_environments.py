@@ -191,12 +191,12 @@ async def test_a_chat_is_answered_in_the_form_of_its_template(world):
 @pytest.mark.parametrize(
     ("how", "failure", "permanent"),
     [
-        ("raises", "environment: it raised ZeroDivisionError: division by zero", False),
-        ("begin", "environment: it raised KeyError: 'no level 7'", False),
+        ("raises", "environment: it raised ZeroDivisionError: division by zero", True),
+        ("begin", "environment: it raised KeyError: 'no level 7'", True),
         ("fails", "environment: the game server is gone", False),
         ("permanent", "environment: the level does not exist", True),
         ("hangs", "environment: no answer to turn 0 within 0.2 s", False),
-        ("odd", "environment: it answered str; allowed: Answer or None", False),
+        ("odd", "environment: it answered str; allowed: Answer or None", True),
     ],
 )
 async def test_a_failure_of_an_environment_is_never_a_reward(world, how, failure, permanent):

@@ -18,11 +18,14 @@ _TEST_RESULTS = {
 
 
 def evaluation_metrics(name: str, transcripts: Sequence[experience_pb2.GroupTranscript], dead: int) -> dict[str, float]:
-    """Return `eval/{name}/…`: means over completions, and pass@k over prompts. Dead prompts are in no mean."""
+    """Return `eval/{name}/…`: means over completions, and pass@k over prompts.
+
+    Of an evaluation that lost prompts there is no figure: those that are left may be the easy ones, or the hard ones.
+    """
     completions = [completion for transcript in transcripts for completion in transcript.completions]
     prefix = f"eval/{name}"
     metrics = {f"{prefix}/prompts": float(len(transcripts)), f"{prefix}/dead": float(dead)}
-    if not completions:
+    if dead or not completions:
         return metrics
     count = len(completions)
     metrics |= {

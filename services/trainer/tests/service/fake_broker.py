@@ -96,6 +96,7 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
         self.finished: list[broker_pb2.FinishRunRequest] = []
         self.evaluation_sets = {"heldout": 2}
         self.evaluations: list[tuple[str, int]] = []
+        self.evaluations_lost: dict[int, int] = {}  # by version, how many of the prompts are dead
         self.evaluation_complete = threading.Event()
         self.evaluation_complete.set()
         self.batches_allowed = 10**9
@@ -269,10 +270,13 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
     def GetEvaluation(self, request, context):
         self._check(context)
         complete = self.evaluation_complete.wait(min(0.2, request.wait.seconds))
-        answer = broker_pb2.GetEvaluationResponse(complete=complete, prompts=2, finished=2 * complete)
+        version = int(request.evaluation_id.partition("@")[2])
+        lost = self.evaluations_lost.get(version, 0)
+        answer = broker_pb2.GetEvaluationResponse(
+            complete=complete, prompts=2, finished=(2 - lost) * complete, dead=lost * complete
+        )
         if complete and not request.summary_only:
-            version = int(request.evaluation_id.partition("@")[2])
-            transcripts = [make_transcript(f"e/{i}", version, [float(i)]) for i in range(2)]
+            transcripts = [make_transcript(f"e/{i}", version, [float(i)]) for i in range(lost, 2)]
             answer.transcripts.extend(transcript.SerializeToString() for transcript in transcripts)
         return answer
 

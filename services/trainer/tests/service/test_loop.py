@@ -346,6 +346,27 @@ def test_evaluations_happen_before_between_and_after(train: Train, broker: FakeB
     assert [e.evaluation.policy_version for e in broker.events if e.HasField("evaluation")] == [0, 2, 3]
 
 
+def test_an_evaluation_that_lost_prompts_has_no_figure_and_decides_nothing(train: Train, broker: FakeBroker):
+    broker.evaluations_lost = {0: 1, 2: 2}
+    best, stop = ("trainer.checkpoint.best_metric", "trainer.early_stop.metric")
+    metrics = [f"{key}=eval/heldout/ans_acc" for key in (best, stop)]
+    training = train(
+        'trainer.evaluation.sets=["heldout"]',
+        "trainer.evaluation.interval=1",
+        "trainer.early_stop.patience=1",
+        *metrics,
+    ).start()
+    assert training.join() == "all steps are done", "no evaluation that was incomplete counts as one without progress"
+    lines = {line["policy_version"]: line for line in training.lines() if line["kind"] == "evaluation"}
+    figures = {version: line.get("eval/heldout/ans_acc") for version, line in lines.items()}
+    assert figures == {0: None, 1: 0.5, 2: None, 3: 0.5}
+    assert (lines[2]["eval/heldout/prompts"], lines[2]["eval/heldout/dead"]) == (0, 2)
+    assert [event.notice.text.partition(";")[0] for event in broker.events if "incomplete" in event.notice.text] == [
+        "evaluation heldout@0 is incomplete: 1 of 2",
+        "evaluation heldout@2 is incomplete: 0 of 2",
+    ]
+
+
 def test_an_evaluation_that_does_not_come_about_costs_its_metrics_only(
     train: Train, broker: FakeBroker, receiver: Callable[..., ReceiverProcess]
 ):
