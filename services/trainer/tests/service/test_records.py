@@ -26,14 +26,16 @@ def test_pass_at_k(n: int, right: int, k: int, expected: float):
 
 def test_an_evaluation_is_averaged_over_completions_and_solved_over_prompts():
     transcripts = [make_transcript("e/0", 3, [1.0, 0.0]), make_transcript("e/1", 3, [0.0, 0.0])]
-    metrics = evaluation_metrics("heldout", transcripts, dead=1)
+    metrics = evaluation_metrics("heldout", transcripts, dead=0)
     assert metrics["eval/heldout/ans_acc"] == 0.25 and metrics["eval/heldout/reward"] == 0.25
     assert metrics["eval/heldout/pass@1"] == 0.25 and metrics["eval/heldout/pass@2"] == 0.5
-    assert metrics["eval/heldout/prompts"] == 2 and metrics["eval/heldout/dead"] == 1
+    assert metrics["eval/heldout/prompts"] == 2 and metrics["eval/heldout/dead"] == 0
 
 
-def test_an_evaluation_without_answers_has_counts_only():
+def test_an_evaluation_that_lost_prompts_has_counts_only():
     assert evaluation_metrics("heldout", [], dead=2) == {"eval/heldout/prompts": 0.0, "eval/heldout/dead": 2.0}
+    left = [make_transcript("e/0", 3, [1.0])]
+    assert evaluation_metrics("heldout", left, dead=1) == {"eval/heldout/prompts": 1.0, "eval/heldout/dead": 1.0}
 
 
 def test_an_evaluations_lines_say_which_weights_answered(tmp_path: Path):
