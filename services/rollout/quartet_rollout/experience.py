@@ -69,6 +69,7 @@ class DrawnGroup:
         drawn.header.attempt = attempt
         for info in drawn.transcript.completions:
             info.ClearField("score")
+            info.ClearField("scored_after")
         return drawn
 
     def scored(self, scores: Sequence[reward_pb2.Score]) -> experience_pb2.ExperienceGroup:

@@ -49,7 +49,9 @@ async def test_kept_completions_are_scored_by_a_mended_verifier_without_drawing(
     tensors = world.broker.tensors()
     assert decode(tensors.rewards).tolist() == [3.0, 4.0] and decode(tensors.ans_acc).tolist() == [0.5, 0.5]
     assert [row.tolist() for row in decode_ragged(tensors.rollout_log_probs)] == [[-0.5] * 3, [-1.5] * 4]
-    assert [info.score.reward for info in world.broker.transcript().completions] == [3.0, 4.0]
+    completions = world.broker.transcript().completions
+    assert [info.score.reward for info in completions] == [3.0, 4.0]
+    assert all(info.HasField("generated_after") and not info.HasField("scored_after") for info in completions)
 
 
 async def test_an_evaluation_s_completions_are_scored_whatever_version_the_weights_are(world):
