@@ -1,8 +1,10 @@
 """`quartet doctor`: the service itself is asked, peers are called, certificates read; each trouble has a cure."""
 
 import json
+import os
 import socket
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -155,3 +157,23 @@ def test_disk_is_looked_at_where_the_folder_will_be(tmp_path, monkeypatch):
     monkeypatch.setattr(host.shutil, "disk_usage", lambda path: usage)
     finding = host.check_disk(tmp_path / "not" / "yet", "checkpoints")
     assert finding.state == "failure" and str(tmp_path) in finding.what
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_a_key_that_the_services_user_cannot_read_is_found():
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # pytest's own are the test user's alone
+        key, service = folder / "tls.key", folder / "quartet-reward"
+        key.write_text("secret")
+        key.chmod(0o400)
+        service.write_text(f"#!/bin/sh\ncat {key} >/dev/null && echo '{{}}'\n")
+        service.chmod(0o755)
+        assert program.check_preflight(service, None, []).state == "ok"
+        finding = program.check_preflight(service, None, [], "nobody")
+        assert finding.state == "failure" and "Permission denied" in finding.what
+        assert program.check_user("nobody") is None
+        service.chmod(0o700)
+        assert "does not start as nobody" in program.check_preflight(service, None, [], "nobody").what
+    finding = program.check_user("no-such-user")
+    assert finding is not None and finding.state == "failure" and "--user" in finding.cure

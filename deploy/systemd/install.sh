@@ -106,8 +106,12 @@ make_configuration() {
             say "wrote $CONFIGURATION/$service.$file; look at it"
         fi
     done
-    "$PREFIX/$service/bin/quartet-$service" "$CONFIGURATION/$service.toml" --dry-run >/dev/null ||
-        say "the configuration is not complete yet: the service says above what is missing"
+}
+
+# As the user who will run it: root can read every key.
+check_configuration() {
+    local service="$1"
+    (cd / && runuser -u "quartet-$service" -- "$PREFIX/$service/bin/quartet-$service" "$CONFIGURATION/$service.toml" --dry-run >/dev/null)
 }
 
 install_service() {
@@ -117,8 +121,13 @@ install_service() {
     make_environment "$service" "$python"
     make_configuration "$service"
     install -m 644 "$HERE/quartet-$service.service" "$UNITS/quartet-$service.service"
+    has_systemd && systemctl daemon-reload
+    if ! check_configuration "$service"; then
+        say "not started: quartet-$service cannot use $CONFIGURATION/$service.toml as the user quartet-$service; it says why above"
+        [[ $start == no ]] || exit 1
+        return
+    fi
     if has_systemd; then
-        systemctl daemon-reload
         if [[ $start == yes ]]; then
             systemctl enable --quiet "quartet-$service"
             systemctl restart "quartet-$service"
@@ -138,7 +147,7 @@ uninstall_service() {
     rm -rf "${PREFIX:?}/$service"
     if has_systemd; then systemctl daemon-reload; fi
     if [[ $purge == yes ]]; then
-        rm -rf "${CONFIGURATION:?}/$service.toml" "${CONFIGURATION:?}/$service.env" "/var/lib/$unit"
+        rm -rf "${CONFIGURATION:?}/$service.toml" "${CONFIGURATION:?}/$service.env" "${CONFIGURATION:?}/$service" "/var/lib/$unit"
         if getent passwd "$unit" >/dev/null; then userdel "$unit"; fi
     fi
     say "$service is gone"

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from quartet_client.authority import EXPORTED, create_authority, export, issue
+
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = ROOT / "deploy" / "systemd"
 INSTALLER = UNITS / "install.sh"
@@ -121,6 +123,7 @@ def test_a_service_is_installed_runs_as_its_user_and_is_taken_away(tmp_path):
         assert Path("/opt/quartet/reward").stat().st_ino != first, "and exchanges the environment"
         assert Path("/etc/systemd/system/quartet-reward.service").read_text() == unit("reward").read_text()
         run_as_the_unit_would("reward", tmp_path)
+        a_key_that_its_user_cannot_read_is_told(configuration)
     finally:
         gone = install("--uninstall", "--purge", "reward")
         for folder in ("/opt/quartet", "/etc/quartet"):
@@ -131,10 +134,46 @@ def test_a_service_is_installed_runs_as_its_user_and_is_taken_away(tmp_path):
         pwd.getpwnam("quartet-reward")
 
 
+def a_key_that_its_user_cannot_read_is_told(configuration: Path) -> None:
+    """By the installer, and by the unit's state: that of its last words to systemd."""
+    keys = configuration.with_suffix("")
+    create_authority(keys.with_name("pki"))
+    issue(keys.with_name("pki"), "reward", ["reward"])
+    export(keys.with_name("pki"), "reward", keys)
+    names = zip(("tls_ca", "tls_certificate", "tls_key"), EXPORTED, strict=True)
+    lines = "".join(f'{key} = "{keys / name}"\n' for key, name in names)
+    configuration.write_text(f"{configuration.read_text()}\n[security]\n{lines}")
+    says = f"security.tls_ca: cannot read '{keys}/ca.crt': Permission denied"
+    for arguments, status in ((["--no-start", "reward"], 0), (["reward"], 1)):
+        told = install(*arguments)
+        assert told.returncode == status and says in told.stderr and "not started" in told.stdout, told
+    assert says in last_state("reward")
+    export(keys.with_name("pki"), "reward", keys, pwd.getpwnam("quartet-reward").pw_uid)
+    assert "not started" not in install("--no-start", "reward").stdout
+
+
+def last_state(service: str) -> str:
+    """Start the unit's command as its user; return what it tells systemd of its state before it ends with 2."""
+    user, command = pwd.getpwnam(f"quartet-{service}"), unit_command(service)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(address := f"\0quartet-state-{os.getpid()}")
+        listener.settimeout(60)
+        environment = {"PATH": "/usr/bin:/bin", "NOTIFY_SOCKET": "@" + address[1:]}
+        ended = subprocess.run(
+            command, user=user.pw_uid, group=user.pw_gid, extra_groups=[], env=environment, cwd="/", timeout=60
+        )
+        assert ended.returncode == 2
+        return listener.recv(4096).decode()
+
+
+def unit_command(service: str) -> list[str]:
+    return [word for word in shlex.split(directives(service)["ExecStart"][0]) if word != "$QUARTET_OPTIONS"]
+
+
 def run_as_the_unit_would(service: str, folder: Path) -> None:
     """Start the unit's command as its user; wait for READY, a sign of life, and an orderly end on SIGTERM."""
     user = pwd.getpwnam(f"quartet-{service}")
-    command = [word for word in shlex.split(directives(service)["ExecStart"][0]) if word != "$QUARTET_OPTIONS"]
+    command = unit_command(service)
     # pytest's folders are the test user's alone.
     address = f"\0quartet-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:

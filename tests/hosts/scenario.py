@@ -20,7 +20,7 @@ from pathlib import Path
 from lan import HOSTS, INTERFACE, Lan, within
 
 from quartet_client import AsyncClient
-from quartet_client.authority import create_authority, issue
+from quartet_client.authority import EXPORTED, create_authority, export, issue
 from quartet_client.events import MemberChanged, RunEvent, StepFinished, WeightsPublished
 from quartet_client.runs import Run
 from quartet_common.config import SecuritySection
@@ -102,18 +102,18 @@ def published(events: list[RunEvent]) -> list[RunEvent]:
 
 
 def make_certificates(folder: Path) -> None:
-    """One for each process, good for its host's address and its role alone; one for the harness."""
-    create_authority(folder)
-    for kind in KINDS:
-        issue(folder, kind, [kind], [HOSTS[PLACES[kind]]])
-    issue(folder, "client", ["client"])
-    issue(folder, "operator", ["operator"])
+    """One for each process, good for its host's address and its role alone, two for the harness; a folder each."""
+    authority = folder / "authority"
+    create_authority(authority)
+    for kind in (*KINDS, "client", "operator"):
+        issue(authority, kind, [kind], [HOSTS[PLACES[kind]]] if kind in KINDS else [])
+        export(authority, kind, folder / kind)
 
 
 def tls(folder: Path, name: str) -> dict[str, object]:
     """Return the keys of [security] of one holder."""
-    files = {"tls_ca": "ca.pem", "tls_certificate": f"{name}.pem", "tls_key": f"{name}-key.pem"}
-    return {f"security.{key}": folder / file for key, file in files.items()}
+    files = zip(("tls_ca", "tls_certificate", "tls_key"), EXPORTED, strict=True)
+    return {f"security.{key}": folder / name / file for key, file in files}
 
 
 def make_run(folder: Path, model: Path, lan: Lan) -> LiveRun:

@@ -18,12 +18,15 @@ _SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failure": ("✗",
 @click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False, exists=True))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
 @click.option("--running", is_flag=True, help="The service runs already: do not say that its port is taken.")
+@click.option("--user", metavar="NAME", help="Who runs it. Default: the systemd unit's user, where there is one.")
 @json_option
 @asynchronous
-async def doctor(service: str, file: Path | None, overrides: tuple[str, ...], running: bool, as_json: bool) -> int:
+async def doctor(
+    service: str, file: Path | None, overrides: tuple[str, ...], running: bool, user: str | None, as_json: bool
+) -> int:
     """Look at this host as the place of SERVICE with the run file FILE. Exits with 1 when it will not work."""
     found = []
-    async for finding in examine(service, file, overrides, running):
+    async for finding in examine(service, file, overrides, running, user):
         found.append(finding)
         if not as_json:
             console().print(_line(finding))

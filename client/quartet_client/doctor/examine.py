@@ -20,7 +20,11 @@ _PEER_SECONDS = 5.0
 
 
 async def examine(
-    kind: str, file: Path | None = None, overrides: Sequence[str] = (), running: bool = False
+    kind: str,
+    file: Path | None = None,
+    overrides: Sequence[str] = (),
+    running: bool = False,
+    user: str | None = None,
 ) -> AsyncIterator[Finding]:
     """Look at this host as the place of a service.
 
@@ -29,6 +33,7 @@ async def examine(
         file: its run file.
         overrides: KEY=VALUE, as its own `--set`.
         running: it runs already, so its ports are taken, by itself.
+        user: who runs it; None: the user of its systemd unit where it is installed as one, or else whoever calls this.
 
     Raises:
         ConfigError: the run file cannot be used at all.
@@ -38,10 +43,15 @@ async def examine(
     yield program.check_program(kind, found)
     if found is not None:
         yield program.check_python(found)
-        preflight = program.check_preflight(found, file, overrides)
+        user = user or program.unit_user(kind, found)
+        unchecked = program.check_user(user) if user else None
+        if unchecked is not None:
+            yield unchecked
+            user = None
+        preflight = program.check_preflight(found, file, overrides, user)
         yield preflight
         if kind == "reward" and preflight.state == "ok":
-            yield program.check_sandbox(found, file, overrides)
+            yield program.check_sandbox(found, file, overrides, user)
     address = getattr(config.addresses, kind)
     if not running:
         yield host.check_ports(kind, address, config.server)

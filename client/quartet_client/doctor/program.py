@@ -1,10 +1,13 @@
 """The service's own program: where it is, and what it says to its configuration."""
 
 import json
+import os
+import pwd
 import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from quartet_client.doctor.findings import Finding, failure, ok, warning
 
@@ -21,6 +24,36 @@ def find_program(kind: str) -> Path | None:
             return folder / name
     found = shutil.which(name)
     return Path(found) if found else None
+
+
+def unit_user(kind: str, program: Path | None) -> str | None:
+    """Return the user as whom the systemd unit runs the program; None: it is not of an installation."""
+    user = f"quartet-{kind}"
+    if program is None or Path("/opt/quartet") not in program.parents:
+        return None
+    return user if user in {each.pw_name for each in pwd.getpwall()} else None
+
+
+def check_user(user: str) -> Finding | None:
+    """Whether the checks can be made as the user who runs the service; None when they can."""
+    try:
+        uid = pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return failure("user", f"there is no user {user}", "name the user who runs the service: --user")
+    if os.geteuid() in (0, uid):
+        return None
+    return warning(
+        "user", f"what {user}, who runs the service, can read was not checked", f"run it as root or as {user}"
+    )
+
+
+def _as_user(user: str | None) -> dict[str, Any]:
+    """Arguments of `subprocess.run` to run a program as another user, if this one may."""
+    if user is None or os.geteuid() != 0:
+        return {}
+    entry = pwd.getpwnam(user)
+    groups = os.getgrouplist(user, entry.pw_gid)
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": groups}
 
 
 def check_program(kind: str, program: Path | None) -> Finding:
@@ -51,21 +84,25 @@ def check_python(program: Path) -> Finding:
     return ok("Python", f"{version} at {python}")
 
 
-def check_sandbox(program: Path, file: Path | None, overrides: Sequence[str]) -> Finding:
+def check_sandbox(program: Path, file: Path | None, overrides: Sequence[str], user: str | None = None) -> Finding:
     """Have the reward service try its sandbox and attack it, whether its run needs it or not."""
-    finding = check_preflight(program, file, [*overrides, "reward.sandbox.required=true"])
+    finding = check_preflight(program, file, [*overrides, "reward.sandbox.required=true"], user)
     if finding.state != "ok":
         return warning("sandbox", finding.what, "verifiers that run programs need it: docs/sandbox.md")
     mode = next(part for part in finding.what.split(", ") if part.startswith("sandbox "))
     return ok("sandbox", f"programs run in the mode {mode.removeprefix('sandbox ')}")
 
 
-def check_preflight(program: Path, file: Path | None, overrides: Sequence[str]) -> Finding:
-    """Have the service check its configuration and what that names: Redis, model, sandbox, verifiers."""
+def check_preflight(program: Path, file: Path | None, overrides: Sequence[str], user: str | None = None) -> Finding:
+    """Have the service, as `user`, check its configuration and what that names: keys, Redis, model, sandbox."""
     command = [str(program), *([str(file)] if file else []), "--dry-run"]
     command += [word for override in overrides for word in ("--set", override)]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=_PREFLIGHT_SECONDS)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_PREFLIGHT_SECONDS, **_as_user(user))
+    except OSError as error:
+        return failure(
+            "preflight", f"{program} does not start as {user}: {error}", "install it where that user may run it"
+        )
     except subprocess.TimeoutExpired:
         return failure("preflight", f"no answer in {_PREFLIGHT_SECONDS:.0f} s", f"run it: {' '.join(command)}")
     if answer.returncode:

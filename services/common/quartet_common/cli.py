@@ -7,16 +7,25 @@ import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quartet_common import __version__, tracing
 from quartet_common.allocator import keep_freed_memory
 from quartet_common.config import ConfigError, LoadedConfig, Section, ServerSection, load_config, split_address
-from quartet_common.log import configure_logging
+from quartet_common.log import configure_logging, get_logger
+from quartet_common.stderr import watched_stderr
+from quartet_common.supervision import Supervisor
 
 if TYPE_CHECKING:
     from quartet_common.host import ServiceHost
+
+# For watched_stderr. gRPC reads it when it is imported, which services do before they call service_main.
+if "--log-format json" in " ".join(sys.argv).replace("=", " "):
+    os.environ["GRPC_TRACE"] = ",".join(filter(None, (os.environ.get("GRPC_TRACE"), "handshaker")))
+
+log = get_logger(__name__)
 
 Preflight = Callable[[LoadedConfig], dict[str, Any]]
 Serve = Callable[[LoadedConfig, "ServiceHost"], Awaitable[None]]
@@ -43,11 +52,11 @@ def service_main(
     """
     arguments = _parser(kind).parse_args(argv)
     keep_freed_memory()
+    instance = f"{socket.gethostname()}-{os.getpid()}"
     try:
         config = load_config(kind, section, arguments.file, arguments.set)
         # Brokers and reward services serve several runs.
         run = config.run.id if kind in ("rollout", "trainer") else ""
-        instance = f"{socket.gethostname()}-{os.getpid()}"
         configure_logging(kind, instance, arguments.log_format, arguments.log_level, run)
         if config.security.tls:
             from quartet_common.certificates import check_service_files  # it imports grpc
@@ -62,13 +71,22 @@ def service_main(
         # The trainer's ranks above 0 train what they are told: they have nothing to trace.
         if os.environ.get("RANK", "0") == "0":
             tracing.configure(kind, instance, config.tracing)
-        with asyncio.Runner(loop_factory=loop_factory) as runner:
+        watched = watched_stderr(kind, instance) if arguments.log_format == "json" else nullcontext()
+        with watched, asyncio.Runner(loop_factory=loop_factory) as runner:
             return runner.run(_serve(kind, config, serve))
     except ConfigError as error:
-        print(f"quartet-{kind}: {error}", file=sys.stderr)
+        Supervisor().tell(STATUS=str(error))
+        if arguments.log_format == "json":
+            configure_logging(kind, instance, arguments.log_format)
+            log.error("%s", error)
+        else:
+            print(f"quartet-{kind}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+    except Exception:
+        log.exception("the service failed")
+        return 1
     finally:
         tracing.shutdown()
 

@@ -16,12 +16,15 @@ from quartet_common import metrics, tracing
 from quartet_common.errors import ContractError, permission_denied, unauthenticated, unimplemented, unreadable
 from quartet_common.log import get_logger
 from quartet_common.rate_limits import RateLimits, peer_of
+from quartet_common.repeats import Repeats
 from quartet_common.roles import ROLE_URI, allowed_roles, is_open, roles_of
 
 log = get_logger(__name__)
 
 _CALLS = metrics.counter("quartet_grpc_calls_total", "Calls answered, by method and status code.", ["method", "code"])
 _SECONDS = metrics.histogram("quartet_grpc_seconds", "Time to answer a call; streams until their end.", ["method"])
+
+_repeats = Repeats()
 
 # Probes carry no token.
 _OPEN_PREFIX = "/grpc.health.v1.Health/"
@@ -172,12 +175,13 @@ class _Guard:
 
     async def __aenter__(self) -> None:
         if self._refused:
-            await self._abort(unauthenticated("got no valid token; send the metadata 'authorization: Bearer TOKEN'"))
+            error = unauthenticated("got no valid token; send the metadata 'authorization: Bearer TOKEN'")
+            await self._turn_away(error, frozenset())
         if self._allowed is not None:
             names = self._context.auth_context().get("x509_subject_alternative_name", ())
             roles = roles_of(names)
             if not roles & self._allowed:
-                await self._abort(self._forbidden(roles))
+                await self._turn_away(self._forbidden(roles), roles)
         # After who it is: a stranger cannot use up a peer's calls.
         if self._limits is not None:
             refusal = self._limits.refusal(self._method, peer_of(self._context))
@@ -188,6 +192,15 @@ class _Guard:
         allowed = ", ".join(sorted(self._allowed or ()))
         came = f"the role {', '.join(sorted(roles))}" if roles else f"no role (a URI {ROLE_URI}NAME)"
         return permission_denied(self._method, f"the caller's certificate has {came}; allowed: {allowed}")
+
+    async def _turn_away(self, error: ContractError, roles: frozenset[str]) -> None:
+        """Refuse who may not call, and log it: the first time, then once a minute for that caller and method."""
+        caller, code = peer_of(self._context), error.code.name
+        if times := _repeats.due((caller, self._method, code)):
+            what = {"method": self._method, "code": code, "roles": ", ".join(sorted(roles)), "caller": caller}
+            what |= {"peer": self._context.peer(), "reason": error.message, "times": times}
+            log.warning("call refused", extra=what)
+        await self._abort(error)
 
     async def __aexit__(self, kind, error, trace) -> None:
         if error is None:

@@ -1,0 +1,74 @@
+"""Reads what a process writes to standard error beside its logs, and writes it on as records (stderr.py starts it).
+
+    python stderr_reader.py SERVICE INSTANCE <lines >failed-handshakes 2>log
+
+Each line becomes a JSON record, unless it is one. What gRPC traces of its handshakes is left out; each that failed goes
+to standard output as {"side", "peer", "reason"}. It is a process of its own, so that the last words of one that crashed
+are not lost, and imports nothing that takes time.
+"""
+
+import json
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+# gRPC's (1.85) lines about handshakes, with GRPC_TRACE=handshaker, and what follows when an error is shown.
+_TRACE = re.compile(
+    r"[IWE]\d{4} \S+ +\d+ (?:handshaker\.cc|channel_trace\.h|trace\.cc|ssl_transport_security\.cc):\d+\] "
+    r"(?:handshake_manager|handshake manager|CallNextHandshakerLocked|gRPC Tracers|Handshake failed|No match found).*"
+    r"| shutdown=(?:true|false) index=.*|=== Source Location Trace: ===.*|src/core/\S+:\d+.*|\s*"
+)
+_FAILED = re.compile(r"CallNextHandshakerLocked: error=(?!OK|UNAVAILABLE)(?P<reason>.*)")
+_PEER = re.compile(r"endpoint_peer_address=([^,]*)")
+
+
+def failed_handshakes(lines: Iterable[str], others: Any) -> Iterator[dict[str, str]]:
+    """Yield the handshakes that failed; hand all other lines to `others`.
+
+    One whose peer went away in the middle (a port scan, a TCP probe) is none.
+    """
+    reason = ""
+    for line in lines:
+        if not _TRACE.fullmatch(line):
+            others(line)
+            continue
+        if found := _FAILED.search(line):
+            reason = found["reason"].removesuffix(": OK")
+        if reason and (peer := _PEER.search(line)):
+            side = "server" if "internal.server_credentials" in line else "client"
+            yield {"side": side, "peer": peer[1], "reason": reason}
+            reason = ""
+
+
+def main(service: str, instance: str) -> None:
+    """Read until the last who can write has ended."""
+
+    def hand_on(line: str) -> None:
+        if not _is_record(line):
+            now = time.time()
+            stamp = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))},{int(now * 1000) % 1000:03}"
+            who = {"service": service, "instance": instance}
+            line = json.dumps({"time": stamp, "level": "WARNING", "logger": "stderr", "message": line, **who})
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+    sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
+    sys.stderr.reconfigure(errors="replace")  # type: ignore[union-attr]
+    for failed in failed_handshakes((line.rstrip("\n") for line in sys.stdin), hand_on):
+        try:
+            print(json.dumps(failed), flush=True)
+        except BrokenPipeError:
+            continue  # the process that counts them has ended
+
+
+def _is_record(line: str) -> bool:
+    try:
+        return line.startswith("{") and isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,176 @@
+"""What a service's log is made of: JSON lines alone, whoever writes them, with the calls and handshakes it refused."""
+
+import asyncio
+import json
+import signal
+import ssl
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from quartet.v1 import reward_pb2, reward_pb2_grpc
+
+from quartet_client.authority import create_authority, export, issue
+from quartet_common.channel import connect
+from quartet_common.config import SecuritySection
+from quartet_common.ports import free_port
+from quartet_common.repeats import Repeats
+
+SERVICE = """
+import os, subprocess, sys, warnings
+from quartet_common.cli import service_main
+from quartet.v1 import reward_pb2_grpc
+from quartet_common.config import Section
+
+class Sloppy(reward_pb2_grpc.RewardServiceServicer):
+    async def ListVerifiers(self, request, context):
+        print("from Python", file=sys.stderr)
+        os.write(2, b"from a library\\n\\xff\\n")
+        subprocess.run(["sh", "-c", "echo from a child >&2"])
+        subprocess.run(["sh", "-c", "echo '{\\"message\\": \\"a record of a child\\"}' >&2"])
+        warnings.warn("an old way", stacklevel=1)
+        os.write(2, b"terminate called\\n"), os.abort()
+
+async def serve(config, host):
+    reward_pb2_grpc.add_RewardServiceServicer_to_server(Sloppy(), host.server)
+    await host.run()
+
+class Any(Section, extra="allow"):
+    pass
+
+sys.exit(service_main("reward", Any, lambda config: {}, serve))
+"""
+
+
+def held(folder: Path) -> SecuritySection:
+    return SecuritySection(tls_ca=folder / "ca.crt", tls_certificate=folder / "tls.crt", tls_key=folder / "tls.key")
+
+
+@pytest.fixture
+def keys(tmp_path) -> Path:
+    for authority, names in (("pki", ("reward", "rollout", "trainer")), ("foreign", ("rollout",))):
+        create_authority(tmp_path / authority)
+        for name in names:
+            issue(tmp_path / authority, name, [name])
+            export(tmp_path / authority, name, tmp_path / authority / "keys" / name)
+    return tmp_path
+
+
+class Served:
+    """The service above as a process of its own; its log."""
+
+    def __init__(self, folder: Path):
+        self.port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.log = folder / "log"
+        own = held(folder / "pki" / "keys" / "reward").model_dump(include={"tls_ca", "tls_certificate", "tls_key"})
+        words = [f"addresses.reward={self.address}", *(f"security.{key}={path}" for key, path in own.items())]
+        command = [sys.executable, "-c", SERVICE, "--log-format", "json"]
+        for word in words:
+            command += ["--set", word]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, stderr=log)
+
+    def records(self) -> list[dict]:
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    async def until(self, message: str, count: int = 1) -> list[dict]:
+        async with asyncio.timeout(30):
+            while True:
+                assert self.process.poll() is None or message in self.log.read_text(), self.log.read_text()
+                found = [each for each in self.records() if message in each["message"]]
+                if len(found) >= count:
+                    return found
+                await asyncio.sleep(0.02)
+
+    def metric(self, series: str) -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port + 100}/metrics", timeout=10) as page:
+            values = [line.split()[-1] for line in page.read().decode().splitlines() if line.startswith(series)]
+        return sum(map(float, values))
+
+
+@pytest.fixture
+def served(keys) -> Iterator[Served]:
+    served = Served(keys)
+    yield served
+    served.process.kill()
+    served.process.wait()
+
+
+async def ask(served: Served, security: SecuritySection | None, *, fails: grpc.StatusCode) -> None:
+    async with connect(served.address, security, service="reward") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await reward_pb2_grpc.RewardServiceStub(channel).Execute(reward_pb2.ExecuteRequest(), timeout=2)
+        assert caught.value.code() is fails
+
+
+async def test_calls_without_the_right_to_make_them_are_in_the_log_once(keys, served):
+    await served.until("serving at")
+    for _ in range(3):
+        await ask(served, held(keys / "pki" / "keys" / "trainer"), fails=grpc.StatusCode.PERMISSION_DENIED)
+    (line,) = await served.until("call refused")
+    about = {"method": "/quartet.v1.RewardService/Execute", "code": "PERMISSION_DENIED", "roles": "trainer", "times": 1}
+    assert line.items() >= (about | {"caller": "certificate trainer", "level": "WARNING", "service": "reward"}).items()
+    assert line["peer"].startswith("ipv4:127.0.0.1:") and "allowed: client, operator, rollout" in line["reason"]
+    assert len([each for each in served.records() if each["message"] == "call refused"]) == 1
+    assert served.metric('quartet_grpc_calls_total{code="PERMISSION_DENIED"') == 3
+
+
+async def test_failed_handshakes_are_in_the_log_with_their_peer_and_are_counted(keys, served):
+    await served.until("serving at")
+    await ask(served, None, fails=grpc.StatusCode.UNAVAILABLE)
+    foreign = held(keys / "foreign" / "keys" / "rollout").model_copy(
+        update={"tls_ca": keys / "pki" / "keys" / "rollout" / "ca.crt"}
+    )
+    await ask(served, foreign, fails=grpc.StatusCode.UNAVAILABLE)
+    context = ssl.create_default_context(cafile=str(keys / "pki" / "ca.pem"))
+    with pytest.raises((ssl.SSLError, ConnectionError)):  # TLS 1.3: the server's no comes with the first read
+        reader, _ = await asyncio.open_connection("127.0.0.1", served.port, ssl=context)
+        assert not await reader.read(1)
+        raise ConnectionError
+    _, probe = await asyncio.open_connection("127.0.0.1", served.port)
+    probe.close()  # a TCP probe is no failure
+    lines = await served.until("TLS handshake failed", 3)
+    assert {line["cause"] for line in lines} == {"not_tls", "certificate", "no_certificate"}
+    for line in lines:
+        assert line["peer"].startswith("ipv4:127.0.0.1:") and line["side"] == "server" and line["level"] == "WARNING"
+        assert served.metric(f'quartet_tls_handshakes_failed_total{{reason="{line["cause"]}",side="server"') >= 1
+    served.process.send_signal(signal.SIGTERM)
+    assert served.process.wait(20) == 0
+    assert served.records()[-1]["message"] == "stopped"
+
+
+async def test_each_line_is_a_record_to_the_last_words_of_a_crash(keys, served):
+    await served.until("serving at")
+    async with connect(served.address, held(keys / "pki" / "keys" / "rollout"), service="reward") as channel:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await reward_pb2_grpc.RewardServiceStub(channel).ListVerifiers(
+                reward_pb2.ListVerifiersRequest(), timeout=20
+            )
+    assert served.process.wait(20) == -signal.SIGABRT
+    await served.until("terminate called")
+    said = [each["message"] for each in served.records()]
+    for words in ("from Python", "from a library", "from a child", "a record of a child", "terminate called"):
+        assert said.count(words) == 1, said
+    assert any("an old way" in each for each in said)
+
+
+def test_a_configuration_that_cannot_be_used_is_a_record_too(tmp_path):
+    command = [sys.executable, "-c", SERVICE, "--log-format", "json", "--set", "addresses.reward=0.0.0.0:1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    (line,) = map(json.loads, done.stderr.splitlines())
+    assert done.returncode == 2 and line["level"] == "ERROR" and "not loopback" in line["message"]
+
+
+def test_what_repeats_is_due_once_a_minute():
+    now = 0.0
+    repeats = Repeats(lambda: now)
+    assert [repeats.due("a"), repeats.due("a"), repeats.due("b")] == [1, 0, 1]
+    now = 59.0
+    assert repeats.due("a") == 0
+    now = 60.0
+    assert [repeats.due("a"), repeats.due("a")] == [3, 0]
