@@ -79,9 +79,9 @@ class BrokerRun:
         self.put(self.submit(*names).lease(len(names)))
         return self
 
-    def open(self) -> "BrokerRun":
+    def open(self, **fields) -> "BrokerRun":
         """Open a trainer's session; `session` is its epoch."""
-        request = pb.OpenSessionRequest(run_id=self.id, holder="t1")
+        request = pb.OpenSessionRequest(run_id=self.id, holder="t1", **fields)
         self.session = self.call("OpenSession", request).session_epoch
         return self
 

@@ -191,6 +191,26 @@ def session(w, run, **fields):
     return pb.OpenSessionRequest(**{"run_id": run.id, "holder": "t2"} | fields)
 
 
+def behind(run):
+    """A session with a checkpoint of 2 steps, at a broker that has none."""
+    return run.submit("a", "b", "c", "d").open(checkpoint_step=2, settles_ledger=True)
+
+
+def settle(run, first=0):
+    names = [["a", "b"], ["c", "d"]]
+    steps = [pb.TrainedStep(step=first + n, instance_ids=ids) for n, ids in enumerate(names)]
+    return pb.SettleTrainedRequest(run_id=run.id, session_epoch=run.session, steps=steps)
+
+
+def settled(groups):
+    def check(w, answer):
+        assert (answer.settled, answer.settled_steps) == (groups, 2)
+        run = w.call("BrokerService.GetRun", pb.GetRunRequest(run_id=w.name)).run
+        assert run.committed_step == 2 and (run.stats.committed, run.stats.queued) == (4, 0)
+
+    return check
+
+
 def mark(run, step=0):
     return pb.MarkTrainedRequest(run_id=run.id, session_epoch=run.session, step=step)
 
@@ -242,6 +262,38 @@ SESSION: list[Case] = [
         lambda w: pb.OpenSessionRequest(run_id=w.name, holder="t1"),
         MISSING,
         "case-",
+    ),
+    Good(
+        "BrokerService.SettleTrained",
+        "the steps of a checkpoint that the broker lacks",
+        lambda w: settle(behind(w.run())),
+        settled(4),
+        second=settled(0),
+    ),
+    Bad(
+        "BrokerService.SettleTrained",
+        "in a fenced session",
+        lambda w: settle(fenced(behind(w.run()))),
+        STATE,
+        "fenced",
+    ),
+    Bad("BrokerService.SettleTrained", "without the first", lambda w: settle(behind(w.run()), 1), STATE, "step 1"),
+    Bad("BrokerService.SettleTrained", "step -1", lambda w: settle(behind(w.run()), -1), INVALID, "steps[0].step"),
+    Bad(
+        "BrokerService.LeaseExperience",
+        "before the checkpoint is settled",
+        lambda w: pb.LeaseExperienceRequest(run_id=(run := behind(w.run())).id, session_epoch=run.session, step=2),
+        STATE,
+        "checkpoint",
+    ),
+    Bad(
+        "BrokerService.MarkTrained",
+        "with another batch than the step's",
+        lambda w: pb.MarkTrainedRequest(
+            run_id=(run := w.run().granted()).id, session_epoch=run.session, step=0, instance_ids=["a", "z"]
+        ),
+        STATE,
+        "another batch",
     ),
     Good("BrokerService.MarkTrained", "step 0", lambda w: mark(w.run().granted()), is_version_1),
     Bad("BrokerService.MarkTrained", "in a fenced session", lambda w: mark(fenced(w.run().granted())), STATE, "fenced"),

@@ -140,7 +140,7 @@ class Audit:
             "audit_books", run_id, *found.arguments()
         )
         kept, anew = _counts(kept_pairs), _counts(anew_pairs)
-        state, version, committed, ended, first_pass = fields
+        state, version, committed, ended, first_pass, settle_to = fields
         run.state, run.prompts_ended = state_value(state), ended == b"1"
         run.policy_version, run.committed_step = int(version), int(committed)
         run.stats.CopyFrom(broker_pb2.RunStats(**{name: kept.get(name, 0) for name in _STATS}))
@@ -158,6 +158,11 @@ class Audit:
         )
         if more:
             summary.faults.append(f"and {more} more of these")
+        if int(committed) < int(settle_to or 0):
+            summary.faults.append(
+                f"the books are settled up to step {int(committed)} of {int(settle_to)}: a trainer opens its session "
+                "and settles what its checkpoint contains; ask again when it trains"
+            )
         summary.faults.extend(_differences(kept, anew))
         summary.faults.extend(settled.faults)
         summary.faults.extend(_settled_faults(settled.counts, forgotten, before, run.stats))

@@ -16,7 +16,15 @@ from quartet_broker.runs import Runs
 from quartet_broker.store import Store, Value
 from quartet_broker.traces import trace_lease, trace_submit
 from quartet_common import metrics
-from quartet_common.errors import already_exists, failed_precondition, invalid_argument, not_found, resource_exhausted
+from quartet_common.errors import (
+    ContractError,
+    aborted,
+    already_exists,
+    failed_precondition,
+    invalid_argument,
+    not_found,
+    resource_exhausted,
+)
 from quartet_common.wire import Bytes
 
 _GRANTED = metrics.counter("quartet_broker_prompts_leased_total", "Prompts leased to rollouts.", ["run"])
@@ -40,6 +48,14 @@ def purpose_name(purpose: experience_pb2.Purpose) -> str:
     return _PURPOSES[purpose]
 
 
+def _forgotten(run_id: str, instance_id: str) -> ContractError:
+    return aborted(
+        f"prompts of run '{run_id}'",
+        f"'{instance_id}', which was submitted before, is not known: Redis was restored from an earlier state, or lost "
+        "the end of its log; submit again from the first prompt on",
+    )
+
+
 class Prompts:
     """The queue of prompts and their leases."""
 
@@ -55,7 +71,7 @@ class Prompts:
         if request.evaluation_set:
             validation.name("evaluation_set", request.evaluation_set)
         seen: dict[str, str] = {}
-        arguments: list[Value] = [request.evaluation_set]
+        arguments: list[Value] = [request.evaluation_set, request.follows_instance_id]
         for n, instance in enumerate(request.instances):
             validation.instance(f"instances[{n}]", instance, request.evaluation_set)
             content = digest(instance, request.evaluation_set)
@@ -78,6 +94,8 @@ class Prompts:
             ]
         reply = await self._store.run("submit_prompts", run_id, *arguments)
         match reply[0]:
+            case b"FORGOTTEN":
+                raise _forgotten(run_id, request.follows_instance_id)
             case b"CONFLICT":
                 raise already_exists("prompt instance", reply[1].decode(), "it was submitted before with other content")
             case b"ENDED":
@@ -96,7 +114,10 @@ class Prompts:
 
     async def end(self, request: broker_pb2.EndPromptsRequest) -> broker_pb2.EndPromptsResponse:
         """Say that no more training prompts will come."""
-        await self._store.run("end_prompts", validation.name("run_id", request.run_id))
+        run_id = validation.name("run_id", request.run_id)
+        (word, *_) = await self._store.run("end_prompts", run_id, request.follows_instance_id)
+        if word == b"FORGOTTEN":
+            raise _forgotten(run_id, request.follows_instance_id)
         return broker_pb2.EndPromptsResponse()
 
     async def lease(

@@ -81,6 +81,9 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
     async def OpenSession(self, request, context):
         return await self.sessions.open(request)
 
+    async def SettleTrained(self, request, context):
+        return await self.sessions.settle_trained(request)
+
     async def LeaseExperience(self, request, context):
         async for response in self.experience.lease(request, context):
             yield response

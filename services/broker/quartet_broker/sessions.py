@@ -1,5 +1,6 @@
-"""The trainer's session: OpenSession, MarkTrained, Commit."""
+"""The trainer's session: OpenSession, SettleTrained, MarkTrained, Commit."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from quartet.v1 import broker_pb2
@@ -24,6 +25,24 @@ def refuse(run_id: str, step: int, reply: list[Any]) -> None:
             if newest == 0:
                 raise failed_precondition(f"session of run '{run_id}'", "none was opened: call OpenSession first")
             raise failed_precondition(f"session of run '{run_id}'", f"it is fenced: the newest session is {newest}")
+        case b"UNSETTLED":
+            raise failed_precondition(
+                f"session of run '{run_id}'",
+                f"the broker's books end at step {int(reply[1])}, the checkpoint has {int(reply[2])}: send the steps "
+                "between by SettleTrained first",
+            )
+        case b"OTHER_BATCH":
+            description = (
+                "the broker has another batch for it than the one that was trained: Redis was restored from an earlier "
+                "state; open a session with the newest checkpoint"
+            )
+            raise failed_precondition(f"step {step} of run '{run_id}'", description)
+        case b"GAP":
+            description = f"the next step to be settled is {int(reply[1])}; send all steps from there on"
+            raise failed_precondition(f"step {step} of run '{run_id}'", description)
+        case b"BEYOND":
+            description = f"the session began with a checkpoint of {int(reply[1])} steps, so that it cannot be in there"
+            raise failed_precondition(f"step {step} of run '{run_id}'", description)
         case b"COMMITTED":
             description = f"it is committed, as are all steps below {int(reply[1])}; its batch is gone"
             raise failed_precondition(f"step {step} of run '{run_id}'", description)
@@ -50,7 +69,17 @@ class Sessions:
         run_id = validation.name("run_id", request.run_id)
         validation.identifier("holder", request.holder)
         validation.integer("checkpoint_step", request.checkpoint_step, 0)
-        reply = await self._store.run("open_session", run_id, request.holder, request.checkpoint_step)
+        validation.integer("first_remembered_pass", request.first_remembered_pass, 0)
+        consumed = request.consumed_instance_ids
+        reply = await self._store.run(
+            "open_session",
+            run_id,
+            request.holder,
+            request.checkpoint_step,
+            int(request.settles_ledger),
+            len(consumed),
+            request.first_remembered_pass,
+        )
         if reply[0] == b"BEHIND":
             committed = int(reply[1])
             raise failed_precondition(
@@ -58,26 +87,65 @@ class Sessions:
                 f"run '{run_id}' is committed up to step {committed} and keeps no earlier batch: start from the "
                 f"checkpoint of step {committed} or a later one, or make a new run",
             )
-        _, epoch, replayable = reply
-        # Each of these is atomic and may be repeated; the caller leases nothing before it has this call's answer.
-        found = 0
-        for start in range(0, len(request.consumed_instance_ids), _CHUNK):
-            ids = request.consumed_instance_ids[start : start + _CHUNK]
-            settled = await self._store.run("settle_consumed", run_id, epoch, *ids)
-            refuse(run_id, request.checkpoint_step, settled)
-            found += settled[1]
-        await self._commit(run_id, epoch, request.checkpoint_step)
+        if reply[0] == b"UNCOVERED":
+            missing, covered = int(reply[1]), int(reply[2])
+            raise failed_precondition(
+                f"checkpoint_step {request.checkpoint_step}",
+                f"the broker's books of run '{run_id}' lack the steps {missing} to {covered - 1}: Redis was restored "
+                "from an earlier state, and the trainer sent no ids for them. Upgrade the trainer to one that sends "
+                f"its ledger (settles_ledger), or restore a Redis that has {covered} steps",
+            )
+        _, epoch, replayable, committed, trained, ledger = reply
+        checkpoint = request.checkpoint_step
+        if trained < checkpoint:
+            log.warning(
+                f"books at step {trained}, checkpoint at step {checkpoint}: Redis was restored from an earlier state, "
+                "or lost the end of its log; what the checkpoint contains is settled before anything is trained",
+                extra={"run": run_id},
+            )
+        response = broker_pb2.OpenSessionResponse(session_epoch=epoch, replayable_steps=replayable)
+        if request.settles_ledger:
+            response.settle_from_step = committed
+            steps, _, digest = ledger.decode().partition(" ")
+            response.ledger_digest = digest if steps == str(committed) else ""
+        else:
+            await self._settle_consumed(run_id, epoch, consumed)
+            await self._commit(run_id, epoch, checkpoint, opening=True)
         log.info(
             "session opened",
-            extra={"run": run_id, "epoch": epoch, "step": request.checkpoint_step, "replayable": replayable},
+            extra={"run": run_id, "epoch": epoch, "step": checkpoint, "replayable": replayable},
         )
-        if found:
-            log.info("instances of the checkpoint were not settled yet", extra={"run": run_id, "count": found})
         if (await self._runs.load(run_id)).state == broker_pb2.RUN_STATE_ACTIVE:
             await self._score_again(run_id)
-        return broker_pb2.OpenSessionResponse(
-            session_epoch=epoch, replayable_steps=replayable, run=await self._runs.load(run_id)
-        )
+        response.run.CopyFrom(await self._runs.load(run_id))
+        return response
+
+    async def _settle_consumed(self, run_id: str, epoch: int, ids: Sequence[str]) -> None:
+        """Settle what the checkpoint contains, some ids at a time; nothing is leased before OpenSession's answer."""
+        found = 0
+        for start in range(0, len(ids), _CHUNK):
+            settled = await self._store.run("settle_consumed", run_id, epoch, *ids[start : start + _CHUNK])
+            refuse(run_id, 0, settled)
+            found += settled[1]
+        if found:
+            log.info("instances of the checkpoint were not settled yet", extra={"run": run_id, "count": found})
+
+    async def settle_trained(self, request: broker_pb2.SettleTrainedRequest) -> broker_pb2.SettleTrainedResponse:
+        """Settle the next steps of the checkpoint that the session began with, each step atomically."""
+        run_id = validation.name("run_id", request.run_id)
+        validation.count("steps", request.steps, 4096)
+        first = validation.integer("steps[0].step", request.steps[0].step, 0)
+        for n, line in enumerate(request.steps):
+            validation.integer(f"steps[{n}].step", line.step, first + n, first + n)
+            for name in line.instance_ids:
+                validation.identifier(f"steps[{n}].instance_ids", name)
+        calls = [(request.session_epoch, line.step, *line.instance_ids) for line in request.steps]
+        response = broker_pb2.SettleTrainedResponse()
+        for line, reply in zip(request.steps, await self._store.run_many("settle_trained", run_id, calls), strict=True):
+            refuse(run_id, line.step, reply)
+            response.settled_steps = reply[1]
+            response.settled += reply[2]
+        return response
 
     async def _score_again(self, run_id: str) -> None:
         """Queue the dead whose completions are kept: since they died the verifier may have been mended."""
@@ -91,7 +159,9 @@ class Sessions:
         """Record that a step's batch is in the weights."""
         run_id = validation.name("run_id", request.run_id)
         validation.integer("step", request.step, 0)
-        reply = await self._store.run("mark_trained", run_id, request.session_epoch, request.step)
+        reply = await self._store.run(
+            "mark_trained", run_id, request.session_epoch, request.step, *request.instance_ids
+        )
         refuse(run_id, request.step, reply)
         return broker_pb2.MarkTrainedResponse(policy_version=request.step + 1)
 
@@ -99,14 +169,13 @@ class Sessions:
         """Let go of the groups of all steps below `step`."""
         run_id = validation.name("run_id", request.run_id)
         validation.integer("step", request.step, 0)
-        groups = await self._commit(run_id, request.session_epoch, request.step)
-        return broker_pb2.CommitResponse(committed=groups)
+        return await self._commit(run_id, request.session_epoch, request.step)
 
-    async def _commit(self, run_id: str, epoch: int, step: int) -> int:
-        groups, left = 0, 1
+    async def _commit(self, run_id: str, epoch: int, step: int, opening: bool = False) -> broker_pb2.CommitResponse:
+        response, left = broker_pb2.CommitResponse(), 1
         while left:
-            reply = await self._store.run("commit", run_id, epoch, step)
+            reply = await self._store.run("commit", run_id, epoch, step, int(opening))
             refuse(run_id, step, reply)
-            groups += reply[1]
-            left = reply[2]
-        return groups
+            _, groups, left, response.first_remembered_pass = reply
+            response.committed += groups
+        return response

@@ -80,7 +80,8 @@ class Books:
         self.since = dict.fromkeys(COUNTED_SINCE_THE_BEGINNING, 0)
         self.put_count = self.put_bytes = 0
         self.first_dead, self.first_dead_reason = 0, ""
-        self.version = self.committed = self.session = self.group_epoch = 0
+        self.version = self.committed = self.session = self.group_epoch = self.settle_to = 0
+        self.ledger: tuple[int, str] | None = (0, "")  # steps, and the digest of their batches; None: not known
         self.state, self.ended = "ACTIVE", False
 
     def copy(self) -> Self:
@@ -130,6 +131,7 @@ class Books:
             "states": {name: (group.state, group.attempt, group.step) for name, group in self.groups.items()},
             "stats": self.stats(),
             "run": (self.state, self.version, self.committed, self.ended, self.group_epoch, self.session),
+            "settling": (self.settle_to, self.ledger and f"{self.ledger[0]} {self.ledger[1]}"),
             "waiting": {stream: list(names) for stream, names in self.streams.items() if names},
             "tickets": {stream: sorted(names) for stream, names in tickets.items()},
             "leases": {group.lease: group.expiry for group in self.groups.values() if group.lease},

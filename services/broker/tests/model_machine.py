@@ -50,7 +50,7 @@ class BrokerMachine(RuleBasedStateMachine):
             side = Run(self.bench, world, Reference(spec, self.bench.clock))
             self.sides.append(side)
             side.create()
-            side.open(0, [])
+            side.open(0)
         self.submit(0, [(n, 0) for n in range(12)], 1)
         self.a_few_steps(0, steps)
         self.submit(1, [(n, 0) for n in range(5)], 1)
@@ -319,16 +319,14 @@ class BrokerMachine(RuleBasedStateMachine):
         side = self._side(side)
         target = max(0, side.model.version - behind)
         for _ in range(times):
-            side.both(
-                lambda: side.model.commit(side.world.session, target), side.world.commit(target), lambda groups: groups
-            )
+            side.commit(target)
 
-    @rule(side=sides, back=st.integers(0, 3), tell=st.booleans())
-    def crash(self, side: int, back: int, tell: bool) -> None:
-        """The trainer starts again, from a durable checkpoint or from one that is too old."""
+    @rule(side=sides, back=st.integers(0, 3), tell=st.sampled_from(["ledger", "ledger", "ids", "nothing"]))
+    def crash(self, side: int, back: int, tell: str) -> None:
+        """The trainer starts again, from a durable checkpoint or from one that is too old; it may be an older build."""
         side = self._side(side)
         checkpoint = max(0, side.model.version - back)
-        side.open(checkpoint, side.weights[:checkpoint] if tell else [])
+        side.open(checkpoint, {"ledger": None, "ids": side.weights[:checkpoint], "nothing": []}[tell])
 
     @rule(side=sides, picked=st.integers(0, 5))
     def the_old_trainer_comes_back(self, side: int, picked: int) -> None:
@@ -337,7 +335,7 @@ class BrokerMachine(RuleBasedStateMachine):
         old, step = side.old_sessions[-1 - picked % len(side.old_sessions)], side.model.version
         side.take(step, session=old)
         world, model = side.world, side.model
-        side.both(lambda: model.mark_trained(old, step), world.trained(step, session=old), lambda version: version)
+        side.both(lambda: model.mark_trained(old, step, []), world.trained(step, session=old), lambda version: version)
         side.both(lambda: model.commit(old, step), world.commit(step, session=old), lambda groups: groups)
         request = pb.DropExperienceRequest(run_id=world.run_id, session_epoch=old, step=step, instance_ids=["p0"])
         side.both(
@@ -371,11 +369,16 @@ class BrokerMachine(RuleBasedStateMachine):
         """From here on, what follows may turn out not to have been on Redis' disk."""
         self._side(side).photograph()
 
-    @precondition(lambda self: any(side.picture for side in self.sides))
-    @rule(back=st.integers(0, 3))
-    def redis_loses_the_end_of_its_log(self, back: int) -> None:
+    @precondition(lambda self: any(side.pictures for side in self.sides))
+    @rule(
+        back=st.integers(0, 3),
+        which=st.integers(0, 9),
+        lives=st.booleans(),
+        falls_after=st.sampled_from([None, None, 0, 1, 2]),
+    )
+    def redis_is_restored(self, back: int, which: int, lives: bool, falls_after: int | None) -> None:
         """Redis comes back as it was, the trainer from a checkpoint it has, rollouts with leases that never were."""
-        self._side(0 if self.sides[0].picture else 1).lose(back)
+        self._side(0 if self.sides[0].pictures else 1).lose(back, which, lives, falls_after)
 
     @rule(side=sides, stage=st.integers(0, 4), back=st.sampled_from([0, 0, 1]))
     def redis_forgets_a_step(self, side: int, stage: int, back: int) -> None:

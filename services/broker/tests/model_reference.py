@@ -4,7 +4,16 @@ Each method is one call of the contract. It returns what the broker must answer,
 change. `picture` is all that must stand in Redis afterwards; `model_view.py` reads the same from there.
 """
 
+import hashlib
+
 from model_books import LEASE_TTL, MAX_FIRST_DEAD, MEMBER_TTL, OPEN, QUEUED_OR_LEASED, SETTLED, Books, Group, Refused
+
+
+def ledger_digest(batches: list[list[str]], before: str = "") -> str:
+    """Return OpenSessionResponse.ledger_digest of batches after those of which `before` is the digest."""
+    for names in batches:
+        before = hashlib.sha1("\n".join([before, *names]).encode()).hexdigest()
+    return before
 
 
 class Reference(Books):
@@ -35,6 +44,9 @@ class Reference(Books):
             raise Refused("INVALID_ARGUMENT")
         if queued and waiting + queued > self.spec.max_queued_prompts:
             raise Refused("RESOURCE_EXHAUSTED")
+        for name, _, content, _ in unique.values():
+            if name in self.groups and self.groups[name].content is None:
+                self.groups[name].content = content
         for name, purpose, content, pinned in fresh:
             self.groups[name] = Group(purpose, content, "STORED", pinned=pinned)
             if purpose == "EVALUATE":
@@ -261,8 +273,12 @@ class Reference(Books):
 
     # --- the trainer
 
-    def _must_be_newest(self, session: int) -> None:
+    def _must_be_newest(self, session: int, settling: bool = False) -> None:
         if session != self.session:
+            if self.session < session <= self.clock.now:
+                self.session = session + 1
+            raise Refused("FAILED_PRECONDITION")
+        if not settling and self.committed < self.settle_to:
             raise Refused("FAILED_PRECONDITION")
 
     def next_step(self) -> int:
@@ -273,30 +289,61 @@ class Reference(Books):
         """True when no training prompt waits or is at a rollout, and none will come."""
         return self.ended and not self.count("QUEUED", "LEASED")
 
-    def open(self, checkpoint: int, consumed: list[str], epoch: int) -> int:
-        """OpenSession; return the steps to be replayed. `epoch` is what the broker gave."""
+    def open(self, checkpoint: int, consumed: list[str] | None, epoch: int) -> tuple[int, int, str]:
+        """OpenSession; return the steps to be replayed, the first to be settled, the digest of those before.
+
+        Args:
+            consumed: ids of the last steps; None: the ledger will be settled.
+            epoch: what the broker gave.
+        """
         if checkpoint < self.committed:
             raise Refused("FAILED_PRECONDITION")
+        if consumed is not None:
+            covered = checkpoint - -(-len(consumed) // self.spec.groups_per_step)
+            if any(self.batch_state.get(step) != "TRAINED" for step in range(self.committed, covered)):
+                raise Refused("FAILED_PRECONDITION")
         assert epoch == max(self.session + 1, self.clock.now)
-        self.session, self.version = epoch, checkpoint
+        self.session, self.version, self.settle_to = epoch, checkpoint, checkpoint
         later = [step for step in self.batches if step >= checkpoint and self.batch_state[step] != "SHORT"]
         for step in later:
             self.batch_state[step] = "GRANTED"
             for name in self.batches[step]:
                 self.groups[name].state = "LEASED_TO_TRAINER"
-        for name in consumed:
-            self._consume(name)
+        if consumed is None:
+            digest = self.ledger[1] if self.ledger and self.ledger[0] == self.committed else ""
+            self._score_again()
+            return len(later), self.committed, digest
+        if sum([self._consume(name) for name in consumed]):
+            self.ledger = None
         self._commit_below(checkpoint)
+        self._score_again()
+        return len(later), 0, ""
+
+    def _score_again(self) -> None:
         if self.state == "ACTIVE":
             self._requeue_dead([name for _, name in self._dead_in_order() if self.groups[name].unscored])
-        return len(later)
 
-    def _consume(self, name: str) -> None:
+    def settle_trained(self, session: int, step: int, names: list[str]) -> tuple[int, int]:
+        """SettleTrained of one step; return the steps settled, and how many groups were elsewhere."""
+        self._must_be_newest(session, settling=True)
+        if step < self.committed:
+            return self.committed, 0
+        if step > self.committed or step >= self.settle_to:
+            raise Refused("FAILED_PRECONDITION")
+        found = sum([self._consume(name, step) for name in names])
+        self._dissolve(step)
+        self._advance(step, names)
+        return self.committed, found
+
+    def _consume(self, name: str, step: int = -1) -> bool:
         group = self.groups.get(name)
         if group is None:
-            self.groups[name] = Group("TRAIN", None, "COMMITTED", attempt=1)
+            self.groups[name] = Group("TRAIN", None, "COMMITTED", attempt=1, step=step)
+        elif group.state == "DROPPED" and step >= 0:
+            group.state, group.step = "COMMITTED", step
+            self.since["dropped"] -= 1
         elif group.state in SETTLED:
-            return
+            return False
         else:
             for names in (*self.streams.values(), self.ready):
                 if name in names:
@@ -306,8 +353,22 @@ class Reference(Books):
                 self.batches[group.step].remove(name)
                 if self.batch_state[group.step] != "TRAINED":
                     self.batch_state[group.step] = "SHORT"
+            group.step = step if step >= 0 else group.step
             self.settle(name, "COMMITTED")
         self.since["committed"] += 1
+        return True
+
+    def _dissolve(self, step: int) -> None:
+        self.batch_state.pop(step, None)
+        for name in self.batches.pop(step, []):
+            self.requeue(name, 0)
+
+    def _advance(self, step: int, names: list[str]) -> None:
+        if step != self.committed:
+            return
+        self.committed += 1
+        if self.ledger and self.ledger[0] == step:
+            self.ledger = step + 1, ledger_digest([names], self.ledger[1])
 
     def lease_batch(self, session: int, step: int) -> dict[str, object]:
         """LeaseExperience; return what the manifest must say."""
@@ -364,9 +425,11 @@ class Reference(Books):
         self.since["dropped"] += len(chosen)
         return len(chosen)
 
-    def mark_trained(self, session: int, step: int) -> int:
-        """MarkTrained; return the policy version."""
+    def mark_trained(self, session: int, step: int, names: list[str]) -> int:
+        """MarkTrained of a batch, or of what is granted if it is empty; return the policy version."""
         self._must_be_newest(session)
+        if names and self.batches.get(step, names) != names:
+            raise Refused("FAILED_PRECONDITION")
         if step > self.version or (step == self.version and self.batch_state.get(step) != "GRANTED"):
             raise Refused("FAILED_PRECONDITION")
         if step == self.version:
@@ -386,10 +449,15 @@ class Reference(Books):
     def _commit_below(self, target: int) -> int:
         committed = 0
         for step in sorted(step for step in self.batches if step < target):
-            names, trained = self.batches.pop(step), self.batch_state.pop(step) == "TRAINED"
+            if self.batch_state[step] != "TRAINED":
+                self._dissolve(step)
+                continue
+            del self.batch_state[step]
+            names = self.batches.pop(step)
             for name in names:
-                self.settle(name, "COMMITTED" if trained else "DROPPED")
-            self.since["committed" if trained else "dropped"] += len(names)
-            committed += len(names) if trained else 0
+                self.settle(name, "COMMITTED")
+            self._advance(step, names)
+            self.since["committed"] += len(names)
+            committed += len(names)
         self.committed = max(self.committed, target)
         return committed

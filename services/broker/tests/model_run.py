@@ -9,7 +9,7 @@ import grpc
 import redis
 from frozen_redis import BEGIN, FrozenRedis
 from model_books import LEASE_TTL, MEMBER_TTL, OPEN, RESULT_TTL, Clock, Refused
-from model_reference import Reference
+from model_reference import Reference, ledger_digest
 from model_view import look
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1.experience_pb2 import ExperienceGroup
@@ -79,7 +79,8 @@ class Run:
     leases: list[Lease] = field(default_factory=list)
     weights: list[list[str]] = field(default_factory=list)  # what each step trained, of the lineage that survives
     old_sessions: list[int] = field(default_factory=list)
-    picture: tuple[dict[bytes, bytes], Reference] | None = None
+    pictures: list[tuple[dict[bytes, bytes], Reference]] = field(default_factory=list)
+    hand: dict[int, list[str]] = field(default_factory=dict)  # batches that the trainer has, by step
 
     def compare(self) -> None:
         """Raise AssertionError unless all that stands in Redis about the run is as the reference has it."""
@@ -288,41 +289,72 @@ class Run:
         self.both(
             lambda: model.lease_batch(session, step),
             self.world.take(step, session=session),
-            lambda answer: self.manifest(*answer),
+            lambda answer: self.manifest(step, *answer),
         )
 
-    def manifest(self, manifest: pb.BatchManifest, groups: list) -> dict[str, object]:
+    def manifest(self, step: int, manifest: pb.BatchManifest, groups: list) -> dict[str, object]:
         if manifest.run_finished:
             return {"run_finished": True}
         if not manifest.granted:
             return {"ready": manifest.ready, "needed": manifest.needed, "end_of_data": manifest.end_of_data}
         ids = list(manifest.instance_ids)
+        self.hand[step] = ids
         assert [each.header.instance_id for each in groups] == ids
         return {"instance_ids": ids, "replayed": manifest.replayed, "end_of_data": manifest.end_of_data}
 
     def mark(self, step: int) -> None:
-        """Say that a step is trained."""
+        """Say that a step is trained, with the batch that the trainer has."""
         before = self.model.version
-        batch = list(self.model.batches.get(step, ()))
+        batch = self.hand.get(step) or list(self.model.batches.get(step, ()))
         self.both(
-            lambda: self.model.mark_trained(self.world.session, step), self.world.trained(step), lambda version: version
+            lambda: self.model.mark_trained(self.world.session, step, batch),
+            self.world.trained(step, ids=batch),
+            lambda version: version,
         )
         if self.model.version > before:
             self.weights.append(batch)
 
-    def open(self, checkpoint: int, consumed: list[list[str]]) -> None:
-        """Start a trainer from a checkpoint."""
-        names = [name for batch in consumed for name in batch]
+    def open(self, checkpoint: int, consumed: list[list[str]] | None = None, falls_after: int | None = None) -> None:
+        """Start a trainer from a checkpoint.
+
+        Args:
+            consumed: what an older trainer says that it trained last; None: this one settles its ledger.
+            falls_after: calls of SettleTrained after which it falls, and begins once more.
+        """
+        names = None if consumed is None else [name for batch in consumed for name in batch]
         old = self.world.session
 
-        def expect() -> int:
+        def expect() -> tuple[int, int, str]:
             return self.model.open(checkpoint, names, max(self.model.session + 1, self.bench.clock.now))
 
-        came = self.both(expect, self.world.open(checkpoint, names), lambda response: response.replayable_steps)
-        if came is not None:
-            assert self.world.session == self.model.session > old, (self.world.session, self.model.session, old)
-            self.old_sessions.append(old)
-            self.weights = self.weights[:checkpoint]
+        came = self.both(
+            expect,
+            self.world.open(checkpoint, names or (), settles_ledger=names is None),
+            lambda response: (response.replayable_steps, response.settle_from_step, response.ledger_digest),
+        )
+        if came is None:
+            return
+        assert self.world.session == self.model.session > old, (self.world.session, self.model.session, old)
+        self.old_sessions.append(old)
+        self.weights, self.hand = self.weights[:checkpoint], {}
+        if came[2]:
+            assert came[2] == ledger_digest(self.weights[: came[1]]), "the books are of another history"
+        for step in range(came[1], checkpoint) if names is None else ():
+            if falls_after is not None and step - came[1] == falls_after:
+                self.compare()
+                return self.open(checkpoint)
+            self.take(checkpoint)  # refused as long as something is missing
+            self.settle_trained(step, self.weights[step])
+
+    def settle_trained(self, step: int, names: list[str]) -> None:
+        """Send a line of the ledger."""
+        line = pb.TrainedStep(step=step, instance_ids=names)
+        request = pb.SettleTrainedRequest(run_id=self.world.run_id, session_epoch=self.world.session, steps=[line])
+        self.both(
+            lambda: self.model.settle_trained(self.world.session, step, names),
+            self.bench.stub.SettleTrained(request),
+            lambda response: (response.settled_steps, response.settled),
+        )
 
     def drop(self, step: int, names: list[str]) -> None:
         """Take groups out of a step's batch."""
@@ -348,11 +380,16 @@ class Run:
         with self.bench.redis.pipeline(transaction=False) as pipeline:
             for name in names:
                 pipeline.dump(name)
-            self.picture = dict(zip(names, pipeline.execute(), strict=True)), self.model.copy()
+            self.pictures.append((dict(zip(names, pipeline.execute(), strict=True)), self.model.copy()))
 
-    def lose(self, back: int) -> None:
-        """Have Redis hold what it held at the photograph, and the trainer start again from a checkpoint it has."""
-        keys_then, model_then = self.picture
+    def lose(self, back: int, which: int = 0, lives: bool = False, falls_after: int | None = None) -> None:
+        """Have Redis hold what it held at a photograph, and the trainer start again from a checkpoint it has.
+
+        Args:
+            which: photograph, counted from the newest; histories that were given up are among them.
+            lives: the trainer goes on for a moment as if nothing had been.
+        """
+        keys_then, model_then = self.pictures[-1 - which % len(self.pictures)]
         committed, version = self.model.committed, self.model.version
         with self.bench.redis.pipeline() as pipeline:
             pipeline.delete(*self.bench.redis.keys(keys.prefix(self.world.run_id) + "*"))
@@ -363,7 +400,15 @@ class Run:
         self.bench.set_clock(self.bench.latest + 1000)  # it takes time to come back
         self.compare()
         checkpoint = max(committed, version - back)
-        self.open(checkpoint, self.weights[:checkpoint])
+        for step in (len(self.weights), len(self.weights) + 1) if lives else ():
+            self.mark(step)
+            self.take(step)
+            self.commit(max(0, step - 1))
+        self.open(max(checkpoint, self.model.committed), falls_after=falls_after)
+
+    def commit(self, step: int) -> None:
+        """Say that the steps below are durable."""
+        self.both(lambda: self.model.commit(self.world.session, step), self.world.commit(step), lambda groups: groups)
 
 
 def _bytes_of(put: ExperienceGroup) -> int:

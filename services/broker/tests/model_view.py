@@ -20,7 +20,7 @@ for _, prefix in ipairs(ARGV) do
       value = redis.call('HMGET', key, 'state', 'attempt', 'step', 'lease', 'stored', 'bytes')
     elseif rest == 'run' then
       value = redis.call('HMGET', key, 'state', 'policy_version', 'committed_step', 'prompts_ended', 'group_epoch',
-        'session')
+        'session', 'settle_to', 'ledger')
     elseif kind == 'hash' and string.match(rest, ':headers$') then
       value = redis.call('HKEYS', key)
     elseif kind == 'hash' and not string.match(rest, '^member:') then
@@ -71,7 +71,7 @@ def _under(found: dict[str, list], start: str) -> dict[str, list]:
 
 
 def _picture(found: dict[str, list]) -> dict[str, object]:
-    state, version, committed, ended, group_epoch, session = found["run"]
+    state, version, committed, ended, group_epoch, session, settle_to, ledger = found["run"]
     batch_states = {int(step): state for step, state in _pairs(found.get("batches", [])).items()}
     states, held, contents, unscored = _instances(found, batch_states)
     stats = {name: int(value) for name, value in _pairs(found.get("stats", [])).items()}
@@ -88,6 +88,7 @@ def _picture(found: dict[str, list]) -> dict[str, object]:
         "states": states,
         "stats": stats | {"dead": len(dead)},
         "run": (state, int(version), int(committed), ended == "1", int(group_epoch), int(session)),
+        "settling": (int(settle_to or 0), ledger or None),
         "waiting": {
             stream: waiting
             for stream, names in streams.items()

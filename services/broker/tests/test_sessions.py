@@ -159,15 +159,6 @@ async def test_what_a_checkpoint_consumed_is_not_trained_again_wherever_a_forget
     assert (stats.queued, stats.leased, stats.ready, stats.dead, stats.leased_to_trainer) == (0, 0, 1, 0, 2)
 
 
-async def test_without_the_guard_a_group_is_trained_twice(world):
-    """The control: what the ids in the checkpoint are for."""
-    await world.create(max_staleness=1)
-    await world.submit(*"ab")
-    await world.roll_out()
-    await world.open(checkpoint=1, consumed=[])  # the checkpoint contains a and b, and does not say so
-    assert await world.batch(1) == ["a", "b"]
-
-
 async def test_dropped_groups_are_replaced(world):
     await world.create(groups_per_step=3)
     await world.submit(*"abcdef")

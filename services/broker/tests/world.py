@@ -130,12 +130,11 @@ class World:
         pending = {entry["message_id"] for entry in await self.redis.xpending_range(key, "rollouts", "-", "+", 1000)}
         return [fields[b"i"].decode() for entry_id, fields in entries if entry_id not in pending]
 
-    async def open(self, checkpoint: int = 0, consumed=(), holder: str = "t1") -> pb.OpenSessionResponse:
-        response = await self.stub.OpenSession(
-            pb.OpenSessionRequest(
-                run_id=self.run_id, holder=holder, checkpoint_step=checkpoint, consumed_instance_ids=consumed
-            )
+    async def open(self, checkpoint: int = 0, consumed=(), holder: str = "t1", **more) -> pb.OpenSessionResponse:
+        request = pb.OpenSessionRequest(
+            run_id=self.run_id, holder=holder, checkpoint_step=checkpoint, consumed_instance_ids=consumed, **more
         )
+        response = await self.stub.OpenSession(request)
         self.session = response.session_epoch
         return response
 
@@ -168,13 +167,10 @@ class World:
         )
         return response.dropped
 
-    async def trained(self, step: int, session: int | None = None) -> int:
-        response = await self.stub.MarkTrained(
-            pb.MarkTrainedRequest(
-                run_id=self.run_id, session_epoch=self.session if session is None else session, step=step
-            )
-        )
-        return response.policy_version
+    async def trained(self, step: int, session: int | None = None, ids=()) -> int:
+        session = self.session if session is None else session
+        request = pb.MarkTrainedRequest(run_id=self.run_id, session_epoch=session, step=step, instance_ids=ids)
+        return (await self.stub.MarkTrained(request)).policy_version
 
     async def commit(self, step: int, session: int | None = None) -> int:
         response = await self.stub.Commit(

@@ -8,9 +8,10 @@ Whoever is killed whenever: a mark is taken, and the file on disk, before the ch
 a complete checkpoint's part of the ledger is always there.
 """
 
+import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +23,7 @@ Mark = Mapping[str, Any]
 """What `Ledger.mark` returned: {"bytes": length of the part, "xxh3": its XXH3-64 in hex, "steps": lines in it}."""
 
 _CHUNK = 1 << 20
+_SETTLED_AT_ONCE = 4000  # instances of a call: some tens of milliseconds of Redis
 
 
 class LedgerError(Exception):
@@ -116,12 +118,71 @@ def read_ledger(path: Path, mark: Mark | None) -> list[tuple[int, list[str]]]:
     if mark is None:
         return []
     _check(path, mark)
-    lines = b"".join(_part(path, mark["bytes"])).splitlines()
-    try:
-        entries = [(line["step"], line["instances"]) for line in map(json.loads, lines)]
-    except (ValueError, TypeError, KeyError) as error:
-        raise LedgerError(f"'{path}' is no ledger: a line is not {{step, instances}}: {error}") from error
-    return entries
+    return list(_lines(path, mark))
+
+
+def ledger_digest(batches: Iterable[Sequence[str]], before: str = "") -> str:
+    """Return the digest of the batches of steps in order: OpenSessionResponse.ledger_digest.
+
+    `before`: the digest of the steps before them.
+    """
+    for instance_ids in batches:
+        text = "\n".join([before, *instance_ids])
+        before = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    return before
+
+
+def settlement(
+    path: Path, mark: Mark | None, books: int, checkpoint: int, digest: str
+) -> Iterator[list[tuple[int, list[str]]]]:
+    """Yield the steps that a broker's books lack, (step, instance ids) of some at a time: what SettleTrained sends.
+
+    Nothing is yielded before the ledger is known to be whole and of the books' history.
+
+    Args:
+        mark: the checkpoint's.
+        books: steps that the books have (OpenSessionResponse.settle_from_step).
+        checkpoint: steps in the checkpoint.
+        digest: of the steps in the books; empty: not known, and not compared.
+
+    Raises:
+        LedgerError: a step is missing, or the books are not of this ledger's history.
+    """
+    if books == checkpoint and (not digest or mark is None):
+        return
+    where = f"books at step {books}, checkpoint at step {checkpoint}: the ledger '{path}'"
+    if mark is not None:
+        _check(path, mark)
+    steps, found = 0, ""
+    for step, instance_ids in _lines(path, mark):
+        if step != steps:
+            break
+        if digest and step < books:
+            found = ledger_digest([instance_ids], found)
+        steps += 1
+    if steps < checkpoint:
+        raise LedgerError(
+            f"{where} lacks step {steps}, so that its groups would be trained again: put back the ledger that was "
+            "beside the checkpoint, or start another run"
+        )
+    if digest and found != digest:
+        raise LedgerError(
+            f"{where} has other groups in the steps below {books} than the books: Redis and the checkpoint are of "
+            "different histories of the run. Restore a Redis of this checkpoint's history, or the checkpoints and the "
+            "ledger of this Redis'"
+        )
+    part: list[tuple[int, list[str]]] = []
+    size = 0
+    for step, instance_ids in _lines(path, mark):
+        if step < books:
+            continue
+        part.append((step, instance_ids))
+        size += 1 + len(instance_ids)
+        if size >= _SETTLED_AT_ONCE:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
 
 
 def _check(path: Path, mark: Mark) -> None:
@@ -142,6 +203,19 @@ def _check(path: Path, mark: Mark) -> None:
             f"the first {wanted} bytes of '{path}' have the checksum {hashed.hexdigest()}, the checkpoint says "
             f"{checksum}: it is another run's ledger, or was changed"
         )
+
+
+def _lines(path: Path, mark: Mark | None) -> Iterator[tuple[int, list[str]]]:
+    """The lines within a mark that was checked, read as they are asked for."""
+    rest = b""
+    for chunk in _part(path, mark["bytes"] if mark else 0):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            try:
+                entry = json.loads(line)
+                yield entry["step"], entry["instances"]
+            except (ValueError, TypeError, KeyError) as error:
+                raise LedgerError(f"'{path}' is no ledger: a line is not {{step, instances}}: {error}") from error
 
 
 def _part(path: Path, size: int) -> Iterator[bytes]:

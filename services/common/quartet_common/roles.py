@@ -64,6 +64,7 @@ _ALLOWED: dict[str, dict[str, frozenset[str]]] = {
         "PutExperience": _ROLLOUT,
         # Training
         "OpenSession": _TRAINER,
+        "SettleTrained": _TRAINER,
         "LeaseExperience": _TRAINER,
         "DropExperience": _TRAINER,
         "MarkTrained": _TRAINER,

@@ -342,14 +342,16 @@ class DeleteRunResponse(_message.Message):
     def __init__(self, deleted: _Optional[bool] = ...) -> None: ...
 
 class SubmitPromptsRequest(_message.Message):
-    __slots__ = ("run_id", "instances", "evaluation_set")
+    __slots__ = ("run_id", "instances", "evaluation_set", "follows_instance_id")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     INSTANCES_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_SET_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWS_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     instances: _containers.RepeatedCompositeFieldContainer[_experience_pb2.PromptInstance]
     evaluation_set: str
-    def __init__(self, run_id: _Optional[str] = ..., instances: _Optional[_Iterable[_Union[_experience_pb2.PromptInstance, _Mapping]]] = ..., evaluation_set: _Optional[str] = ...) -> None: ...
+    follows_instance_id: str
+    def __init__(self, run_id: _Optional[str] = ..., instances: _Optional[_Iterable[_Union[_experience_pb2.PromptInstance, _Mapping]]] = ..., evaluation_set: _Optional[str] = ..., follows_instance_id: _Optional[str] = ...) -> None: ...
 
 class SubmitPromptsResponse(_message.Message):
     __slots__ = ("accepted", "duplicates")
@@ -360,10 +362,12 @@ class SubmitPromptsResponse(_message.Message):
     def __init__(self, accepted: _Optional[int] = ..., duplicates: _Optional[int] = ...) -> None: ...
 
 class EndPromptsRequest(_message.Message):
-    __slots__ = ("run_id",)
+    __slots__ = ("run_id", "follows_instance_id")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWS_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+    follows_instance_id: str
+    def __init__(self, run_id: _Optional[str] = ..., follows_instance_id: _Optional[str] = ...) -> None: ...
 
 class EndPromptsResponse(_message.Message):
     __slots__ = ()
@@ -490,26 +494,60 @@ class PutExperienceResponse(_message.Message):
     def __init__(self, outcomes: _Optional[_Iterable[_Union[PutOutcome, str]]] = ...) -> None: ...
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("run_id", "holder", "checkpoint_step", "consumed_instance_ids")
+    __slots__ = ("run_id", "holder", "checkpoint_step", "consumed_instance_ids", "settles_ledger", "first_remembered_pass")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_STEP_FIELD_NUMBER: _ClassVar[int]
     CONSUMED_INSTANCE_IDS_FIELD_NUMBER: _ClassVar[int]
+    SETTLES_LEDGER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_REMEMBERED_PASS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     holder: str
     checkpoint_step: int
     consumed_instance_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run_id: _Optional[str] = ..., holder: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., consumed_instance_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    settles_ledger: bool
+    first_remembered_pass: int
+    def __init__(self, run_id: _Optional[str] = ..., holder: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., consumed_instance_ids: _Optional[_Iterable[str]] = ..., settles_ledger: _Optional[bool] = ..., first_remembered_pass: _Optional[int] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
-    __slots__ = ("session_epoch", "replayable_steps", "run")
+    __slots__ = ("session_epoch", "replayable_steps", "run", "settle_from_step", "ledger_digest")
     SESSION_EPOCH_FIELD_NUMBER: _ClassVar[int]
     REPLAYABLE_STEPS_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
+    SETTLE_FROM_STEP_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     session_epoch: int
     replayable_steps: int
     run: Run
-    def __init__(self, session_epoch: _Optional[int] = ..., replayable_steps: _Optional[int] = ..., run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
+    settle_from_step: int
+    ledger_digest: str
+    def __init__(self, session_epoch: _Optional[int] = ..., replayable_steps: _Optional[int] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., settle_from_step: _Optional[int] = ..., ledger_digest: _Optional[str] = ...) -> None: ...
+
+class TrainedStep(_message.Message):
+    __slots__ = ("step", "instance_ids")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_IDS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    instance_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, step: _Optional[int] = ..., instance_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SettleTrainedRequest(_message.Message):
+    __slots__ = ("run_id", "session_epoch", "steps")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    session_epoch: int
+    steps: _containers.RepeatedCompositeFieldContainer[TrainedStep]
+    def __init__(self, run_id: _Optional[str] = ..., session_epoch: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[TrainedStep, _Mapping]]] = ...) -> None: ...
+
+class SettleTrainedResponse(_message.Message):
+    __slots__ = ("settled", "settled_steps")
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    settled: int
+    settled_steps: int
+    def __init__(self, settled: _Optional[int] = ..., settled_steps: _Optional[int] = ...) -> None: ...
 
 class LeaseExperienceRequest(_message.Message):
     __slots__ = ("run_id", "session_epoch", "step", "wait", "max_groups_per_message")
@@ -580,14 +618,16 @@ class DropExperienceResponse(_message.Message):
     def __init__(self, dropped: _Optional[int] = ...) -> None: ...
 
 class MarkTrainedRequest(_message.Message):
-    __slots__ = ("run_id", "session_epoch", "step")
+    __slots__ = ("run_id", "session_epoch", "step", "instance_ids")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_IDS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     session_epoch: int
     step: int
-    def __init__(self, run_id: _Optional[str] = ..., session_epoch: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+    instance_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., session_epoch: _Optional[int] = ..., step: _Optional[int] = ..., instance_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MarkTrainedResponse(_message.Message):
     __slots__ = ("policy_version",)
@@ -606,10 +646,12 @@ class CommitRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., session_epoch: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class CommitResponse(_message.Message):
-    __slots__ = ("committed",)
+    __slots__ = ("committed", "first_remembered_pass")
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    FIRST_REMEMBERED_PASS_FIELD_NUMBER: _ClassVar[int]
     committed: int
-    def __init__(self, committed: _Optional[int] = ...) -> None: ...
+    first_remembered_pass: int
+    def __init__(self, committed: _Optional[int] = ..., first_remembered_pass: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("instance_id", "kind", "address", "capabilities", "state", "policy_version", "gauges", "waiting_for")

@@ -100,6 +100,11 @@ class BrokerServiceStub:
                 request_serializer=quartet_dot_v1_dot_broker__pb2.OpenSessionRequest.SerializeToString,
                 response_deserializer=quartet_dot_v1_dot_broker__pb2.OpenSessionResponse.FromString,
                 _registered_method=True)
+        self.SettleTrained = channel.unary_unary(
+                '/quartet.v1.BrokerService/SettleTrained',
+                request_serializer=quartet_dot_v1_dot_broker__pb2.SettleTrainedRequest.SerializeToString,
+                response_deserializer=quartet_dot_v1_dot_broker__pb2.SettleTrainedResponse.FromString,
+                _registered_method=True)
         self.LeaseExperience = channel.unary_stream(
                 '/quartet.v1.BrokerService/LeaseExperience',
                 request_serializer=quartet_dot_v1_dot_broker__pb2.LeaseExperienceRequest.SerializeToString,
@@ -316,7 +321,22 @@ class BrokerServiceServicer:
         Called by: the trainer's rank 0, at start. Not idempotent: each call makes a new session epoch. What was trained
         after the checkpoint's step is made ready to be replayed from the manifests. A finished run can be opened; its
         LeaseExperience says so. Dead prompts whose completions are kept are queued again, to be scored: the verifier may have
-        been mended. Errors: FAILED_PRECONDITION when the checkpoint is older than the last committed step.
+        been mended. Errors: FAILED_PRECONDITION when the checkpoint is older than the last committed step, or when the
+        broker's books end before it (Redis was restored from an older state) and neither `settles_ledger` nor the consumed
+        ids make up for that.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SettleTrained(self, request, context):
+        """SettleTrained brings the broker's books up to the checkpoint that a session began with: the instances of each step
+        from OpenSessionResponse.settle_from_step on are COMMITTED, wherever the broker has them. Until the last step below
+        the checkpoint is settled, every other call of the session is refused.
+
+        Called by: the trainer's rank 0, after OpenSession, with its ledger, some steps a call. Idempotent: steps that are
+        settled already are passed over; safe to retry, and to go on with in another session. Errors: FAILED_PRECONDITION
+        when the session was fenced or a step is missing before the first of the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -554,6 +574,11 @@ def add_BrokerServiceServicer_to_server(servicer, server):
                     servicer.OpenSession,
                     request_deserializer=quartet_dot_v1_dot_broker__pb2.OpenSessionRequest.FromString,
                     response_serializer=quartet_dot_v1_dot_broker__pb2.OpenSessionResponse.SerializeToString,
+            ),
+            'SettleTrained': grpc.unary_unary_rpc_method_handler(
+                    servicer.SettleTrained,
+                    request_deserializer=quartet_dot_v1_dot_broker__pb2.SettleTrainedRequest.FromString,
+                    response_serializer=quartet_dot_v1_dot_broker__pb2.SettleTrainedResponse.SerializeToString,
             ),
             'LeaseExperience': grpc.unary_stream_rpc_method_handler(
                     servicer.LeaseExperience,
@@ -993,6 +1018,33 @@ class BrokerService:
             '/quartet.v1.BrokerService/OpenSession',
             quartet_dot_v1_dot_broker__pb2.OpenSessionRequest.SerializeToString,
             quartet_dot_v1_dot_broker__pb2.OpenSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SettleTrained(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quartet.v1.BrokerService/SettleTrained',
+            quartet_dot_v1_dot_broker__pb2.SettleTrainedRequest.SerializeToString,
+            quartet_dot_v1_dot_broker__pb2.SettleTrainedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -232,5 +232,6 @@ for name, value in pairs(recounted) do
   table.insert(anew, name)
   table.insert(anew, value)
 end
-local run = call('HMGET', RUN, 'state', 'policy_version', 'committed_step', 'prompts_ended', 'first_pass')
+local run = call('HMGET', RUN, 'state', 'policy_version', 'committed_step', 'prompts_ended', 'first_pass',
+  'settle_to')
 return { 'OK', run, kept, anew, faults, more }

@@ -1,5 +1,6 @@
--- EndPrompts: no more training prompts will come.
+-- EndPrompts: no more training prompts will come. ARGV: the last instance that was submitted, or "".
 if not run_state() then return { 'NOT_FOUND' } end
+if is_forgotten(ARGV[1]) then return { 'FORGOTTEN' } end
 call('HSET', RUN, 'prompts_ended', 1)
 ring('experience')
 return { 'OK' }

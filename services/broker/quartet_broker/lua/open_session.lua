@@ -1,14 +1,25 @@
 -- OpenSession: fences older sessions and rewinds to the checkpoint: TRAINED -> LEASED_TO_TRAINER for later steps.
--- ARGV: holder, steps in the checkpoint. Returns OK, session epoch, number of steps to be replayed.
+-- ARGV: holder, steps in the checkpoint, "1" if its ledger will be settled, else the number of consumed ids that are
+-- settled next, first data pass that was not over at the checkpoint.
+-- Returns OK, session epoch, number of steps to be replayed, steps committed, steps trained until now, "STEPS DIGEST" of
+-- the ledger; or BEHIND, steps committed; or UNCOVERED, steps committed, first step of which the ids are.
 even_when_full()
 if not run_state() then return { 'NOT_FOUND' } end
 local checkpoint = tonumber(ARGV[2])
-local committed = number('committed_step')
+local committed, version = number('committed_step'), number('policy_version')
 if checkpoint < committed then return { 'BEHIND', committed } end
+if ARGV[3] ~= '1' then
+  -- The ids are those of the checkpoint's last steps. Steps before them must be in the books.
+  local covered = math.max(committed, checkpoint - math.ceil(ARGV[4] / number('groups_per_step')))
+  for step = committed, covered - 1 do
+    if call('HGET', BATCHES, step) ~= 'TRAINED' then return { 'UNCOVERED', step, covered } end
+  end
+end
 
 -- By the clock, so that an epoch is not given twice even if Redis forgot the newest one.
 local epoch = math.max(number('session') + 1, now())
-call('HSET', RUN, 'session', string.format('%d', epoch), 'trainer', ARGV[1], 'policy_version', checkpoint)
+call('HSET', RUN, 'session', string.format('%d', epoch), 'trainer', ARGV[1], 'policy_version', checkpoint, 'settle_to',
+  checkpoint, 'first_pass', math.max(number('first_pass'), tonumber(ARGV[5])))
 local replayable = 0
 for _, step in ipairs(call('HKEYS', BATCHES)) do
   local state = call('HGET', BATCHES, step)
@@ -18,4 +29,4 @@ for _, step in ipairs(call('HKEYS', BATCHES)) do
   end
 end
 ring('prompts')
-return { 'OK', epoch, replayable }
+return { 'OK', epoch, replayable, committed, version, call('HGET', RUN, 'ledger') or '' }

@@ -89,7 +89,7 @@ local function requeue(id, attempt, why)
     call('HDEL', instance(id), 'stored', 'bytes')
     count('experience_bytes', -bytes)
   end
-  call('HDEL', instance(id), 'lease', 'holder', 'shown', 'finished', 'version', 'step')
+  call('HDEL', instance(id), 'lease', 'holder', 'shown', 'finished', 'version', 'step', 'taken')
   call('HSET', instance(id), 'attempt', attempt, 'life', lived(h[9], moment('R', now(), in_words(why))))
   shift(purpose, state, 'QUEUED', bytes)
   ring('prompts')
@@ -169,6 +169,12 @@ local function expire_leases(at, limit)
     fail(id, 'the lease of ' .. holder .. ' expired', false, at)
   end
   return #expired
+end
+
+-- True when an instance that a caller submitted (or "") is not known: Redis was restored from a state before it, and what
+-- was submitted before it may be missing too.
+local function is_forgotten(id)
+  return id ~= '' and call('EXISTS', instance(id)) == 0 and call('HEXISTS', SETTLED, id) == 0
 end
 
 -- True when no training prompt waits or is at a rollout, and none will come.

@@ -35,7 +35,10 @@ end
 
 -- Keeps the settled lines at `remembered`. Lines of a pass that is over go, and from then on any instance of that pass
 -- is known by its pass alone. Lines of a pass that still goes on stay, until there are twice as many: only then is an
--- instance forgotten that could be submitted again and trained twice.
+-- instance forgotten that could be submitted again and trained twice. Lines without a pass are of instances that only a
+-- checkpoint's ledger knows, until they are submitted again; they come in the order of training, from the first pass that
+-- was not over on. They stay until there are three times as many lines as `remembered`, since what the checkpoint knows of
+-- the passes is a commit older than its last steps.
 local function forget()
   local most = number('remembered')
   local excess = call('LLEN', SETTLED_ORDER) - most
@@ -50,6 +53,8 @@ local function forget()
       elseif excess <= most then
         return
       end
+    elseif line and not pass and excess <= 2 * most then
+      return
     end
     call('LPOP', SETTLED_ORDER)
     call('HDEL', SETTLED, id)
