@@ -137,9 +137,15 @@ class AsyncClient:
         request = broker_pb2.DeleteRunRequest(run_id=run_id, force=force)
         return (await self._broker("DeleteRun", request)).deleted
 
-    async def end_prompts(self, run_id: str) -> None:
-        """Say that no more training prompts will come."""
-        await self._broker("EndPrompts", broker_pb2.EndPromptsRequest(run_id=run_id))
+    async def end_prompts(self, run_id: str, follows: str = "") -> None:
+        """Say that no more training prompts will come.
+
+        Args:
+            follows: id of the last prompt instance that was submitted. A broker that does not know it, because its
+                Redis was restored from an earlier state, refuses with ABORTED: submit again from the first one on.
+        """
+        request = broker_pb2.EndPromptsRequest(run_id=run_id, follows_instance_id=follows)
+        await self._broker("EndPrompts", request)
 
     # Prompts and their completions
 

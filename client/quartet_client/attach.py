@@ -4,7 +4,7 @@ import asyncio
 
 from quartet_client.async_client import AsyncClient
 from quartet_client.data import RunData
-from quartet_client.feeder import feed
+from quartet_client.feeder import keep_fed
 from quartet_client.view import RunView
 from quartet_client.watching import watch_progress
 from quartet_common.config import LoadedConfig
@@ -20,11 +20,11 @@ async def feed_and_watch(config: LoadedConfig, data: RunData, client: AsyncClien
     """
     await client.create_run(config.run)
     stop = asyncio.Event()
-    feeding = asyncio.create_task(feed(config, client, stop, data))
+    feeding = asyncio.create_task(keep_fed(config, client, stop, data))
     watching = asyncio.create_task(watch_progress(client, view))
     try:
         with view:
-            # Feeding ends before the run does, or by an error that the watcher would wait for in vain.
+            # Feeding ends with the run, or by an error that the watcher would wait for in vain.
             await asyncio.wait([feeding, watching], return_when=asyncio.FIRST_COMPLETED)
             if not watching.done():
                 await feeding

@@ -61,6 +61,15 @@ async def audit_run(client: AsyncClient, run_id: str, folder: Path) -> AuditRepo
             f"{checkpoint.step}: name the right folder with --checkpoints, or it is lost"
         )
         books = replace(books, faults=[*books.faults, missing])
+    elif checkpoint.step > books.policy_version:
+        # A step is marked trained before it is in a checkpoint: unless the trainer went on since, the books lack it.
+        trained = (await client.run(run_id)).policy_version
+        if checkpoint.step > trained:
+            behind = (
+                f"books at step {trained}, checkpoint at step {checkpoint.step}: Redis was restored from an earlier "
+                "state, or lost the end of its log; the trainer settles the steps between from its ledger at its start"
+            )
+            books = replace(books, faults=[*books.faults, behind])
     return audit(books, checkpoint)
 
 

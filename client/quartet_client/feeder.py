@@ -16,7 +16,7 @@ import grpc
 from quartet_client.async_client import AsyncClient
 from quartet_client.data import RunData
 from quartet_client.errors import QuartetError
-from quartet_client.outage import Outage
+from quartet_client.outage import Outage, wait_for
 from quartet_client.runs import Run
 from quartet_client.submission import MAX_INSTANCES, batches, submit_batch
 from quartet_common import tracing
@@ -67,6 +67,46 @@ async def feed(
     return await _Feeder(config, client, stop_event, data).feed()
 
 
+async def keep_fed(
+    config: LoadedConfig,
+    client: AsyncClient,
+    stop_event: asyncio.Event,
+    data: RunData | None = None,
+    look_seconds: float = 15.0,
+) -> FeedReport:
+    """Feed, and again when the broker has lost the end of the prompts (a restored Redis), until the run ends.
+
+    Args, Raises: as `feed`.
+    """
+    while True:
+        report = await feed(config, client, stop_event, data)
+        while report.ended_by == "prompts":
+            if await wait_for(stop_event, look_seconds):
+                return report
+            what = f"state of run '{config.run.id}'"
+            run = await patiently(lambda _: client.run(config.run.id), PATIENCE, what, stop_event)
+            if run is None or not run.active:
+                return report
+            if not run.prompts_ended:
+                log.warning("the broker has lost that the prompts have ended; submitting again from the first prompt")
+                break
+        else:
+            return report
+
+
+async def patiently(
+    call: Callable[[Outage], Awaitable[T]], patience: float, what: str, stop_event: asyncio.Event
+) -> T | None:
+    """Return the call's result, made again while the broker is away; None if told to stop meanwhile."""
+    outage = Outage(patience, what, stop_event)
+    while not stop_event.is_set():
+        try:
+            return await call(outage)
+        except QuartetError as error:
+            await outage.ride_out(error)
+    return None
+
+
 class _Feeder:
     def __init__(self, config: LoadedConfig, client: AsyncClient, stop: asyncio.Event, data: RunData):
         self._config = config
@@ -74,6 +114,7 @@ class _Feeder:
         self._stop = stop
         self._data = data
         self._report = FeedReport()
+        self._last = ""  # instance submitted
 
     async def feed(self) -> FeedReport:
         run = await self._patiently(lambda _: self._client.create_run(self._config.run), START_PATIENCE, "creation")
@@ -84,7 +125,14 @@ class _Feeder:
         # A call must fit an empty queue, and should not wait for all of it to drain.
         most = max(1, min(MAX_INSTANCES, run.spec.max_queued_prompts // 4))
         try:
-            return await self._submit_all(run, most)
+            while True:
+                try:
+                    return await self._submit_all(run, most)
+                except QuartetError as error:
+                    if error.code is not grpc.StatusCode.ABORTED:
+                        raise
+                    log.warning(f"submitting again from the first prompt: {error}")
+                    self._last = ""
         except QuartetError as error:
             if error.code is not grpc.StatusCode.FAILED_PRECONDITION:
                 raise
@@ -106,26 +154,25 @@ class _Feeder:
                 return self._ended("stop")
             self._report.submitted += answer.accepted
             self._report.known += answer.duplicates
-        await self._patiently(lambda _: self._client.end_prompts(run.run_id), PATIENCE, "end of the prompts")
+        await self._patiently(
+            lambda _: self._client.end_prompts(run.run_id, self._last), PATIENCE, "end of the prompts"
+        )
         return self._ended("stop" if self._stop.is_set() else "prompts")
 
     async def _submit(self, run: Run, batch: list, evaluation_set: str = ""):
         connections = self._client.connections
-        return await self._patiently(
-            lambda outage: submit_batch(connections, run.run_id, batch, evaluation_set, stop=self._stop, outage=outage),
+        answer = await self._patiently(
+            lambda outage: submit_batch(
+                connections, run.run_id, batch, evaluation_set, follows=self._last, stop=self._stop, outage=outage
+            ),
             PATIENCE,
             "prompts",
         )
+        self._last = batch[-1].instance_id
+        return answer
 
     async def _patiently(self, call: Callable[[Outage], Awaitable[T]], patience: float, what: str) -> T | None:
-        """Return the call's result, made again while the broker is away; None if told to stop meanwhile."""
-        outage = Outage(patience, f"{what} of run '{self._config.run.id}'", self._stop)
-        while not self._stop.is_set():
-            try:
-                return await call(outage)
-            except QuartetError as error:
-                await outage.ride_out(error)
-        return None
+        return await patiently(call, patience, f"{what} of run '{self._config.run.id}'", self._stop)
 
     def _ended(self, by: Literal["prompts", "run", "stop"]) -> FeedReport:
         self._report.ended_by = by

@@ -40,6 +40,7 @@ async def submit_batch(
     batch: list[experience_pb2.PromptInstance],
     evaluation_set: str = "",
     *,
+    follows: str = "",
     deadline: float | None = None,
     stop: asyncio.Event | None = None,
     outage: Outage | None = None,
@@ -47,6 +48,8 @@ async def submit_batch(
     """Submit one call's instances, waiting while the queue is full.
 
     Args:
+        follows: id of the last instance that was submitted before. A broker that does not know it, because its Redis
+            was restored from an earlier state, refuses with ABORTED: submit again from the first one on.
         deadline: loop time until which it waits for room; None: as long as it takes.
         stop: set it to give up.
         outage: of the broker; over when it says that the queue is full.
@@ -58,7 +61,9 @@ async def submit_batch(
         QuartetError: the broker refuses, cannot be reached, or has no room until the deadline.
     """
     _begin_traces(run_id, batch)
-    request = broker_pb2.SubmitPromptsRequest(run_id=run_id, instances=batch, evaluation_set=evaluation_set)
+    request = broker_pb2.SubmitPromptsRequest(
+        run_id=run_id, instances=batch, evaluation_set=evaluation_set, follows_instance_id=follows
+    )
     stop = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
     while not stop.is_set():

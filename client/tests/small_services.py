@@ -21,7 +21,14 @@ from quartet.v1 import (
 
 from quartet_common.config import SecuritySection, ServerSection
 from quartet_common.durations import now_timestamp
-from quartet_common.errors import already_exists, failed_precondition, not_found, resource_exhausted, unavailable
+from quartet_common.errors import (
+    aborted,
+    already_exists,
+    failed_precondition,
+    not_found,
+    resource_exhausted,
+    unavailable,
+)
 from quartet_common.host import ServiceHost
 
 
@@ -97,6 +104,7 @@ class SmallBroker(broker_pb2_grpc.BrokerServiceServicer):
         run, known = self._run(request.run_id), self.instances[request.run_id]
         if run.state != broker_pb2.RUN_STATE_ACTIVE:
             raise failed_precondition(f"run '{request.run_id}'", "it has ended")
+        self._known(request)
         new = [instance for instance in request.instances if instance.instance_id not in known]
         for instance in request.instances:
             if instance.instance_id in known and known[instance.instance_id] != instance:
@@ -112,7 +120,12 @@ class SmallBroker(broker_pb2_grpc.BrokerServiceServicer):
                 self.sets.setdefault((request.run_id, request.evaluation_set), []).append(instance)
         return broker_pb2.SubmitPromptsResponse(accepted=len(new), duplicates=len(request.instances) - len(new))
 
+    def _known(self, request) -> None:
+        if request.follows_instance_id and request.follows_instance_id not in self.instances[request.run_id]:
+            raise aborted("prompts", f"{request.follows_instance_id} is not known")
+
     async def EndPrompts(self, request, context):  # noqa: N802
+        self._known(request)
         self._run(request.run_id).prompts_ended = True
         return broker_pb2.EndPromptsResponse()
 

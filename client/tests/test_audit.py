@@ -264,6 +264,14 @@ def test_a_lost_checkpoint_is_told_with_status_1(trained, capsys):
     assert "0 exactly once, 4 lost" in out and "2 steps are committed, but the newest complete checkpoint in" in out
 
 
+def test_books_that_end_before_the_checkpoint_are_told_with_status_1(trained, capsys):
+    """Redis was restored from an earlier state, and nothing runs."""
+    trained.ledger.append(2, ["pass-0/4", "pass-0/5"])
+    trained.checkpoint(3)
+    status, out, _ = _audit(capsys, trained)
+    assert status == 1 and "books at step 2, checkpoint at step 3: Redis was restored from an earlier state" in out
+
+
 def test_a_ledger_that_was_changed_is_told_with_status_1(trained, capsys):
     path = trained.root / "ledger.jsonl"
     path.write_text(path.read_text().replace("pass-0/1", "pass-0/9"))

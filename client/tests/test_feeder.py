@@ -6,7 +6,7 @@ import pytest
 
 from quartet_client import AsyncClient, QuartetError
 from quartet_client.data import DataSection
-from quartet_client.feeder import feed
+from quartet_client.feeder import feed, keep_fed
 from quartet_common.config import load_config
 
 
@@ -55,6 +55,36 @@ async def test_stopped_and_started_again_it_submits_nothing_twice(services, conf
         assert (again.submitted, again.known, again.ended_by) == (24, 16, "prompts")
         finished = await feed(config, client, asyncio.Event())
         assert (finished.submitted, finished.ended_by) == (0, "prompts")
+
+
+async def test_a_broker_that_forgot_prompts_is_given_all_of_them_again(services, config):
+    """Its Redis was restored from a state before the last prompts that the feeder submitted."""
+    broker = services.broker
+    async with AsyncClient(services.addresses["broker"]) as client:
+        feeding = asyncio.create_task(feed(config, client, asyncio.Event()))
+        await _until(lambda: broker.runs and broker._queued("demo") == 16)
+        broker.instances["demo"].clear()
+        broker.sets.clear()
+        broker.room_made = 60
+        assert (await feeding).ended_by == "prompts"
+    assert {f"pass-{p}/{i}" for p in range(2) for i in range(20)} <= broker.instances["demo"].keys()
+    assert len(broker.sets[("demo", "heldout")]) == 1
+
+
+async def test_a_broker_that_forgot_the_end_of_the_prompts_is_given_them_again(services, config):
+    broker = services.broker
+    async with AsyncClient(services.addresses["broker"]) as client:
+        feeding = asyncio.create_task(keep_fed(config, client, asyncio.Event(), look_seconds=0.05))
+        await _until(lambda: broker.runs)
+        broker.room_made = 60
+        await _until(lambda: broker.runs["demo"].prompts_ended)
+        for name in [name for name in broker.instances["demo"] if name.startswith("pass-1")]:
+            del broker.instances["demo"][name]
+        broker.runs["demo"].prompts_ended = False
+        await _until(lambda: broker.runs["demo"].prompts_ended)
+        assert {f"pass-1/{i}" for i in range(20)} <= broker.instances["demo"].keys() and not feeding.done()
+        await client.finish_run("demo", "succeeded", "max_steps reached")
+        assert (await feeding).ended_by == "prompts"
 
 
 async def test_it_ends_when_the_run_ends(services, config):

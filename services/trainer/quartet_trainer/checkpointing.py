@@ -14,7 +14,7 @@ from quartet.v1 import broker_pb2, trainer_pb2
 
 from quartet_common.checkpoints import read_manifest
 from quartet_common.durations import to_duration
-from quartet_common.ledger import LEDGER_FILE, Ledger, LedgerError
+from quartet_common.ledger import LEDGER_FILE, Ledger, LedgerError, Mark, settlement
 from quartet_common.log import get_logger
 from quartet_trainer.checkpoints import CheckpointFolder, checkpoint_folder, find_checkpoints, prune
 from quartet_trainer.checkpoints.best import BEST_FILE, Best, better, read_best, write_best
@@ -37,10 +37,7 @@ LOCK_SECONDS = 10.0
 
 @dataclass
 class Consumed:
-    """Instance ids in the weights, by step, that a broker which lost the end of its log might offer again.
-
-    Kept since the last commit but one: the loss may reach back over the last.
-    """
+    """Instance ids in the weights, by step, since the last commit but one: for a broker that asks for no ledger."""
 
     by_step: dict[int, list[str]] = field(default_factory=dict)
     last_commit: int = 0
@@ -107,6 +104,8 @@ class Checkpointer:
         self._writing: _Writing | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="write-checkpoint")
         self._ledger = Ledger(root / LEDGER_FILE)
+        self._mark: Mark | None = None
+        self._first_remembered_pass = 0
         self._lock = FolderLock(root)
         self.consumed = Consumed()
         self.best: Best | None = None
@@ -141,14 +140,42 @@ class Checkpointer:
                 f"'{self._root}' has {ours}: bring that checkpoint back, or start another run"
             )
         manifest = (newest and read_manifest(newest.path)) or {}
+        self._mark = manifest.get("ledger")
+        self._first_remembered_pass = manifest.get("first_remembered_pass", 0)
         with self._writing_ledger():
-            self._ledger.rewind(manifest.get("ledger"))
+            self._ledger.rewind(self._mark)
         self.best = read_best(self._root)
         if self.best is not None and (
             self.best.step not in {checkpoint.step for checkpoint in found}
             or self.best.metric != self._settings.best_metric
         ):
             self.best = None  # its checkpoint was never complete, or it is of another setting
+
+    def open_session(self) -> None:
+        """Become the run's trainer, and bring the broker's books up to the checkpoint from its ledger.
+
+        Raises:
+            TrainingError: the broker refuses, or the ledger lacks what the books do, or is of another history.
+            Stopped: asked to stop meanwhile.
+        """
+        step, books = self._learner.step, self._run.policy_version
+        answer = self._session.open(step, self.consumed.ids(), self._first_remembered_pass)
+        if books < step:
+            log.warning(
+                f"books at step {books}, checkpoint at step {step}: Redis was restored from an earlier state, or lost "
+                "the end of its log; the ledger's steps are settled before anything is trained"
+            )
+        if not answer.HasField("settle_from_step"):
+            if books < min(self.consumed.by_step, default=step):
+                log.warning(
+                    f"this broker is of an earlier release and takes no ledger: groups of the steps {books} to "
+                    f"{step - 1} may be trained again. Stop the trainer, upgrade the broker, and start again"
+                )
+            return
+        with self._writing_ledger():
+            path = self._root / LEDGER_FILE
+            for lines in settlement(path, self._mark, answer.settle_from_step, step, answer.ledger_digest):
+                self._session.settle(lines)
 
     def _load(self, newest: CheckpointFolder) -> None:
         state = self._learner.load(newest.path)
@@ -191,7 +218,7 @@ class Checkpointer:
                 mark = self._ledger.mark()  # on disk before the checkpoint that carries it
             extra = {name: make() for name, make in self.extra.items()}
             state = {**identity, "consumed": self.consumed.to_json(), "extra": extra}
-            facts = {**identity, "ledger": mark}
+            facts = {**identity, "ledger": mark, "first_remembered_pass": self._first_remembered_pass}
             if self._settings.background and self._learner.has_snapshots:
                 done = self._executor.submit(self._learner.snapshot(state, facts), folder)
                 done.add_done_callback(lambda _: self._on_durable())
@@ -244,12 +271,13 @@ class Checkpointer:
 
     def _commit(self, step: int) -> None:
         try:
-            self._session.commit(step)
+            answer = self._session.commit(step)
         except Stopped:
             # Durable, and the next life says so in OpenSession.
             log.warning("the broker is away: checkpoint is not committed yet", extra={"step": step})
         else:
             self.consumed.committed(step)
+            self._first_remembered_pass = max(self._first_remembered_pass, answer.first_remembered_pass)
 
     @contextmanager
     def _writing_ledger(self) -> Iterator[None]:

@@ -120,7 +120,7 @@ def _train(around: Surroundings, session: BrokerSession, learner: Alone | Ensemb
         if "random" in checkpointer.restored:
             restore_random_state(checkpointer.restored["random"])
         checkpointer.extra["random"] = random_state
-        session.open(learner.step, checkpointer.consumed.ids())
+        checkpointer.open_session()
         status.session_epoch = session.epoch
         return _run_loop(around, session, learner, run, checkpointer, patience, parts)
 

@@ -188,7 +188,7 @@ class TrainingLoop:
                 learned = public_names(self.learner.train_step(fetched.tensors))
             except ExperienceError as error:
                 raise TrainingError(f"the batch of step {step} cannot be trained: {error}") from error
-            self.session.mark_trained(step)
+            self.session.mark_trained(step, fetched.manifest.instance_ids)
         if self.group_rows is not None:
             self.group_rows.trained(fetched, began, time.perf_counter())
         self.checkpointer.trained(step, list(fetched.manifest.instance_ids))

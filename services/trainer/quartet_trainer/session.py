@@ -104,14 +104,32 @@ class BrokerSession:
             while_waiting()
             self._control.pause(RUN_POLL_SECONDS)
 
-    def open(self, checkpoint_step: int, consumed: Sequence[str]) -> broker_pb2.OpenSessionResponse:
-        """Become the run's trainer, from a checkpoint of `checkpoint_step` steps."""
+    def open(
+        self, checkpoint_step: int, consumed: Sequence[str], first_remembered_pass: int = 0
+    ) -> broker_pb2.OpenSessionResponse:
+        """Become the run's trainer, from a checkpoint of `checkpoint_step` steps; `settle` what the answer asks for.
+
+        `consumed`: for a broker that does not ask.
+        """
         request = broker_pb2.OpenSessionRequest(
-            run_id=self._run_id, holder=self._holder, checkpoint_step=checkpoint_step, consumed_instance_ids=consumed
+            run_id=self._run_id,
+            holder=self._holder,
+            checkpoint_step=checkpoint_step,
+            consumed_instance_ids=consumed,
+            settles_ledger=True,
+            first_remembered_pass=first_remembered_pass,
         )
         answer = self._insist("OpenSession", partial(self._stub.OpenSession, request, timeout=CALL_SECONDS))
         self.epoch = answer.session_epoch
         return answer
+
+    def settle(self, lines: Sequence[tuple[int, Sequence[str]]]) -> int:
+        """Send (step, instance ids) of the next steps that the broker's books lack. Returns how many were elsewhere."""
+        if self._control.stopping.is_set():
+            raise Stopped
+        steps = [broker_pb2.TrainedStep(step=step, instance_ids=instance_ids) for step, instance_ids in lines]
+        request = broker_pb2.SettleTrainedRequest(run_id=self._run_id, session_epoch=self.epoch, steps=steps)
+        return self._insist("SettleTrained", partial(self._stub.SettleTrained, request, timeout=CALL_SECONDS)).settled
 
     def lease(self, step: int, cancelled: Attention) -> Batch | None:
         """Wait a few seconds for the batch of `step`. None when called away by `cancelled`, in any thread."""
@@ -155,17 +173,19 @@ class BrokerSession:
         )
         return self._insist("DropExperience", partial(self._stub.DropExperience, request, timeout=CALL_SECONDS)).dropped
 
-    def mark_trained(self, step: int) -> int:
-        """Say that the step's batch is in the weights. Returns the new policy version."""
-        request = broker_pb2.MarkTrainedRequest(run_id=self._run_id, session_epoch=self.epoch, step=step)
+    def mark_trained(self, step: int, instance_ids: Sequence[str]) -> int:
+        """Say that the step's batch, these instances, is in the weights. Returns the new policy version."""
+        request = broker_pb2.MarkTrainedRequest(
+            run_id=self._run_id, session_epoch=self.epoch, step=step, instance_ids=instance_ids
+        )
         call = partial(self._stub.MarkTrained, request, timeout=CALL_SECONDS)
         return self._insist(f"MarkTrained of step {step}", call).policy_version
 
-    def commit(self, step: int) -> int:
-        """Say that steps below `step` are durable. Returns the number of groups let go."""
+    def commit(self, step: int) -> broker_pb2.CommitResponse:
+        """Say that steps below `step` are durable."""
         request = broker_pb2.CommitRequest(run_id=self._run_id, session_epoch=self.epoch, step=step)
         call = partial(self._stub.Commit, request, timeout=CALL_SECONDS)
-        return self._insist(f"Commit of {step} steps", call, last=True).committed
+        return self._insist(f"Commit of {step} steps", call, last=True)
 
     def finish(self, state: broker_pb2.RunState, reason: str, ending: broker_pb2.RunEnding) -> None:
         """End the run."""

@@ -84,6 +84,9 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
         self.epoch = 0
         self.session_epoch = 0
         self.opened: list[broker_pb2.OpenSessionRequest] = []
+        self.settle_from: int | None = None  # None: a broker of before, which takes no ledger
+        self.ledger_digest = ""
+        self.settled: list[tuple[int, list[str]]] = []
         self.trained: list[int] = []
         self.committed: list[int] = []
         self.dropped: list[str] = []
@@ -160,7 +163,18 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
             self.session_epoch += 1
             self.opened.append(request)
             self.changed.notify_all()
-        return broker_pb2.OpenSessionResponse(session_epoch=self.session_epoch, run=self.run)
+        return broker_pb2.OpenSessionResponse(
+            session_epoch=self.session_epoch,
+            run=self.run,
+            settle_from_step=self.settle_from,
+            ledger_digest=self.ledger_digest,
+        )
+
+    def SettleTrained(self, request, context):
+        self._check(context, request.session_epoch)
+        for line in request.steps:
+            self.settled.append((line.step, list(line.instance_ids)))
+        return broker_pb2.SettleTrainedResponse(settled_steps=self.settled[-1][0] + 1)
 
     def LeaseExperience(self, request, context):
         self._check(context, request.session_epoch)
@@ -214,6 +228,7 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
         self._check(context, request.session_epoch)
         with self.changed:
             self.trained.append(request.step)
+            assert list(request.instance_ids) == self.batches[request.step]
             self.changed.notify_all()
         return broker_pb2.MarkTrainedResponse(policy_version=request.step + 1)
 
