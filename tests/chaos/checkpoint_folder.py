@@ -8,33 +8,16 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import content
 
-from quartet_common.ledger import LEDGER_FILE, Ledger, LedgerError, read_ledger
+from quartet_common.ledger import LEDGER_FILE, Ledger, LedgerError, Mark, read_ledger
 
 KEPT = 2
 _WRITING = ".writing-"
-
-
-@dataclass
-class Consumed:
-    """Instance ids in the weights, by step, since the last commit but one: as the trainer keeps them."""
-
-    by_step: dict[int, list[str]] = field(default_factory=dict)
-    last_commit: int = 0
-
-    def committed(self, step: int) -> None:
-        """Steps below `step` are durable."""
-        self.by_step = {at: ids for at, ids in self.by_step.items() if at >= self.last_commit}
-        self.last_commit = step
-
-    def ids(self) -> list[str]:
-        """Return all of them, in order of step."""
-        return [instance_id for step in sorted(self.by_step) for instance_id in self.by_step[step]]
 
 
 @dataclass
@@ -43,7 +26,9 @@ class State:
 
     step: int = 0
     weights: str = content.NO_WEIGHTS
-    consumed: Consumed = field(default_factory=Consumed)
+    mark: Mark | None = None
+    """Of the ledger, when it was restored."""
+    first_remembered_pass: int = 0
 
 
 class CheckpointFolder:
@@ -69,10 +54,8 @@ class CheckpointFolder:
         if not any(found["step"] == newest["step"] for found in mine):
             self._fetch(newest)
         self.ledger.rewind(newest["ledger"])
-        saved = newest["consumed"]
-        consumed = Consumed({int(step): ids for step, ids in saved["by_step"].items()}, saved["last_commit"])
         weights = (_folder(self.folder, newest["step"]) / "weights.txt").read_text()
-        return State(newest["step"], weights, consumed)
+        return State(newest["step"], weights, newest["ledger"], newest["first_remembered_pass"])
 
     def save(self, state: State, at: Callable[[str], None]) -> None:
         """Write a checkpoint: whole or not at all. `at` is told where the writing is, and may be the end of it."""
@@ -83,9 +66,9 @@ class CheckpointFolder:
         writing.mkdir(parents=True)
         (writing / "weights.txt").write_text(state.weights)
         at("checkpoint-half")
-        consumed = {"by_step": state.consumed.by_step, "last_commit": state.consumed.last_commit}
         files = {"weights.txt": len(state.weights)}
-        manifest = {"step": state.step, **self._identity, "ledger": mark, "consumed": consumed, "files": files}
+        passes = {"first_remembered_pass": state.first_remembered_pass}
+        manifest = {"step": state.step, **self._identity, **passes, "ledger": mark, "files": files}
         (writing / "manifest.json").write_text(json.dumps(manifest))
         at("checkpoint-written")
         _put_in_place(writing, folder)

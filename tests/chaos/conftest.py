@@ -9,13 +9,14 @@ from pathlib import Path
 import chaos
 import network
 import pytest
-from schedule import Fault, draw
+from schedule import RESTORE_DECK, Fault, draw
 from town import HERE, Plan
 
 from quartet_local import guard
 
 SEED = 20
 GROUPS, FAULTS = 300, 20
+RESTORE_GROUPS, RESTORE_FAULTS = 200, 20
 NETWORK_GROUPS, NETWORK_FAULTS = 60, 6
 LIMIT_SECONDS = 200.0
 
@@ -59,18 +60,23 @@ async def _all(root: Path) -> Runs:
     # It dies right after its first commit, before the checkpoint that would have held the step.
     trapped = (Fault(5, "trap", "committed"),)
     tail = (Fault(10, "lose-tail", "redis"),)
+    # Further back than the last commit but one, which a trainer knows of without its ledger.
+    back = (Fault(5, "snapshot", "redis"), Fault(35, "restore", "redis"))
     # One process of each service is enough to see what one trainer does wrong.
     small = functools.partial(Plan, groups=40, each=1)
     everysec = functools.partial(small, durability="everysec")
     others = {
         "commit without checkpoint": (trapped, small(root / "commit", control="commit-without-checkpoint")),
-        "open without consumed": (tail, everysec(root / "open", control="open-without-consumed")),
         "lost tail": (tail, everysec(root / "tail")),
+        "settle without instances": (back, small(root / "settle", control="settle-without-instances")),
+        "older state": (back, small(root / "older")),
     }
     name, schedule, plan = "faults of all kinds", tuple(draw(SEED, GROUPS, FAULTS)), Plan(root / "faults", GROUPS)
+    restores = tuple(draw(SEED, RESTORE_GROUPS, RESTORE_FAULTS, RESTORE_DECK))
 
     async def one_by_one() -> dict[str, Done]:
-        return {name: await _one(name, *what) for name, what in others.items()}
+        done = {name: await _one(name, *what) for name, what in others.items()}
+        return done | {"restores": await _one("restores", restores, Plan(root / "restores", RESTORE_GROUPS))}
 
     async def network_form() -> tuple[int, str] | None:
         return None if why_not else await _network(root / "network")

@@ -1,4 +1,4 @@
-"""Feeds a run as `quartet run` does, and ends: the client's own feeder, in a process that can be killed.
+"""Feeds a run as `quartet run` does, until it ends: the client's own feeder, in a process that can be killed.
 
 Each life begins with the first prompt again; the broker knows what it has. `python feeder.py RUN_FILE BROKER...`: it
 talks to one of the brokers, in another life perhaps to another.
@@ -13,7 +13,7 @@ from membership import tell
 
 from quartet_client.async_client import AsyncClient
 from quartet_client.data import DataSection
-from quartet_client.feeder import feed
+from quartet_client.feeder import keep_fed
 from quartet_common.config import load_config
 
 
@@ -23,7 +23,7 @@ async def main(path: Path, *brokers: str) -> None:
     config = load_config("data", DataSection, path)
     tell("ready")
     async with AsyncClient(broker, security=config.security, timeout=3.0) as client:
-        report = await feed(config, client, asyncio.Event())
+        report = await keep_fed(config, client, asyncio.Event(), look_seconds=1.0)
     tell("fed", new=report.submitted, known=report.known, ended_by=report.ended_by)
 
 

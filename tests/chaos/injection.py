@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,6 +29,7 @@ class Injector:
         self.done = 0
         self._say = say
         self._mending: set[asyncio.Task] = set()
+        self._snapshots: list[tuple[Path, int]] = []  # with the groups committed then
 
     async def run(self) -> None:
         """Do all faults, and return when what was stopped or cut is mended."""
@@ -71,6 +73,11 @@ class Injector:
                 return f"SIGKILL {victim.name} at '{fault.target}'"
             case "lose-tail":
                 return await self._lose_tail()
+            case "snapshot":
+                await self._take_snapshot()
+                return f"snapshot {len(self._snapshots)} of redis taken"
+            case "restore":
+                return await self._restore(fault.pick, "settling" in fault.target)
         raise ValueError(f"no fault is called '{fault.kind}'")
 
     async def _resolved(self, name: str) -> str:
@@ -116,17 +123,56 @@ class Injector:
 
     async def _trap(self, point: str, signal: str) -> Victim:
         """Set a trap, and return the trainer that went into it."""
-        writing = self.town.trap.with_suffix(".writing")
-        writing.write_text(json.dumps({"point": point, "signal": signal}))
-        writing.rename(self.town.trap)
+        self._set_trap(point, signal)
         self.town.allow(max(self.town.committed, self._pace()))  # it must be able to get there
         async with asyncio.timeout(TRAP_SECONDS):
             return await self.town.trapped.get()
 
+    def _set_trap(self, point: str, signal: str) -> None:
+        writing = self.town.trap.with_suffix(".writing")
+        writing.write_text(json.dumps({"point": point, "signal": signal}))
+        writing.rename(self.town.trap)
+
+    async def _take_snapshot(self) -> None:
+        """Copy Redis' data as they are at one moment."""
+        victim = await self._at_work("redis")
+        folder = self.town.plan.folder / "snapshots" / str(len(self._snapshots))
+        process = await victim.pause()
+        try:
+            await asyncio.to_thread(shutil.copytree, self.town.plan.folder / "redis", folder)
+        finally:
+            process.resume()
+            victim.paused = False
+        self._snapshots.append((folder, self.town.committed))
+
+    async def _restore(self, pick: float, kill_who_settles: bool) -> str:
+        """Have Redis go on from a snapshot; all else lives on, and notices by itself."""
+        if not self._snapshots:
+            await self._take_snapshot()
+        number = round(pick * (len(self._snapshots) - 1))
+        snapshot, committed = self._snapshots[number]
+        if kill_who_settles:
+            self._set_trap("settling", "SIGKILL")
+        await self._stop_redis()
+        data = self.town.plan.folder / "redis"
+        shutil.rmtree(data)
+        shutil.copytree(snapshot, data)
+        self.town.victims["redis"].allowed.set()
+        await self._at_work("redis")
+        return f"redis is back at snapshot {number + 1}, of {committed} groups"
+
+    async def _stop_redis(self) -> None:
+        redis = await self._at_work("redis")
+        redis.allowed.clear()
+        await redis.kill()
+        async with asyncio.timeout(READY_SECONDS):
+            while redis.running:
+                await asyncio.sleep(0.01)
+
     async def _lose_tail(self) -> str:
         """What a power cut does with `appendfsync everysec`: Redis comes back as it was a checkpoint ago.
 
-        From one commit of the only trainer to its next; whoever submits does it again, as the contract asks.
+        From one commit of the only trainer to its next.
         """
         town = self.town
         trainer = await self._trap("committed", "SIGSTOP")
@@ -140,20 +186,12 @@ class Injector:
                 await asyncio.sleep(0.01)
         process.resume()
         await self._trap("committed", "SIGKILL")
-        redis, feeder = town.victims["redis"], town.victims["feeder"]
-        redis.allowed.clear()
-        await redis.kill()
-        async with asyncio.timeout(READY_SECONDS):
-            while redis.running:
-                await asyncio.sleep(0.01)
+        await self._stop_redis()
         lost = log.stat().st_size - size
         with log.open("r+b") as file:
             file.truncate(size)
-        redis.allowed.set()
+        town.victims["redis"].allowed.set()
         await self._at_work("redis")
-        if feeder.running:
-            await self._end(feeder, kill=True)
-        feeder.allowed.set()
         trainer.allowed.set()
         return f"SIGKILL redis and {trainer.name}; the last {lost} bytes of the AOF are lost"
 

@@ -1,11 +1,12 @@
 """`make chaos`: kill everything, lose nothing.
 
-    .quartet/envs/dev/bin/python tests/chaos/run.py [--seed 7] [--groups 300] [--faults 20] [--processes | --network]
+    .quartet/envs/dev/bin/python tests/chaos/run.py [--seed 7] [--groups 300] [--faults 20] [--restores]
     .quartet/envs/dev/bin/python tests/chaos/run.py --signals [--seed 7] [--faults 40] [--seeds 3]
 
-First the processes are killed and stopped; then, half as long, the network between them is cut. Each form prints a
-line per fault, a table, and what `quartet audit` says. Results go to `.quartet/results/chaos.json`, logs to
-`.quartet/chaos`. `--signals` is another form, of its own: a whole `quartet run`, once for each seed.
+First the processes are killed and stopped; then, half as long each, Redis is restored from older snapshots, and the
+network between them is cut. `--processes`, `--restores`, `--network`: that alone. Each form prints a line per fault, a
+table, and what `quartet audit` says. Results go to `.quartet/results/chaos.json`, logs to `.quartet/chaos`. `--signals`
+is another form, of its own: a whole `quartet run`, once for each seed.
 Exit status: 0 if each group was trained exactly once in each form that ran, else 1.
 """
 
@@ -23,13 +24,13 @@ from typing import Any
 import chaos
 import network
 import signals
-from schedule import NETWORK_DECK, PROCESS_DECK, draw
+from schedule import NETWORK_DECK, PROCESS_DECK, RESTORE_DECK, draw
 from town import Plan
 
 from quartet_local import guard
 
 ROOT = Path(__file__).resolve().parents[2]
-FORMS = {"processes": PROCESS_DECK, "network": NETWORK_DECK}
+FORMS = {"processes": PROCESS_DECK, "restores": RESTORE_DECK, "network": NETWORK_DECK}
 
 
 def main() -> int:
@@ -40,11 +41,13 @@ def main() -> int:
     if arguments.form == "signals":
         return _signals(arguments)
     results: dict[str, Any] = {}
-    if arguments.form != "network":
-        _run("processes", arguments)
-        results["processes"] = _report(arguments, "processes")
-    if arguments.form != "processes":
-        results["network"] = _network(arguments, share=1 if arguments.form else 2)
+    for form in [arguments.form] if arguments.form else FORMS:
+        share = 1 if arguments.form or form == "processes" else 2
+        if form == "network":
+            results[form] = _network(arguments, share)
+        else:
+            _run(form, arguments, share)
+            results[form] = _report(arguments, form)
     arguments.results.parent.mkdir(parents=True, exist_ok=True)
     arguments.results.write_text(json.dumps(results, indent=1) + "\n")
     print()
@@ -113,11 +116,11 @@ def _report(arguments: argparse.Namespace, form: str) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
-def _run(form: str, arguments: argparse.Namespace) -> int:
+def _run(form: str, arguments: argparse.Namespace, share: int = 1) -> int:
     folder = arguments.folder / form
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    groups, faults = arguments.groups, arguments.faults
+    groups, faults = arguments.groups // share, arguments.faults // share
     schedule = draw(arguments.seed, groups, faults, FORMS[form])
     where = os.path.relpath(folder / "logs")
     print(f"\n{form}: {groups} groups, {faults} faults, seed {arguments.seed}; logs: {where}\n", flush=True)

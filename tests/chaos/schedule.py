@@ -24,19 +24,23 @@ class Fault:
 
     Attributes:
         at: committed groups at which it is due.
-        kind: "kill", "terminate", "pause", "trap", "cut", "lose-tail".
+        kind: "kill", "terminate", "pause", "trap", "cut", "lose-tail", "snapshot", "restore".
         target: a process ("broker-a"); "leader", the trainer at work then; "redis"; several, as "broker-a broker-b";
-            for a cut, the two sides ("rollout-a | broker-a broker-b"). A trap's target is the point.
+            for a cut, the two sides ("rollout-a | broker-a broker-b"). A trap's target is the point; a restore's may be
+            "redis settling": the trainer that settles its ledger then is killed.
         seconds: how long a pause or a cut lasts.
+        pick: which snapshot is restored, from 0.0, the first taken so far, to 1.0, the last.
     """
 
     at: int
     kind: str
     target: str
     seconds: float = 0.0
+    pick: float = 1.0
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.target}" + (f" for {self.seconds:.1f} s" if self.seconds else "")
+        which = f" from {self.pick:.0%} of the snapshots" if self.kind == "restore" else ""
+        return f"{self.kind} {self.target}{which}" + (f" for {self.seconds:.1f} s" if self.seconds else "")
 
 
 # One deck of twenty. Targets in braces are drawn.
@@ -63,6 +67,19 @@ PROCESS_DECK: tuple[tuple[str, str], ...] = (
     ("trap", "{point}"),
 )
 
+# Redis' data are copied while all work, and put back later, some after others; half of the faults are that.
+RESTORE_DECK: tuple[tuple[str, str], ...] = (
+    *[("snapshot", "redis")] * 4,
+    *[("restore", "redis")] * 7,
+    *[("restore", "redis settling")] * 3,
+    ("kill", "{broker}"),
+    ("kill", "leader"),
+    ("kill", "{everything}"),
+    ("pause", "leader"),
+    ("trap", "{point}"),
+    ("trap", "{point}"),
+)
+
 NETWORK_DECK: tuple[tuple[str, str], ...] = (
     ("cut", "{rollout} | broker-a broker-b"),
     ("cut", "{broker} | rollout-a rollout-b"),
@@ -82,6 +99,14 @@ EVERYTHING = (
     "trainer-a trainer-b",
     "redis broker-a broker-b reward-a reward-b rollout-a rollout-b trainer-a trainer-b feeder",
 )
+
+
+_NAMES = {
+    "cut": "network cut",
+    "lose-tail": "AOF cut short",
+    "snapshot": "snapshot of Redis taken",
+    "restore": "snapshot of Redis restored",
+}
 
 
 def draw(seed: int, groups: int, faults: int, deck: Sequence[tuple[str, str]] = PROCESS_DECK) -> list[Fault]:
@@ -106,7 +131,8 @@ def draw(seed: int, groups: int, faults: int, deck: Sequence[tuple[str, str]] = 
             target = target.replace(f"{{{service}}}", f"{service}-{chance.choice('ab')}")
         # Spread evenly, each somewhere in its own part, and none so late that the run might end before it.
         at = int((number + chance.random()) * 0.9 * groups / faults)
-        drawn.append(Fault(at, kind, target, _seconds(chance, kind, target)))
+        pick = round(chance.random(), 2) if kind == "restore" else 1.0
+        drawn.append(Fault(at, kind, target, _seconds(chance, kind, target), pick))
     return drawn
 
 
@@ -119,8 +145,8 @@ def family(fault: Fault) -> str:
     """Return the line of the report that a fault counts in."""
     if fault.kind == "trap":
         return "SIGKILL trainer at a point of its step"
-    if fault.kind in ("cut", "lose-tail"):
-        return {"cut": "network cut", "lose-tail": "AOF cut short"}[fault.kind]
+    if fault.kind in _NAMES:
+        return _NAMES[fault.kind]
     signal = {"kill": "SIGKILL", "terminate": "SIGTERM", "pause": "SIGSTOP, SIGCONT"}[fault.kind]
     names = fault.target.split()
     if len(names) > 1:

@@ -25,9 +25,9 @@ from quartet.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 
 from quartet_common.durations import to_duration
 from quartet_common.errors import describe
-from quartet_common.ledger import LedgerError
+from quartet_common.ledger import LEDGER_FILE, LedgerError, settlement
 
-CONTROLS = ("commit-without-checkpoint", "open-without-consumed")
+CONTROLS = ("commit-without-checkpoint", "settle-without-instances")
 """What may be left out, to see that the audit tells."""
 
 CHECKPOINT_EVERY = 2
@@ -118,12 +118,13 @@ class Trainer:
             await asyncio.sleep(TRAIN_SECONDS)
             instance_ids = list(manifest.instance_ids)
             state.weights = content.train(state.weights, instance_ids)
-            state.consumed.by_step[state.step] = instance_ids
             disk.ledger.append(state.step, instance_ids)
             self.at("trained")
             await self.settled(
                 "MarkTrained",
-                broker_pb2.MarkTrainedRequest(run_id=self.run_id, session_epoch=self.session, step=state.step),
+                broker_pb2.MarkTrainedRequest(
+                    run_id=self.run_id, session_epoch=self.session, step=state.step, instance_ids=instance_ids
+                ),
             )
             state.step += 1
             self.at("marked")
@@ -141,7 +142,7 @@ class Trainer:
         self.member.ended.set()
 
     async def open(self, disk: CheckpointFolder) -> State:
-        """Restore the newest checkpoint and open a session with it."""
+        """Restore the newest checkpoint, open a session with it, and settle what the broker's books lack."""
         for attempt in range(PATIENCE):
             try:
                 state = disk.restore(self.others)
@@ -149,9 +150,11 @@ class Trainer:
                     run_id=self.run_id,
                     holder=self.member.me.instance_id,
                     checkpoint_step=state.step,
-                    consumed_instance_ids=[] if self.control == "open-without-consumed" else state.consumed.ids(),
+                    settles_ledger=True,
+                    first_remembered_pass=state.first_remembered_pass,
                 )
                 answer = await self.settled("OpenSession", request)
+                await self.settle(disk, state, answer)
             except (OSError, LedgerError) as error:
                 tell("restore-again", reason=str(error))
             except Fenced as refusal:
@@ -166,6 +169,21 @@ class Trainer:
                 return state
             await asyncio.sleep(0.1 * (attempt + 1))
         raise SystemExit("no checkpoint is one that the broker lets a session begin with")
+
+    async def settle(self, disk: CheckpointFolder, state: State, answer: broker_pb2.OpenSessionResponse) -> None:
+        """Bring the broker's books up to the checkpoint: a line of the ledger a call, to be killed between any two."""
+        honest = self.control != "settle-without-instances"
+        digest = answer.ledger_digest if honest else ""
+        path = disk.folder / LEDGER_FILE
+        for lines in settlement(path, state.mark, answer.settle_from_step, state.step, digest):
+            for step, instance_ids in lines:
+                line = broker_pb2.TrainedStep(step=step, instance_ids=instance_ids if honest else [])
+                request = broker_pb2.SettleTrainedRequest(
+                    run_id=self.run_id, session_epoch=answer.session_epoch, steps=[line]
+                )
+                await self.settled("SettleTrained", request)
+                tell("settled", step=step)
+                self.at("settling")
 
     async def pretend(self, state: State) -> State:
         """The control's way on: open a session with a step that the weights have not reached."""
@@ -207,8 +225,8 @@ class Trainer:
     async def commit(self, state: State) -> None:
         """Say that the steps so far are durable."""
         request = broker_pb2.CommitRequest(run_id=self.run_id, session_epoch=self.session, step=state.step)
-        await self.settled("Commit", request)
-        state.consumed.committed(state.step)
+        answer = await self.settled("Commit", request)
+        state.first_remembered_pass = max(state.first_remembered_pass, answer.first_remembered_pass)
         tell("committed", step=state.step)
         self.at("committed")
 

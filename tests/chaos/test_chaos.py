@@ -8,8 +8,8 @@ import functools
 
 import pytest
 import signals
-from conftest import FAULTS, GROUPS, NETWORK_FAULTS, NETWORK_GROUPS, SEED, Runs
-from schedule import NETWORK_DECK, POINTS, PROCESS_DECK, draw, family
+from conftest import FAULTS, GROUPS, NETWORK_FAULTS, NETWORK_GROUPS, RESTORE_GROUPS, SEED, Runs
+from schedule import NETWORK_DECK, POINTS, PROCESS_DECK, RESTORE_DECK, draw, family
 
 SIGNALS = 8
 
@@ -34,10 +34,8 @@ def test_a_trainer_that_commits_before_its_checkpoint_is_durable_loses_groups(ru
 
 
 @pytest.mark.slow
-def test_a_trainer_that_does_not_say_what_it_consumed_trains_it_again_after_a_lost_end_of_the_log(
-    runs: Runs,
-):
-    done = runs.done["open without consumed"]
+def test_a_trainer_that_settles_nothing_trains_again_what_an_older_redis_has(runs: Runs):
+    done = runs.done["settle without instances"]
     assert not done.report.failure, done.explained()
     audit = done.report.verdict.audit
     assert audit["status"] == 1 and not audit["ok"], done.explained()
@@ -45,9 +43,19 @@ def test_a_trainer_that_does_not_say_what_it_consumed_trains_it_again_after_a_lo
 
 
 @pytest.mark.slow
-def test_a_lost_end_of_the_log_trains_nothing_twice_when_the_trainer_says_what_it_consumed(runs: Runs):
-    done = runs.done["lost tail"]
+@pytest.mark.parametrize("name", ["lost tail", "older state"])
+def test_an_older_redis_trains_nothing_twice_when_the_trainer_settles_its_ledger(runs: Runs, name: str):
+    done = runs.done[name]
     assert done.report.right, done.explained()
+    assert done.report.told["settled"] > 0, done.explained()
+
+
+@pytest.mark.slow
+def test_redis_restored_again_and_again_loses_nothing_and_trains_nothing_twice(runs: Runs):
+    done = runs.done["restores"]
+    assert done.report.right, done.explained()
+    assert done.report.verdict.audit["exactly_once"] == RESTORE_GROUPS
+    assert done.report.faults["snapshot of Redis restored"] == 10 and done.report.told["settled"] > 0
 
 
 @pytest.mark.slow
@@ -69,7 +77,7 @@ def test_a_seed_gives_one_schedule():
     assert draw(7, 300, 20) == draw(7, 300, 20) != draw(8, 300, 20)
 
 
-@pytest.mark.parametrize("deck", [PROCESS_DECK, NETWORK_DECK])
+@pytest.mark.parametrize("deck", [PROCESS_DECK, RESTORE_DECK, NETWORK_DECK])
 def test_a_schedule_has_every_kind_of_fault_at_times_that_come(deck):
     schedule = draw(1, groups=5000, faults=200, deck=deck)
     assert [fault.at for fault in schedule] == sorted(fault.at for fault in schedule)

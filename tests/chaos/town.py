@@ -235,7 +235,8 @@ class Town:
             case "trapped":
                 victim.killed = True
                 victim.ready.clear()
-                self.trapped.put_nowait(victim)
+                if event["point"] != "settling":  # nobody waits for that one
+                    self.trapped.put_nowait(victim)
             case "finished":
                 self.finished = victim.name
             case "fault":

@@ -16,6 +16,8 @@ from quartet_common.durations import to_duration
 
 COMPLETIONS = 4
 VOCABULARY = 128
+AWAY_SECONDS = 0.1
+CALL_SECONDS = 20.0
 LEASE_WAIT_SECONDS = 1.0
 
 
@@ -94,6 +96,15 @@ class Producer:
         self._closing.set()
         self._thread.join(10)
 
+    def _insist(self, method, request):
+        """Call, and again while Redis is away."""
+        while True:
+            try:
+                return method(request, timeout=CALL_SECONDS)
+            except grpc.RpcError as error:
+                if error.code() != grpc.StatusCode.UNAVAILABLE or self._closing.wait(AWAY_SECONDS):
+                    raise
+
     def _work(self) -> None:
         version = 0
         try:
@@ -105,7 +116,7 @@ class Producer:
                     wait=to_duration(LEASE_WAIT_SECONDS),
                     policy_version=version,
                 )
-                answer = self._stub.LeasePrompts(request, timeout=LEASE_WAIT_SECONDS + 10)
+                answer = self._insist(self._stub.LeasePrompts, request)
                 version = answer.policy_version
                 if answer.leases:
                     groups = [
@@ -114,9 +125,8 @@ class Producer:
                         )
                         for lease in answer.leases
                     ]
-                    self._stub.PutExperience(
-                        broker_pb2.PutExperienceRequest(run_id=self._run_id, groups=groups), timeout=20
-                    )
+                    put = broker_pb2.PutExperienceRequest(run_id=self._run_id, groups=groups)
+                    self._insist(self._stub.PutExperience, put)
         except grpc.RpcError as error:
             # The run is over: nothing is leased any more.
             if error.code() != grpc.StatusCode.FAILED_PRECONDITION:

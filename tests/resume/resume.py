@@ -6,6 +6,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -128,19 +129,11 @@ class Town:
         redis, broker = free_ports(2)
         self.address = f"127.0.0.1:{broker}"
         self._log = (folder / "services.log").open("ab")
-        options = [
-            "--bind",
-            "127.0.0.1",
-            "--port",
-            str(redis),
-            "--dir",
-            str(folder),
-            "--appendonly",
-            "yes",
-            "--save",
-            "",
-        ]
-        self._start([find_server(), *options])
+        self._data, self._snapshot = folder / "redis", folder / "snapshot"
+        self._data.mkdir()
+        options = {"bind": "127.0.0.1", "port": str(redis), "dir": str(self._data), "appendonly": "yes", "save": ""}
+        self._redis_command = [find_server(), *(word for key, value in options.items() for word in (f"--{key}", value))]
+        self._redis = self._start(self._redis_command)
         settings = {
             "run.id": RUN,
             "run.folder": folder / "run",
@@ -153,8 +146,24 @@ class Town:
         self._channel = grpc.insecure_channel(self.address)
         self.stub = broker_pb2_grpc.BrokerServiceStub(self._channel)
 
-    def _start(self, command: list[str]) -> None:
-        self._processes.append(subprocess.Popen(command, stdout=self._log, stderr=self._log, stdin=subprocess.DEVNULL))
+    def _start(self, command: list[str]) -> subprocess.Popen:
+        process = subprocess.Popen(command, stdout=self._log, stderr=self._log, stdin=subprocess.DEVNULL)
+        self._processes.append(process)
+        return process
+
+    def take_snapshot(self) -> None:
+        """Copy Redis' data as they are."""
+        self._redis.send_signal(signal.SIGSTOP)
+        shutil.copytree(self._data, self._snapshot)
+        self._redis.send_signal(signal.SIGCONT)
+
+    def restore_snapshot(self) -> None:
+        """Have Redis go on from the snapshot."""
+        self._redis.kill()
+        self._redis.wait()
+        shutil.rmtree(self._data)
+        self._snapshot.rename(self._data)
+        self._redis = self._start(self._redis_command)
 
     def make_run(self, steps: int) -> None:
         """Make the run and submit exactly the prompts of `steps` steps."""
@@ -192,8 +201,28 @@ class Town:
         self._log.close()
 
 
-def train(folder: Path, trainers: Trainers, steps: int, kills: list[Kill], checkpoint_every: int = 1) -> Left:
-    """Play a run of `steps` steps in `folder`, killing its trainer at `kills`."""
+@dataclass(frozen=True)
+class Restore:
+    """Redis goes on at `back_at` from its state at `taken_at`, both steps that are trained; the trainer lives.
+
+    Attributes:
+        all: the checkpoints and the ledger are put back too, copied after Redis; the trainer is killed before.
+    """
+
+    taken_at: int
+    back_at: int
+    all: bool = False
+
+
+def train(
+    folder: Path,
+    trainers: Trainers,
+    steps: int,
+    kills: list[Kill],
+    checkpoint_every: int = 1,
+    restore: Restore | None = None,
+) -> Left:
+    """Play a run of `steps` steps in `folder`, killing its trainer at `kills`, or restoring its Redis."""
     town = Town(folder)
     killed: Counter = Counter()
     try:
@@ -213,6 +242,9 @@ def train(folder: Path, trainers: Trainers, steps: int, kills: list[Kill], check
         }
         arguments = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
         lives = 0
+        if restore is not None:
+            lives = 1
+            _live_through(town, trainers, arguments, folder, restore)
         for kill in [*kills, None]:
             lives += 1
             pid = trainers.start(arguments)
@@ -236,11 +268,40 @@ def train(folder: Path, trainers: Trainers, steps: int, kills: list[Kill], check
         town.close()
 
 
+def _live_through(town: Town, trainers: Trainers, arguments: list[str], folder: Path, restore: Restore) -> None:
+    """Live one life of the trainer, in which Redis is put back."""
+    checkpoints, copy = folder / "run" / "checkpoints", folder / "copy"
+    pid = trainers.start(arguments)
+    timer = threading.Timer(LIFE_SECONDS, os.killpg, (pid, signal.SIGKILL))
+    timer.start()
+    try:
+        _until_step(town, restore.taken_at)
+        town.take_snapshot()
+        if restore.all:  # docs/backup.md: after Redis, the ledger last
+            copy.mkdir()
+            for path in sorted(checkpoints.glob("step-*")):
+                subprocess.run(["cp", "-r", path, copy], check=False)  # it may be removed meanwhile
+            shutil.copy(checkpoints / LEDGER_FILE, copy)
+        _until_step(town, restore.back_at)
+        if restore.all:
+            os.killpg(pid, signal.SIGKILL)
+            trainers.wait()
+            shutil.rmtree(checkpoints)
+            copy.rename(checkpoints)
+            town.restore_snapshot()
+            return
+        town.restore_snapshot()
+        status = trainers.wait()
+        if status != 1:
+            raise RuntimeError(f"the trainer beside a restored Redis ended with status {status}; see {trainers.log}")
+    finally:
+        timer.cancel()
+
+
 def _kill(town: Town, checkpoints: Path, pid: int, kill: Kill) -> str:
     """Kill at the moment given; returns what the trainer was doing."""
     deadline = time.monotonic() + LIFE_SECONDS
-    while not _is_at(town, kill.step) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    _until_step(town, kill.step)
     if kill.in_checkpoint:
         while not _being_written(checkpoints) and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
@@ -250,8 +311,10 @@ def _kill(town: Town, checkpoints: Path, pid: int, kill: Kill) -> str:
     return doing
 
 
-def _is_at(town: Town, step: int) -> bool:
-    return town.run().policy_version >= step
+def _until_step(town: Town, step: int) -> None:
+    deadline = time.monotonic() + LIFE_SECONDS
+    while town.run().policy_version < step and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def _being_written(checkpoints: Path) -> bool:
