@@ -60,8 +60,7 @@ async def _all(root: Path) -> Runs:
     # It dies right after its first commit, before the checkpoint that would have held the step.
     trapped = (Fault(5, "trap", "committed"),)
     tail = (Fault(10, "lose-tail", "redis"),)
-    # Further back than the last commit but one, which a trainer knows of without its ledger.
-    back = (Fault(5, "snapshot", "redis"), Fault(35, "restore", "redis"))
+    back = (Fault(5, "snapshot", "redis"), Fault(15, "restore", "redis"))
     # One process of each service is enough to see what one trainer does wrong.
     small = functools.partial(Plan, groups=40, each=1)
     everysec = functools.partial(small, durability="everysec")

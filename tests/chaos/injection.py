@@ -135,6 +135,7 @@ class Injector:
 
     async def _take_snapshot(self) -> None:
         """Copy Redis' data as they are at one moment."""
+        await self._until(lambda: self.town.told["leading"] > 0)  # of a run that there is
         victim = await self._at_work("redis")
         folder = self.town.plan.folder / "snapshots" / str(len(self._snapshots))
         process = await victim.pause()

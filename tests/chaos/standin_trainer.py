@@ -135,9 +135,12 @@ class Trainer:
         if state.step % CHECKPOINT_EVERY:
             await self.save(disk, state)
         finish = broker_pb2.FinishRunRequest(
-            run_id=self.run_id, state=broker_pb2.RUN_STATE_SUCCEEDED, reason="all done"
+            run_id=self.run_id,
+            state=broker_pb2.RUN_STATE_SUCCEEDED,
+            reason="all done",
+            committed_step=state.step,
         )
-        await self.broker.unary("FinishRun", finish)
+        await self.settled("FinishRun", finish)
         tell("finished", step=state.step)
         self.member.ended.set()
 

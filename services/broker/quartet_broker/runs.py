@@ -98,7 +98,15 @@ class Runs:
         if request.state not in _END_STATES:
             raise invalid_argument("state", came=request.state, allowed="SUCCEEDED, FAILED or CANCELLED")
         event = state_event(request.state, request.reason)
-        await self._store.run("finish_run", run_id, state_name(request.state), request.reason, event, request.ending)
+        validation.integer("committed_step", request.committed_step, 0)
+        arguments = (state_name(request.state), request.reason, event, request.ending, request.committed_step)
+        word, *committed = await self._store.run("finish_run", run_id, *arguments)
+        if word == b"BEHIND":
+            raise failed_precondition(
+                f"run '{run_id}'",
+                f"its books end at step {int(committed[0])}, and it ends at step {request.committed_step}: Redis was "
+                "restored from an earlier state; open a session with the newest checkpoint",
+            )
         log.info("run finished", extra={"run": run_id, "state": state_name(request.state)})
         return broker_pb2.FinishRunResponse(run=await self.load(run_id))
 

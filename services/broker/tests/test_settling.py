@@ -169,6 +169,14 @@ async def test_the_trainer_that_lives_cannot_mark_another_batch_than_it_trained(
     assert await world.trained(0, ids=["a", "b"]) == 1
 
 
+async def test_a_run_is_not_ended_in_books_that_end_before_it(behind):
+    request = pb.FinishRunRequest(run_id=behind.run_id, state=pb.RUN_STATE_SUCCEEDED, committed_step=4)
+    assert "books end at step 1, and it ends at step 4" in await refused(behind.stub.FinishRun(request))
+    await behind.open(checkpoint=4, settles_ledger=True)
+    await settle(behind, behind.ledger)
+    assert (await behind.stub.FinishRun(request)).run.state == pb.RUN_STATE_SUCCEEDED
+
+
 async def test_a_session_that_redis_forgot_fences_the_one_that_it_knows(world):
     await world.create()
     await world.submit(*"ab")

@@ -328,4 +328,4 @@ class TrainingLoop:
         outcome = judge(ending.value, steps, self.session.run(), self.session.dead)
         if outcome.state == broker_pb2.RUN_STATE_FAILED:
             log.error("the run has failed: %s", outcome.reason, extra={"step": steps})
-        self.session.finish(outcome.state, outcome.reason, _RECORDED[ending])
+        self.session.finish(outcome.state, outcome.reason, _RECORDED[ending], self.learner.step)

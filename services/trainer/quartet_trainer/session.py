@@ -187,9 +187,11 @@ class BrokerSession:
         call = partial(self._stub.Commit, request, timeout=CALL_SECONDS)
         return self._insist(f"Commit of {step} steps", call, last=True)
 
-    def finish(self, state: broker_pb2.RunState, reason: str, ending: broker_pb2.RunEnding) -> None:
-        """End the run."""
-        request = broker_pb2.FinishRunRequest(run_id=self._run_id, state=state, reason=reason, ending=ending)
+    def finish(self, state: broker_pb2.RunState, reason: str, ending: broker_pb2.RunEnding, step: int) -> None:
+        """End the run, all `step` steps of which are committed."""
+        request = broker_pb2.FinishRunRequest(
+            run_id=self._run_id, state=state, reason=reason, ending=ending, committed_step=step
+        )
         self._insist("FinishRun", partial(self._stub.FinishRun, request, timeout=CALL_SECONDS), last=True)
 
     def run(self) -> broker_pb2.Run:

@@ -310,16 +310,18 @@ class ListRunsResponse(_message.Message):
     def __init__(self, runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ...) -> None: ...
 
 class FinishRunRequest(_message.Message):
-    __slots__ = ("run_id", "state", "reason", "ending")
+    __slots__ = ("run_id", "state", "reason", "ending", "committed_step")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     ENDING_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_STEP_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     state: RunState
     reason: str
     ending: RunEnding
-    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., ending: _Optional[_Union[RunEnding, str]] = ...) -> None: ...
+    committed_step: int
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., ending: _Optional[_Union[RunEnding, str]] = ..., committed_step: _Optional[int] = ...) -> None: ...
 
 class FinishRunResponse(_message.Message):
     __slots__ = ("run",)
