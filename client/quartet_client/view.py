@@ -17,6 +17,7 @@ from quartet_client.events import EvaluationFinished, Notice, RunEvent, RunState
 from quartet_client.progress import EvaluationPoint, RunProgress
 from quartet_client.runs import ServiceStatus
 from quartet_client.types import Group as SampleGroup
+from quartet_common.log import Repeats
 
 _STATE_STYLES = {
     "waiting": "yellow",
@@ -34,7 +35,8 @@ class RunView:
     """Shows a RunProgress. Use it as a context manager; `tell` it each event, and `refresh` it a few times a second.
 
     Args:
-        plain: a line per step, evaluation and notice instead of a live picture; by default where there is no terminal.
+        plain: a line per step, evaluation and notice instead of a live picture, notices that repeat counted; by default
+            where there is no terminal.
     """
 
     def __init__(self, progress: RunProgress, console: Console | None = None, plain: bool | None = None):
@@ -42,6 +44,7 @@ class RunView:
         self.console = console or Console()
         self.plain = not self.console.is_terminal if plain is None else plain
         # Drawn by `refresh` only: a drawing thread would read the progress while it changes.
+        self._repeats = Repeats()
         self._live = Live(console=self.console, get_renderable=self.render, auto_refresh=False, transient=False)
 
     def __enter__(self) -> "RunView":
@@ -50,6 +53,8 @@ class RunView:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        for text, times in self._repeats.left():
+            self._print(f"{text} (and {times} more like it)")
         if not self.plain:
             self._live.refresh()
             self._live.stop()
@@ -58,9 +63,15 @@ class RunView:
         """Print the line of an event just folded, if it matters; above a live picture only that of an error."""
         is_error = isinstance(event.what, Notice) and event.what.level == "error"
         line = plain_line(self.progress, event) if self.plain or is_error else ""
+        if line and isinstance(event.what, Notice):
+            since = self._repeats.count(line)
+            line = "" if since is None else f"{line} (and {since} more like it)" if since else line
         if line:
-            # Programs read these lines too: no styling, no wrapping.
-            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._print(line)
+
+    def _print(self, line: str) -> None:
+        # Programs read these lines too: no styling, no wrapping.
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def refresh(self) -> None:
         """Draw the live picture as it is now."""

@@ -121,6 +121,17 @@ def test_plain_lines_are_for_programs():
     assert console.export_text() == "step 1/9  reward 0.500  accuracy 50.0%  staleness 1.00\nerror: broken [1]\n"
 
 
+def test_notices_that_repeat_are_one_line_with_a_count():
+    console = Console(file=None, record=True, width=40)
+    with RunView(RunProgress("demo"), console, plain=True) as view:
+        for number in range(400):
+            notice = Notice("warning", f"prompt pass-0/{number} was set aside as dead: too long", "broker")
+            view.tell(RunEvent(str(number), START, notice))
+    first, counted = console.export_text().splitlines()
+    assert first == "warning: prompt pass-0/0 was set aside as dead: too long"
+    assert counted == f"{first} (and 399 more like it)"
+
+
 def test_charts():
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▁▂▃▅▆▇█"
     assert columns([0.0, 0.5, 1.0], 10, 2, 0.0, 1.0) == ["  █", "▁██"]

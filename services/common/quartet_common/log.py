@@ -1,5 +1,8 @@
 """Structured logs: standard `logging`, one JSON object a line, or text for people at a terminal.
 
+A warning that comes again within a minute, its numbers aside, is counted and not written; the next one that is has the
+count as `repeated`.
+
 Fields go in by `extra`: ``log.info("leased prompts", extra={"run": run_id, "count": 3})``, or around whatever is logged
 inside: ``with log_fields(group=instance_id):``. Logs go to standard error. The same thing has the same name everywhere:
 
@@ -12,8 +15,11 @@ inside: ``with log_fields(group=instance_id):``. Logs go to standard error. The 
 """
 
 import logging
+import math
+import re
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
@@ -23,6 +29,9 @@ from pythonjsonlogger.json import JsonFormatter
 from quartet_common import tracing
 
 LogFormat = Literal["json", "text"]
+
+_NUMBER = re.compile(r"\d+")
+_MOST_REPEATS = 1000
 
 _STANDARD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {
     "message",
@@ -66,6 +75,50 @@ class _Surroundings(logging.Filter):
         return True
 
 
+class Repeats:
+    """Counts texts that come again and says which to show. Texts are the same if they differ in numbers only.
+
+    Args:
+        seconds: one of the same text is shown in so many seconds.
+    """
+
+    def __init__(self, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic):
+        self._seconds, self._clock = seconds, clock
+        self._shown: dict[str, tuple[float, int]] = {}  # of each text: when it was shown last, how often it came since
+
+    def count(self, text: str) -> int | None:
+        """Return how often the text came since it was shown last, if it is to be shown; else None."""
+        same, now = _NUMBER.sub("0", text), self._clock()
+        at, since = self._shown.get(same, (-math.inf, 0))
+        if now - at < self._seconds:
+            self._shown[same] = at, since + 1
+            return None
+        if len(self._shown) >= _MOST_REPEATS:
+            self._shown.clear()
+        self._shown[same] = now, 0
+        return since
+
+    def left(self) -> Iterator[tuple[str, int]]:
+        """Yield the texts that came since they were shown last, numbers as 0, with how often."""
+        return ((same, since) for same, (_, since) in self._shown.items() if since)
+
+
+class _RepeatedWarnings(logging.Filter):
+    """Counts warnings that come again instead of letting them through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._repeats = Repeats()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno != logging.WARNING:
+            return True
+        since = self._repeats.count(f"{record.name} {record.getMessage()}")
+        if since:
+            record.repeated = since
+        return since is not None
+
+
 class _JsonFormatter(JsonFormatter):
     """Names the process on each line, and its run on those that name none."""
 
@@ -101,6 +154,7 @@ def configure_logging(
     set_run(run)
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_Surroundings())
+    handler.addFilter(_RepeatedWarnings())
     if log_format == "json":
         handler.setFormatter(
             _JsonFormatter(
