@@ -92,7 +92,7 @@ SUITES = (
     Suite("deploy", "dev", 500, "tests/deploy"),
     Suite("docs", "dev", 500, "tests/docs"),
     Suite("contract", "dev", 700, "tests/contract", alone=True),
-    Suite("integration", "dev", 700, "tests/integration", alone=True),
+    Suite("integration", "dev", 900, "tests/integration", alone=True),
     Suite("hostile", "reward", 400, "tests/hostile", alone=True),
     Suite("chaos", "dev", 400, "tests/chaos", alone=True),
     Suite("resume", "dev", 400, "tests/resume", alone=True),

@@ -37,7 +37,8 @@ class Services:
         port = free_port()
         redis = [find_server(), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", ""]
         stack.enter_context(process(redis, folder / "redis.log"))
-        url = f"broker.redis_url=redis://127.0.0.1:{port}/0"
+        self.redis_url = f"redis://127.0.0.1:{port}/0"
+        url = f"broker.redis_url={self.redis_url}"
         self._addresses = {
             "broker": stack.enter_context(service("broker", folder, [url])),
             "reward": stack.enter_context(service("reward", folder, [])),
@@ -47,6 +48,10 @@ class Services:
             python = str(ENVIRONMENTS / kind / "bin" / "python")
             command = [python, "-W", "ignore", str(Path(__file__).with_name("preloaded.py")), f"quartet_{kind}"]
             self._preloaded[kind] = Side([*command, *modules], folder / f"{kind}.log", stack)
+
+    def address(self, kind: str) -> str:
+        """Return where the broker or the reward service listens."""
+        return self._addresses[kind]
 
     def addresses(self) -> list[str]:
         """Return the settings that say where the four are; rollout's and trainer's ports are free ones."""
