@@ -89,15 +89,20 @@ def delete(scene: Scene) -> None:
     assert scene.quartet("runs", "delete", scene.name, "--force", "--broker", scene.broker).returncode == 0
 
 
-def signalled(*numbers: int, line: str = "step 1/") -> Callable[[Scene], None]:
+def signalled(number: int) -> Callable[[Scene], None]:
     def act(scene: Scene) -> None:
-        scene.wait_for(line)
-        for number in numbers:
-            scene.signal(number)
-            if number != numbers[-1]:
-                scene.wait_for("stopping")
+        scene.wait_for("step 1/")
+        scene.signal(number)
 
     return act
+
+
+def interrupted_twice(scene: Scene) -> None:
+    scene.wait_for("step 1/")
+    os.kill(scene.client.service("trainer"), signal.SIGSTOP)  # it cannot drain
+    scene.signal(signal.SIGINT)
+    scene.wait_for("stopping")
+    scene.signal(signal.SIGINT)
 
 
 def kill(service: str) -> Callable[[Scene], None]:
@@ -320,7 +325,7 @@ ENDINGS = [
         arrange=ended_before("failed"),
         served=False,
     ),
-    Ending("no-broker", 2, r"broker at \S+ cannot be reached", 1, NEVER_MADE, arrange=no_broker, served=False),
+    Ending("no-broker", 2, r"broker at \S+: nothing listens there", 1, NEVER_MADE, arrange=no_broker, served=False),
     Ending(
         "a-misspelt-key",
         2,
@@ -399,7 +404,7 @@ ENDINGS = [
         0,
         rf"\d+ exactly once, {ALL_RIGHT}",
         STILL_OPEN,
-        act=signalled(signal.SIGINT, signal.SIGINT),
+        act=interrupted_twice,
         launched=True,
     ),
 ]
