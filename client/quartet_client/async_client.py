@@ -2,14 +2,16 @@
 
 import asyncio
 import os
+import secrets
 import socket
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
 from pydantic import ValidationError
-from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, rollout_pb2
+from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, rollout_pb2, trainer_pb2
 
 from quartet_client.connections import Connections
 from quartet_client.data import DataSection
@@ -266,6 +268,7 @@ class AsyncClient:
         *,
         prompts: Iterable[PromptLike] | None = None,
         policy_version: int | None = None,
+        hold: bool = False,
         timeout: float = 600.0,
         summary_only: bool = False,
     ) -> Evaluation:
@@ -274,19 +277,48 @@ class AsyncClient:
         Args:
             evaluation_set: name of the set.
             prompts: stored as that set first, if given; the same prompts may be given again.
-            policy_version: whose every token must be; by default the run's newest. If the trainer has moved on before
-                the evaluation is done, the rest can no longer be answered and the wait ends by its timeout.
+            policy_version: whose every token must be. If the trainer has moved on before the evaluation is done, the
+                rest can no longer be answered and the wait ends by its timeout. By default the policy that is live as
+                each prompt is drawn: the result says from which version to which.
+            hold: pause the training between two steps meanwhile: all tokens are of the version that it has then.
         """
+        if hold and policy_version is not None:
+            raise InputError(
+                "hold: got a policy_version as well; allowed: hold, which takes the trainer's, or a version"
+            )
         if prompts is not None:
             parsed = list(prompts)
             ids = [f"{evaluation_set}/{index}" for index in range(len(parsed))]
             await self.submit(
                 run_id, parsed, purpose="evaluate", evaluation_set=evaluation_set, instance_ids=ids, timeout=timeout
             )
+        if hold:
+            async with self._held() as version:
+                return await self._evaluate(run_id, evaluation_set, version, "", timeout, summary_only)
+        live = "" if policy_version is not None else secrets.token_hex(4)
+        # A broker that does not have `live` evaluates the newest version.
         version = policy_version if policy_version is not None else (await self.run(run_id)).policy_version
+        return await self._evaluate(run_id, evaluation_set, version, live, timeout, summary_only)
+
+    @asynccontextmanager
+    async def _held(self) -> AsyncIterator[int]:
+        """Have the training paused, which stays paused if it was; yield the policy version that it has."""
+        status = await self.connections.call("trainer", "GetStatus", trainer_pb2.TrainerServiceGetStatusRequest())
+        paused = await self.connections.call("trainer", "Pause", trainer_pb2.PauseRequest(reason="an evaluation"))
+        try:
+            yield paused.step
+        finally:
+            if status.phase != trainer_pb2.TRAINER_PHASE_PAUSED:
+                await self.connections.call("trainer", "Resume", trainer_pb2.ResumeRequest())
+
+    async def _evaluate(
+        self, run_id: str, evaluation_set: str, version: int, live: str, timeout: float, summary_only: bool
+    ) -> Evaluation:
         started = await self._broker(
             "StartEvaluation",
-            broker_pb2.StartEvaluationRequest(run_id=run_id, evaluation_set=evaluation_set, policy_version=version),
+            broker_pb2.StartEvaluationRequest(
+                run_id=run_id, evaluation_set=evaluation_set, policy_version=version, live=live
+            ),
         )
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
@@ -304,7 +336,8 @@ class AsyncClient:
             if loop.time() >= deadline:
                 raise QuartetError(
                     f"evaluation {started.evaluation_id} of run '{run_id}': {answer.finished} of {answer.prompts} "
-                    f"prompts answered within {timeout:g} s; is a rollout at work with version {version}?",
+                    f"prompts answered within {timeout:g} s; is a rollout at work"
+                    f"{f' with version {version}' if not live else ''}?",
                     grpc.StatusCode.DEADLINE_EXCEEDED,
                 )
 

@@ -127,9 +127,11 @@ class GroupPlace:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """An evaluation of a stored prompt set at a policy version.
+    """An evaluation of a stored prompt set.
 
     Attributes:
+        policy_version: the newest version among the tokens; `oldest_version` is the oldest. They differ if weights were
+            updated while it was drawn.
         prompts, finished, dead: counts.
         reward: mean over prompts of the mean reward; None if prompts were lost: those left are not the set.
         accuracy: mean over prompts of the mean answer accuracy; None likewise.
@@ -139,6 +141,7 @@ class Evaluation:
     evaluation_id: str
     evaluation_set: str
     policy_version: int
+    oldest_version: int
     complete: bool
     prompts: int
     finished: int
@@ -157,7 +160,8 @@ class Evaluation:
         return cls(
             evaluation_id=evaluation_id,
             evaluation_set=evaluation_id.rpartition("@")[0],
-            policy_version=version,
+            policy_version=max((header.max_policy_version for header in headers), default=version),
+            oldest_version=min((header.min_policy_version for header in headers), default=version),
             complete=response.complete,
             prompts=response.prompts,
             finished=response.finished,

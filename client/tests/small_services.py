@@ -154,7 +154,7 @@ class SmallBroker(broker_pb2_grpc.BrokerServiceServicer):
         prompts = self.sets.get((request.run_id, request.evaluation_set))
         if not prompts:
             raise not_found("evaluation set", request.evaluation_set)
-        name = f"{request.evaluation_set}@{request.policy_version}"
+        name = f"{request.evaluation_set}@{f'live-{request.live}' if request.live else request.policy_version}"
         return broker_pb2.StartEvaluationResponse(evaluation_id=name, prompts=len(prompts))
 
     async def GetEvaluation(self, request, context):  # noqa: N802

@@ -83,7 +83,7 @@ def test_generate_score_and_eval(services, quartet, write):
     assert quartet("score", "it is 5", "--json")[0] == 1  # no reference: the verifier fails
     held = write("held.jsonl", '{"prompt": "5", "gt_answer": "5"}\n{"prompt": "5", "gt_answer": "6"}\n')
     status, out, _ = quartet("eval", "demo", "held", "--prompts", str(held))
-    assert status == 0 and out.strip() == "held@0: accuracy 50.0%, reward 0.500 over 2 prompts"
+    assert status == 0 and out.strip() == "held at version 0: accuracy 50.0%, reward 0.500 over 2 prompts"
     status, out, _ = quartet("eval", "demo", "held", "--json")
     assert status == 0 and len(json.loads(out)["groups"]) == 2
 
@@ -92,7 +92,7 @@ def test_an_evaluation_that_lost_prompts_has_no_figure(services, quartet, write)
     _demo(services)
     held = write("held.jsonl", '{"prompt": "5", "gt_answer": "5"}\n{"prompt": "poison", "gt_answer": "6"}\n')
     status, out, _ = quartet("eval", "demo", "held", "--prompts", str(held))
-    assert status == 1 and out.strip() == "held@0: incomplete: 1 of 2; see quartet dead list demo"
+    assert status == 1 and out.strip() == "held at version 0: incomplete: 1 of 2; see quartet dead list demo"
     status, out, _ = quartet("eval", "demo", "held", "--json")
     told = json.loads(out)
     assert (status, told["accuracy"], told["reward"], told["dead"]) == (1, None, None, 1)

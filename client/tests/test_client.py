@@ -124,7 +124,11 @@ async def test_evaluation_of_a_set_given_on_the_spot(services):
     async with AsyncClient(services.addresses["broker"]) as client:
         await client.create_run("demo")
         result = await client.evaluate("demo", "held", prompts=PROMPTS[:2])
-        assert (result.evaluation_id, result.accuracy, result.finished) == ("held@0", 0.5, 2)
+        assert result.evaluation_id.startswith("held@live-")
+        assert (result.evaluation_set, result.accuracy, result.finished) == ("held", 0.5, 2)
+        assert (await client.evaluate("demo", "held", policy_version=0)).evaluation_id == "held@0"
+        with pytest.raises(QuartetError, match="hold: got a policy_version as well"):
+            await client.evaluate("demo", "held", policy_version=0, hold=True)
         assert [group.completions[0].text for group in result.groups] == ["2+3=5", "1+1=3"]
         with pytest.raises(QuartetError, match="evaluation set 'other' does not exist"):
             await client.evaluate("demo", "other")

@@ -68,7 +68,7 @@ def readme_example() -> str:
     return next(block for block in blocks if "quartet.submit" in block)
 
 
-def test_the_readmes_ten_lines_get_answers_from_a_run_under_way(by_hand):
+def test_the_readmes_ten_lines_and_evaluations_get_answers_from_a_run_under_way(by_hand):
     services = by_hand(run__max_steps=100000, data__passes=0, trainer__evaluation__interval=0)
     services.start_redis()
     for name in SERVICES:
@@ -83,5 +83,13 @@ def test_the_readmes_ten_lines_get_answers_from_a_run_under_way(by_hand):
     assert done.returncode == 0, done.stderr + services.logs()
     # Three prompts of four completions, each with its reward and version. (An untrained model writes anything.)
     assert len(re.findall(r" [\d.]+ \d+$", done.stdout, re.MULTILINE)) == 12, done.stdout
+    with Client(**services.addresses) as quartet:
+        before = quartet.run("by-hand").policy_version
+        live = quartet.evaluate("by-hand", "heldout", timeout=60)
+        assert live.complete and live.finished == live.prompts and before <= live.oldest_version <= live.policy_version
+        held = quartet.evaluate("by-hand", "heldout", hold=True, timeout=60)
+        assert held.complete and held.finished == held.prompts
+        assert live.policy_version <= held.oldest_version == held.policy_version
+    services.wait_for("client", f"step {held.policy_version + 2}/")
     assert services.stop("client", signal.SIGINT) == 130
     assert "Traceback" not in services.log("client")

@@ -14,7 +14,10 @@ from quartet_client.evaluations import incomplete_of
 @click.argument("run_id", metavar="RUN")
 @click.argument("evaluation_set", metavar="SET")
 @click.option("--prompts", "file", type=click.Path(path_type=Path), help="JSONL file to store as that set first.")
-@click.option("--version", "policy_version", type=int, help="Policy version to evaluate. Default: the run's newest.")
+@click.option(
+    "--version", "policy_version", type=int, help="Policy version to evaluate. Default: whichever is live meanwhile."
+)
+@click.option("--hold", is_flag=True, help="Pause the training meanwhile: all of one version.")
 @click.option("--timeout", type=float, default=600.0, show_default=True, help="Seconds to wait for it.")
 @json_option
 @targeted
@@ -25,6 +28,7 @@ async def evaluate(
     evaluation_set: str,
     file: Path | None,
     policy_version: int | None,
+    hold: bool,
     timeout: float,
     as_json: bool,
 ) -> int:
@@ -39,6 +43,7 @@ async def evaluate(
             evaluation_set,
             prompts=prompts,
             policy_version=policy_version,
+            hold=hold,
             timeout=timeout,
             summary_only=not as_json,
         )
@@ -46,9 +51,11 @@ async def evaluate(
         fields = {name: getattr(result, name) for name in result.__slots__ if name != "groups"}
         click.echo(to_json({**fields, "groups": [group_fields(group) for group in result.groups]}, indent=2))
     else:
+        oldest, newest = result.oldest_version, result.policy_version
+        versions = f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
         if result.accuracy is None or result.reward is None:
             told = f"{incomplete_of(result.finished, result.prompts)}; see quartet dead list {run_id}"
         else:
             told = f"accuracy {result.accuracy:.1%}, reward {result.reward:.3f} over {result.prompts} prompts"
-        console().print(f"{result.evaluation_id}: {told}", markup=False, highlight=False)
+        console().print(f"{result.evaluation_set} at {versions}: {told}", markup=False, highlight=False)
     return 0 if result.accuracy is not None else 1

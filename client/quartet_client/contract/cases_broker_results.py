@@ -34,6 +34,16 @@ def stored_set(w):
     return pb.StartEvaluationRequest(run_id=w.name, evaluation_set="heldout", policy_version=0)
 
 
+def of_the_live_policy(w):
+    request = stored_set(w)
+    request.live = "a-look"
+    return request
+
+
+def is_of_the_live_policy(w, answer):
+    assert (answer.evaluation_id, answer.prompts) == ("heldout@live-a-look", 1)
+
+
 def served_and_dead(w):
     run = w.run().dead("d1").submit("s1", purpose=SERVE)
     run.put(run.lease(1))
@@ -82,6 +92,7 @@ def is_in_the_stream(w, answer):
 
 RESULTS: list[Case] = [
     Good("BrokerService.StartEvaluation", "a stored set", stored_set, is_started),
+    Good("BrokerService.StartEvaluation", "of the live policy", of_the_live_policy, is_of_the_live_policy),
     Bad(
         "BrokerService.StartEvaluation",
         "a set without prompts",

@@ -1,4 +1,4 @@
-"""Evaluations: a stored prompt set, run at one policy version: StartEvaluation, GetEvaluation."""
+"""Evaluations of a stored prompt set, at one policy version or of the live policy: StartEvaluation, GetEvaluation."""
 
 import grpc
 from quartet.v1 import broker_pb2, experience_pb2
@@ -21,17 +21,19 @@ class Evaluations:
         self._bell = bell
 
     async def start(self, request: broker_pb2.StartEvaluationRequest) -> broker_pb2.StartEvaluationResponse:
-        """Queue a stored set, pinned to a policy version."""
+        """Queue a stored set, pinned to a policy version or for whichever is live."""
         run_id = validation.name("run_id", request.run_id)
         evaluation_set = validation.name("evaluation_set", request.evaluation_set)
         version = validation.integer("policy_version", request.policy_version, 0)
-        evaluation_id = f"{evaluation_set}@{version}"
-        arguments: list[Value] = [evaluation_id, version]
+        at = f"live-{validation.name('live', request.live)}" if request.live else str(version)
+        evaluation_id = f"{evaluation_set}@{at}"
+        arguments: list[Value] = [evaluation_id, "" if request.live else version]
         for stored in await self._stored(run_id, evaluation_set):
             instance = experience_pb2.PromptInstance.FromString(stored)
-            instance.instance_id = f"{instance.instance_id}@{version}"
+            instance.instance_id = f"{instance.instance_id}@{at}"
             instance.evaluation_id = evaluation_id
-            instance.pinned_version = version
+            if not request.live:
+                instance.pinned_version = version
             arguments += [instance.instance_id, digest(instance), instance.SerializeToString()]
         if len(arguments) == 2:
             # Also of a run that does not exist: tell that first.

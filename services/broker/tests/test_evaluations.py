@@ -51,6 +51,29 @@ async def test_an_evaluation_runs_a_stored_set_at_one_version(world):
     assert (stats.untrained_in_flight, stats.ready, stats.experience_bytes) == (0, 0, 0)
 
 
+async def test_an_evaluation_of_the_live_policy_is_drawn_at_whatever_version_there_is(world):
+    """In a fast run weights change between the leases, and between two tokens: nothing is pinned to what has passed."""
+    await world.create()
+    await world.submit("e1", "e2", purpose=EVALUATE, evaluation_set="heldout")
+    request = pb.StartEvaluationRequest(run_id=world.run_id, evaluation_set="heldout", live="a-look")
+    for _ in range(2):
+        started = await world.stub.StartEvaluation(request)
+        assert (started.evaluation_id, started.prompts) == ("heldout@live-a-look", 2)
+    (first,) = await world.lease(1, version=4)
+    (second,) = await world.lease(1, version=7)
+    assert not first.instance.HasField("pinned_version")
+    await world.release(second.lease_id)
+    (second,) = await world.lease(1, version=8)
+    assert second.instance.instance_id == "e2@live-a-look"
+    assert await world.put(group(first, 5), group(second, 9)) == ["ACCEPTED", "ACCEPTED"]
+    whole = await get(world, "heldout@live-a-look")
+    assert whole.complete and [header.min_policy_version for header in whole.headers] == [5, 9]
+    with pytest.raises(grpc.RpcError) as caught:
+        request.live = "a look"
+        await world.stub.StartEvaluation(request)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT and "live" in caught.value.details()
+
+
 async def test_evaluations_come_first_and_are_never_gated(world):
     await world.create(max_staleness=0, groups_per_step=1)
     await world.submit("a", "b")

@@ -745,14 +745,16 @@ class WatchMembersResponse(_message.Message):
     def __init__(self, group_epoch: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class StartEvaluationRequest(_message.Message):
-    __slots__ = ("run_id", "evaluation_set", "policy_version")
+    __slots__ = ("run_id", "evaluation_set", "policy_version", "live")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_SET_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     evaluation_set: str
     policy_version: int
-    def __init__(self, run_id: _Optional[str] = ..., evaluation_set: _Optional[str] = ..., policy_version: _Optional[int] = ...) -> None: ...
+    live: str
+    def __init__(self, run_id: _Optional[str] = ..., evaluation_set: _Optional[str] = ..., policy_version: _Optional[int] = ..., live: _Optional[str] = ...) -> None: ...
 
 class StartEvaluationResponse(_message.Message):
     __slots__ = ("evaluation_id", "prompts")

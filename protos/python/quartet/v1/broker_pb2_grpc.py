@@ -421,9 +421,9 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StartEvaluation(self, request, context):
-        """StartEvaluation queues one evaluation of a stored prompt set at a policy version.
+        """StartEvaluation queues one evaluation of a stored prompt set, at a policy version or of the live policy.
 
-        Called by: the trainer, clients. Idempotent by (set, version); safe to retry. The set is what was submitted with
+        Called by: the trainer, clients. Idempotent by (set, version), or (set, live); safe to retry. The set is what was submitted with
         PURPOSE_EVALUATE under that set name. Errors: NOT_FOUND when the set has no prompts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

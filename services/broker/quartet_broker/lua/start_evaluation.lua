@@ -1,5 +1,5 @@
--- StartEvaluation: STORED prompts of a set -> new QUEUED instances, pinned to a policy version.
--- ARGV: evaluation id, version, then instance id, digest, prompt of each. Returns OK, number of prompts.
+-- StartEvaluation: STORED prompts of a set -> new QUEUED instances, pinned to a policy version or for whichever is live.
+-- ARGV: evaluation id, version or "", then instance id, digest, prompt of each. Returns OK, number of prompts.
 local state = run_state()
 if not state then return { 'NOT_FOUND' } end
 local evaluation, version = ARGV[1], ARGV[2]
@@ -16,8 +16,9 @@ call('HSET', key, 'prompts', total, 'dead', 0)
 for n = 3, #ARGV, 3 do
   local id = ARGV[n]
   call('HSET', instance(id), 'digest', ARGV[n + 1], 'purpose', 'EVALUATE', 'prompt', ARGV[n + 2], 'attempt', 0,
-    'pinned', version, 'evaluation', evaluation)
-  enqueue(id, 'prompts:pin:' .. version)
+    'evaluation', evaluation)
+  if version ~= '' then call('HSET', instance(id), 'pinned', version) end
+  enqueue(id, version ~= '' and 'prompts:pin:' .. version or 'prompts:serve')
   shift('EVALUATE', nil, 'QUEUED')
 end
 ring('prompts')
