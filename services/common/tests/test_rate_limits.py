@@ -108,7 +108,10 @@ async def test_with_certificates_the_peer_is_who_the_certificate_names(tmp_path)
     host = ServiceHost("reward", "127.0.0.1:0", security.model_copy(update={"roles": False}), settings)
     reward_pb2_grpc.add_RewardServiceServicer_to_server(Scoring(), host.server)
     await host.start()
-    async with connect(host.address, security) as first, connect(host.address, security) as second:
+    async with (
+        connect(host.address, security, service="reward") as first,
+        connect(host.address, security, service="reward") as second,
+    ):
         await reward_pb2_grpc.RewardServiceStub(first).Score(reward_pb2.ScoreRequest())
         with pytest.raises(grpc.RpcError) as caught:
             await reward_pb2_grpc.RewardServiceStub(second).Score(reward_pb2.ScoreRequest())
