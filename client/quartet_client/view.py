@@ -17,7 +17,7 @@ from quartet_client.events import EvaluationFinished, Notice, RunEvent, RunState
 from quartet_client.progress import EvaluationPoint, RunProgress
 from quartet_client.runs import ServiceStatus
 from quartet_client.types import Group as SampleGroup
-from quartet_common.log import Repeats
+from quartet_common.repeats import Repeats, without_numbers
 
 _STATE_STYLES = {
     "waiting": "yellow",
@@ -64,7 +64,7 @@ class RunView:
         is_error = isinstance(event.what, Notice) and event.what.level == "error"
         line = plain_line(self.progress, event) if self.plain or is_error else ""
         if line and isinstance(event.what, Notice):
-            since = self._repeats.count(line)
+            since = self._repeats.count(without_numbers(line))
             line = "" if since is None else f"{line} (and {since} more like it)" if since else line
         if line:
             self._print(line)

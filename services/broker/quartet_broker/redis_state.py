@@ -68,4 +68,4 @@ class RedisState:
         if state != OK:
             self._outage.failed()
             if self._outage.to_be_logged():
-                log.warning("Redis is now %s: %s", state, reason)
+                log.warning("Redis is now %s: %s", state, reason, extra={"repeated": 0})  # each change is written

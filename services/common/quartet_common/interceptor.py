@@ -196,9 +196,9 @@ class _Guard:
     async def _turn_away(self, error: ContractError, roles: frozenset[str]) -> None:
         """Refuse who may not call, and log it: the first time, then once a minute for that caller and method."""
         caller, code = peer_of(self._context), error.code.name
-        if times := _repeats.due((caller, self._method, code)):
+        if (repeated := _repeats.count((caller, self._method, code))) is not None:
             what = {"method": self._method, "code": code, "roles": ", ".join(sorted(roles)), "caller": caller}
-            what |= {"peer": self._context.peer(), "reason": error.message, "times": times}
+            what |= {"peer": self._context.peer(), "reason": error.message, "repeated": repeated}
             log.warning("call refused", extra=what)
         await self._abort(error)
 

@@ -1,7 +1,7 @@
 """Structured logs: standard `logging`, one JSON object a line, or text for people at a terminal.
 
 A warning that comes again within a minute, its numbers aside, is counted and not written; the next one that is has the
-count as `repeated`.
+count as `repeated`. A warning that has that field already is always written: whoever logs it counts by other means.
 
 Fields go in by `extra`: ``log.info("leased prompts", extra={"run": run_id, "count": 3})``, or around whatever is logged
 inside: ``with log_fields(group=instance_id):``. Logs go to standard error. The same thing has the same name everywhere:
@@ -15,11 +15,8 @@ inside: ``with log_fields(group=instance_id):``. Logs go to standard error. The 
 """
 
 import logging
-import math
-import re
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
@@ -27,11 +24,9 @@ from typing import Any, Literal
 from pythonjsonlogger.json import JsonFormatter
 
 from quartet_common import tracing
+from quartet_common.repeats import Repeats, without_numbers
 
 LogFormat = Literal["json", "text"]
-
-_NUMBER = re.compile(r"\d+")
-_MOST_REPEATS = 1000
 
 _STANDARD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {
     "message",
@@ -75,34 +70,6 @@ class _Surroundings(logging.Filter):
         return True
 
 
-class Repeats:
-    """Counts texts that come again and says which to show. Texts are the same if they differ in numbers only.
-
-    Args:
-        seconds: one of the same text is shown in so many seconds.
-    """
-
-    def __init__(self, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic):
-        self._seconds, self._clock = seconds, clock
-        self._shown: dict[str, tuple[float, int]] = {}  # of each text: when it was shown last, how often it came since
-
-    def count(self, text: str) -> int | None:
-        """Return how often the text came since it was shown last, if it is to be shown; else None."""
-        same, now = _NUMBER.sub("0", text), self._clock()
-        at, since = self._shown.get(same, (-math.inf, 0))
-        if now - at < self._seconds:
-            self._shown[same] = at, since + 1
-            return None
-        if len(self._shown) >= _MOST_REPEATS:
-            self._shown.clear()
-        self._shown[same] = now, 0
-        return since
-
-    def left(self) -> Iterator[tuple[str, int]]:
-        """Yield the texts that came since they were shown last, numbers as 0, with how often."""
-        return ((same, since) for same, (_, since) in self._shown.items() if since)
-
-
 class _RepeatedWarnings(logging.Filter):
     """Counts warnings that come again instead of letting them through."""
 
@@ -111,9 +78,9 @@ class _RepeatedWarnings(logging.Filter):
         self._repeats = Repeats()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno != logging.WARNING:
+        if record.levelno != logging.WARNING or hasattr(record, "repeated"):
             return True
-        since = self._repeats.count(f"{record.name} {record.getMessage()}")
+        since = self._repeats.count(f"{record.name} {without_numbers(record.getMessage())}")
         if since:
             record.repeated = since
         return since is not None

@@ -1,28 +1,42 @@
-"""Lines of a log that somebody else can cause as often as they like: the first is written, then one a minute."""
+"""Lines that may come again at any rate: the first is shown, then one a minute with a count."""
 
 import math
+import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 
-_SECONDS = 60.0
 # Of more than so many, the one that was silent the longest begins anew.
 _MOST = 1000
+_NUMBER = re.compile(r"\d+")
+
+
+def without_numbers(text: str) -> str:
+    """Return what texts that differ in numbers only have in common."""
+    return _NUMBER.sub("0", text)
 
 
 class Repeats:
-    """When each was written, and how often it has come since."""
+    """When each was shown last, and how often it has come since.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self._clock = clock
+    Args:
+        seconds: one of a kind is shown in so many seconds.
+    """
+
+    def __init__(self, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic):
+        self._seconds, self._clock = seconds, clock
         self._known: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
 
-    def due(self, what: Hashable) -> int:
-        """Count `what`; return 0 if it is not to be written now, else how often it came since it was."""
-        written, times = self._known.pop(what, (-math.inf, 0))
-        now, times = self._clock(), times + 1
-        is_due = now - written >= _SECONDS
-        self._known[what] = (now, 0) if is_due else (written, times)
+    def count(self, what: Hashable) -> int | None:
+        """Return how often `what` came since it was shown last, if it is to be shown now; else None."""
+        shown, since = self._known.pop(what, (-math.inf, 0))
+        now = self._clock()
+        is_due = now - shown >= self._seconds
+        self._known[what] = (now, 0) if is_due else (shown, since + 1)
         if len(self._known) > _MOST:
             self._known.popitem(last=False)
-        return times if is_due else 0
+        return since if is_due else None
+
+    def left(self) -> Iterator[tuple[Hashable, int]]:
+        """Yield what came since it was shown last, with how often."""
+        return ((what, since) for what, (_, since) in self._known.items() if since)

@@ -81,5 +81,6 @@ def _count_failures(lines: IO[str]) -> None:
         cause = next((name for name, pattern in _CAUSES if pattern.search(failed["reason"])), "other")
         _FAILED.labels(failed["side"], cause).inc()
         host = failed["peer"].rpartition(":")[0]
-        if times := repeats.due((failed["side"], host, cause)):
-            log.warning("TLS handshake failed: %s", failed["reason"], extra={**failed, "cause": cause, "times": times})
+        if (repeated := repeats.count((failed["side"], host, cause))) is not None:
+            extra = {**failed, "cause": cause, "repeated": repeated}
+            log.warning("TLS handshake failed: %s", failed["reason"], extra=extra)

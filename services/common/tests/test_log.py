@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from quartet_common.log import Repeats, configure_logging, get_logger, log_fields
+from quartet_common.log import configure_logging, get_logger, log_fields
 
 TALK = """
 import sys
@@ -66,17 +66,6 @@ def test_fields_end_with_what_they_are_around():
     assert _bound.get({}) == {}
 
 
-def test_a_text_that_comes_again_is_shown_once_a_minute_with_its_count():
-    now = 0.0
-    repeats = Repeats(60, clock=lambda: now)
-    assert [repeats.count(f"prompt {n} died") for n in range(400)] == [0] + 399 * [None]
-    assert repeats.count("the broker is away") == 0, "another text is shown at once"
-    assert list(repeats.left()) == [("prompt 0 died", 399)]
-    now = 60.0
-    assert repeats.count("prompt 400 died") == 399
-    assert list(repeats.left()) == []
-
-
 def test_of_a_warning_that_comes_again_one_line_is_written(capsys, monkeypatch):
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
@@ -86,5 +75,7 @@ def test_of_a_warning_that_comes_again_one_line_is_written(capsys, monkeypatch):
         get_logger("here").warning("group %d failed", n)
         get_logger("here").error("an error is always written: %d", n)
     get_logger("there").warning("group 1 failed")
+    for caller in ("a", "b"):
+        get_logger("here").warning("group 1 failed", extra={"caller": caller, "repeated": 0})
     lines = capsys.readouterr().err.splitlines()
-    assert sum("WARNING group" in line for line in lines) == 2 and len(lines) == 402
+    assert sum("WARNING group" in line for line in lines) == 4 and len(lines) == 404

@@ -18,7 +18,6 @@ from quartet_client.authority import create_authority, export, issue
 from quartet_common.channel import connect
 from quartet_common.config import SecuritySection
 from quartet_common.ports import free_port
-from quartet_common.repeats import Repeats
 
 SERVICE = """
 import os, subprocess, sys, warnings
@@ -113,7 +112,12 @@ async def test_calls_without_the_right_to_make_them_are_in_the_log_once(keys, se
     for _ in range(3):
         await ask(served, held(keys / "pki" / "keys" / "trainer"), fails=grpc.StatusCode.PERMISSION_DENIED)
     (line,) = await served.until("call refused")
-    about = {"method": "/quartet.v1.RewardService/Execute", "code": "PERMISSION_DENIED", "roles": "trainer", "times": 1}
+    about = {
+        "method": "/quartet.v1.RewardService/Execute",
+        "code": "PERMISSION_DENIED",
+        "roles": "trainer",
+        "repeated": 0,
+    }
     assert line.items() >= (about | {"caller": "certificate trainer", "level": "WARNING", "service": "reward"}).items()
     assert line["peer"].startswith("ipv4:127.0.0.1:") and "allowed: client, operator, rollout" in line["reason"]
     assert len([each for each in served.records() if each["message"] == "call refused"]) == 1
@@ -164,13 +168,3 @@ def test_a_configuration_that_cannot_be_used_is_a_record_too(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     (line,) = map(json.loads, done.stderr.splitlines())
     assert done.returncode == 2 and line["level"] == "ERROR" and "not loopback" in line["message"]
-
-
-def test_what_repeats_is_due_once_a_minute():
-    now = 0.0
-    repeats = Repeats(lambda: now)
-    assert [repeats.due("a"), repeats.due("a"), repeats.due("b")] == [1, 0, 1]
-    now = 59.0
-    assert repeats.due("a") == 0
-    now = 60.0
-    assert [repeats.due("a"), repeats.due("a")] == [3, 0]
