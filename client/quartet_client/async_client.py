@@ -293,7 +293,7 @@ class AsyncClient:
                 run_id, parsed, purpose="evaluate", evaluation_set=evaluation_set, instance_ids=ids, timeout=timeout
             )
         if hold:
-            async with self._held() as version:
+            async with self._held(timeout) as version:
                 return await self._evaluate(run_id, evaluation_set, version, "", timeout, summary_only)
         live = "" if policy_version is not None else secrets.token_hex(4)
         # A broker that does not have `live` evaluates the newest version.
@@ -301,10 +301,11 @@ class AsyncClient:
         return await self._evaluate(run_id, evaluation_set, version, live, timeout, summary_only)
 
     @asynccontextmanager
-    async def _held(self) -> AsyncIterator[int]:
-        """Have the training paused, which stays paused if it was; yield the policy version that it has."""
+    async def _held(self, limit: float) -> AsyncIterator[int]:
+        """Pause the training for so many seconds at most; yield its policy version. It stays paused if it was."""
         status = await self.connections.call("trainer", "GetStatus", trainer_pb2.TrainerServiceGetStatusRequest())
-        paused = await self.connections.call("trainer", "Pause", trainer_pb2.PauseRequest(reason="an evaluation"))
+        request = trainer_pb2.PauseRequest(reason="an evaluation", limit=to_duration(limit + self.connections.timeout))
+        paused = await self.connections.call("trainer", "Pause", request)
         try:
             yield paused.step
         finally:

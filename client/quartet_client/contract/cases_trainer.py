@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 import grpc
+from google.protobuf.duration_pb2 import Duration
 from quartet.v1 import trainer_pb2 as pb
 
 from quartet_client.contract.cases import Bad, Good, NoBadInput
@@ -94,7 +95,13 @@ CASES = [
     ),
     NoBadInput("TrainerService.ListCheckpoints", "the request has no field; where there is none, the list is empty"),
     Good("TrainerService.Pause", "between steps", lambda w: pb.PauseRequest(reason="a look at it"), is_step_1),
-    NoBadInput("TrainerService.Pause", "its one field is a reason for the log: any text will do"),
+    Bad(
+        "TrainerService.Pause",
+        "for less than no time",
+        lambda w: pb.PauseRequest(limit=Duration(seconds=-1)),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "limit",
+    ),
     Good("TrainerService.Resume", "after a pause", paused, is_step_1),
     NoBadInput("TrainerService.Resume", "the request has no field; where there is no pause it changes nothing"),
     Good(

@@ -1,6 +1,8 @@
 """What the outside asks of the training loop. Thread-safe: others ask, the loop's thread answers."""
 
+import math
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -64,8 +66,7 @@ class Control:
     def __init__(self) -> None:
         self.attention = Attention()
         self.stopping = threading.Event()
-        self.held = threading.Event()
-        """Set: no step begins."""
+        self._held_until = -math.inf  # by time.monotonic
         self._lock = threading.Lock()
         self._checkpoints: list[Future[trainer_pb2.Checkpoint]] = []
 
@@ -74,14 +75,19 @@ class Control:
         self.stopping.set()
         self.attention.call_for()
 
-    def hold(self) -> None:
-        """Ask the loop to begin no further step until `let_go`."""
-        self.held.set()
+    @property
+    def held(self) -> bool:
+        """True while no step begins."""
+        return time.monotonic() < self._held_until
+
+    def hold(self, seconds: float = math.inf) -> None:
+        """Ask the loop to begin no further step until `let_go`, or for so long at most."""
+        self._held_until = max(self._held_until, time.monotonic() + seconds)
         self.attention.call_for()
 
     def let_go(self) -> None:
         """Let the loop go on."""
-        self.held.clear()
+        self._held_until = -math.inf
         self.attention.call_for()
 
     def pause(self, seconds: float) -> None:

@@ -153,7 +153,7 @@ class TrainingLoop:
                 if self.control.stopping.is_set():
                     return Ending.STOPPED
                 self._settle()
-                if self.control.held.is_set():
+                if self.control.held:
                     self._hold()
                     continue
                 fetched = self.batches.take(step)
@@ -173,7 +173,7 @@ class TrainingLoop:
             self._keep_current()
             self.status.wait_for(PAUSED)
             self.control.attention.wait(LOOK_SECONDS)
-        if not self.control.held.is_set():
+        if not self.control.held:
             self.status.wait_for("")
 
     def _step(self, fetched: Fetched) -> None:

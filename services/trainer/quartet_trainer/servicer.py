@@ -1,11 +1,13 @@
 """TrainerService: what the training is doing, and the few things one may ask of it."""
 
 import asyncio
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 from quartet.v1 import trainer_pb2, trainer_pb2_grpc
 
+from quartet_common.durations import to_seconds
 from quartet_common.errors import failed_precondition, invalid_argument
 from quartet_common.log import get_logger
 from quartet_trainer.checkpointing import as_message
@@ -83,9 +85,12 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
 
     async def Pause(self, request, context):  # noqa: N802
         self._refuse_when_finished("pause")
+        limit = to_seconds(request.limit)
+        if limit < 0:
+            raise invalid_argument("limit", f"{limit:g} s", "above 0, or unset")
         training = self._status.phase == trainer_pb2.TRAINER_PHASE_TRAINING
         log.info("paused: %s", request.reason or "no reason given")
-        self._control.hold()
+        self._control.hold(limit or math.inf)
         return trainer_pb2.PauseResponse(step=self._status.step + (1 if training else 0))
 
     async def Resume(self, request, context):  # noqa: N802

@@ -141,10 +141,12 @@ class StopResponse(_message.Message):
     def __init__(self, step: _Optional[int] = ...) -> None: ...
 
 class PauseRequest(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "limit")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    limit: _duration_pb2.Duration
+    def __init__(self, reason: _Optional[str] = ..., limit: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class PauseResponse(_message.Message):
     __slots__ = ("step",)

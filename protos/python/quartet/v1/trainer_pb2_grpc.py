@@ -127,7 +127,8 @@ class TrainerServiceServicer:
         """Pause lets the step in progress end and begins no other until Resume. Rollouts are kept current, heartbeats and
         requests go on. A pause ends with the process: a trainer that is started again trains.
 
-        Called by: clients. Idempotent; safe to retry. Errors: FAILED_PRECONDITION when the training has ended.
+        Called by: clients. Idempotent; safe to retry. Errors: FAILED_PRECONDITION when the training has ended,
+        INVALID_ARGUMENT for a negative limit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -62,7 +62,9 @@ def test_whoever_waits_is_told_when_it_is_killed(models: dict) -> None:
     async def body() -> None:
         engine = create_engine("transformers", str(models[True, 0]), OPTIONS)
         await engine.start()
-        (process,) = (child for child in psutil.Process().children() if "engines.child" in " ".join(child.cmdline()))
+        # An engine of an earlier test may have ended and not be reaped yet.
+        children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+        (process,) = (child for child in children if "engines.child" in " ".join(child.cmdline()))
         process.suspend()
         reading = asyncio.create_task(anext(engine.generate("r", PROMPT, 1, SamplingSettings())))
         draining, asked = asyncio.create_task(engine.pause("wait")), asyncio.create_task(engine.resume())
