@@ -34,7 +34,7 @@ async def parrot(tmp_path):
 
 async def test_it_is_an_engine_that_says_the_prompt_again(parrot):
     assert isinstance(parrot, Engine) and "weights.gloo" in parrot.capabilities()
-    parrot.policy_version = 3
+    await parrot.set_version(3)
     said = [one async for one in parrot.generate("a", PROMPT, 2, SamplingSettings(max_new_tokens=8))]
     assert [one.index for one in said] == [0, 1]
     assert all(one.token_ids.tolist() == PROMPT and one.version_spans == ((3, 0, 4),) for one in said)

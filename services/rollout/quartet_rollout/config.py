@@ -72,6 +72,12 @@ class RolloutSection(Section):
     )
     put_batch_groups: int = Field(32, ge=1, le=256, description="Most groups put in one call.")
     put_batch_bytes: int = Field(6 << 20, ge=1 << 16, le=60 << 20, description="Bytes at which a put is sent.")
+    initial_version: int | None = Field(
+        None,
+        ge=0,
+        description="Policy version that the weights of model.path are: with it nobody waits for a trainer's. Default: "
+        "none; no prompt is leased before a trainer has sent weights.",
+    )
     rpc_timeout_seconds: float = Field(30.0, gt=0, description="Deadline of a call to the broker.")
     weight_update_timeout_seconds: float = Field(
         300.0, gt=0, description="Deadline of a weight update, where the trainer names none."

@@ -146,6 +146,8 @@ class RolloutService:
             # In a thread: the engine's library takes seconds to import, and the server must answer meanwhile.
             engine = self._engine = await asyncio.to_thread(self._make_engine)
             await engine.start()
+            if section.initial_version is not None:
+                await engine.set_version(section.initial_version)
         except EngineError as error:
             log.error("the engine could not be loaded: %s", error)
             self._host.stop("there is no engine", exit_code=1)

@@ -311,5 +311,9 @@ class Engine(Protocol):
     async def discard_weights(self) -> None:
         """Forget what was received. Model and `policy_version` stay as they were. With nothing received: nothing."""
 
+    async def set_version(self, policy_version: int) -> None:
+        """Count the weights that are there, e.g. those of the model folder, as this policy version. Tokens sampled
+        afterwards belong to it."""
+
     async def invalidate(self) -> None:
         """Set `policy_version` to -1: the weights are no longer to be relied on."""

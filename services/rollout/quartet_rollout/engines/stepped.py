@@ -244,8 +244,11 @@ class SteppedEngine(WeightUpdates):
         await result_of(self._host.install(tensors, policy_version))
         await self.discard_weights()
 
+    async def set_version(self, policy_version: int) -> None:
+        await self._ask("set_version", policy_version)
+
     async def invalidate(self) -> None:
-        await self._ask("set_version", UNKNOWN_VERSION)
+        await self.set_version(UNKNOWN_VERSION)
 
     # --------------------------------------------------------------- helpers
 

@@ -229,7 +229,7 @@ def test_weights_that_were_forgotten_asleep_are_of_unknown_version() -> None:
     async def body() -> None:
         engine = engine_of(CountingCore())
         await engine.start()
-        await engine._ask("set_version", 7)
+        await engine.set_version(7)
         await engine.sleep(1)
         await engine.wake()
         assert engine.policy_version == 7

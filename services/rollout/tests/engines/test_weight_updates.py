@@ -153,6 +153,17 @@ def test_discarded_weights_leave_model_and_version_as_they_were(harness: Harness
     np.testing.assert_allclose(after.log_probs, before.log_probs, atol=1e-6)
 
 
+def test_the_weights_that_are_there_count_as_the_version_they_are_set_to(harness: Harness) -> None:
+    (before,) = harness.run(harness.collect(PROMPT, 1, GREEDY))
+    harness.run(harness.engine.set_version(40))
+    assert harness.engine.policy_version == 40
+    (after,) = harness.run(harness.collect(PROMPT, 1, GREEDY))
+    np.testing.assert_array_equal(after.token_ids, before.token_ids)
+    assert after.version_spans == ((40, 0, len(after.token_ids)),)
+    harness.run(harness.update(harness.folders[1], 41))
+    assert harness.engine.policy_version == 41
+
+
 def test_invalidating_makes_the_version_unknown(harness: Harness) -> None:
     harness.run(harness.engine.invalidate())
     assert harness.engine.policy_version == -1

@@ -199,6 +199,9 @@ class ScriptedEngine:
     async def discard_weights(self) -> None:
         self.calls.append("discard")
 
+    async def set_version(self, policy_version: int) -> None:
+        self.policy_version = policy_version
+
     async def invalidate(self) -> None:
         self.calls.append("invalidate")
         self.policy_version = UNKNOWN_VERSION

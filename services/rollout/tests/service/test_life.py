@@ -46,6 +46,16 @@ async def test_nothing_is_leased_without_weights(world):
     await world.broker.until(lambda: world.broker.puts)
 
 
+async def test_weights_of_the_model_folder_that_have_a_version_are_leased_for_without_a_trainer(world):
+    world.engine.policy_version = -1
+    await world.start(initial_version=40)
+    await world.broker.submit(instance())
+    await world.broker.until(lambda: world.broker.puts)
+    assert set(world.broker.lease_versions) == {40}
+    await world.load(version=41)  # as any other weights, they make place for a trainer's
+    await world.until(lambda: world.engine.policy_version == 41)
+
+
 async def test_the_broker_hears_of_new_weights_at_once(world):
     world.broker.create_run(member_ttl=Duration(seconds=180))  # a heartbeat by the clock comes after 60 s
     await world.start()

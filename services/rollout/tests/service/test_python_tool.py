@@ -86,7 +86,7 @@ async def live(world, folder, reward):
     spec.environment.name = "python_tool"
     await world.start(lease_wait_seconds=0.05)
     await world.until(lambda: world.service.state.engine, timeout=120)
-    await world.engine._ask("set_version", 3)  # as if a trainer had brought them
+    await world.engine.set_version(3)  # as if a trainer had brought them
     world.service.state.changes.notify()  # as an update does; else nobody leases if the rest was ready before
     await world.until(lambda: world.service.state.reward_ready or reward.process.poll() is not None, timeout=120)
     assert reward.process.poll() is None, reward.log()
