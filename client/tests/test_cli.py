@@ -231,11 +231,21 @@ def test_dry_run_says_what_would_run_and_touches_nothing(services, quartet, run_
         (["runs", "list", "--broker", "nonsense"], "an address is host:port"),
         (["watch", "gone"], "run 'gone' does not exist"),
         (["submit", "gone.jsonl"], "cannot read 'gone.jsonl'"),
+        (["eval", "gone.toml", "held", "--checkpoint", "gone"], "run file: cannot read 'gone.toml'"),
+        (["eval", "RUN", "held", "--checkpoint", "gone"], "--checkpoint: there is no folder 'gone'"),
+        (
+            ["eval", "RUN", "held", "--checkpoint", "FOLDER"],
+            "--checkpoint: 'FOLDER' holds no model; allowed: a complete checkpoint",
+        ),
+        (
+            ["eval", "RUN", "other", "--checkpoint", "FOLDER"],
+            "[data.evaluation] of RUN has no set 'other'; allowed: held, or one by --prompts FILE",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_status_2(services, capsys, run_file, nowhere, arguments, sentence):
     def fill(text: str) -> str:
-        return text.replace("RUN", str(run_file)).replace("NOWHERE", nowhere)
+        return text.replace("RUN", str(run_file)).replace("NOWHERE", nowhere).replace("FOLDER", str(run_file.parent))
 
     if "--broker" not in arguments:
         arguments = [*arguments, f'--set=addresses.broker="{services.addresses["broker"]}"']

@@ -12,7 +12,7 @@ from rich.console import Console
 from quartet_client.async_client import AsyncClient
 from quartet_client.attach import feed_and_watch
 from quartet_client.commands.output import console
-from quartet_client.commands.target import Target, with_broker
+from quartet_client.commands.target import Target, the_launcher, with_broker
 from quartet_client.data import DataSection, RunData
 from quartet_client.errors import QuartetError
 from quartet_client.outage import Outage
@@ -81,15 +81,8 @@ def _plan(config: LoadedConfig[DataSection], data: RunData, attach: bool) -> dic
 
 
 def _run_here(file: Path, overrides: tuple[str, ...], plain: bool) -> int:
-    try:
+    with the_launcher("start the services yourself and use --attach"):
         from quartet_local.run import run as run_locally
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "quartet_local":
-            raise
-        raise QuartetError(
-            "the launcher (package quartet-local, folder deploy/local) is not installed here; install it, or start the "
-            "services yourself and use --attach"
-        ) from error
     return run_locally(file, list(overrides), plain)
 
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import click
 
 from quartet_client.async_client import AsyncClient
 from quartet_client.data import DataSection
+from quartet_client.errors import QuartetError
 from quartet_common.config import LoadedConfig, load_config
 
 
@@ -45,6 +47,20 @@ def targeted(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(Target(path, with_broker(overrides, broker)), *args, **kwargs)
 
     return wrapped
+
+
+@contextmanager
+def the_launcher(otherwise: str) -> Iterator[None]:
+    """For imports from the launcher. Raises QuartetError where it is not installed; `otherwise`: what else to do."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "quartet_local":
+            raise
+        raise QuartetError(
+            "the launcher (package quartet-local, folder deploy/local) is not installed here; install it, or "
+            f"{otherwise}"
+        ) from error
 
 
 def asynchronous(command: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:

@@ -60,11 +60,12 @@ engine = "transformers"
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
-    """Start `quartet run` with the arguments given."""
+    """Start `quartet run`, or another `command`, with the arguments given."""
     started: list[Launched] = []
 
-    def start(*arguments: object) -> Launched:
-        launched = Launched([str(argument) for argument in arguments], tmp_path / f"output-{len(started)}.txt")
+    def start(*arguments: object, **command: tuple[str, ...]) -> Launched:
+        output = tmp_path / f"output-{len(started)}.txt"
+        launched = Launched([str(argument) for argument in arguments], output, **command)
         started.append(launched)
         return launched
 

@@ -1,4 +1,4 @@
-"""A `quartet run` as a person types it, and every process that comes of it."""
+"""A `quartet run` or `eval` as a person types it, and every process that comes of it."""
 
 import os
 import signal
@@ -23,12 +23,12 @@ def free_ports(count: int) -> list[int]:
 class Launched:
     """A launcher in a process of its own; every process it starts, however detached, carries its mark."""
 
-    def __init__(self, arguments: list[str], output: Path):
+    def __init__(self, arguments: list[str], output: Path, command: tuple[str, ...] = ("run", "--plain")):
         self.mark = uuid.uuid4().hex
         self.output = output
         with output.open("w") as file:
             self.process = subprocess.Popen(
-                [str(QUARTET), "run", *arguments, "--plain"],
+                [str(QUARTET), *command, *arguments],
                 cwd=ROOT,
                 env={**os.environ, _MARK: self.mark},
                 stdin=subprocess.DEVNULL,
@@ -71,7 +71,7 @@ class Launched:
                 continue
             try:
                 marked = f"{_MARK}={self.mark}".encode() in (entry / "environ").read_bytes()
-                # Redis writes its title over its environment; it works in the run's folder.
+                # Redis writes its title over its environment; it works in the run's folder or a temporary one.
                 if marked or (entry / "cwd").resolve().is_relative_to(self.output.parent):
                     found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except (FileNotFoundError, ProcessLookupError, PermissionError):

@@ -1,0 +1,172 @@
+"""`quartet eval RUN.toml SET --checkpoint FOLDER`: services of its own evaluate a model that nobody trains."""
+
+import asyncio
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from quartet_client.async_client import AsyncClient
+from quartet_client.data import DataSection, load_prompts
+from quartet_client.errors import InputError, QuartetError
+from quartet_client.prompts import Prompt
+from quartet_client.runs import Evaluation
+from quartet_common.checkpoints import read_manifest
+from quartet_common.config import LoadedConfig, load_config
+from quartet_common.ports import free_ports
+from quartet_local.checkout import SERVICES, ensure_environments
+from quartet_local.config import LaunchError, LauncherSection
+from quartet_local.launch import Launch, keep_up_until, launched
+from quartet_local.supervisor import Supervisor
+
+_DEAD_SHOWN = 5  # prompts whose reasons are shown
+
+
+def evaluate(
+    config_path: Path,
+    evaluation_set: str,
+    checkpoint: Path,
+    show: Callable[[Evaluation], int],
+    prompts_path: Path | None = None,
+    overrides: Sequence[str] = (),
+    timeout: float = 600.0,
+    summary_only: bool = False,
+) -> int:
+    """Evaluate the model of a checkpoint with services on this machine and return the exit status.
+
+    A run of the same run file is not disturbed: folder, ports, Redis and the run's name are others.
+
+    Args:
+        evaluation_set: a set of [data.evaluation], or the name of the one in `prompts_path`.
+        checkpoint: folder of a checkpoint or of a model.
+        show: shows the result and returns the exit status.
+        timeout: seconds for the prompts, once the services are up.
+        summary_only: leave out the completions.
+    """
+
+    def make() -> Launch:
+        config = load_config("launcher", LauncherSection, config_path, overrides)
+        prompts = _prompts(config_path, overrides, evaluation_set, prompts_path)
+        model, version = find_model(checkpoint)
+        ensure_environments()
+        folder = Path(tempfile.mkdtemp(prefix="quartet-eval-"))
+        settings = [*overrides, *_apart(config, folder, model, version)]
+        config = load_config("launcher", LauncherSection, config_path, settings)
+        ask = partial(
+            AsyncClient.evaluate,
+            run_id=config.run.id,
+            evaluation_set=evaluation_set,
+            prompts=prompts,
+            policy_version=version,
+            timeout=timeout,
+            summary_only=summary_only,
+        )
+        return _EvaluationLaunch(config, settings, ask, show)
+
+    return launched(make)
+
+
+def find_model(folder: Path) -> tuple[Path, int]:
+    """Return a checkpoint's model folder and policy version, or the folder of a model itself and 0.
+
+    Raises:
+        InputError: there is none.
+    """
+    if not folder.is_dir():
+        raise InputError(f"--checkpoint: there is no folder '{folder}'")
+    if (folder / "config.json").is_file():
+        return folder, 0
+    step = (read_manifest(folder) or {}).get("step")
+    if isinstance(step, int) and (folder / "model" / "config.json").is_file():
+        return folder / "model", step
+    if (folder / "adapter").is_dir():
+        raise InputError(
+            f"--checkpoint: '{folder}' holds an adapter without its base; allowed: the whole model, which a run leaves "
+            "in its folder's 'model' at its end"
+        )
+    raise InputError(
+        f"--checkpoint: '{folder}' holds no model; allowed: a complete checkpoint, such as checkpoints/step-00000040 "
+        "in a run's folder, or the folder of a model, with config.json"
+    )
+
+
+def _prompts(path: Path, overrides: Sequence[str], name: str, file: Path | None) -> list[Prompt]:
+    section = load_config("data", DataSection, path, overrides).section
+    if file is None and name not in section.evaluation:
+        known = ", ".join(section.evaluation) or "none yet"
+        raise InputError(f"[data.evaluation] of {path} has no set '{name}'; allowed: {known}, or one by --prompts FILE")
+    return load_prompts(file or section.evaluation[name], section.require_reference)
+
+
+def _apart(config: LoadedConfig, folder: Path, model: Path, version: int) -> list[str]:
+    """Settings that keep the services apart from those of the run file, and give the rollout the model."""
+    ports = free_ports(len(SERVICES), neighbour=config.server.metrics_port_offset)
+    settings = {
+        "run.id": f"{config.run.id[:59]}-eval",
+        "run.folder": str(folder),
+        **{f"addresses.{name}": f"127.0.0.1:{port}" for name, port in zip(SERVICES, ports, strict=True)},
+        "server.bind_host": "",
+        "broker.redis_url": "",  # an embedded one
+        "launcher.embedded_redis_port": 0,
+        "model.path": str(model),
+        "rollout.initial_version": version,
+        "rollout.runs": [],
+        "rollout.advertise_address": "",
+    }
+    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
+
+
+class _EvaluationLaunch(Launch):
+    def __init__(
+        self,
+        config: LoadedConfig[LauncherSection],
+        overrides: list[str],
+        ask: Callable[[AsyncClient], Coroutine[Any, Any, Evaluation]],
+        show: Callable[[Evaluation], int],
+    ):
+        super().__init__(config, overrides, Console(stderr=True, highlight=False))
+        self._ask, self._show = ask, show
+
+    @property
+    def hint(self) -> str:
+        """Where the services' logs are, if they were left."""
+        logs = self._folder / "logs"
+        return f"; the services' logs are in {logs}" if logs.is_dir() else ""
+
+    async def run(self) -> int:
+        """See `Launch.run`. The folder stays if the logs may say why there is no figure."""
+        try:
+            async with self.services(tuple(name for name in SERVICES if name != "trainer")) as supervisor:
+                result = await self._evaluate(supervisor)
+        except (QuartetError, LaunchError):
+            raise
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        status = self._show(result)
+        if status:
+            self.say(self.hint.removeprefix("; "))
+        else:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        return status
+
+    async def _evaluate(self, supervisor: Supervisor) -> Evaluation:
+        config = self._config
+
+        async def never(name: str, status: int) -> bool:
+            return False
+
+        async with AsyncClient(**config.addresses.model_dump(), security=config.security) as client:
+            await client.create_run(config.run)
+            evaluating = asyncio.create_task(self._ask(client))
+            await keep_up_until(evaluating, supervisor, never, lambda: 0)
+            if evaluating.result().dead:
+                dead, _ = await client.dead(config.run.id, _DEAD_SHOWN)
+                for prompt in dead:
+                    self.say(f"{prompt.instance_id} has no answer: {'; '.join(dict.fromkeys(prompt.reasons))}")
+        return evaluating.result()

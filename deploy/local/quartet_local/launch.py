@@ -1,0 +1,199 @@
+"""What is common to whatever the launcher runs: services are started and kept up, signals and errors end everything."""
+
+import asyncio
+import fcntl
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from pydantic import ConfigDict
+from pythonjsonlogger.json import JsonFormatter
+from rich.console import Console
+
+from quartet_client.errors import QuartetError
+from quartet_common.config import ConfigError, LoadedConfig, Section, load_config
+from quartet_local.config import LaunchError, LauncherSection
+from quartet_local.preflight import check_services, service_command
+from quartet_local.process import Process
+from quartet_local.redis import redis_process
+from quartet_local.supervisor import Supervisor
+
+_DRAIN_SECONDS = 4.0  # the services' own limit, under that of supervisor.STOP_ORDER
+
+
+class _BrokerSection(Section):
+    """The one key of [broker] that matters here."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    redis_url: str = ""
+
+
+class Launch:
+    """Services of one run file on this machine, and what is done with them."""
+
+    def __init__(self, config: LoadedConfig[LauncherSection], overrides: list[str], console: Console):
+        """`overrides` are those that `config` was loaded with."""
+        self._config = config
+        self._overrides = overrides
+        self._folder = config.run.path
+        self._console = console
+        self._supervisor: Supervisor | None = None
+
+    async def run(self) -> int:
+        """Do it all and return the exit status. Raises ConfigError, QuartetError, LaunchError."""
+        raise NotImplementedError
+
+    @property
+    def hint(self) -> str:
+        """The end of the sentence about an error or a signal."""
+        return ""
+
+    def say(self, line: str) -> None:
+        """Tell the person at the terminal a line, above the live picture if there is one."""
+        self._console.print(line, markup=False, soft_wrap=True)
+
+    def hurry(self) -> None:
+        """Kill what is still running."""
+        if self._supervisor:
+            self._supervisor.hurry.set()
+
+    @asynccontextmanager
+    async def services(self, names: tuple[str, ...]) -> AsyncIterator[Supervisor]:
+        """The named services, checked and healthy, and Redis unless the run file names one; stopped at the end.
+
+        Args:
+            names: in the order of `SERVICES`; the broker is among them.
+        """
+        config, path, overrides = self._config, self._config.path, [*self._overrides, *self._additions()]
+        own_redis = not load_config("broker", _BrokerSection, path, self._overrides).section.redis_url
+        self.say("checking the run file with every service")
+        # The broker's check wants a Redis that answers: an embedded one is started only when the others are satisfied.
+        await check_services(names[1:] if own_redis else names, path, overrides)
+        logs = self._folder / "logs"
+        with _locked(self._folder), _logging_to(logs / "launcher.log"):
+            processes: dict[str, Process] = {}
+            redis_url = None
+            if own_redis:
+                port = config.section.embedded_redis_port
+                processes["redis"], redis_url = redis_process(self._folder / "redis", logs / "redis.log", port)
+                overrides.append(f'broker.redis_url="{redis_url}"')
+            for name in names:
+                command = [*service_command(name, path, overrides), "--log-format", "json"]
+                processes[name] = Process(name, command, logs / f"{name}.log")
+            self._supervisor = supervisor = Supervisor(
+                processes, redis_url, config.addresses, config.security, config.section, self.say
+            )
+            try:
+                if own_redis:
+                    await supervisor.start("redis")
+                    await check_services(("broker",), path, overrides)
+                await supervisor.start(*names)
+                yield supervisor
+            finally:
+                await supervisor.stop()
+
+    def _additions(self) -> list[str]:
+        """Settings that make the services' drain fit into the launcher's."""
+        seconds = min(self._config.server.drain_seconds, _DRAIN_SECONDS)
+        return [f"server.drain_seconds={seconds}"]
+
+
+async def keep_up_until(
+    done: asyncio.Task,
+    supervisor: Supervisor,
+    end_was_due: Callable[[str, int], Awaitable[bool]],
+    steps: Callable[[], int],
+) -> None:
+    """Keep all processes up, see `Supervisor.keep`, until the task is done. Raises what it raises, and LaunchError."""
+    keeping = [asyncio.create_task(supervisor.keep(name, end_was_due, steps)) for name in supervisor.names]
+    try:
+        await _until_done(done, keeping)
+    finally:
+        for task in (done, *keeping):
+            task.cancel()
+        await asyncio.gather(done, *keeping, return_exceptions=True)
+
+
+async def _until_done(main: asyncio.Task, others: list[asyncio.Task]) -> None:
+    """Wait for the main task, or for the first failure of any."""
+    pending = {main, *others}
+    while main in pending:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+
+def launched(make: Callable[[], Launch]) -> int:
+    """Run what `make` returns and return the exit status; whatever goes wrong is one sentence on standard error."""
+    launch: Launch | None = None
+    try:
+        launch = make()
+        return asyncio.run(_until_signal(launch))
+    except (ConfigError, QuartetError, LaunchError) as error:
+        print(f"quartet: {error}{launch.hint if launch else ''}", file=sys.stderr)
+        return getattr(error, "exit_code", 2)
+    except KeyboardInterrupt:
+        return 130
+
+
+async def _until_signal(launch: Launch) -> int:
+    """Run it; the first signal stops it in order, the second at once."""
+    loop = asyncio.get_running_loop()
+    received: list[int] = []
+    work = asyncio.create_task(launch.run())
+
+    def on_signal(number: int) -> None:
+        received.append(number)
+        if len(received) == 1:
+            launch.say("stopping …")
+            work.cancel()
+        else:
+            launch.say("killing what is left …")
+            launch.hurry()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        if launch.hint:
+            launch.say(launch.hint.removeprefix("; "))
+        return 128 + received[0]
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep a second launcher out of the run's folder. Raises LaunchError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "launcher.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LaunchError(
+                f"run.folder: another launcher is at work in {folder}; give this run another id", 2
+            ) from None
+        yield
+
+
+@contextmanager
+def _logging_to(path: Path) -> Iterator[None]:
+    """Write this process's log to a file, one JSON object a line, and nothing of it to the terminal."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = {"asctime": "time", "levelname": "level", "name": "logger"}
+    handler = logging.FileHandler(path)
+    handler.setFormatter(JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", rename_fields=names))
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+        handler.close()
