@@ -5,6 +5,7 @@ import fcntl
 import logging
 import signal
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -31,7 +32,7 @@ class _BrokerSection(Section):
     redis_url: str = ""
 
 
-class Launch:
+class Launch(ABC):
     """Services of one run file on this machine, and what is done with them."""
 
     def __init__(self, config: LoadedConfig[LauncherSection], overrides: list[str], console: Console):
@@ -42,9 +43,9 @@ class Launch:
         self._console = console
         self._supervisor: Supervisor | None = None
 
+    @abstractmethod
     async def run(self) -> int:
         """Do it all and return the exit status. Raises ConfigError, QuartetError, LaunchError."""
-        raise NotImplementedError
 
     @property
     def hint(self) -> str:
