@@ -191,6 +191,7 @@ class Store:
             raise reached
         if isinstance(reached, int) and reached < self._replicas:
             self.servers.doubt()  # this may be a master that has lost its replicas to another
+            self.trouble = REFUSING
             description = (
                 f"{reached} of {self._replicas} replicas (broker.redis_replicas) have the change in time; retry"
             )

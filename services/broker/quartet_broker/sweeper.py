@@ -70,11 +70,13 @@ class Sweeper:
             try:
                 await self._sweep_run(run_id)
             except ContractError as error:
-                if error.code is grpc.StatusCode.FAILED_PRECONDITION:  # of another build's layout
+                if error.code is grpc.StatusCode.UNAVAILABLE:
+                    failure = failure or error
+                elif error.code is grpc.StatusCode.FAILED_PRECONDITION:  # of another build's layout
                     log.warning("not swept: %s", error.message, extra={"run": run_id})
                     self._due[run_id] = now + self._interval * _SELDOM
-                else:
-                    failure = failure or error
+                elif error.code is not grpc.StatusCode.NOT_FOUND:  # that one was deleted meanwhile
+                    raise
         for run_id in self._known - set(run_ids):
             await self._forget(run_id)
         self._known |= set(run_ids)

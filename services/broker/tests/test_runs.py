@@ -192,6 +192,26 @@ async def test_a_half_deleted_run_does_not_exist_and_the_sweeper_finishes_the_wo
     assert (await world.stats()).submitted == 0
 
 
+async def test_a_run_that_is_deleted_while_it_is_swept_is_no_trouble_of_redis(world, broker, monkeypatch):
+    _, _, host = broker
+    await world.create()
+    load, times, again = runs.Runs.load, 0, asyncio.Event()
+
+    async def gone(self, run_id):
+        nonlocal times
+        if run_id != world.run_id:
+            return await load(self, run_id)
+        times += 1
+        if times == 2:
+            again.set()
+        raise runs.run_not_found(run_id)
+
+    monkeypatch.setattr(runs.Runs, "load", gone)
+    async with asyncio.timeout(20):
+        await again.wait()
+    assert not host.stopping.is_set() and not any("Redis" in thing for thing in host.waiting)
+
+
 async def test_in_a_redis_with_very_many_keys_the_sweeper_finds_the_rest(world, monkeypatch):
     await fill(world)
     monkeypatch.setattr(runs, "_SCANNED_AT_ONCE", 0)

@@ -67,6 +67,7 @@ class Control:
         self.attention = Attention()
         self.stopping = threading.Event()
         self._held_until = -math.inf  # by time.monotonic
+        self._steps = 0  # of this process and those before it, the one in progress included
         self._lock = threading.Lock()
         self._checkpoints: list[Future[trainer_pb2.Checkpoint]] = []
 
@@ -80,10 +81,24 @@ class Control:
         """True while no step begins."""
         return time.monotonic() < self._held_until
 
-    def hold(self, seconds: float = math.inf) -> None:
-        """Ask the loop to begin no further step until `let_go`, or for so long at most."""
-        self._held_until = max(self._held_until, time.monotonic() + seconds)
+    def begin_step(self, step: int) -> bool:
+        """Return whether `step` may begin, as nobody holds the loop; with the answer True it has begun."""
+        with self._lock:
+            if self.held:
+                return False
+            self._steps = step + 1
+            return True
+
+    def hold(self, seconds: float = math.inf) -> int:
+        """Ask the loop to begin no further step until `let_go`, or for so long at most.
+
+        Returns the number of steps that are done when the one in progress is; 0 if this process began none.
+        """
+        with self._lock:
+            self._held_until = max(self._held_until, time.monotonic() + seconds)
+            steps = self._steps
         self.attention.call_for()
+        return steps
 
     def let_go(self) -> None:
         """Let the loop go on."""

@@ -147,6 +147,7 @@ class TrainingLoop:
         """Wait for the batch of this step, keeping rollouts current and answering requests meanwhile."""
         step = self.learner.step
         self.batches.ask(step)
+        fetched: Fetched | None = None
         with self.status.during(trainer_pb2.TRAINER_PHASE_WAITING_FOR_BATCH):
             while True:
                 self.control.attention.take()
@@ -156,9 +157,11 @@ class TrainingLoop:
                 if self.control.held:
                     self._hold()
                     continue
-                fetched = self.batches.take(step)
+                fetched = fetched or self.batches.take(step)
                 if fetched is not None:
-                    break
+                    if not fetched.manifest.granted or self.control.begin_step(step):
+                        break
+                    continue
                 self._keep_current()
                 self.control.attention.wait(LOOK_SECONDS)
         self.status.wait_for("")

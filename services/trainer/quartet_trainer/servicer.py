@@ -88,10 +88,8 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         limit = to_seconds(request.limit)
         if limit < 0:
             raise invalid_argument("limit", f"{limit:g} s", "above 0, or unset")
-        training = self._status.phase == trainer_pb2.TRAINER_PHASE_TRAINING
         log.info("paused: %s", request.reason or "no reason given")
-        self._control.hold(limit or math.inf)
-        return trainer_pb2.PauseResponse(step=self._status.step + (1 if training else 0))
+        return trainer_pb2.PauseResponse(step=max(self._control.hold(limit or math.inf), self._status.step))
 
     async def Resume(self, request, context):  # noqa: N802
         self._refuse_when_finished("resume")

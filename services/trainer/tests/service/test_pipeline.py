@@ -296,9 +296,10 @@ def test_a_paused_training_begins_no_step(train: Train, broker: FakeBroker):
     training.learner.before_step = gate.pass_through
     training.start()
     assert gate.reached.wait(30)
-    training.control.hold()
+    assert training.control.hold() == 1, "step 0 is in progress"
     gate.go_on.set()
     broker.wait_until(lambda: broker.trained == [0])
+    assert training.control.hold() == 1 and not training.control.begin_step(1)
     waited = training.control.request_checkpoint()
     assert waited.result(30).step == 1, "requests are answered"
     assert broker.trained == [0] and training.status.waiting_for == "Resume: the training is paused"

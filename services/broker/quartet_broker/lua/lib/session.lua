@@ -8,7 +8,7 @@ local function refuse(session, settling)
   if newest ~= session or newest == '0' then -- 0: none was opened yet
     -- A session that is newer than the newest: Redis was restored from a state before it. The trainer that has the one
     -- known here was replaced then, so from now on that one is fenced too.
-    if tonumber(newest) < tonumber(session) and tonumber(session) <= now() then
+    if newest ~= '0' and tonumber(newest) < tonumber(session) and tonumber(session) <= now() then
       call('HSET', RUN, 'session', string.format('%d', session + 1))
     end
     return { 'FENCED', newest }
