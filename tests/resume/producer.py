@@ -128,6 +128,6 @@ class Producer:
                     put = broker_pb2.PutExperienceRequest(run_id=self._run_id, groups=groups)
                     self._insist(self._stub.PutExperience, put)
         except grpc.RpcError as error:
-            # The run is over: nothing is leased any more.
-            if error.code() != grpc.StatusCode.FAILED_PRECONDITION:
+            # The run is over: nothing is leased any more, or whoever called `close` waits for no answer.
+            if error.code() != grpc.StatusCode.FAILED_PRECONDITION and not self._closing.is_set():
                 self.failure = error
