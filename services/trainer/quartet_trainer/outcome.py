@@ -1,11 +1,12 @@
 """Whether a training that came to its end has succeeded, in FinishRun's words."""
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from quartet.v1 import broker_pb2, experience_pb2
+
+from quartet_common.repeats import without_numbers
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def _most_common(dead: Iterable[broker_pb2.DeadPrompt]) -> str:
     examples: dict[str, str] = {}
     for prompt in dead:
         if prompt.reasons and prompt.instance.purpose == experience_pb2.PURPOSE_TRAIN:
-            kind = re.sub(r"\d+", "0", prompt.reasons[-1])
+            kind = without_numbers(prompt.reasons[-1])
             counts[kind] += 1
             examples.setdefault(kind, prompt.reasons[-1])
     if not counts:
