@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable
 from typing import Any
 
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import BlockingConnectionPool, Connection, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
@@ -20,6 +20,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MovedError, RedisError
 
 from quartet_broker.config import BrokerSection
+from quartet_broker.connections import CONNECTIONS
 from quartet_broker.redis_url import Address, parse
 from quartet_common.log import get_logger
 
@@ -47,6 +48,7 @@ def connect(section: BrokerSection) -> "Servers":
 
 def _client(section: BrokerSection, options: dict[str, Any], connections: int = 0) -> Redis:
     """Return a client of one server. It never retries by itself: callers are told, and know what is idempotent."""
+    kind = CONNECTIONS[options.get("connection_class", Connection)]
     limits: dict[str, Any] = {
         "max_connections": connections or section.redis_connections,
         "timeout": section.redis_timeout,
@@ -54,7 +56,7 @@ def _client(section: BrokerSection, options: dict[str, Any], connections: int = 
         "socket_connect_timeout": section.redis_timeout,
         "retry": Retry(NoBackoff(), 0),
     }
-    return Redis.from_pool(BlockingConnectionPool(**(limits | options)))
+    return Redis.from_pool(BlockingConnectionPool(**(limits | options | {"connection_class": kind})))
 
 
 class Servers(ABC):
