@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import grpc
 from quartet.v1 import broker_pb2, experience_pb2
@@ -23,10 +23,8 @@ from quartet_common.errors import aborted, invalid_argument
 from quartet_common.wire import Bytes
 
 _PUT = metrics.counter("quartet_broker_groups_put_total", "Groups put by rollouts, by outcome.", ["run", "outcome"])
-# About how much of a batch is read from Redis, and sent, at once.
+# A batch is read from Redis, and sent, in messages of at most this size, or of one group that is larger.
 _MESSAGE_BYTES = 2 << 20
-_FIRST_WINDOW = 8
-_MOST_RUNS = 256
 _MOST_GROUPS = 256
 
 
@@ -37,8 +35,6 @@ class Experience:
         self._store = store
         self._bell = bell
         self._samples = section.sample_events_per_step
-        # Groups of a run are alike: what those of its last batch came to tells how many make a message.
-        self._group_bytes: dict[str, int] = {}
 
     async def put(self, request: PutRequest) -> broker_pb2.PutExperienceResponse:
         """Store finished groups and settle their leases, each group atomically."""
@@ -107,12 +103,12 @@ class Experience:
             while True:
                 waiter.clear()
                 reply = await self._store.run("lease_experience", run_id, request.session_epoch, request.step)
-                manifest, names = _manifest(run_id, request.step, reply)
+                manifest, stored = _manifest(run_id, request.step, reply)
                 decided = manifest.granted or manifest.end_of_data or manifest.run_finished
                 if decided or not await waiter.wait(until):
                     break
         yield broker_pb2.LeaseExperienceResponse(manifest=manifest)
-        async for groups in self._groups(run_id, names, most or _MOST_GROUPS):
+        async for groups in self._groups(run_id, stored, most or _MOST_GROUPS):
             if not manifest.replayed:
                 await trace_ready(self._store, run_id, request.step, [payload for payload, _ in groups])
             if most:
@@ -122,38 +118,22 @@ class Experience:
                     yield one_group(payload, transcript)
 
     async def _groups(
-        self, run_id: str, names: list[bytes], most: int
+        self, run_id: str, stored: Sequence[tuple[bytes, int]], most: int
     ) -> AsyncIterator[list[tuple[bytes, bytes | None]]]:
-        """Yield payloads and transcripts of a batch, at most `most` and about a message's bytes at a time.
-
-        While one part is on its way to the trainer, the next is read.
-        """
-        start, reading = 0, None
+        """Yield payloads and transcripts of a batch, message by message; the next is read while one is sent."""
+        reading: asyncio.Task[list[tuple[bytes, bytes | None]]] | None = None
         try:
-            while start < len(names) or reading is not None:
-                if reading is None:
-                    reading, start = self._read(run_id, names, start, most)
-                groups = await reading
-                reading = None
-                self._group_bytes.pop(run_id, None)
-                self._group_bytes[run_id] = sum(len(a) + len(b or b"") for a, b in groups) // len(groups)
-                if len(self._group_bytes) > _MOST_RUNS:
-                    del self._group_bytes[next(iter(self._group_bytes))]
-                if start < len(names):
-                    reading, start = self._read(run_id, names, start, most)
-                yield groups
+            for names in _messages(stored, most):
+                groups = await reading if reading is not None else []
+                reading = asyncio.create_task(self._read_groups(run_id, names))
+                if groups:
+                    yield groups
+            if reading is not None:
+                yield await reading
         finally:
             if reading is not None:
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)
-
-    def _read(
-        self, run_id: str, names: list[bytes], start: int, most: int
-    ) -> tuple[asyncio.Task[list[tuple[bytes, bytes | None]]], int]:
-        """Begin to read groups from `start` on; return that, and where the next begin."""
-        group_bytes = self._group_bytes.get(run_id, _MESSAGE_BYTES // _FIRST_WINDOW)
-        end = start + max(1, min(most, _MESSAGE_BYTES // max(1, group_bytes)))
-        return asyncio.create_task(self._read_groups(run_id, names[start:end])), end
 
     async def _read_groups(self, run_id: str, names: list[bytes]) -> list[tuple[bytes, bytes | None]]:
         prefix = keys.prefix(run_id).encode()
@@ -175,6 +155,20 @@ class Experience:
         return broker_pb2.DropExperienceResponse(dropped=reply[1])
 
 
+def _messages(stored: Sequence[tuple[bytes, int]], most: int) -> Iterator[list[bytes]]:
+    """Yield the names of the groups of each message, from the name and bytes of all; at most `most` to a message."""
+    names: list[bytes] = []
+    room = _MESSAGE_BYTES
+    for name, group_bytes in stored:
+        if names and (len(names) == most or group_bytes > room):
+            yield names
+            names, room = [], _MESSAGE_BYTES
+        names.append(name)
+        room -= group_bytes
+    if names:
+        yield names
+
+
 def _check(n: int, header: experience_pb2.GroupHeader) -> None:
     field = f"groups[{n}].group.header"
     validation.identifier(f"{field}.instance_id", header.instance_id, most=512)
@@ -184,12 +178,12 @@ def _check(n: int, header: experience_pb2.GroupHeader) -> None:
     validation.integer(f"{field}.max_policy_version", header.max_policy_version, header.min_policy_version)
 
 
-def _manifest(run_id: str, step: int, reply: list) -> tuple[broker_pb2.BatchManifest, list[bytes]]:
-    """Return the manifest, and the names under which its groups are stored."""
+def _manifest(run_id: str, step: int, reply: list) -> tuple[broker_pb2.BatchManifest, list[tuple[bytes, int]]]:
+    """Return the manifest; and of each group the name under which it is stored, and its bytes."""
     match reply[0]:
         case b"GRANTED":
             _, replayed, last, *groups = reply
-            ids, names = groups[::2], groups[1::2]
+            ids = groups[::3]
             manifest = broker_pb2.BatchManifest(
                 granted=True,
                 instance_ids=[instance_id.decode() for instance_id in ids],
@@ -198,7 +192,7 @@ def _manifest(run_id: str, step: int, reply: list) -> tuple[broker_pb2.BatchMani
                 end_of_data=bool(last),
                 replayed=bool(replayed),
             )
-            return manifest, names
+            return manifest, list(zip(groups[1::3], map(int, groups[2::3]), strict=True))
         case b"SHORT":
             return broker_pb2.BatchManifest(ready=reply[1], needed=reply[2], end_of_data=bool(reply[3])), []
         case b"ENDED":

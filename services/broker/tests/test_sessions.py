@@ -56,6 +56,21 @@ async def test_the_groups_arrive_byte_for_byte(world):
     assert groups == [put.group]
 
 
+@pytest.mark.parametrize("sizes", [[100] * 8 + [40 << 20] * 2, [40 << 20, 100, 100, 40 << 20, 3 << 20]])
+async def test_groups_of_uneven_sizes_come_in_messages_that_fit(world, sizes):
+    await world.create(groups_per_step=len(sizes))
+    await world.submit(*(f"{n}" for n in range(len(sizes))))
+    await world.open()
+    for size in sizes:
+        (lease,) = await world.lease(1)
+        await world.put(group(lease, size=size))
+    for _ in ("as it is granted", "again"):
+        manifest, messages = await world.take(0, most=256)
+        assert [each.header.instance_id for message in messages for each in message] == list(manifest.instance_ids)
+        assert sorted(len(each.tensors) for message in messages for each in message) == sorted(sizes)
+        assert all(len(message) == 1 or sum(each.ByteSize() for each in message) <= 2 << 20 for message in messages)
+
+
 async def test_an_older_session_is_fenced_from_every_call(world):
     await world.create()
     await world.submit(*"ab")

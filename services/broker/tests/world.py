@@ -138,18 +138,21 @@ class World:
         self.session = response.session_epoch
         return response
 
-    async def take(self, step: int, wait: float = 0, session: int | None = None):
-        """LeaseExperience: (manifest, groups)."""
+    async def take(self, step: int, wait: float = 0, session: int | None = None, most: int = 0):
+        """LeaseExperience: (manifest, groups), or with `most` (manifest, lists of groups that came together)."""
         call = self.stub.LeaseExperience(
             pb.LeaseExperienceRequest(
                 run_id=self.run_id,
                 session_epoch=self.session if session is None else session,
                 step=step,
                 wait=to_duration(wait),
+                max_groups_per_message=most,
             ),
             timeout=60,
         )
         parts = [part async for part in call]
+        if most:
+            return parts[0].manifest, [list(part.groups.groups) for part in parts[1:]]
         return parts[0].manifest, [part.group for part in parts[1:]]
 
     async def batch(self, step: int) -> list[str]:

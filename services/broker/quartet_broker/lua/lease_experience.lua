@@ -1,7 +1,7 @@
 -- LeaseExperience: READY -> LEASED_TO_TRAINER, a whole batch or nothing; the step's manifest is saved with it, so the
 -- same step always has the same batch. ARGV: session epoch, step.
--- Returns GRANTED, "1" if granted before, "1" if it is the last, then instance id and name of what it is made of, of
--- each; or SHORT, ready, needed, "1" if over.
+-- Returns GRANTED, "1" if granted before, "1" if it is the last, then of each group the instance id, the name of what it
+-- is made of, and its bytes; or SHORT, ready, needed, "1" if over.
 local refusal = refuse(ARGV[1])
 if refusal then return refusal end
 if run_state() ~= 'ACTIVE' then return { 'ENDED' } end
@@ -9,13 +9,15 @@ local step, at = tonumber(ARGV[2]), now()
 local name = string.format('%d', step)
 if step < number('committed_step') then return { 'COMMITTED', call('HGET', RUN, 'committed_step') } end
 
--- `names`: those under which its groups are stored, where they are known.
-local function granted(before, names)
+-- `taken`: name and bytes of the groups that this call took off the queue, by instance id.
+local function granted(before, taken)
   local last = prompts_are_over() and call('ZCARD', READY) == 0 and next_step() == step + 1
   local reply = { 'GRANTED', before and 1 or 0, last and 1 or 0 }
   for _, id in ipairs(call('LRANGE', batch(name), 0, -1)) do
+    local name, bytes = unpack(taken[id] or call('HMGET', instance(id), 'stored', 'bytes'))
     table.insert(reply, id)
-    table.insert(reply, names[id] or call('HGET', instance(id), 'stored'))
+    table.insert(reply, name)
+    table.insert(reply, bytes)
   end
   return reply
 end
@@ -75,15 +77,15 @@ elseif fresh < needed and not (over and fresh + have > 0) then
   return { 'SHORT', fresh, needed, over and 1 or 0 }
 end
 
-local ids, bytes, names = {}, 0, {}
+local ids, bytes, taken = {}, 0, {}
 take_off(math.min(needed, fresh), function(group)
   local id = group[2]
   table.insert(ids, id)
-  names[id], bytes = group[4], bytes + group[6]
+  taken[id], bytes = { group[4], group[6] }, bytes + group[6]
   call('HSET', instance(id), 'state', 'LEASED_TO_TRAINER', 'step', name, 'taken', at)
 end)
 if #ids > 0 then call_many('RPUSH', batch(name), ids) end
 call('HSET', BATCHES, name, 'GRANTED')
 call('HINCRBY', BATCH_BYTES, name, bytes)
 shift('TRAIN', 'READY', 'LEASED_TO_TRAINER', nil, #ids)
-return granted(false, names)
+return granted(false, taken)
