@@ -23,6 +23,7 @@ from tests.hostile.cheats import (
     Cheat,
 )
 from tests.hostile.sandboxes import opened
+from tests.hostile.weak_tests import DECEPTIONS, Deception
 
 SECONDS = 2.0
 
@@ -33,9 +34,11 @@ async def sandbox() -> AsyncIterator[Sandbox]:
         yield sandbox
 
 
-async def judged(sandbox: Sandbox, program: str, reference: reward_pb2.Reference) -> Verdict:
+async def judged(sandbox: Sandbox, program: str, reference: reward_pb2.Reference, **parameters) -> Verdict:
     item = reward_pb2.ScoreItem(item_id="a", completion=f"```python\n{program}\n```", reference=reference)
-    later = Code().verify(item, CodeParameters(timeout_seconds=SECONDS), Tools(math=None, sandbox=sandbox))
+    later = Code().verify(
+        item, CodeParameters(timeout_seconds=SECONDS, **parameters), Tools(math=None, sandbox=sandbox)
+    )
     return await later()
 
 
@@ -55,6 +58,13 @@ async def test_a_cheat_is_not_accepted(sandbox, cheat: Cheat, style: str):
     assert verdict.reward == 0
     # The reason may show what the program answered, but the answer was not there to be found.
     assert not any(secret in verdict.reason for secret in SECRETS)
+
+
+@pytest.mark.parametrize("cheat", DECEPTIONS, ids=lambda cheat: cheat.name)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_weak_test_is_not_deceived(sandbox, cheat: Deception):
+    verdict = await judged(sandbox, cheat.program, cheat.reference, **cheat.parameters)
+    assert verdict.outcome != reward_pb2.OUTCOME_CORRECT
 
 
 @pytest.mark.parametrize("cheat", ERROR_CHEATS, ids=lambda cheat: cheat.name)
@@ -92,5 +102,5 @@ async def test_the_right_program_is_accepted_after_all_that(sandbox):
 
 def test_the_docs_name_every_cheat():
     page = (Path(__file__).resolve().parents[2] / "docs" / "code.md").read_text(encoding="utf-8")
-    for cheat in (*CHEATS, *ERROR_CHEATS, *SCRIPT_CHEATS):
+    for cheat in (*CHEATS, *DECEPTIONS, *ERROR_CHEATS, *SCRIPT_CHEATS):
         assert f"| `{cheat.name}` | {cheat.tries} |" in page

@@ -31,6 +31,12 @@ class TestSquare(unittest.TestCase):
 if __name__ == "__main__":
     unittest.main()
 """
+NO_SIGNATURE = """
+class Adder:
+    __signature__ = property(lambda self: 1 / 0)
+    def __call__(self, a, b): return a + b
+add = Adder()
+"""
 ADD_ONE = [("1\n", "2\n"), ("41", "42")]
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -186,6 +192,7 @@ async def test_a_test_that_is_broken_is_a_bad_reference(sandbox, test, complaint
         ("def add(x): return [2, 1]", [("1", "[1, 2]")], {"any_order": True}, CORRECT),
         ("def add(x): return 0.1 + 0.2", [("1", "0.3")], {"tolerance": 1e-9}, CORRECT),
         ("def add(x): return 0.1 + 0.2", [("1", "0.3")], {}, INCORRECT),
+        (NO_SIGNATURE, [("[1, 2]", "3")], {}, CORRECT),
         ("def other(x): return 1", [("1", "1")], {}, RAISED),
         ("def add(x): raise ValueError", [("1", "1")], {}, RAISED),
         ("def add(x):\n    while x: pass", [("0", "null"), ("1", "null")], {"timeout_seconds": 0.5}, TIMED_OUT),

@@ -1,5 +1,7 @@
 """The program in a completion, what a reference tests it with, and when two outputs or results are the same."""
 
+from decimal import Decimal
+
 import pytest
 from quartet.v1 import reward_pb2
 
@@ -107,6 +109,16 @@ def test_results_are_compared(found, expected, tolerance, right):
     assert same(plain(found), expected, tolerance) is right
 
 
+class LyingText:
+    """Shows other text each time."""
+
+    def __init__(self, *texts):
+        self._texts = [*texts, "1", "1"]
+
+    def __repr__(self):
+        return self._texts.pop(0)
+
+
 @pytest.mark.parametrize(
     ("found", "expected", "right"),
     [
@@ -117,6 +129,13 @@ def test_results_are_compared(found, expected, tolerance, right):
         ([1, 1, 2], [1, 2, 2], False),
         ([1], 1, False),
         (list(range(3000)), list(range(1, 3001)), False),
+        ({(1, 2), (3, 4)}, [[3, 4], [1, 2]], True),
+        ([{"a": [1]}, {"b": 2}], [{"b": 2.0}, {"a": [1]}], True),
+        ([{"a": [1]}, {"a": [1]}], [{"a": [1]}, {"a": [2]}], False),
+        ([bytearray(b"a"), {1}], [1, [1]], False),
+        ([float("nan")], [float("nan")], False),
+        ([Decimal("sNaN"), 1], [1, "sNaN"], False),
+        ([LyingText("1"), LyingText("2", "3"), LyingText("2", "3")], [1, 2, 3], False),
     ],
 )
 def test_results_are_compared_in_any_order(found, expected, right):

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from quartet_reward.code import assert_programs, function_cases, report, special_judge
 from quartet_reward.code.channel import Channel, Gone, Late, Malformed, TooLarge
 from quartet_reward.code.handles import Remote
-from quartet_reward.code.peer import Peer
+from quartet_reward.code.peer import Peer, from_other_side
 from quartet_reward.code.proxies import JUDGE_PROXIES
 from quartet_reward.code.report import Finding, Report, Verdict
 
@@ -69,7 +69,10 @@ class Program:
 
     def accepts(self, function: Any, count: int) -> bool:
         """True if the function says that it can be called with so many arguments."""
-        return self._ask("accepts", function, count) is True
+        try:
+            return self._ask("accepts", function, count) is True
+        except Exception:  # of the program's own __signature__
+            return False
 
     def was_called(self) -> bool:
         """True if a test asked anything of the program's objects, or was given values that are none."""
@@ -88,7 +91,13 @@ class _UnforgivingPeer(Peer):
         if number is not None and not self.called:
             self.called = True
             report.tell_begun()
-        return _or_end(lambda: Peer.ask(self, number, operation, *arguments, **named))
+        try:
+            return _or_end(lambda: Peer.ask(self, number, operation, *arguments, **named))
+        except (StopIteration, StopAsyncIteration) as error:
+            if operation == "next":
+                raise
+            # It would end a loop of the test that calls the program, as `all(map(f, …))`: hence PEP 479's rule.
+            raise from_other_side(RuntimeError(f"{type(error).__name__} in a call")) from error
 
 
 def main(payload: bytes) -> None:

@@ -140,5 +140,10 @@ def _exception(names: Any, arguments: Any) -> Exception:
         error = kind(*arguments)
     except TypeError:  # some take arguments of a certain form
         error = kind.__new__(kind)
+    return from_other_side(error)
+
+
+def from_other_side(error: Exception) -> Exception:
+    """Return an exception, marked as raised by the other side."""
     error.from_other_side = True  # type: ignore[attr-defined]
     return error

@@ -1,12 +1,12 @@
 """Is a function's result the expected one? Expected values come from JSON."""
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 _NUMBERS = (int, float)
-_LONGEST_UNSORTABLE = 1000
+_MOST_TRIED = 1000
 
 
 def plain(value: Any) -> Any:
@@ -34,7 +34,7 @@ def same(found: Any, expected: Any, tolerance: float) -> bool:
 def same_in_any_order(found: Any, expected: Any, tolerance: float) -> bool:
     """`same`, but that the elements of the two lists may come in any order."""
     if isinstance(found, set | frozenset):
-        found = list(found)
+        found = plain(list(found))
     if type(found) is not list or type(expected) is not list:
         return same(found, expected, tolerance)
     return match_in_any_order(found, expected, lambda one, other: same(one, other, tolerance))
@@ -44,17 +44,19 @@ def match_in_any_order(found: list, expected: list, equal: Callable[[Any, Any], 
     """True if each element of one list can be paired with an element of the other that it equals."""
     if len(found) != len(expected):
         return False
-    # Whatever has the same text is the same; only what is left has to be tried with each other.
-    texts = Counter(map(repr, expected))
+    # What is exactly equal has the same key; only the rest has to be tried with each other.
+    unpaired: dict[Any, list] = defaultdict(list)
+    for each in expected:
+        unpaired[_hashable(each)].append(each)
     rest = []
     for each in found:
-        if texts[repr(each)]:
-            texts[repr(each)] -= 1
+        if exactly := unpaired.get(_hashable(each)):
+            exactly.pop()
         else:
             rest.append(each)
-    if len(rest) > _LONGEST_UNSORTABLE:
+    if len(rest) > _MOST_TRIED:
         return False
-    left = [each for each in expected if _take(texts, repr(each))]
+    left = [each for exactly in unpaired.values() for each in exactly]
     for each in rest:
         match = next((index for index, other in enumerate(left) if equal(each, other)), None)
         if match is None:
@@ -79,8 +81,14 @@ def _key(key: Any) -> Any:
     return str(key) if isinstance(key, int | float) else key
 
 
-def _take(texts: Counter, text: str) -> bool:
-    if texts[text]:
-        texts[text] -= 1
-        return True
-    return False
+def _hashable(value: Any) -> Any:
+    """Return what is equal for two values that went through `plain` if they are, and can be hashed."""
+    if type(value) is list:
+        return ("list", *map(_hashable, value))
+    if type(value) is dict:
+        return ("dict", frozenset((key, _hashable(each)) for key, each in value.items()))
+    try:
+        hash(value)
+    except TypeError:  # no value that comes from JSON: equal to none of them
+        return object()
+    return value
