@@ -69,6 +69,7 @@ async def judged(sandbox: Sandbox | None, item: reward_pb2.ScoreItem, **paramete
     [
         ("print(int(input()) + 1)", CORRECT, "all 2 cases are right"),
         ("if __name__ == '__main__':\n    print(int(input()) + 1)", CORRECT, ""),
+        ("print(int(input()) + 1)\nexit()\nprint(0)", CORRECT, ""),
         ("print(2)", INCORRECT, "case 2 of 2: the output"),
         ("print(", NOT_COMPILED, "case 1 of 2: SyntaxError"),
         ("print(2)\n1 / 0", RAISED, "ZeroDivisionError"),
@@ -202,6 +203,39 @@ async def test_a_test_that_is_broken_is_a_bad_reference(sandbox, test, complaint
 async def test_cases_of_a_function(sandbox, program, cases, parameters, outcome):
     verdict = await judged(sandbox, item(program, cases, entry_point="add"), **parameters)
     assert verdict.outcome == outcome, verdict
+
+
+LEETCODE = (
+    "class Solution:\n    def total(self, nums: List[int], most: Optional[float] = inf) -> int:\n"
+    "        nums = heapq.nsmallest(len(ascii_lowercase), deepest(deque(nums)))\n"
+    "        return reduce(add, accumulate(takewhile(lambda each: each < min(most, sys.maxsize), nums)), gcd(0, 0))\n"
+    "@cache\ndef first(items): return bisect_left(items, 1)\n"
+    "def deepest(nums: Deque[int]) -> 'DefaultDict[str, int]': return Counter(copy.copy(nums)).elements()"
+)
+
+
+async def test_every_program_that_is_called_finds_the_usual_names(sandbox):
+    styles = (
+        {"entry_point": "Solution().total", "test_program": "def check(f):\n    assert f(nums=[1, 2]) == 4"},
+        {"test_program": "assert Solution().total([1, 2]) == 4"},
+        {"entry_point": "total", "cases": [("[[1, 2]]", "4")]},
+    )
+    for style in styles:
+        assert (await judged(sandbox, item(LEETCODE, **style))).outcome == CORRECT, style
+        assert (await judged(sandbox, item(LEETCODE, **style), usual_imports=False)).outcome == RAISED, style
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        {"entry_point": "gcd", "cases": [("[12, 18]", "6")]},
+        {"entry_point": "gcd", "test_program": "def check(f):\n    assert f(12, 18) == 6"},
+        {"test_program": "assert gcd(12, 18) == 6"},
+    ],
+)
+async def test_the_usual_names_are_not_the_programs(sandbox, tests):
+    assert (await judged(sandbox, item("'I define nothing.'", **tests))).outcome == RAISED
+    assert (await judged(sandbox, item("from math import gcd", **tests))).outcome == CORRECT
 
 
 ANY_DIVISOR = "def check(input, output, expected):\n    return int(input) % int(output) == 0 and int(output) > 1"

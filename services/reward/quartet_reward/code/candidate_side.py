@@ -3,6 +3,7 @@
 Nothing here is trusted by the judge, but for the first message: it is sent before the program's first instruction.
 """
 
+import builtins
 import inspect
 import json
 import operator
@@ -40,8 +41,8 @@ def serve(task: dict[str, Any], channel: Channel) -> Peer | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError) as error:
         channel.send({"compile_error": f"{type(error).__name__}: {error}"[:500]})
         return None
-    if task["usual_imports"]:
-        vars(module).update(usual_imports.NAMES)
+    if task["usual_imports"]:  # beneath the module's own names: the program does not define them
+        vars(module)["__builtins__"] = vars(builtins) | usual_imports.NAMES
     channel.send({"compile_error": None})
     return Peer(channel, _Server(code, vars(module)).serve, CANDIDATE_PROXIES)
 

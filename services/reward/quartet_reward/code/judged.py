@@ -37,10 +37,9 @@ async def judge(sandbox: Sandbox, program: str, tests: FunctionCases | TestProgr
         seconds = min(rules.timeout_seconds * len(tests.cases), rules.total_seconds)
     task |= {"entry_point": tests.entry_point, "seconds": rules.timeout_seconds, "total_seconds": seconds}
     limits = rules.limits(seconds + _SPARE_SECONDS)
-    usual = rules.usual_imports and isinstance(tests, FunctionCases)
     judging, execution = await sandbox.run_judged(
         Job("judge", json.dumps(task).encode(), limits=limits, shared=not rules.checker),
-        Job("candidate", json.dumps({"source": program, "usual_imports": usual}).encode(), limits=limits),
+        Job("candidate", json.dumps({"source": program, "usual_imports": rules.usual_imports}).encode(), limits=limits),
     )
     if execution.ending is Ending.OUTPUT_EXCEEDED:  # until it was killed, its output went nowhere
         return of_end(execution)

@@ -1,21 +1,26 @@
-"""Names that function-style problems take for granted, as LeetCode does. None of them hides a builtin."""
+"""Names that programs take for granted, as those for LeetCode do. None of them hides a builtin."""
 
 import bisect
 import builtins
 import collections
+import copy
+import datetime
 import functools
 import heapq
 import itertools
+import json
 import math
 import operator
 import random
 import re
+import statistics
 import string
+import sys
 import typing
 from typing import Any
 
-_MODULES = (bisect, collections, functools, heapq, itertools, math, operator, random, re, string, typing)
-_WHOLE = (typing, operator, math, itertools, functools, heapq, bisect, collections)
+_WHOLE = (typing, operator, math, itertools, functools, heapq, bisect, collections, string)
+_MODULES = (*_WHOLE, copy, datetime, json, random, re, statistics, sys)
 
 
 def _names() -> dict[str, Any]:

@@ -13,6 +13,7 @@ import json
 import os
 import pkgutil
 import signal
+import site
 import socket
 import sys
 
@@ -34,6 +35,7 @@ def main() -> int:
         reserve_descriptors()
         os.environ.clear()
         os.environ.update(isolation.ENVIRONMENT)
+        site.setquit()  # `exit` and `quit`, which -S leaves out
         for name in settings["preload"]:
             importlib.import_module(name)
         entries = load_entries()

@@ -51,7 +51,7 @@ class CodeParameters(Parameters):
         "auto", description="Input of a function's case: a JSON list of arguments, or one JSON argument a line."
     )
     usual_imports: bool = Field(
-        True, description="Cases of a function: the program finds the usual modules and names (List, deque, inf, …)."
+        True, description="A program whose functions are tested finds the usual names (List, deque, inf, heapq, …)."
     )
 
     @model_validator(mode="after")
