@@ -4,6 +4,7 @@ Exit status: 0 done; 1 it was tried and failed (the run failed, a prompt died); 
 configuration, a service that cannot be reached); 130 Ctrl-C.
 """
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -32,7 +33,9 @@ from quartet_client.commands.top import top
 from quartet_client.commands.trace import trace
 from quartet_client.commands.watch import watch
 from quartet_client.errors import QuartetError
+from quartet_client.terminal import echo
 from quartet_common.config import ConfigError
+from quartet_common.visible import visible
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -72,15 +75,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         status_code = cli.main(args=argv, prog_name="quartet", standalone_mode=False)
         return status_code if isinstance(status_code, int) else 0
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        click.echo(visible(shown.getvalue()), err=True, nl=False)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return 130
     except QuartetError as error:
-        print(f"quartet: {error}", file=sys.stderr)
+        echo(f"quartet: {error}", err=True)
         return error.exit_code
     except ConfigError as error:
-        print(f"quartet: {error}", file=sys.stderr)
+        echo(f"quartet: {error}", err=True)
         return 2
     except BrokenPipeError:
         # The reader of our output went away, e.g. `quartet runs list | head -1`: nothing more to say to it.

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from quartet_client.errors import InputError
 from quartet_common.presets import TRAINER_PRESETS
+from quartet_common.visible import one_line
 
 # The values of `trainer.preset` that stand for `-a`.
 PRESETS = {
@@ -99,7 +100,7 @@ class RunFile:
 
     def text(self, head: str) -> str:
         """The TOML."""
-        lines = [f"# {line}" for line in (head, *self.remarks)]
+        lines = [f"# {one_line(line)}" for line in (head, *self.remarks)]
         for name, values in self.sections.items():
             if values:
                 lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in values.items())]

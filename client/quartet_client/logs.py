@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quartet_client.errors import InputError
+from quartet_common.visible import one_line
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
@@ -88,7 +89,7 @@ class LogFile:
                     whole = data[: end or len(data)]
                     self._position += len(whole)
                     file.seek(self._position)
-                    for raw in whole.decode(errors="replace").splitlines():
+                    for raw in whole.decode(errors="replace").split("\n"):
                         if raw.strip():
                             yield self._line(raw)
         except FileNotFoundError:
@@ -106,7 +107,7 @@ class LogFile:
             at=self._at,
             service=str(told.get("service") or self.path.stem),
             level=level if level in LEVELS else "",
-            message="\n".join(str(told[key]) for key in ("message", "exc_info") if told.get(key)),
+            message="\n".join([one_line(str(told["message"])), *map(str, filter(None, [told.get("exc_info")]))]),
             raw=raw,
             fields={key: value for key, value in told.items() if key not in _HEAD},
         )

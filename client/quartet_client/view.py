@@ -16,8 +16,10 @@ from quartet_client.connections import KINDS
 from quartet_client.events import EvaluationFinished, Notice, RunEvent, RunStateChanged, StepFinished
 from quartet_client.progress import EvaluationPoint, RunProgress
 from quartet_client.runs import ServiceStatus
+from quartet_client.terminal import Terminal
 from quartet_client.types import Group as SampleGroup
 from quartet_common.repeats import Repeats, without_numbers
+from quartet_common.visible import one_line
 
 _STATE_STYLES = {
     "waiting": "yellow",
@@ -41,7 +43,7 @@ class RunView:
 
     def __init__(self, progress: RunProgress, console: Console | None = None, plain: bool | None = None):
         self.progress = progress
-        self.console = console or Console()
+        self.console = console or Terminal()
         self.plain = not self.console.is_terminal if plain is None else plain
         # Drawn by `refresh` only: a drawing thread would read the progress while it changes.
         self._repeats = Repeats()
@@ -71,7 +73,7 @@ class RunView:
 
     def _print(self, line: str) -> None:
         # Programs read these lines too: no styling, no wrapping.
-        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(line, soft_wrap=True)
 
     def refresh(self) -> None:
         """Draw the live picture as it is now."""
@@ -113,9 +115,9 @@ def _header(state: RunProgress) -> RenderableType:
     line = Table.grid(expand=True)
     line.add_column(ratio=1)
     line.add_column(justify="right")
-    name = Text.assemble(("quartet ", "bold"), (state.run_id, "bold cyan"))
+    name = Text.assemble(("quartet ", "bold"), (one_line(state.run_id), "bold cyan"))
     if state.model:
-        name.append(f"   {state.model}", "dim")
+        name.append(one_line(f"   {state.model}"), "dim")
     right = Text.assemble((f"{_elapsed(state)}   ", "dim"), (state.state, _STATE_STYLES.get(state.state, "")))
     line.add_row(name, right)
     rows: list[RenderableType] = [line]
@@ -136,7 +138,7 @@ def _header(state: RunProgress) -> RenderableType:
     else:
         rows.append(Text(f"step {state.steps_done}"))
     if state.reason:
-        rows.append(Text(state.reason, _STATE_STYLES.get(state.state, "")))
+        rows.append(Text(one_line(state.reason), _STATE_STYLES.get(state.state, "")))
     return Panel(Group(*rows), border_style="dim")
 
 
@@ -192,7 +194,7 @@ def _services(state: RunProgress) -> RenderableType:
             word = Text(member.state, "green" if member.state == "active" else "yellow")
             version = str(member.policy_version) if member.policy_version >= 0 else "none"
             doing = f"waits for {member.waiting_for}" if member.waiting_for else _gauges(member.gauges)
-            table.add_row(kind, word, version, Text(doing or "at work", "dim", overflow="ellipsis"))
+            table.add_row(kind, word, version, _brief(doing or "at work", "dim"))
     return Panel(table, border_style="dim")
 
 
@@ -206,9 +208,9 @@ def _health(service: ServiceStatus | None) -> Text:
 
 def _doing(service: ServiceStatus | None, state: RunProgress) -> Text:
     if service is not None and service.waiting_for:
-        return Text(f"waits for {', '.join(service.waiting_for)}", "yellow", overflow="ellipsis")
+        return _brief(f"waits for {', '.join(service.waiting_for)}", "yellow")
     if service is not None and service.error:
-        return Text(service.error, "red", overflow="ellipsis")
+        return _brief(service.error, "red")
     if service is not None and service.kind == "broker" and state.stats:
         counts = state.stats
         told = (
@@ -216,6 +218,10 @@ def _doing(service: ServiceStatus | None, state: RunProgress) -> Text:
         )
         return Text(told + (f", {counts.dead} dead" if counts.dead else ""), "red" if counts.dead else "dim")
     return Text("")
+
+
+def _brief(text: str, style: str) -> Text:
+    return Text(one_line(text), style, overflow="ellipsis")
 
 
 def _gauges(gauges) -> str:
@@ -256,7 +262,7 @@ def _sample(group: SampleGroup) -> RenderableType:
         verdict = f"\nreward {completion.score.reward:g}  {completion.score.outcome}"
         text.append(verdict, "green" if right else "yellow")
         if completion.score.reason:
-            text.append(f"  {completion.score.reason}", "dim")
+            text.append(one_line(f"  {completion.score.reason}"), "dim")
     title = Text(f"sample {group.instance_id}, version {completion.policy_version}")
     return Panel(text, title=title, title_align="left", border_style="dim")
 
@@ -269,7 +275,7 @@ def _cut(text: str) -> str:
 
 
 def _notice(notice: Notice) -> Text:
-    return Text(f"  {notice.text}", _NOTICE_STYLES.get(notice.level, "dim"))
+    return Text(one_line(f"  {notice.text}"), _NOTICE_STYLES.get(notice.level, "dim"))
 
 
 def _elapsed(state: RunProgress) -> str:

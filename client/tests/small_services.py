@@ -247,6 +247,7 @@ class SmallReward(reward_pb2_grpc.RewardServiceServicer):
             else:
                 result.score.reward = float(item.reference.answer in item.completion)
                 result.score.outcome = reward_pb2.OUTCOME_CORRECT
+                result.score.reason = "it is in the text"
             results.append(result)
         return reward_pb2.ScoreResponse(results=results)
 

@@ -33,6 +33,7 @@ def main() -> int:
     from rich.console import Console
 
     from quartet_client.plot import plot_runs, read_curves
+    from quartet_client.terminal import Terminal
     from quartet_local.run import run
 
     # Paths and commands are to be copied: they are never wrapped.
@@ -58,7 +59,7 @@ def main() -> int:
     console.print(f"\n[bold]2. Reinforcement learning[/]  four services on this machine, engine {arguments.engine}")
     overrides = [f"run.id={run_id}", f"rollout.engine={arguments.engine}", f"run.max_steps={arguments.steps}"]
     shown = [] if console.is_terminal else ["--no-open"]
-    with dashboard([*overrides, *arguments.set], shown, not arguments.no_dashboard, console.print):
+    with dashboard([*overrides, *arguments.set], shown, not arguments.no_dashboard, Terminal(soft_wrap=True).print):
         status = run(HERE / "run.toml", [*overrides, *arguments.set], plain=arguments.plain or not console.is_terminal)
         if status:
             return status

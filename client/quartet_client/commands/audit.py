@@ -6,8 +6,9 @@ from pathlib import Path
 import click
 
 from quartet_client.audit_sources import audit_run, checkpoint_folder
-from quartet_client.commands.output import to_json
+from quartet_client.commands.output import print_json
 from quartet_client.commands.target import Target, asynchronous, json_option, targeted
+from quartet_client.terminal import echo
 
 
 @click.command()
@@ -30,9 +31,9 @@ async def audit(target: Target, run_id: str, checkpoints: Path | None, as_json: 
     async with target.client() as client:
         report = await audit_run(client, run_id, folder)
     if as_json:
-        click.echo(to_json({**dataclasses.asdict(report), "ok": report.ok}, indent=2))
+        print_json({**dataclasses.asdict(report), "ok": report.ok})
         return 0 if report.ok else 1
-    click.echo(report.sentence())
+    echo(report.sentence())
     for fault in report.faults:
-        click.echo(f"  {fault}")
+        echo(f"  {fault}")
     return 0 if report.ok else 1

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 from rich.table import Table
+from rich.text import Text
 
 from quartet_client.authority import (
     CA_DAYS,
@@ -16,9 +17,10 @@ from quartet_client.authority import (
     read_info,
     renew_authority,
 )
-from quartet_client.commands.output import console, to_json
+from quartet_client.commands.output import console, print_json
 from quartet_client.commands.target import json_option
 from quartet_client.errors import InputError
+from quartet_client.terminal import echo
 from quartet_common.roles import ROLES
 
 _folder = click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path, file_okay=False))
@@ -52,7 +54,7 @@ def init(folder: Path, hosts: tuple[str, ...], days: int, ca_days: int) -> int:
     create_authority(folder, ca_days)
     made = [issue(folder, role, [role], by_role[role], days) for role in ROLES]
     _show(made)
-    click.echo(f"keep {folder} to yourself; quartet certs export makes a service's own folder")
+    echo(f"keep {folder} to yourself; quartet certs export makes a service's own folder")
     return 0
 
 
@@ -113,7 +115,7 @@ def renew(folder: Path, names: tuple[str, ...], days: int) -> int:
 def export_command(name: str, folder: Path, pki: Path, owner: str | None) -> int:
     """Write what SERVICE (a certificate's name) needs into FOLDER: ca.crt, and its own tls.crt and tls.key."""
     for file in export(pki, name, folder, _user_id(owner)):
-        click.echo(str(file))
+        echo(str(file))
     return 0
 
 
@@ -134,7 +136,7 @@ def show(folder: Path, as_json: bool) -> int:
     files = sorted(file for file in folder.glob("*.pem") if not file.name.endswith("-key.pem"))
     found = [read_info(file) for file in files]
     if as_json:
-        click.echo(to_json(found, indent=2))
+        print_json(found)
     else:
         _show(found)
     return int(any(info.days_left() < 0 for info in found))
@@ -153,6 +155,6 @@ def _show(found: list[CertificateInfo]) -> None:
             ", ".join(info.roles),
             ", ".join(info.hosts),
             until,
-            f"[{style}]{left:.0f}[/]" if style else f"{left:.0f}",
+            Text(f"{left:.0f}", style),
         )
     console().print(table if found else "no certificates there")

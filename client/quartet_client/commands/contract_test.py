@@ -7,7 +7,8 @@ import click
 import grpc
 
 from quartet_client.errors import InputError, QuartetError
-from quartet_common.config import SecuritySection, validate_section
+from quartet_client.terminal import echo
+from quartet_common.config import SecuritySection, split_address, validate_section
 from quartet_common.diagnosis import Peer
 
 _NEEDED = ("pytest", "numpy", "xxhash")
@@ -53,6 +54,10 @@ def contract_test(
     from quartet_client.contract.target import Bench, Target
     from quartet_client.contract.world import NotHere
 
+    try:
+        split_address(address)
+    except ValueError as error:
+        raise InputError(f"--target: {error}") from None
     files = {"tls_ca": ca, "tls_certificate": certificate, "tls_key": key, "token_file": token_file}
     security = validate_section(SecuritySection, files, "security", "on the command line")
     target = Target(kind, address, security, broker, run_id, end_token, ends)
@@ -65,5 +70,5 @@ def contract_test(
         raise InputError(f"{reason}; check --service and --target") from None
     finally:
         bench.close()
-    click.echo(f"{kind} at {address}: build {answer.build}, contract {answer.contract.major}.{answer.contract.minor}")
+    echo(f"{kind} at {address}: build {answer.build}, contract {answer.contract.major}.{answer.contract.minor}")
     return run_suite(target, pytest_arguments)

@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from quartet_client.async_client import AsyncClient
 from quartet_client.commands.target import Target, asynchronous, run_option, targeted
 from quartet_client.errors import InputError
+from quartet_client.terminal import echo
 
 _PORT = 7180
 _ANSWER_SECONDS = 5.0  # a service that takes longer is told to be away, and asked again
@@ -58,7 +59,7 @@ async def dashboard(
     async with AsyncClient.from_config(target.path, target.overrides, _ANSWER_SECONDS) as client:
         collector = Collector(client, chosen, Path(folder) if folder else None)
         with _listening(PageServer, lambda: collector.documents, host, port, allow_remote) as server:
-            click.echo(f"dashboard at {server.address}")
+            echo(f"dashboard at {server.address}")
             sys.stdout.flush()
             if not no_open and has_screen():
                 await asyncio.to_thread(webbrowser.open, server.address)

@@ -9,10 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from quartet_client.async_client import AsyncClient
-from quartet_client.commands.output import console, group_fields, show_group, to_json
+from quartet_client.commands.output import console, group_fields, print_json, show_group
 from quartet_client.commands.target import Target, asynchronous, json_option, targeted
 from quartet_client.errors import InputError
+from quartet_client.terminal import echo
 from quartet_client.types import DeadPrompt, Handle, enum_name
+from quartet_common.visible import one_line
 
 
 @click.group()
@@ -31,19 +33,19 @@ async def list_dead(target: Target, run_id: str, limit: int, as_json: bool) -> i
     async with target.client() as client:
         found, total = await client.dead(run_id, limit)
     if as_json:
-        click.echo(to_json({"total": total, "dead": found}, indent=2))
+        print_json({"total": total, "dead": found})
         return 0
     table = Table(box=None, header_style="dim", pad_edge=False)
     for heading in ("instance", "prompt", "attempts", "died", "kept", "reasons"):
         table.add_column(heading)
     for prompt in found:
-        reasons = Text("\n".join(dict.fromkeys(prompt.reasons)))
+        reasons = Text("\n".join(map(one_line, dict.fromkeys(prompt.reasons))))
         died = f"{prompt.died_at:%Y-%m-%d %H:%M:%S}"
         kept = "completions" if prompt.unscored_bytes else "nothing"
-        table.add_row(Text(prompt.instance_id), Text(prompt.prompt_id), str(prompt.attempts), died, kept, reasons)
+        table.add_row(prompt.instance_id, prompt.prompt_id, str(prompt.attempts), died, kept, reasons)
     console().print(table if found else f"no dead prompts in run {run_id}")
     if total > len(found):
-        click.echo(f"{total - len(found)} more: use --limit")
+        echo(f"{total - len(found)} more: use --limit")
     return 0
 
 
@@ -70,7 +72,7 @@ async def show(target: Target, run_id: str, instance_ids: tuple[str, ...], as_js
         for prompt in found:
             group = kept.get(prompt.instance_id)
             told.append({**dataclasses.asdict(prompt), "unscored": group_fields(group) if group else None})
-        click.echo(to_json(told, indent=2))
+        print_json(told)
         return 0
     for prompt in found:
         _show(console(), prompt)
@@ -93,7 +95,7 @@ def _show(out: Console, dead: DeadPrompt) -> None:
         "purpose": f"{enum_name(experience_pb2.Purpose, dead.instance.purpose)}, data pass {dead.instance.data_pass}",
         "died": f"{dead.died_at:%Y-%m-%d %H:%M:%S} after {dead.attempts} attempt{'s'[: dead.attempts != 1]}",
         **{f"attempt {n}": reason for n, reason in enumerate(dead.reasons, 1)},
-        "verifiers": "\n".join(_one_line(verifier) for verifier in prompt.verifiers) or "the run's",
+        "verifiers": Text("\n".join(map(_one_line, prompt.verifiers)) or "the run's"),
         "reference": _one_line(prompt.reference) or "none",
         "sampling": _one_line(prompt.sampling) or "the run's",
         **{f"note {name}": note for name, note in prompt.metadata.items()},
@@ -102,7 +104,7 @@ def _show(out: Console, dead: DeadPrompt) -> None:
     table.add_column(style="dim")
     table.add_column()
     for name, value in facts.items():
-        table.add_row(Text(name), Text(value))
+        table.add_row(name, value)
     out.print(table)
     out.print(Text(_input(prompt)), "")
 
@@ -136,7 +138,7 @@ async def requeue(target: Target, run_id: str, instance_ids: tuple[str, ...], ev
     async with target.client() as client:
         requeued = await client.requeue_dead(run_id, instance_ids)
     if as_json:
-        click.echo(to_json({"requeued": requeued}))
+        print_json({"requeued": requeued}, indent=None)
     else:
-        click.echo(f"{requeued} prompt{'' if requeued == 1 else 's'} queued again")
+        echo(f"{requeued} prompt{'' if requeued == 1 else 's'} queued again")
     return 0

@@ -5,9 +5,10 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from quartet_client.commands.output import console, to_json
+from quartet_client.commands.output import console, print_json
 from quartet_client.commands.target import asynchronous, json_option
 from quartet_client.doctor import SERVICES, Finding, examine
+from quartet_common.visible import one_line
 
 # A sign besides the colour: not everyone sees the one, not every terminal shows it.
 _SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failure": ("✗", "red")}
@@ -31,14 +32,14 @@ async def doctor(
         if not as_json:
             console().print(_line(finding))
     if as_json:
-        click.echo(to_json(found, indent=2))
+        print_json(found)
     return int(any(finding.state == "failure" for finding in found))
 
 
 def _line(finding: Finding) -> Text:
     sign, style = _SIGNS[finding.state]
     line = Text(f"{sign} {finding.check:<13} ", style)
-    line.append(finding.what, "")
+    line.append(one_line(finding.what), "")
     if finding.cure:
-        line.append(f"\n  {'':<13} → {finding.cure}", "dim")
+        line.append(f"\n  {'':<13} → {one_line(finding.cure)}", "dim")
     return line

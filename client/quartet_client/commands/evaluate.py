@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from quartet_client.commands.output import console, group_fields, to_json
+from quartet_client.commands.output import console, group_fields, print_json
 from quartet_client.commands.target import Target, json_option, targeted, the_launcher
 from quartet_client.data import load_prompts
 from quartet_client.evaluations import incomplete_of
@@ -87,7 +87,7 @@ def _show(result: Evaluation, as_json: bool, more: str = "") -> int:
     """Print it and return the exit status; `more`: where to read why prompts were lost."""
     if as_json:
         fields = {name: getattr(result, name) for name in result.__slots__ if name != "groups"}
-        click.echo(to_json({**fields, "groups": [group_fields(group) for group in result.groups]}, indent=2))
+        print_json({**fields, "groups": [group_fields(group) for group in result.groups]})
     else:
         oldest, newest = result.oldest_version, result.policy_version
         versions = f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
@@ -95,5 +95,5 @@ def _show(result: Evaluation, as_json: bool, more: str = "") -> int:
             told = f"{incomplete_of(result.finished, result.prompts)}{more}"
         else:
             told = f"accuracy {result.accuracy:.1%}, reward {result.reward:.3f} over {result.prompts} prompts"
-        console().print(f"{result.evaluation_set} at {versions}: {told}", markup=False, highlight=False)
+        console().print(f"{result.evaluation_set} at {versions}: {told}")
     return 0 if result.accuracy is not None else 1

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from quartet_client.commands.output import completion_fields, completion_text, console, to_json
+from quartet_client.commands.output import completion_fields, completion_text, console, print_json
 from quartet_client.commands.target import Target, asynchronous, json_option, targeted
 
 
@@ -30,7 +30,7 @@ async def generate(target: Target, prompt: str, chat: bool, address: str | None,
     out = console()
     for completion in completions:
         if as_json:
-            click.echo(to_json(completion_fields(completion)))
+            print_json(completion_fields(completion), indent=None)
         else:
             out.print(completion_text(completion))
     return 0

@@ -12,6 +12,8 @@ from rich.text import Text
 from quartet_client.commands.output import console
 from quartet_client.commands.target import Target, asynchronous, targeted
 from quartet_client.logs import LEVELS, Filter, Line, LogFile, log_files, merged
+from quartet_client.terminal import echo
+from quartet_common.visible import one_line
 
 _LOOK_SECONDS = 0.25
 _STYLES = {"warning": "yellow", "error": "red", "critical": "bold red", "debug": "dim"}
@@ -57,21 +59,21 @@ def _passing(files: Iterable[LogFile], wanted: Filter) -> Iterable[Line]:
 def _print(out: Console, lines: Iterable[Line], as_json: bool) -> None:
     for line in lines:
         if as_json:
-            click.echo(line.raw)
+            echo(line.raw)
         else:
             out.print(_shown(line), soft_wrap=True)
 
 
 def _shown(line: Line) -> Text:
     text = Text(f"{line.at:%H:%M:%S}.{line.at.microsecond // 1000:03} ", "dim")
-    text.append(f"{line.service:8} ", "cyan")
+    text.append(f"{one_line(line.service):8} ", "cyan")
     first, *more = line.message.splitlines() or [""]
     text.append(f"{line.level:7} " if line.level else "        ", _STYLES.get(line.level, ""))
     text.append(first, _STYLES.get(line.level, ""))
     # Which run it is, is known.
     for key, value in line.fields.items():
         if key != "run":
-            text.append(f" {key}={value}", "dim")
+            text.append(one_line(f" {key}={value}"), "dim")
     for further in more:
         text.append(f"\n    {further}")
     return text

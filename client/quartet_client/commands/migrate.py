@@ -5,6 +5,7 @@ import shlex
 import click
 
 from quartet_client.colossalchat import migrate
+from quartet_common.visible import visible
 
 
 # Its words look like options, but they are not ours; -h is not ColossalChat's, and neither is it ours here.
@@ -17,5 +18,5 @@ def migrate_colossalchat(flags: tuple[str, ...]) -> int:
 
     Flags that have no counterpart are named in its comments, with the reason.
     """
-    click.echo(migrate(flags[0] if len(flags) == 1 else shlex.join(flags)), nl=False)
+    click.echo(visible(migrate(flags[0] if len(flags) == 1 else shlex.join(flags))), nl=False)
     return 0

@@ -5,23 +5,26 @@ import json
 from datetime import datetime
 from typing import Any
 
+import click
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from quartet_client.terminal import Terminal
 from quartet_client.types import Completion, Group
+from quartet_common.visible import one_line, visible
 
 
 def console() -> Console:
     """Return a console on the standard output of now."""
-    return Console()
+    return Terminal()
 
 
-def to_json(value: Any, indent: int | None = None) -> str:
-    """Return dataclasses, times and contract messages as JSON."""
-    return json.dumps(value, default=_plain, ensure_ascii=False, indent=indent)
+def print_json(value: Any, indent: int | None = 2) -> None:
+    """Print dataclasses, times and contract messages as JSON; indent None: on one line."""
+    click.echo(visible(json.dumps(value, default=_plain, ensure_ascii=False, indent=indent)))
 
 
 def _plain(value: Any) -> Any:
@@ -101,5 +104,5 @@ def completion_text(completion: Completion) -> Text:
         facts.append(f"generated after {completion.generated_after:.3f} s")
     if completion.scored_after is not None:
         facts.append(f"scored after {completion.scored_after:.3f} s")
-    text.append("\n  " + ", ".join(facts), style)
+    text.append("\n  " + one_line(", ".join(facts)), style)
     return text

@@ -6,6 +6,7 @@ import click
 
 from quartet_client.errors import InputError
 from quartet_client.plot import plot_runs
+from quartet_client.terminal import echo
 
 
 @click.command()
@@ -25,5 +26,5 @@ def plot(folders: tuple[Path, ...], output: Path | None) -> int:
         if error.name != "matplotlib":
             raise
         raise InputError("quartet plot needs matplotlib: pip install 'quartet-client[plot]'") from error
-    click.echo(output)
+    echo(output)
     return 0

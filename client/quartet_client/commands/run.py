@@ -1,7 +1,6 @@
 """`quartet run`: a whole run from its run file."""
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from rich.console import Console
 
 from quartet_client.async_client import AsyncClient
 from quartet_client.attach import feed_and_watch
-from quartet_client.commands.output import console
+from quartet_client.commands.output import console, print_json
 from quartet_client.commands.target import Target, the_launcher, with_broker
 from quartet_client.data import DataSection, RunData
 from quartet_client.errors import QuartetError
@@ -55,7 +54,7 @@ def run(
     config = Target(file, overrides).config()
     data = RunData.load(config)
     if dry_run:
-        click.echo(json.dumps(_plan(config, data, attach), indent=2, ensure_ascii=False))
+        print_json(_plan(config, data, attach))
         return 0
     if not attach:
         return _run_here(file, overrides, plain)
@@ -96,7 +95,7 @@ async def _until_there(client: AsyncClient, config: LoadedConfig[DataSection], p
         except QuartetError as error:
             await outage.ride_out(error)
             if not told:
-                out.print(f"waiting for the broker at {config.addresses.broker}", highlight=False, soft_wrap=True)
+                out.print(f"waiting for the broker at {config.addresses.broker}", soft_wrap=True)
                 told = True
 
 
@@ -110,7 +109,7 @@ async def _attach(config: LoadedConfig[DataSection], data: RunData, wait: float,
     for name, points in progress.evaluations.items():
         known = [point.accuracy for point in points if point.accuracy is not None]
         if points[-1].incomplete:
-            out.print(f"accuracy on {name}: {points[-1].incomplete}", markup=False, highlight=False)
+            out.print(f"accuracy on {name}: {points[-1].incomplete}")
         elif known:
-            out.print(f"accuracy on {name}: {known[0]:.1%} → {known[-1]:.1%}", markup=False, highlight=False)
+            out.print(f"accuracy on {name}: {known[0]:.1%} → {known[-1]:.1%}")
     return 0 if progress.succeeded else 1

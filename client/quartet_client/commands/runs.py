@@ -3,11 +3,11 @@
 import click
 from google.protobuf.json_format import MessageToDict
 from rich.table import Table
-from rich.text import Text
 
-from quartet_client.commands.output import console, to_json
+from quartet_client.commands.output import console, print_json
 from quartet_client.commands.target import Target, asynchronous, json_option, targeted
 from quartet_client.runs import Member, Run
+from quartet_client.terminal import echo
 
 
 @click.group()
@@ -24,14 +24,14 @@ async def list_runs(target: Target, as_json: bool) -> int:
     async with target.client() as client:
         found = await client.runs()
     if as_json:
-        click.echo(to_json(found, indent=2))
+        print_json(found)
         return 0
     table = Table(box=None, header_style="dim", pad_edge=False)
     for heading in ("run", "state", "version", "committed", "queued", "dead", "created", "reason"):
         table.add_column(heading)
     for run in found:
         counts = [str(count) for count in (run.policy_version, run.committed_step, run.stats.queued, run.stats.dead)]
-        table.add_row(run.run_id, run.state, *counts, f"{run.created_at:%Y-%m-%d %H:%M}", Text(run.reason))
+        table.add_row(run.run_id, run.state, *counts, f"{run.created_at:%Y-%m-%d %H:%M}", run.reason)
     console().print(table if found else "no runs")
     return 0
 
@@ -46,7 +46,7 @@ async def show(target: Target, run_id: str, as_json: bool) -> int:
     async with target.client() as client:
         run = await client.run(run_id)
     if as_json:
-        click.echo(to_json(run, indent=2))
+        print_json(run)
     else:
         _show(run)
     return 0
@@ -57,7 +57,7 @@ def _show(run: Run) -> None:
     line = f"run {run.run_id} of {run.created_at:%Y-%m-%d %H:%M} is {run.state}"
     line += f", version {run.policy_version}, {run.committed_step} steps committed"
     line += ", all prompts are submitted" if run.prompts_ended else ""
-    out.print(line + (f": {run.reason}" if run.reason else ""), markup=False, highlight=False)
+    out.print(line + (f": {run.reason}" if run.reason else ""), soft_wrap=True)
     counts = {name: getattr(run.stats, name) for name in run.stats.__slots__}
     for title, rows in (
         ("counts", [(name.replace("_", " "), f"{count:,}") for name, count in counts.items()]),
@@ -70,7 +70,7 @@ def _show(run: Run) -> None:
         table.add_column(style="dim")
         table.add_column()
         for name, value in rows or [("none", "")]:
-            table.add_row(Text(name), Text(value))
+            table.add_row(name, value)
         out.print(table)
 
 
@@ -96,7 +96,7 @@ async def finish(target: Target, run_id: str, state: str, reason: str, as_json: 
     """End a run: no more leases, rollouts and trainer stop. A first outcome stands."""
     async with target.client() as client:
         run = await client.finish_run(run_id, state, reason)
-    click.echo(to_json(run, indent=2) if as_json else f"run {run.run_id} is {run.state}: {run.reason}")
+    print_json(run) if as_json else echo(f"run {run.run_id} is {run.state}: {run.reason}")
     return 0
 
 
@@ -111,7 +111,7 @@ async def delete(target: Target, run_id: str, force: bool, as_json: bool) -> int
     async with target.client() as client:
         deleted = await client.delete_run(run_id, force)
     if as_json:
-        click.echo(to_json({"run_id": run_id, "deleted": deleted}))
+        print_json({"run_id": run_id, "deleted": deleted}, indent=None)
     else:
-        click.echo(f"run {run_id} is deleted" if deleted else f"there was no run {run_id}")
+        echo(f"run {run_id} is deleted" if deleted else f"there was no run {run_id}")
     return 0

@@ -5,8 +5,9 @@ import sys
 import click
 from rich.text import Text
 
-from quartet_client.commands.output import console, to_json
+from quartet_client.commands.output import console, print_json
 from quartet_client.commands.target import Target, asynchronous, json_option, targeted
+from quartet_common.visible import one_line
 
 
 @click.command()
@@ -23,12 +24,12 @@ async def score(target: Target, completion: str, answer: str, verifiers: tuple[s
     async with target.client() as client:
         result = (await client.score([text], {"prompt": "?", "gt_answer": answer}, chosen))[0]
     if as_json:
-        click.echo(to_json(result))
+        print_json(result, indent=None)
     elif result.failure:
-        console().print(Text(f"no score: {result.failure}", "red"))
+        console().print(f"no score: {result.failure}", style="red")
     else:
         style = "green" if result.outcome == "correct" else "yellow"
         line = Text(f"reward {result.reward:g}  {result.outcome}", style)
-        line.append(f"  parsed '{result.parsed_answer}'  {result.reason}", "dim")
+        line.append(one_line(f"  parsed '{result.parsed_answer}'  {result.reason}"), "dim")
         console().print(line)
     return 1 if result.failure else 0

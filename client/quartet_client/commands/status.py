@@ -6,9 +6,10 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from quartet_client.commands.output import console, to_json
+from quartet_client.commands.output import console, print_json
 from quartet_client.commands.target import Target, asynchronous, json_option, targeted
 from quartet_client.runs import ServiceStatus
+from quartet_common.visible import one_line
 
 
 @click.command()
@@ -20,7 +21,7 @@ async def status(target: Target, as_json: bool) -> int:
     async with target.client() as client:
         services = await client.status()
     if as_json:
-        click.echo(to_json(services, indent=2))
+        print_json(services)
     else:
         console().print(_table(services))
     return 0 if all(service.health == "serving" for service in services) else 1
@@ -41,50 +42,46 @@ def _table(services: list[ServiceStatus]) -> Table:
 def doing(service: ServiceStatus) -> Text:
     """Return what a service does, waits for, or fails at, in words."""
     if service.error:
-        return Text(service.error, "red")
+        return Text(one_line(service.error), "red")
     lines = Text()
     if service.waiting_for:
-        lines.append(f"waits for {', '.join(service.waiting_for)}\n", "yellow")
-    lines.append(_DETAILS[service.kind](service.details))
+        lines.append(one_line(f"waits for {', '.join(service.waiting_for)}") + "\n", "yellow")
+    error = service.details.get("error")  # it answers, but cannot say: the broker without Redis
+    told = [str(error)] if error else _DETAILS[service.kind](service.details)
+    lines.append("\n".join(map(one_line, told)))
     lines.rstrip()
     return lines
 
 
-def _broker(details: Any) -> str:
-    if "error" in details:
-        return details["error"]
+def _broker(details: Any) -> list[str]:
     lines = []
     for run in details["runs"]:
         counts = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in run["stats"].items() if count)
         lines.append(f"run {run['run_id']} {run['state']}, version {run['policy_version']}: {counts or 'nothing yet'}")
-    return "\n".join(lines) or "no runs"
+    return lines or ["no runs"]
 
 
-def _reward(details: Any) -> str:
-    return details.get("error") or f"verifiers {', '.join(details['verifiers'])}"
+def _reward(details: Any) -> list[str]:
+    return [f"verifiers {', '.join(details['verifiers'])}"]
 
 
-def _rollout(details: Any) -> str:
-    if "error" in details:
-        return details["error"]
+def _rollout(details: Any) -> list[str]:
     version = int(details["policy_version"])
-    return (
+    return [
         f"run {details['run_id'] or 'none'}, engine {details['engine']}, "
         f"{f'version {version}' if version >= 0 else 'no weights yet'}, "
         f"{details['running']} running, {details['waiting']} waiting, {details['tokens_per_second']:,.0f} tokens/s"
         + (", paused for a weight update" if details["paused"] else "")
-    )
+    ]
 
 
-def _trainer(details: Any) -> str:
-    if "error" in details:
-        return details["error"]
+def _trainer(details: Any) -> list[str]:
     phase = details["phase"].removeprefix("TRAINER_PHASE_").lower().replace("_", " ")
-    return (
+    return [
         f"run {details['run_id'] or 'none'}, {details['algorithm']} by {details['plugin']} on {details['world_size']} "
         f"rank(s), {phase}, step {details['step']}, published {details['published_version']}, "
         f"checkpoint {details['checkpoint_step']}"
-    )
+    ]
 
 
 _DETAILS = {"broker": _broker, "reward": _reward, "rollout": _rollout, "trainer": _trainer}

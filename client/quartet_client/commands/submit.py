@@ -4,9 +4,10 @@ from pathlib import Path
 
 import click
 
-from quartet_client.commands.output import console, group_fields, show_group, to_json
+from quartet_client.commands.output import console, group_fields, print_json, show_group
 from quartet_client.commands.target import Target, asynchronous, json_option, run_option, targeted
 from quartet_client.data import load_prompts
+from quartet_client.terminal import echo
 
 
 @click.command()
@@ -50,12 +51,12 @@ async def submit(
         )
         if not wait:
             for handle in handles:
-                click.echo(handle.instance_id)
+                echo(handle.instance_id)
             return 0
         async for group in client.results(handles, timeout):
             failed = failed or group.dead is not None
             if as_json or not out.is_terminal:
-                click.echo(to_json(group_fields(group)))
+                print_json(group_fields(group), indent=None)
             else:
                 show_group(out, group)
     return 1 if failed else 0

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quartet_client.async_client import AsyncClient
-from quartet_client.commands.output import console, to_json
+from quartet_client.commands.output import console, print_json
 from quartet_client.commands.status import doing
 from quartet_client.commands.target import Target, asynchronous, json_option, run_option, targeted
 from quartet_client.errors import QuartetError, quartet_errors
@@ -50,7 +50,7 @@ async def top(target: Target, run_id: str | None, once: bool, interval: float, a
     async with target.client() as client:
         if once or as_json:
             look = await _look(client, run_id)
-            click.echo(to_json(_fields(look), indent=2)) if as_json else console().print(_picture(look))
+            print_json(_fields(look)) if as_json else console().print(_picture(look))
             return 0 if all(service.health == "serving" for service in look["services"]) else 1
         with Live(console=console(), auto_refresh=False, screen=console().is_terminal) as live:
             while True:
@@ -145,8 +145,8 @@ def _members(run: Run) -> Table:
         gauges = member.gauges
         behind = run.policy_version - member.policy_version if member.policy_version >= 0 else None
         table.add_row(
-            Text(member.instance_id),
-            Text(f"{member.state}, waits for {member.waiting_for}" if member.waiting_for else member.state),
+            member.instance_id,
+            f"{member.state}, waits for {member.waiting_for}" if member.waiting_for else member.state,
             str(member.policy_version) if member.policy_version >= 0 else "none",
             "" if behind is None else str(max(0, behind)),
             *(_gauge(gauges, name, form) for name, form in _GAUGES.items()),

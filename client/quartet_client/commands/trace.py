@@ -7,11 +7,12 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from quartet_client.commands.output import completion_text, console, to_json
+from quartet_client.commands.output import completion_text, console, print_json
 from quartet_client.commands.target import Target, asynchronous, json_option, run_option, targeted
 from quartet_client.dashboard.metrics_file import MetricsFile
 from quartet_client.lives import GroupLife, Moment
 from quartet_client.types import Handle
+from quartet_common.visible import one_line
 
 _STYLES = {"returned": "yellow", "dead": "red", "dropped": "yellow", "committed": "green", "delivered": "green"}
 
@@ -34,10 +35,10 @@ async def trace(target: Target, group_id: str, run_id: str | None, as_json: bool
     recorded = _recorded(config.run.path, life)
     moments = sorted([*life.moments, *recorded], key=lambda moment: moment.at)
     if as_json:
-        click.echo(to_json({**_fields(life), "moments": moments, "group": life.group}, indent=2))
+        print_json({**_fields(life), "moments": moments, "group": life.group})
         return 0
     out = console()
-    out.print(_headline(life), highlight=False)
+    out.print(_headline(life))
     out.print(_table(moments) if moments else Text("  the broker no longer keeps what happened to it", "dim"))
     if life.group:
         for completion in life.group.completions:
@@ -53,12 +54,12 @@ def _fields(life: GroupLife) -> dict[str, object]:
 
 
 def _headline(life: GroupLife) -> Text:
-    text = Text.assemble("group ", (life.instance_id, "bold"), f" of run {life.run_id}: ")
+    text = Text.assemble("group ", (one_line(life.instance_id), "bold"), f" of run {life.run_id}: ")
     text.append(life.state.replace("_", " "), _STYLES.get(life.state, "bold"))
     if life.attempt:
         text.append(f", delivered {'once' if life.attempt == 1 else f'{life.attempt} times'}")
     if life.holder:
-        text.append(f", held by {life.holder}")
+        text.append(one_line(f", held by {life.holder}"))
     if life.step >= 0:
         text.append(f", step {life.step}")
     if life.policy_version >= 0:
@@ -76,7 +77,7 @@ def _table(moments: list[Moment]) -> Table:
         what = Text(moment.kind.replace("_", " "), _STYLES.get(moment.kind, ""))
         seconds = (moment.at - before).total_seconds()
         at = f"{moment.at.astimezone(UTC):%Y-%m-%d %H:%M:%S}.{moment.at.microsecond // 1000:03}"
-        table.add_row(at, f"{seconds:+.3f} s", what, Text(moment.who), Text(moment.detail))
+        table.add_row(at, f"{seconds:+.3f} s", what, moment.who, moment.detail)
         before = moment.at
     return table
 

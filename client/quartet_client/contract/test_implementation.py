@@ -7,13 +7,14 @@ from quartet_client.contract.cases import Bad, Good, Tried
 from quartet_client.contract.judge import judge_bad, judge_good, judge_refused
 from quartet_client.contract.target import Bench
 from quartet_client.contract.world import NotHere
+from quartet_common.visible import one_line, visible
 
 
 def test_case(bench: Bench, case: Tried) -> None:
     came = judged(bench, case)
     if came:
         asked = f"refused with {case.code.name}, naming '{case.names}'" if isinstance(case, Bad) else "answered"
-        pytest.fail(f"{case.rpc}, tried: {case.title}\n  asked for: {asked}\n  came: {came}", pytrace=False)
+        pytest.fail(f"{case.rpc}, tried: {case.title}\n  asked for: {asked}\n  came: {visible(came)}", pytrace=False)
 
 
 def judged(bench: Bench, case: Tried) -> str:
@@ -27,7 +28,7 @@ def judged(bench: Bench, case: Tried) -> str:
             else:
                 judge_refused(world, case)
     except NotHere as reason:
-        pytest.skip(str(reason))
+        pytest.skip(one_line(str(reason)))
     except AssertionError as error:
         return str(error) or "an answer that is not what the contract says"
     except grpc.RpcError as error:

@@ -9,13 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from quartet_client.async_client import AsyncClient
 from quartet_client.data import DataSection, load_prompts
 from quartet_client.errors import InputError, QuartetError
 from quartet_client.prompts import Prompt
 from quartet_client.runs import Evaluation
+from quartet_client.terminal import Terminal
 from quartet_common.checkpoints import read_manifest
 from quartet_common.config import LoadedConfig, load_config
 from quartet_common.ports import free_ports
@@ -129,7 +128,7 @@ class _EvaluationLaunch(Launch):
         ask: Callable[[AsyncClient], Coroutine[Any, Any, Evaluation]],
         show: Callable[[Evaluation], int],
     ):
-        super().__init__(config, overrides, Console(stderr=True, highlight=False))
+        super().__init__(config, overrides, Terminal(stderr=True))
         self._ask, self._show = ask, show
 
     @property

@@ -4,7 +4,6 @@ import asyncio
 import fcntl
 import logging
 import signal
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -12,9 +11,9 @@ from pathlib import Path
 
 from pydantic import ConfigDict
 from pythonjsonlogger.json import JsonFormatter
-from rich.console import Console
 
 from quartet_client.errors import QuartetError
+from quartet_client.terminal import Terminal, echo
 from quartet_common.config import ConfigError, LoadedConfig, Section, load_config
 from quartet_local.config import LaunchError, LauncherSection
 from quartet_local.preflight import check_services, service_command
@@ -35,7 +34,7 @@ class _BrokerSection(Section):
 class Launch(ABC):
     """Services of one run file on this machine, and what is done with them."""
 
-    def __init__(self, config: LoadedConfig[LauncherSection], overrides: list[str], console: Console):
+    def __init__(self, config: LoadedConfig[LauncherSection], overrides: list[str], console: Terminal):
         """`overrides` are those that `config` was loaded with."""
         self._config = config
         self._overrides = overrides
@@ -54,7 +53,7 @@ class Launch(ABC):
 
     def say(self, line: str) -> None:
         """Tell the person at the terminal a line, above the live picture if there is one."""
-        self._console.print(line, markup=False, soft_wrap=True)
+        self._console.print(line, soft_wrap=True)
 
     def hurry(self) -> None:
         """Kill what is still running."""
@@ -134,7 +133,7 @@ def launched(make: Callable[[], Launch]) -> int:
         launch = make()
         return asyncio.run(_until_signal(launch))
     except (ConfigError, QuartetError, LaunchError) as error:
-        print(f"quartet: {error}{launch.hint if launch else ''}", file=sys.stderr)
+        echo(f"quartet: {error}{launch.hint if launch else ''}", err=True)
         return getattr(error, "exit_code", 2)
     except KeyboardInterrupt:
         return 130

@@ -91,7 +91,7 @@ class Process:
             with self.log.open("rb") as log:
                 size = log.seek(0, os.SEEK_END)
                 log.seek(max(self._log_start, size - _TAIL_BYTES))
-                lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+                lines = [line.strip() for line in log.read().decode(errors="replace").split("\n") if line.strip()]
         except FileNotFoundError:
             return "it has no log"
         records = [_parse(line) for line in lines]

@@ -5,14 +5,13 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from quartet_client.async_client import AsyncClient
 from quartet_client.attach import feed_and_watch
 from quartet_client.audit_sources import audit_run, checkpoint_folder
 from quartet_client.data import RunData
 from quartet_client.errors import QuartetError
 from quartet_client.progress import RunProgress
+from quartet_client.terminal import Terminal
 from quartet_client.view import RunView
 from quartet_common.config import LoadedConfig, load_config
 from quartet_local.checkout import SERVICES, ensure_environments
@@ -45,7 +44,7 @@ def run(config_path: Path | str | None, overrides: Sequence[str] = (), plain: bo
 
 class _RunLaunch(Launch):
     def __init__(self, config: LoadedConfig[LauncherSection], data: RunData, overrides: list[str], plain: bool):
-        super().__init__(config, overrides, Console(highlight=False))
+        super().__init__(config, overrides, Terminal())
         self._data = data
         model = config.model.path.name if config.model.path else ""
         self._progress = RunProgress(config.run.id, model=model, max_steps=config.run.max_steps)

@@ -17,6 +17,7 @@ from quartet_common.config import ConfigError, LoadedConfig, Section, ServerSect
 from quartet_common.log import configure_logging, get_logger
 from quartet_common.stderr import watched_stderr
 from quartet_common.supervision import Supervisor
+from quartet_common.visible import one_line
 
 if TYPE_CHECKING:
     from quartet_common.host import ServiceHost
@@ -80,7 +81,7 @@ def service_main(
             configure_logging(kind, instance, arguments.log_format)
             log.error("%s", error)
         else:
-            print(f"quartet-{kind}: {error}", file=sys.stderr)
+            print(one_line(f"quartet-{kind}: {error}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -19,12 +19,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from textwrap import indent
 from typing import Any, Literal
 
 from pythonjsonlogger.json import JsonFormatter
 
 from quartet_common import tracing
 from quartet_common.repeats import Repeats, without_numbers
+from quartet_common.visible import one_line, visible
 
 LogFormat = Literal["json", "text"]
 
@@ -95,13 +97,18 @@ class _JsonFormatter(JsonFormatter):
 
 
 class _TextFormatter(logging.Formatter):
-    """`12:30:01 broker INFO leased prompts run=demo count=3`."""
+    """`12:30:01 broker INFO leased prompts run=demo count=3`, a traceback indented below it."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record)
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         fields = " ".join(f"{key}={value}" for key, value in record.__dict__.items() if key not in _STANDARD_FIELDS)
-        head, newline, rest = line.partition("\n")
-        return f"{head} {fields}".rstrip() + newline + rest
+        return one_line(f"{super().formatMessage(record)} {fields}".rstrip())
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return self.formatStack(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802
+        # Indented, so that no text of an exception begins like a line of this log.
+        return indent(visible(stack_info), "    ")
 
 
 def get_logger(name: str) -> logging.Logger:

@@ -16,6 +16,7 @@ from pydantic import ConfigDict
 from quartet_common.channel import connect
 from quartet_common.config import ConfigError, LoadedConfig, Section, load_config, split_address
 from quartet_common.errors import describe
+from quartet_common.visible import one_line
 
 _ALL_ADDRESSES = ("0.0.0.0", "::")
 
@@ -38,10 +39,10 @@ def main(argv: list[str] | None = None) -> int:
         config = load_config(arguments.service, AnySection, arguments.file, arguments.set)
         state = asyncio.run(ask(arguments.service, config, arguments.timeout))
     except ConfigError as error:
-        print(f"probe: {error}", file=sys.stderr)
+        print(one_line(f"probe: {error}"), file=sys.stderr)
         return 2
     except grpc.aio.AioRpcError as error:
-        print(f"probe: {describe(error)}", file=sys.stderr)
+        print(one_line(f"probe: {describe(error)}"), file=sys.stderr)
         return 1
     print(state)
     return int(state != "SERVING")

@@ -46,12 +46,13 @@ def main(service: str, instance: str) -> None:
     """Read until the last who can write has ended."""
 
     def hand_on(line: str) -> None:
-        if not _is_record(line):
+        record = _record(line)
+        if not record:
             now = time.time()
             stamp = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))},{int(now * 1000) % 1000:03}"
             who = {"service": service, "instance": instance}
-            line = json.dumps({"time": stamp, "level": "WARNING", "logger": "stderr", "message": line, **who})
-        sys.stderr.write(line + "\n")
+            record = json.dumps({"time": stamp, "level": "WARNING", "logger": "stderr", "message": line, **who})
+        sys.stderr.write(record + "\n")
         sys.stderr.flush()
 
     sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
@@ -63,11 +64,12 @@ def main(service: str, instance: str) -> None:
             continue  # the process that counts them has ended
 
 
-def _is_record(line: str) -> bool:
+def _record(line: str) -> str:
+    """Return a line that is a record, in ASCII; empty if it is none."""
     try:
-        return line.startswith("{") and isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
+        return json.dumps(json.loads(line)) if line.startswith("{") else ""
+    except (ValueError, RecursionError):
+        return ""
 
 
 if __name__ == "__main__":

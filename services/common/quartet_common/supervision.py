@@ -10,6 +10,7 @@ import socket
 from collections.abc import Mapping
 
 from quartet_common.log import get_logger
+from quartet_common.visible import one_line
 
 log = get_logger(__name__)
 
@@ -33,7 +34,7 @@ class Supervisor:
         """Send facts, e.g. `tell(READY=1, STATUS="serving")`. A supervisor that cannot be told is only logged."""
         if not self._address:
             return
-        message = "\n".join(f"{name}={value}" for name, value in facts.items())
+        message = "\n".join(one_line(f"{name}={value}") for name, value in facts.items())
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
                 sender.setblocking(False)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import subprocess
 import sys
 
@@ -79,3 +80,26 @@ def test_of_a_warning_that_comes_again_one_line_is_written(capsys, monkeypatch):
         get_logger("here").warning("group 1 failed", extra={"caller": caller, "repeated": 0})
     lines = capsys.readouterr().err.splitlines()
     assert sum("WARNING group" in line for line in lines) == 4 and len(lines) == 404
+
+
+HOSTILE = """
+import logging, sys
+from quartet_common import log
+log.configure_logging("rollout", "host-1", sys.argv[1])
+evil = "\\x1b[2J\\x9b1A\\u202e\\ud800\\n12:30:01 broker INFO forged"
+logging.getLogger("here").warning("a program said %s", evil, extra={"group": evil})
+try:
+    raise ValueError(evil)
+except ValueError:
+    logging.getLogger("here").exception("it failed", stack_info=True)
+"""
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_value_can_neither_forge_a_line_nor_steer_a_terminal(form):
+    done = subprocess.run([sys.executable, "-c", HOSTILE, form], capture_output=True, timeout=60, check=True)
+    text = done.stderr.decode()
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
+    heads = [line for line in text.splitlines() if not line.startswith("    ")]
+    assert len(heads) == 2 and all("forged" not in line[:30] for line in heads)
+    assert r"\u001b[2J\u009b1A\u202e\ud800\n12:30:01" in heads[0]

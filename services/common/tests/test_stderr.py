@@ -30,7 +30,8 @@ class Sloppy(reward_pb2_grpc.RewardServiceServicer):
         print("from Python", file=sys.stderr)
         os.write(2, b"from a library\\n\\xff\\n")
         subprocess.run(["sh", "-c", "echo from a child >&2"])
-        subprocess.run(["sh", "-c", "echo '{\\"message\\": \\"a record of a child\\"}' >&2"])
+        subprocess.run(["sh", "-c", "echo '{\\"message\\": \\"a record of a child\\", \\"of\\": \\"\u009b1A\\"}' >&2"])
+        os.write(2, b"{" + b"[" * 100_000 + b"\\n")
         warnings.warn("an old way", stacklevel=1)
         os.write(2, b"terminate called\\n"), os.abort()
 
@@ -160,6 +161,7 @@ async def test_each_line_is_a_record_to_the_last_words_of_a_crash(keys, served):
     said = [each["message"] for each in served.records()]
     for words in ("from Python", "from a library", "from a child", "a record of a child", "terminate called"):
         assert said.count(words) == 1, said
+    assert served.log.read_text().isascii() and max(map(len, said)) > 100_000
     assert any("an old way" in each for each in said)
 
 

@@ -1,0 +1,231 @@
+"""What others wrote, shown at a terminal: it can neither steer it nor forge a line, whatever the command."""
+
+import inspect
+import json
+import os
+import re
+import sys
+import threading
+import tty
+from contextlib import suppress
+
+import pytest
+import small_services
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from quartet.v1 import broker_pb2, common_pb2, experience_pb2
+
+from quartet_client.cli import cli, main
+from quartet_client.doctor import program
+from quartet_common.visible import one_line, visible
+
+# Clipboard, title, clear, conceal, C1's CSI, next line, direction, line separator, delete.
+SEQUENCES = "\x1b]52;c;ZXZpbA==\x1b\\\x1b]0;title\x1b\\\x1b[2J\x1b[8m\x9b1A\x85\u202e\u2028\x7f"
+LINE = SEQUENCES + "\nforged"
+BLOCK = SEQUENCES + "\nsecond line"
+BLOCKS = {("CompletionInfo", "text"), ("Prompt", "text"), ("GroupTranscript", "prompt_text"), ("Message", "content")}
+KEYS = ("run_id", "event_id", "instance_id", "evaluation_id", "level")  # by which the client decides what to show
+OWN = re.compile(r"\x1b\[(?:[0-9;]*m|\?25[hl]|1?[AG]|2K|H)")  # rich: styles, and its live picture
+CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e]")
+FORGED = re.compile(r"^[\s│]*forged", re.MULTILINE)
+
+
+def poison(message: Message) -> Message:
+    """Append hostile text to every string of an answer, and to the keys of its gauges and metrics."""
+    for field, value in list(message.ListFields()):
+        entry = field.message_type if field.message_type and field.message_type.GetOptions().map_entry else None
+        if entry and entry.fields_by_name["value"].type == FieldDescriptor.TYPE_DOUBLE:
+            value[LINE] = 1.0
+        elif field.message_type and not entry:
+            for each in value if field.is_repeated else [value]:
+                poison(each)
+        elif field.type == FieldDescriptor.TYPE_STRING and (
+            field.name not in KEYS or isinstance(message, broker_pb2.Member)
+        ):
+            text = BLOCK if (message.DESCRIPTOR.name, field.name) in BLOCKS else LINE
+            if field.is_repeated:
+                value[:] = [each + text for each in value]
+            else:
+                setattr(message, field.name, value + text)
+    return message
+
+
+def poisoned(method):
+    """Return an RPC that answers as `method` does, poisoned."""
+
+    def answered(answer: Message) -> Message:
+        copy = type(answer).FromString(answer.SerializeToString())
+        if isinstance(copy, broker_pb2.GetRunResponse):
+            copy.members.add(instance_id="r", kind=common_pb2.SERVICE_KIND_ROLLOUT, waiting_for="w", address="a")
+        return poison(copy)
+
+    async def call(self, request, context):
+        return answered(await method(self, request, context))
+
+    async def stream(self, request, context):
+        async for answer in method(self, request, context):
+            yield answered(answer)
+
+    return stream if inspect.isasyncgenfunction(method) else call
+
+
+@pytest.fixture(scope="module")
+def hostile():
+    """The small services, hostile text in every string of their answers; run "demo" has failed."""
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (small_services.SmallBroker, small_services.SmallReward, small_services.SmallRollout):
+            for name, method in list(vars(kind).items()):
+                if name[0].isupper():
+                    patch.setattr(kind, name, poisoned(method))
+        transcript = small_services.transcript
+        patch.setattr(small_services, "transcript", lambda instance: poison(transcript(instance)))
+        with small_services.SmallServices() as services:
+            broker = services.broker
+            services.call(broker.CreateRun, broker_pb2.CreateRunRequest(spec=broker_pb2.RunSpec(run_id="demo")), None)
+            for text in ("poison, kept", "answer"):
+                prompt = experience_pb2.Prompt(text=text, prompt_id="p", metadata={"note": LINE})
+                instance = experience_pb2.PromptInstance(instance_id=f"{text[:6]}{LINE}", prompt=prompt)
+                submit = broker_pb2.SubmitPromptsRequest(run_id="demo", instances=[instance])
+                services.call(broker.SubmitPrompts, submit, None)
+            for event in EVENTS:
+                services.call(broker.add_event, "demo", event)
+            end = broker_pb2.FinishRunRequest(run_id="demo", state=broker_pb2.RUN_STATE_FAILED, reason="why")
+            services.call(broker.FinishRun, end, None)
+            yield services
+
+
+EVENTS = (
+    broker_pb2.RunEvent(step=broker_pb2.StepFinished(step=0, policy_version=1, metrics={"reward/mean": 0.5})),
+    broker_pb2.RunEvent(evaluation=broker_pb2.EvaluationFinished(evaluation_set="held", metrics={"eval/held/a": 1.0})),
+    broker_pb2.RunEvent(
+        member=broker_pb2.MemberChanged(
+            member=broker_pb2.Member(instance_id="r", kind=common_pb2.SERVICE_KIND_ROLLOUT, waiting_for="w")
+        )
+    ),
+    broker_pb2.RunEvent(notice=broker_pb2.Notice(level="error", text="note")),
+)
+
+
+@pytest.fixture
+def quartet(hostile, monkeypatch):
+    """Run `quartet` in this process on a terminal of its own; return the exit status and what the terminal was sent."""
+    for name, value in {"TERM": "xterm-256color", "COLUMNS": "250", "LINES": "60"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    sets = [f'--set=addresses.{kind}="{address}"' for kind, address in hostile.addresses.items()]
+
+    def run(*arguments: str) -> tuple[int, str]:
+        master, slave = os.openpty()
+        tty.setraw(slave)
+        sent = bytearray()
+
+        def read() -> None:
+            with suppress(OSError):  # the other side is closed
+                while data := os.read(master, 65536):
+                    sent.extend(data)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        with os.fdopen(slave, "w", encoding="utf-8") as screen, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", screen)
+            patch.setattr(sys, "stderr", screen)
+            status = main([*arguments, *(sets if arguments[0] not in WITHOUT_SERVICES else ())])
+        reader.join(30)
+        os.close(master)
+        return status, sent.decode()
+
+    return run
+
+
+WITHOUT_SERVICES = ("certs", "completion", "contract-test", "migrate-colossalchat", "plot")
+DEAD = f"poison{LINE}"
+# What each command is given to show: a file, an argument or an answer with hostile text.
+COMMANDS = {
+    "run": [
+        ["FOLDER/run.toml", "--attach"],
+        ["FOLDER/run.toml", "--dry-run", "--set", f"run.labels.a={LINE}"],
+        [f"{LINE}.toml"],
+    ],
+    "submit": [["FOLDER/p.jsonl", "--run", LINE], ["FOLDER/broken.jsonl"]],
+    "generate": [["hi"], ["hi", "--json"]],
+    "score": [["5", "--answer", "5"], ["5"], ["5", "--json"]],
+    "status": [[], ["--json"]],
+    "watch": [["demo"], ["demo", "--plain"], [LINE]],
+    "top": [["--run", "demo", "--once"], ["--run", "demo", "--json"]],
+    "logs": [["FOLDER"], ["FOLDER", "--json"]],
+    "trace": [
+        [f"answer{LINE}", "--run", "demo"],
+        [f"answer{LINE}", "--run", "demo", "--json"],
+        [LINE, "--run", "demo"],
+    ],
+    "dashboard": [["--host", LINE, "--no-open"]],
+    "runs": [
+        ["list"],
+        ["list", "--json"],
+        ["show", "demo"],
+        ["show", "demo", "--json"],
+        ["finish", "demo"],
+        ["show", LINE],
+    ],
+    "audit": [[LINE]],
+    "dead": [
+        ["list", "demo"],
+        ["list", "demo", "--json"],
+        ["show", "demo", DEAD],
+        ["show", "demo", DEAD, "--json"],
+        ["show", "demo", LINE],
+    ],
+    "eval": [[LINE, "held"]],
+    "plot": [[LINE]],
+    "certs": [["issue", "FOLDER", LINE, "--role", "rollout"]],
+    "doctor": [["reward", "--set", f"run.id={LINE}"]],
+    "contract-test": [["--service", "reward", "--target", LINE]],
+    "migrate-colossalchat": [["-m", LINE, "-d", "d"], ["-m", "m", "-d", "d", "--unheard-of", LINE]],
+    "completion": [[LINE]],
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n')
+    (tmp_path / "broken.jsonl").write_text(json.dumps({f"promt{LINE}": 1}, ensure_ascii=False))
+    (tmp_path / "run.toml").write_text(
+        f"[run]\nid = 'demo'\n[data]\ntrain = '{tmp_path}/p.jsonl'\nrequire_reference = false\n"
+    )
+    (tmp_path / "logs").mkdir()
+    record = {"level": "ERROR", "message": LINE, "service": "broker", "group": LINE, "time": "2026-11-22 08:00:00,123"}
+    lines = [json.dumps(record), json.dumps(record, ensure_ascii=False), SEQUENCES]
+    (tmp_path / "logs" / "broker.log").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [(name, each) for name, given in COMMANDS.items() for each in given],
+    ids=lambda part: part if isinstance(part, str) else ascii(" ".join(part))[:40],
+)
+def test_no_command_lets_others_steer_the_terminal(quartet, folder, monkeypatch, command, arguments):
+    monkeypatch.setattr(program, "find_program", lambda kind: None)
+    _, shown = quartet(command, *(each.replace("FOLDER", str(folder)) for each in arguments))
+    text = OWN.sub("", shown)
+    assert not CONTROLS.search(text) and not FORGED.search(text), text
+    assert "1b]52;" in text, "the hostile text is not shown at all"
+
+
+def test_each_command_is_tried():
+    assert COMMANDS.keys() == cli.commands.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\tb\nc", "a\tb\nc"),
+        ("\x1b[31mred\x07", "\\u001b[31mred\\u0007"),
+        ("\x9b1A\x7f\r", "\\u009b1A\\u007f\\u000d"),
+        ("\u202eabc\u2066\u061c\u2028", "\\u202eabc\\u2066\\u061c\\u2028"),
+        ("\ud800 é 数 👍", "\\ud800 é 数 👍"),
+    ],
+)
+def test_controls_are_shown_as_their_escapes_and_json_stays_the_same(text, shown):
+    assert visible(text) == shown and one_line(text) == shown.replace("\n", "\\n")
+    assert json.loads(visible(json.dumps({"a": text}, ensure_ascii=False))) == {"a": text}
