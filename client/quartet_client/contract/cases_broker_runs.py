@@ -197,6 +197,13 @@ MEMBERS: list[Case] = [
         "member.kind",
     ),
     Bad("BrokerService.RegisterMember", "no address", lambda w: register(w, address=""), INVALID, "member.address"),
+    Bad(
+        "BrokerService.RegisterMember",
+        "an address of two lines",
+        lambda w: register(w, address="host:1\nforged line"),
+        INVALID,
+        "member.address",
+    ),
     Bad("BrokerService.RegisterMember", "no such run", lambda w: register(w, w.name), MISSING, "case-"),
     Good(
         "BrokerService.Heartbeat",

@@ -1,5 +1,8 @@
 """BrokerService: finished groups on their way into durable weights."""
 
+import functools
+import math
+
 import grpc
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import experience_pb2
@@ -32,6 +35,10 @@ def another_purpose(group):
 
 def versions_reversed(group):
     group.group.header.min_policy_version, group.group.header.max_policy_version = 2, 1
+
+
+def header(**fields):
+    return lambda group: group.group.header.MergeFrom(experience_pb2.GroupHeader(**fields))
 
 
 def another_lease(group):
@@ -126,6 +133,24 @@ EXPERIENCE: list[Case] = [
         lambda w: put(w, versions_reversed),
         INVALID,
         "policy_version",
+    ),
+    *(
+        Bad(
+            "BrokerService.PutExperience",
+            f"{field} {value}",
+            functools.partial(put, change=header(**{field: value})),
+            INVALID,
+            f"groups[0].group.header.{field}",
+        )
+        for field, value in (
+            ("max_policy_version", 2**53),
+            ("completions", -1),
+            ("completion_tokens", -1),
+            ("attempt", -1),
+            ("reward_mean", math.nan),
+            ("reward_std", math.inf),
+            ("ans_acc", math.nan),
+        )
     ),
     Good(
         "BrokerService.LeaseExperience",
@@ -253,6 +278,13 @@ SESSION: list[Case] = [
         "BrokerService.OpenSession",
         "from a checkpoint of -1 steps",
         lambda w: session(w, w.run(), checkpoint_step=-1),
+        INVALID,
+        "checkpoint_step",
+    ),
+    Bad(
+        "BrokerService.OpenSession",
+        "from a checkpoint of more steps than a run can have",
+        lambda w: session(w, w.run(), checkpoint_step=2**53),
         INVALID,
         "checkpoint_step",
     ),

@@ -110,6 +110,13 @@ WEIGHTS = [
     ),
     Bad(
         "RolloutService.JoinWeightGroup",
+        "an epoch that no run comes to",
+        lambda w: changed(w.weights.join(w).invitation(), group_epoch=2**62),
+        INVALID,
+        "group_epoch",
+    ),
+    Bad(
+        "RolloutService.JoinWeightGroup",
         "of another run",
         lambda w: changed(w.weights.invitation(), run_id="another"),
         STATE,

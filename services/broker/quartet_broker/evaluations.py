@@ -24,7 +24,7 @@ class Evaluations:
         """Queue a stored set, pinned to a policy version or for whichever is live."""
         run_id = validation.name("run_id", request.run_id)
         evaluation_set = validation.name("evaluation_set", request.evaluation_set)
-        version = validation.integer("policy_version", request.policy_version, 0)
+        version = validation.version("policy_version", request.policy_version)
         at = f"live-{validation.name('live', request.live)}" if request.live else str(version)
         evaluation_id = f"{evaluation_set}@{at}"
         arguments: list[Value] = [evaluation_id, "" if request.live else version]

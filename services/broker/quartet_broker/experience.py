@@ -96,7 +96,7 @@ class Experience:
     ) -> AsyncIterator[broker_pb2.LeaseExperienceResponse | bytes]:
         """Yield the manifest of a step's batch, waiting until it is whole, then its groups."""
         run_id = validation.name("run_id", request.run_id)
-        validation.integer("step", request.step, 0)
+        validation.version("step", request.step)
         most = validation.integer("max_groups_per_message", request.max_groups_per_message, 0, _MOST_GROUPS)
         until = validation.deadline("wait", request.wait, context)
         with self._bell.waiter(run_id, "experience") as waiter:
@@ -147,7 +147,7 @@ class Experience:
     async def drop(self, request: broker_pb2.DropExperienceRequest) -> broker_pb2.DropExperienceResponse:
         """Take groups out of a step's batch for good; the batch is topped up when it is asked for again."""
         run_id = validation.name("run_id", request.run_id)
-        validation.integer("step", request.step, 0)
+        validation.version("step", request.step)
         reply = await self._store.run(
             "drop_experience", run_id, request.session_epoch, request.step, *request.instance_ids
         )
@@ -174,8 +174,13 @@ def _check(n: int, header: experience_pb2.GroupHeader) -> None:
     validation.identifier(f"{field}.instance_id", header.instance_id, most=512)
     if header.purpose not in validation.PURPOSES:
         raise invalid_argument(f"{field}.purpose", came=header.purpose, allowed="the instance's")
-    validation.integer(f"{field}.min_policy_version", header.min_policy_version, 0)
-    validation.integer(f"{field}.max_policy_version", header.max_policy_version, header.min_policy_version)
+    validation.version(f"{field}.min_policy_version", header.min_policy_version)
+    validation.version(f"{field}.max_policy_version", header.max_policy_version, header.min_policy_version)
+    for name in ("completions", "completion_tokens", "attempt"):
+        validation.integer(f"{field}.{name}", getattr(header, name), 0)
+    for name in ("reward_mean", "ans_acc"):
+        validation.finite(f"{field}.{name}", getattr(header, name))
+    validation.finite(f"{field}.reward_std", header.reward_std, least=0)
 
 
 def _manifest(run_id: str, step: int, reply: list) -> tuple[broker_pb2.BatchManifest, list[tuple[bytes, int]]]:

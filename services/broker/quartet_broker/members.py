@@ -14,7 +14,7 @@ _KINDS = {common_pb2.SERVICE_KIND_ROLLOUT: "ROLLOUT", common_pb2.SERVICE_KIND_TR
 
 def _check(member: broker_pb2.Member) -> None:
     validation.identifier("member.instance_id", member.instance_id)
-    validation.integer("member.policy_version", member.policy_version, -1)
+    validation.version("member.policy_version", member.policy_version, -1)
     if member.state not in broker_pb2.MemberState.values():
         raise invalid_argument("member.state", came=member.state, allowed="JOINING, ACTIVE or DRAINING")
 

@@ -127,7 +127,7 @@ class Prompts:
         run_id = validation.name("run_id", request.run_id)
         validation.identifier("holder", request.holder)
         validation.integer("max_prompts", request.max_prompts, 1, 1024)
-        validation.integer("policy_version", request.policy_version, -1)
+        validation.version("policy_version", request.policy_version, -1)
         until = validation.deadline("wait", request.wait, context)
         with self._lanes.lane(run_id, request.policy_version) as lane:
             waited = not lane.is_empty

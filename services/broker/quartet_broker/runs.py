@@ -98,7 +98,7 @@ class Runs:
         if request.state not in _END_STATES:
             raise invalid_argument("state", came=request.state, allowed="SUCCEEDED, FAILED or CANCELLED")
         event = state_event(request.state, request.reason)
-        validation.integer("committed_step", request.committed_step, 0)
+        validation.version("committed_step", request.committed_step)
         arguments = (state_name(request.state), request.reason, event, request.ending, request.committed_step)
         word, *committed = await self._store.run("finish_run", run_id, *arguments)
         if word == b"BEHIND":

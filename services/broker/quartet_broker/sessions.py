@@ -68,7 +68,7 @@ class Sessions:
         """Fence earlier sessions and rewind to the checkpoint."""
         run_id = validation.name("run_id", request.run_id)
         validation.identifier("holder", request.holder)
-        validation.integer("checkpoint_step", request.checkpoint_step, 0)
+        validation.version("checkpoint_step", request.checkpoint_step)
         validation.integer("first_remembered_pass", request.first_remembered_pass, 0)
         consumed = request.consumed_instance_ids
         reply = await self._store.run(
@@ -134,7 +134,7 @@ class Sessions:
         """Settle the next steps of the checkpoint that the session began with, each step atomically."""
         run_id = validation.name("run_id", request.run_id)
         validation.count("steps", request.steps, 4096)
-        first = validation.integer("steps[0].step", request.steps[0].step, 0)
+        first = validation.version("steps[0].step", request.steps[0].step)
         for n, line in enumerate(request.steps):
             validation.integer(f"steps[{n}].step", line.step, first + n, first + n)
             for name in line.instance_ids:
@@ -158,7 +158,7 @@ class Sessions:
     async def mark_trained(self, request: broker_pb2.MarkTrainedRequest) -> broker_pb2.MarkTrainedResponse:
         """Record that a step's batch is in the weights."""
         run_id = validation.name("run_id", request.run_id)
-        validation.integer("step", request.step, 0)
+        validation.version("step", request.step)
         reply = await self._store.run(
             "mark_trained", run_id, request.session_epoch, request.step, *request.instance_ids
         )
@@ -168,7 +168,7 @@ class Sessions:
     async def commit(self, request: broker_pb2.CommitRequest) -> broker_pb2.CommitResponse:
         """Let go of the groups of all steps below `step`."""
         run_id = validation.name("run_id", request.run_id)
-        validation.integer("step", request.step, 0)
+        validation.version("step", request.step)
         return await self._commit(run_id, request.session_epoch, request.step)
 
     async def _commit(self, run_id: str, epoch: int, step: int, opening: bool = False) -> broker_pb2.CommitResponse:

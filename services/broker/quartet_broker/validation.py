@@ -1,6 +1,7 @@
 """What callers may send. Each check raises INVALID_ARGUMENT naming the field, what came and what is allowed."""
 
 import asyncio
+import math
 import re
 from collections.abc import Sized
 
@@ -20,6 +21,9 @@ _MAX_WAIT_SECONDS = 30.0
 _MARGIN_SECONDS = 0.25
 # Numbers go through Lua, whose integers are exact up to here.
 MAX_INTEGER = 2**53
+# More steps, and so policy versions, than a run can have.
+MAX_VERSION = 2**31 - 1
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 PURPOSES = frozenset(experience_pb2.Purpose.values())
 
 
@@ -31,9 +35,11 @@ def name(field: str, value: str) -> str:
 
 
 def identifier(field: str, value: str, most: int = 256) -> str:
-    """Check an id that a caller chose."""
+    """Check an id that a caller chose: its length, and that it is one line of text."""
     if not 1 <= len(value.encode()) <= most:
         raise invalid_argument(field, came=f"{len(value.encode())} bytes", allowed=f"1 to {most} bytes")
+    if _CONTROL.search(value):
+        raise invalid_argument(field, came=repr(value[:100]), allowed="no control characters")
     return value
 
 
@@ -42,6 +48,18 @@ def integer(field: str, value: int, least: int, most: int = MAX_INTEGER) -> int:
     if not least <= value <= most:
         allowed = f">= {least}" if most == MAX_INTEGER else f"{least} to {most}"
         raise invalid_argument(field, came=value, allowed=allowed)
+    return value
+
+
+def version(field: str, value: int, least: int = 0) -> int:
+    """Check a step or a policy version."""
+    return integer(field, value, least, MAX_VERSION)
+
+
+def finite(field: str, value: float, least: float = -math.inf) -> float:
+    """Check a real number."""
+    if not (math.isfinite(value) and value >= least):
+        raise invalid_argument(field, came=value, allowed="a finite number" + ("" if least < 0 else f" >= {least:g}"))
     return value
 
 
@@ -80,7 +98,7 @@ def instance(field: str, value: experience_pb2.PromptInstance, evaluation_set: s
     if value.evaluation_id:
         raise invalid_argument(f"{field}.evaluation_id", came=repr(value.evaluation_id), allowed="empty: the broker's")
     if value.HasField("pinned_version"):
-        integer(f"{field}.pinned_version", value.pinned_version, -1)
+        version(f"{field}.pinned_version", value.pinned_version, -1)
         if value.pinned_version >= 0 and value.purpose != experience_pb2.PURPOSE_SERVE:
             raise invalid_argument(
                 f"{field}.pinned_version", came=value.pinned_version, allowed="unset or -1, unless PURPOSE_SERVE"

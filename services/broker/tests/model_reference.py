@@ -265,7 +265,12 @@ class Reference(Books):
             return "NO_ROOM"
         self.forget_lease(group)
         group.unscored = 0
-        group.state, group.size, group.version, group.finished = "READY", size, oldest, self.clock.now
+        group.state, group.size, group.version, group.finished = (
+            "READY",
+            size,
+            min(oldest, self.version),
+            self.clock.now,
+        )
         self.ready.append(name)
         self.put_count += 1
         self.put_bytes += size

@@ -29,6 +29,9 @@ _PAUSE_MODES: dict[int, PauseMode] = {
     rollout_pb2.PAUSE_MODE_WAIT: "wait",
     rollout_pb2.PAUSE_MODE_ABORT: "abort",
 }
+# More epochs, and more policy versions, than a run can have; and a day.
+_MAX_VERSION = 2**31 - 1
+_MAX_TIMEOUT_SECONDS = 86400.0
 
 
 class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
@@ -150,22 +153,22 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
     def _updates_of(self, request) -> WeightUpdates:
         if request.run_id != self._state.run_id:
             raise failed_precondition("run_id", f"{self._state.works_for}, the call is about '{request.run_id}'")
-        if request.group_epoch < 0:
-            raise invalid_argument("group_epoch", request.group_epoch, "an integer >= 0")
+        if not 0 <= request.group_epoch <= _MAX_VERSION:
+            raise invalid_argument("group_epoch", request.group_epoch, f"0 to {_MAX_VERSION}")
         if self.updates is None:
             raise unavailable("engine", "it is still loading", retry_after_seconds=1.0)
         return self.updates
 
     def _timeout(self, duration) -> float:
         seconds = to_seconds(duration)
-        if seconds < 0:
-            raise invalid_argument("timeout", f"{seconds:g} s", "above 0, or unset")
+        if not 0 <= seconds <= _MAX_TIMEOUT_SECONDS:
+            raise invalid_argument("timeout", f"{seconds:g} s", f"above 0 to {_MAX_TIMEOUT_SECONDS:g} s, or unset")
         return seconds or self._section.weight_update_timeout_seconds
 
 
 def _policy_version(request) -> int:
-    if request.policy_version < 0:
-        raise invalid_argument("policy_version", request.policy_version, "an integer >= 0")
+    if not 0 <= request.policy_version <= _MAX_VERSION:
+        raise invalid_argument("policy_version", request.policy_version, f"0 to {_MAX_VERSION}")
     return request.policy_version
 
 

@@ -138,10 +138,9 @@ class WeightUpdates:
                 f"{info.rank} of {info.world_size}",
                 f"1 to {info.world_size - ranks}: this rollout takes {ranks}",
             )
-        if info.epoch < self._newest_epoch:
-            raise failed_precondition(
-                "group_epoch", f"epoch {info.epoch} is older than {self._newest_epoch}, which this rollout knows"
-            )
+        newest = max(self._newest_epoch, self.epoch)
+        if info.epoch < newest:
+            raise failed_precondition("group_epoch", f"epoch {info.epoch} is older than this rollout's, {newest}")
         number = self._run_number
         async with self._lock:
             self._require_run(number)
@@ -150,7 +149,7 @@ class WeightUpdates:
             if self._update is not None:
                 await self._interrupt(self._update, f"group epoch {info.epoch} began")
             await self._leave(f"group epoch {info.epoch} began")
-            self._info, self._newest_epoch, self.state = info, info.epoch, GroupState.JOINING
+            self._info, self.state = info, GroupState.JOINING
             self._joining = self._spawn(self._meet(info), f"join weight group {info.epoch}")
         log.info("joining weight group", extra={"epoch": info.epoch, "rank": info.rank, "world_size": info.world_size})
         return ranks
@@ -165,7 +164,8 @@ class WeightUpdates:
             self._set_apart(f"joining it failed: {reason}")
             await self._engine.leave_weight_group()
         else:
-            self.state = GroupState.JOINED
+            # Only now: an invitation to a group that never forms must not rule out the epochs before it.
+            self._newest_epoch, self.state = info.epoch, GroupState.JOINED
             log.info("joined weight group", extra={"epoch": info.epoch})
 
     async def begin(self, request: UpdateRequest) -> int:

@@ -100,10 +100,12 @@ local function put(n)
   if open_bytes + bytes > room_bytes and stored >= step then return 'NO_ROOM' end
   if h[9] then drop_unscored(id) end
 
-  -- What a batch needs to know of its groups stands in their tickets.
-  local stream = ready(ARGV[n + 3])
+  -- What a batch needs to know of its groups stands in their tickets. Weights newer than the run's, which there are
+  -- after a rewind, do not come before those of the run.
+  local order = string.format('%d', math.min(oldest, version))
+  local stream = ready(order)
   if not listed[stream] then
-    call('ZADD', READY, oldest, ARGV[n + 3])
+    call('ZADD', READY, order, order)
     listed[stream] = true
   end
   local ticket = call('XADD', P .. stream, '*', 'i', id, 's', name, 'b', bytes)

@@ -137,8 +137,7 @@ def join_request(epoch: int = 1, **fields) -> rollout_pb2.JoinWeightGroupRequest
         secret=b"s",
     )
     request.timeout.seconds = 5
-    for name, value in fields.items():
-        setattr(request, name, value)
+    request.MergeFrom(rollout_pb2.JoinWeightGroupRequest(**fields))
     return request
 
 

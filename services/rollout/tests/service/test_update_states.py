@@ -8,6 +8,7 @@ import pytest
 from conftest import begin_request, finish_request, instance, join_request
 from quartet.v1 import rollout_pb2
 
+from quartet_common.durations import to_duration
 from quartet_common.errors import describe
 from quartet_rollout.engines import WeightInstallError, WeightTransferError
 
@@ -183,8 +184,34 @@ async def test_an_older_epoch_is_refused(joined):
     sentence = await refused(
         world.stub.JoinWeightGroup(join_request(2), timeout=5), grpc.StatusCode.FAILED_PRECONDITION
     )
-    assert "2 is older than 3" in sentence
+    assert "2 is older than this rollout's, 3" in sentence
     await refused(world.stub.BeginWeightUpdate(begin_request(1), timeout=5), grpc.StatusCode.FAILED_PRECONDITION)
+
+
+async def test_an_invitation_to_a_group_that_never_forms_rules_out_no_later_one(world):
+    world.engine.meet.clear()
+    await world.start()
+    await world.until(lambda: world.service._servicer.updates is not None)
+    await world.stub.JoinWeightGroup(join_request(2**31 - 1, timeout=to_duration(0.01)), timeout=5)
+    begin = world.stub.BeginWeightUpdate(begin_request(1, epoch=2**31 - 1), timeout=15)
+    assert "not all ranks met" in await refused(begin, grpc.StatusCode.FAILED_PRECONDITION)
+    world.engine.meet.set()
+    await world.stub.JoinWeightGroup(join_request(1), timeout=5)
+    await world.stub.BeginWeightUpdate(begin_request(1), timeout=5)
+
+
+@pytest.mark.parametrize(
+    "request_, field",
+    [
+        (join_request(2**62), "group_epoch"),
+        (join_request(timeout=to_duration(1e9)), "timeout"),
+        (begin_request(2**53), "policy_version"),
+        (begin_request(1, seconds=10**9), "timeout"),
+    ],
+)
+async def test_numbers_that_no_run_can_have_are_refused_by_field(joined, request_, field):
+    call = joined.stub.JoinWeightGroup if hasattr(request_, "store_port") else joined.stub.BeginWeightUpdate
+    assert field in await refused(call(request_, timeout=5), grpc.StatusCode.INVALID_ARGUMENT)
 
 
 async def test_the_same_epoch_on_another_store_is_a_new_group(joined):
