@@ -162,7 +162,7 @@ async def test_a_program_cannot_put_its_own_names_in_the_place_of_the_tests(sand
         ("assert 1 == 2", "before it called the program"),
         ("import no_such_module", "before it called the program, the test ended with ModuleNotFoundError"),
         ("def helper(): pass", "without calling the program"),
-        ("def check(one, two): pass", "check takes one function"),
+        ("def check(one, two): pass", "check takes a function"),
         ("while True: pass", "before it asked the program anything"),
     ],
 )

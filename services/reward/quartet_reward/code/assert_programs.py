@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from quartet_reward.code import unittest_cases, usual_imports
 from quartet_reward.code.names import Names, read_names
-from quartet_reward.code.report import Finding, Verdict
+from quartet_reward.code.report import Finding, Verdict, describe, tell_begun
 
 if TYPE_CHECKING:
     from quartet_reward.code.judge_side import Program
@@ -33,16 +33,22 @@ def judge(program: "Program", source: str, entry_point: str) -> None:
     namespace: dict[str, Any] = {"__name__": "__test__"}
     namespace |= {name: usual_imports.NAMES[name] for name in names.usual}
     namespace |= {name: _module(name) for name in names.modules}
-    found, under_test = program.begin(names.unknown | names.hidden, entry_point)
+    wanted = names.unknown | names.hidden
+    if names.uncalled.get("check") and not entry_point and len(wanted) != 1:
+        raise Verdict(Finding.BAD_TEST, "check takes a function, which reference.entry_point has to name")
+    found, function = program.begin(wanted, entry_point)
     if names.hidden and len(found) > 1:
         raise Verdict(Finding.WRONG, f"the program defines {' and '.join(found)}; the test calls the builtins")
+    if wanted and not (found or entry_point):
+        raise _undefined(wanted)
     namespace |= found
-    lacking = sorted(names.unknown - set(found))
-    if not entry_point:
-        under_test = _only(found, lacking)
+    lacking = names.unknown - set(found)
+    if not entry_point and len(wanted) == 1:
+        (function,) = found.values()
+    tell_begun(program.was_called())
     try:
         exec(code, namespace)
-        _run_functions(namespace, names, under_test)
+        _run_functions(namespace, names, function)
         if "unittest" in sys.modules:
             unittest_cases.run(namespace)
     except Verdict:
@@ -53,6 +59,8 @@ def judge(program: "Program", source: str, entry_point: str) -> None:
     except BaseException as error:
         raise _verdict(error, program, lacking) from None
     if not program.was_called():
+        if lacking:
+            raise _undefined(lacking)
         raise Verdict(Finding.BAD_TEST, "the test program ended without calling the program")
 
 
@@ -64,18 +72,15 @@ def _run_functions(namespace: dict[str, Any], names: Names, under_test: Any) -> 
             continue
         required = function.__code__.co_argcount - len(function.__defaults__ or ())
         if name == "check":
-            if required > 1 or (required == 1 and under_test is None):
-                raise Verdict(Finding.BAD_TEST, "check takes one function, which reference.entry_point has to name")
+            if required > 1:
+                raise Verdict(Finding.BAD_TEST, f"check takes one function; it takes {required}")
             function(*[under_test] * required)
         elif required == 0:
             function()
 
 
-def _only(found: dict[str, Any], lacking: list[str]) -> Any:
-    """The function under test where the reference does not name it."""
-    if lacking and not found:
-        raise Verdict(Finding.RAISED, f"the program does not define {' or '.join(lacking)}, which the test uses")
-    return next(iter(found.values())) if len(found) == 1 else None
+def _undefined(names: set[str]) -> Verdict:
+    return Verdict(Finding.RAISED, f"the program does not define {' or '.join(sorted(names))}, which the test uses")
 
 
 def _module(name: str) -> Any:
@@ -85,15 +90,16 @@ def _module(name: str) -> Any:
         raise Verdict(Finding.BAD_TEST, f"the test program's module {name} cannot be imported: {error}") from None
 
 
-def _verdict(error: BaseException, program: "Program", lacking: list[str]) -> Verdict:
-    shown = f"{type(error).__name__}: {error}"[:300]
-    line = _line(error)
+def _verdict(error: BaseException, program: "Program", lacking: set[str]) -> Verdict:
+    shown, line = describe(error), _line(error)
     if getattr(error, "from_other_side", False):
         if isinstance(error, MemoryError):
             return Verdict(Finding.OUT_OF_MEMORY, f"the program ran out of memory {line}")
         return Verdict(Finding.RAISED, f"the program raised {shown} {line}")
     if isinstance(error, NameError) and error.name in lacking:
-        return Verdict(Finding.RAISED, f"the program does not define '{error.name}', which the test uses {line}")
+        return _undefined({error.name})
+    if lacking and not program.was_called():
+        return _undefined(lacking)
     if isinstance(error, AssertionError) and program.was_called():
         return Verdict(Finding.WRONG, f"the assertion {line} fails")
     if program.was_called():

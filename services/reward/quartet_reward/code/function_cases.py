@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from quartet_reward.code.report import Finding, Verdict, count_passed
-from quartet_reward.code.special_judge import accepts, load, require_usable
+from quartet_reward.code.report import Finding, Verdict, count_passed, describe
+from quartet_reward.code.special_judge import Check, accepts, load, require_usable
 from quartet_reward.code.values import plain, same, same_in_any_order
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ def judge(
     check = load(checker) if checker else None
     readings = _readings([given for given, _ in cases], arguments)
     expected_results = [_loads(text) for _, text in cases]
+    if check is not None:
+        readings = _usable(check, readings, [given for given, _ in cases], expected_results)
     program.begin()
     reading = _fitting(readings, program, entry_point, cases[0][0])
     # Some data wraps every result into a list of one.
@@ -44,8 +46,6 @@ def judge(
         where = f"case {index + 1} of {len(cases)}"
         if index:
             program.begin_case()
-        if check is not None:
-            require_usable(check, reading(given), expected)
         found = _call(program, entry_point, reading(given), where)
         if check is not None:
             right = accepts(check, reading(given), found, expected)
@@ -61,7 +61,7 @@ def _same(found: Any, allowed: list[Any], tolerance: float, any_order: bool) -> 
     try:
         result = plain(found)
         return any(compare(result, plain(each), tolerance) for each in allowed)
-    except (RecursionError, ValueError):  # nested deeper, or a longer number, than any expected result
+    except Exception:  # no value that comes from JSON: a signaling NaN, nested too deep, a number too long
         return False
 
 
@@ -80,8 +80,7 @@ def _call(program: "Program", entry_point: str, arguments: list, where: str) -> 
     except MemoryError:
         raise Verdict(Finding.OUT_OF_MEMORY, f"{where}: the program ran out of memory") from None
     except Exception as error:
-        shown = f"{type(error).__name__}: {error}"[:_SHOWN]
-        raise Verdict(Finding.RAISED, f"{where}: the program raised {shown}") from None
+        raise Verdict(Finding.RAISED, f"{where}: the program raised {describe(error)}") from None
 
 
 Reading = Callable[[str], list]
@@ -103,6 +102,21 @@ def _readings(inputs: list[str], arguments: str) -> list[Reading]:
     if None in lengths or len(lengths) > 1:
         return [_one_a_line]
     return [_list_of_all, _one_a_line]
+
+
+def _usable(check: Check, readings: list[Reading], inputs: list[str], expected_results: list[Any]) -> list[Reading]:
+    """The readings with which the checker accepts every expected result. Raises Verdict if there are none."""
+    usable, refusal = [], None
+    for reading in readings:
+        try:
+            for given, expected in zip(inputs, expected_results, strict=True):
+                require_usable(check, reading(given), expected)
+            usable.append(reading)
+        except Verdict as verdict:
+            refusal = refusal or verdict
+    if refusal and not usable:
+        raise refusal
+    return usable
 
 
 def _fitting(readings: list[Reading], program: "Program", entry_point: str, given: str) -> Reading:

@@ -8,10 +8,9 @@ from typing import Any, NoReturn
 
 from quartet_reward.code import assert_programs, function_cases, report, special_judge
 from quartet_reward.code.channel import Channel, Gone, Late, Malformed, TooLarge
-from quartet_reward.code.handles import Remote
 from quartet_reward.code.peer import Peer, from_other_side
-from quartet_reward.code.proxies import JUDGE_PROXIES
-from quartet_reward.code.report import Finding, Report, Verdict
+from quartet_reward.code.proxies import JUDGE_PROXIES, ProgramCallable
+from quartet_reward.code.report import Finding, Report, Verdict, describe
 
 PEER_DESCRIPTOR = 3
 
@@ -19,10 +18,15 @@ PEER_DESCRIPTOR = 3
 class Program:
     """The program under test, as the tests see it."""
 
-    def __init__(self, seconds: float, total_seconds: float, channel: Channel):
-        """`seconds`: how long the program may take for a case; the first one includes its start."""
+    def __init__(self, seconds: float, total_seconds: float, channel: Channel, own_data: bool = False):
+        """
+        Args:
+            seconds: how long the program may take for a case; the first one includes its start.
+            own_data: all that it is given comes from the reference.
+        """
         self._channel = channel
         self._peer = _UnforgivingPeer(self._channel, _serve, JUDGE_PROXIES)
+        self._peer.own_data = own_data
         self._seconds = seconds
         self._last = time.monotonic() + total_seconds
         self._asked = False
@@ -36,6 +40,7 @@ class Program:
         Raises:
             Verdict: it does not compile, raises, or has no such function.
         """
+        report.tell_begun()
         self.begin_case()
         message = _or_end(self._channel.receive)
         if message.get("compile_error") is not None:
@@ -45,7 +50,7 @@ class Program:
         except MemoryError:
             raise Verdict(Finding.OUT_OF_MEMORY, "the program ran out of memory") from None
         except Exception as error:
-            raise Verdict(Finding.RAISED, f"the program raised {_shown(error)}") from None
+            raise Verdict(Finding.RAISED, f"the program raised {describe(error)}") from None
         match answer:
             case (dict(found), [*functions]) if set(found) <= set(names):
                 pass
@@ -53,7 +58,11 @@ class Program:
                 raise Verdict(Finding.WRONG, "the program's process sent what is no answer")
         if path and not functions:
             raise Verdict(Finding.RAISED, f"the program does not define '{path}'")
-        self._asked = any(not isinstance(each, Remote) for each in [*found.values(), *functions])
+        # Of distinct functions a test learns nothing but by calling them.
+        proxies = [*found.values(), *functions]
+        self._asked = len(set(map(id, found.values()))) < len(found) or any(
+            type(each) is not ProgramCallable for each in proxies
+        )
         return found, functions[0] if path else None
 
     def begin_case(self) -> None:
@@ -65,7 +74,7 @@ class Program:
         try:
             return self._ask("find", path, True)
         except Exception as error:
-            raise Verdict(Finding.RAISED, f"the program has no '{path}': {_shown(error)}") from None
+            raise Verdict(Finding.RAISED, f"the program has no '{path}': {describe(error)}") from None
 
     def accepts(self, function: Any, count: int) -> bool:
         """True if the function says that it can be called with so many arguments."""
@@ -86,13 +95,20 @@ class _UnforgivingPeer(Peer):
     """What ends the judgment does so at once: a test that expects an exception might take it for the program's."""
 
     called = False
+    own_data = False
+    """Whether all that the program is given comes from the reference."""
 
     def ask(self, number: int | None, operation: str, *arguments: Any, **named: Any) -> Any:
-        if number is not None and not self.called:
+        first = number is not None and not self.called
+        if first:
             self.called = True
             report.tell_begun()
         try:
             return _or_end(lambda: Peer.ask(self, number, operation, *arguments, **named))
+        except TooLarge as error:
+            # What a test passes later may be made of what the program answered.
+            finding = Finding.BAD_TEST if first or self.own_data else Finding.WRONG
+            _end(Report(finding, f"the test's arguments are too large: {error}"))
         except (StopIteration, StopAsyncIteration) as error:
             if operation == "next":
                 raise
@@ -112,7 +128,8 @@ def last_word_on(task: dict[str, Any], descriptor: int) -> Report:
         if kind == "output":
             special_judge.judge_output(**rest)
         else:
-            program = Program(task["seconds"], task["total_seconds"], Channel(descriptor))
+            own_data = kind == "function_cases" and not task["checker"]
+            program = Program(task["seconds"], task["total_seconds"], Channel(descriptor), own_data)
             _KINDS[kind](program, **rest)
     except Verdict as verdict:
         return verdict.report
@@ -144,14 +161,8 @@ def _or_end(work: Callable[[], Any]) -> Any:
         _end(Report(Finding.GONE, "the program's process ended before it had answered"))
     except Late:
         _end(Report(Finding.LATE, "the program did not answer in time"))
-    except TooLarge as error:
-        _end(Report(Finding.BAD_TEST, f"the test's arguments are too large: {error}"))
 
 
 def _end(last: Report) -> NoReturn:
     report.tell(last)
     os._exit(0)
-
-
-def _shown(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:300]

@@ -1,4 +1,8 @@
-"""Reads what a judge reported, and what the lack of a report means."""
+"""Reads what a judge reported, and what the lack of a report means.
+
+Whatever a program returns, raises or does is an outcome of that program. A failure is what would be so with any other
+program: tests that cannot be used, and a judge that ended before it had asked the program anything.
+"""
 
 from quartet.v1 import reward_pb2
 
@@ -30,7 +34,10 @@ def last_word(judge: Execution) -> Report | Outcome:
         raise bad_reference(f"the test exceeded its limits before it asked the program anything: {limits.reason}")
     how = f"signal {judge.signal}" if judge.ending is Ending.SIGNALLED else f"status {judge.exit_code}"
     said = judge.stderr[-500:].decode(errors="replace").strip()
-    raise VerifierFailure(reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, f"the judge ended with {how}: {said}")
+    reason = f"the judge ended with {how}: {said}"
+    if begun:
+        return Outcome(reward_pb2.OUTCOME_INCORRECT, f"judging what it answered: {reason}")
+    raise VerifierFailure(reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, reason)
 
 
 def outcome_of(last: Report) -> Outcome:

@@ -23,15 +23,15 @@ class Names:
     """Names that only the program under test can define."""
     hidden: set[str]
     """Builtins that it calls, if nothing names a function under test: a program may define one of them."""
-    uncalled: list[str]
-    """Its `check` and `test_…` functions that it does not call itself."""
+    uncalled: dict[str, bool]
+    """Its `check` and `test_…` functions that it does not call itself, and whether they take anything."""
 
 
 def read_names(source: str, file: str, entry_point: str) -> Names:
     """Read a test program that compiles."""
     table = symtable.symtable(source, file, "exec")
     used, bound = _used_and_bound(table)
-    functions = [each.get_name() for each in table.get_children() if each.get_type() == "function"]
+    functions = {each.get_name(): each for each in table.get_children() if isinstance(each, symtable.Function)}
     outside = used - bound
     modules = outside & sys.stdlib_module_names - {entry_point}
     called: set[str] = set()
@@ -52,7 +52,11 @@ def read_names(source: str, file: str, entry_point: str) -> Names:
         usual,
         unknown,
         hidden=set() if named or unknown else {name for name in called & outside if hasattr(builtins, name)},
-        uncalled=[name for name in functions if name not in used and (name == "check" or name.startswith("test_"))],
+        uncalled={
+            name: bool(each.get_parameters())
+            for name, each in functions.items()
+            if name not in used and (name == "check" or name.startswith("test_"))
+        },
     )
 
 

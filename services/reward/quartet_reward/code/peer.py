@@ -4,7 +4,7 @@ import builtins
 from collections.abc import Callable
 from typing import Any
 
-from quartet_reward.code.channel import Channel, Malformed, TooLarge
+from quartet_reward.code.channel import Channel, Gone, Late, Malformed
 from quartet_reward.code.handles import Handles, Kind, Remote
 from quartet_reward.code.plain import Decoder, Encoder
 
@@ -95,22 +95,21 @@ class Peer:
         if type(operation) is not str:
             raise Malformed("an operation has a name")
         target = None if number is None else self.handles.lent(number)[0]
-        raised = None
         try:
-            value = self._serve(target, operation, arguments, named)
-        except Malformed:
+            self._reply(message, decoder.containers, self._serve(target, operation, arguments, named))
+        except (Malformed, Gone, Late):
             raise
         except Exception as error:
-            raised, value = _names(error), _sayable(error.args)
-        try:
-            reply = self._reply(message, decoder.containers, value)
-        except (TooLarge, RecursionError) as error:
-            raised, reply = _names(error), self._reply(message, [], (str(error),))
-        if raised is not None:
-            reply["raised"] = raised
-        self.channel.send(reply)
+            try:
+                self._reply(message, decoder.containers, _sayable(error), raised=_names(error))
+            except (Gone, Late):
+                raise
+            except Exception as refusal:  # what it changed cannot cross either
+                self._reply(message, [], _sayable(refusal), raised=_names(refusal))
 
-    def _reply(self, message: dict[str, Any], containers: list[Any], value: Any) -> dict[str, Any]:
+    def _reply(
+        self, message: dict[str, Any], containers: list[Any], value: Any, raised: list[str] | None = None
+    ) -> None:
         encoder = Encoder(self.handles, containers)
         word = encoder.value(value)
         changed = []
@@ -119,15 +118,20 @@ class Peer:
             # As text: 1, 1.0 and True are equal, and not the same.
             if repr(node) != repr(message["nodes"][number]):
                 changed.append([number, node])
-        return {"answer": message.get("question"), "value": word, "nodes": encoder.nodes(), "changed": changed}
+        reply = {"answer": message.get("question"), "value": word, "nodes": encoder.nodes(), "changed": changed}
+        self.channel.send(reply if raised is None else {**reply, "raised": raised})
 
 
 def _names(error: BaseException) -> list[str]:
     return [each.__name__ for each in type(error).__mro__ if _EXCEPTIONS.get(each.__name__) is each]
 
 
-def _sayable(arguments: tuple) -> tuple:
-    return tuple(each if type(each) in (int, float, str, bool, type(None)) else str(each) for each in arguments)
+def _sayable(error: Exception) -> tuple:
+    """Return an exception's arguments as plain data, or nothing where its own `args` or their `__str__` raise."""
+    try:
+        return tuple(each if type(each) in (int, float, str, bool, type(None)) else str(each) for each in error.args)
+    except Exception:
+        return ()
 
 
 def _exception(names: Any, arguments: Any) -> Exception:
@@ -138,7 +142,7 @@ def _exception(names: Any, arguments: Any) -> Exception:
         raise Malformed(f"{str(names)[:80]} is no exception that may be raised")
     try:
         error = kind(*arguments)
-    except TypeError:  # some take arguments of a certain form
+    except Exception:  # some take arguments of a certain form
         error = kind.__new__(kind)
     return from_other_side(error)
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 REPORT_DESCRIPTOR = 4
 _LONGEST_REASON = 600
+_LONGEST_ERROR = 300
 
 _passed: int | None = None  # of the judgment under way
 
@@ -47,12 +48,21 @@ class Verdict(Exception):
 
     def __init__(self, finding: Finding, reason: str):
         super().__init__(reason)
-        self.report = Report(finding, reason[:_LONGEST_REASON])
+        self.report = Report(finding, reason)
 
 
-def tell_begun() -> None:
-    """Tell that the program was asked something: what takes long from now on may be its doing."""
-    _write({"begun": True})
+def describe(error: BaseException) -> str:
+    """Return an exception's type and text, without the text if that raises: what it is made of may be the program's."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"[:_LONGEST_ERROR]
+    except Exception:
+        return name
+
+
+def tell_begun(begun: bool = True) -> None:
+    """Tell that what happens from now on may be the program's doing; with False, that it is the test's own."""
+    _write({"begun": begun})
 
 
 def count_passed(cases: int | None) -> None:
@@ -63,7 +73,8 @@ def count_passed(cases: int | None) -> None:
 
 def tell(report: Report, again: bool = False) -> None:
     """Tell the last word. `again`: this process may judge once more."""
-    _write({**asdict(replace(report, passed=_passed)), "again": again})
+    reason = report.reason[:_LONGEST_REASON]
+    _write({**asdict(replace(report, passed=_passed, reason=reason)), "again": again})
 
 
 def _write(message: dict) -> None:
@@ -71,7 +82,7 @@ def _write(message: dict) -> None:
 
 
 def read(written: bytes) -> tuple[bool, Report | None]:
-    """Return whether the program was asked anything, and the last word, if the judge came to one.
+    """Return whether what happened last may be the program's doing, and the last word, if the judge came to one.
 
     Raises:
         ValueError: no judge writes so.
@@ -82,5 +93,5 @@ def read(written: bytes) -> tuple[bool, Report | None]:
         if "finding" in message:
             last = Report(Finding(message["finding"]), message["reason"], message.get("passed"))
         else:
-            begun = True
+            begun = message["begun"]
     return begun, last

@@ -7,7 +7,7 @@ functions they are the list of arguments, the result and the expected result. It
 from collections.abc import Callable
 from typing import Any
 
-from quartet_reward.code.report import Finding, Verdict, tell_begun
+from quartet_reward.code.report import Finding, Verdict, describe, tell_begun
 
 Check = Callable[[Any, Any, Any], bool]
 
@@ -18,7 +18,7 @@ def load(source: str) -> Check:
     try:
         exec(compile(source, "<checker>", "exec", dont_inherit=True), namespace)
     except Exception as error:
-        raise Verdict(Finding.BAD_TEST, f"the checker program fails: {type(error).__name__}: {error}") from None
+        raise Verdict(Finding.BAD_TEST, f"the checker program fails: {describe(error)}") from None
     function = namespace.get("check")
     if not callable(function):
         raise Verdict(Finding.BAD_TEST, "the checker program defines no function check(input, output, expected)")
@@ -42,7 +42,7 @@ def require_usable(check: Check, given: Any, expected: Any) -> None:
     try:
         accepted = check(given, expected, expected)
     except Exception as error:
-        raise Verdict(Finding.BAD_TEST, f"the checker raises on the expected answer: {_shown(error)}") from None
+        raise Verdict(Finding.BAD_TEST, f"the checker raises on the expected answer: {describe(error)}") from None
     if not accepted:
         raise Verdict(Finding.BAD_TEST, "the checker does not accept the expected answer")
 
@@ -52,7 +52,7 @@ def accepts(check: Check, given: Any, output: Any, expected: Any) -> bool:
     try:
         return check(given, output, expected)
     except Exception as error:
-        raise Verdict(Finding.WRONG, f"the checker cannot read the answer: {_shown(error)}") from None
+        raise Verdict(Finding.WRONG, f"the checker cannot read the answer: {describe(error)}") from None
 
 
 def judge_output(checker: str, input: str, output: str, expected: str) -> None:
@@ -62,7 +62,3 @@ def judge_output(checker: str, input: str, output: str, expected: str) -> None:
     tell_begun()
     if not accepts(check, input, output, expected):
         raise Verdict(Finding.WRONG, "the checker does not accept the output")
-
-
-def _shown(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:300]

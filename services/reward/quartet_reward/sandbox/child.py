@@ -8,6 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 from quartet_reward.sandbox.confine import PAYLOAD, STATUS
 
@@ -62,11 +63,12 @@ def _guarded(work: Callable[[], object]) -> int:
         work()
     except SystemExit as error:
         _guarded(_flush)
-        if error.code is None:
+        code: Any = error.code
+        if code is None:
             return 0
-        if isinstance(error.code, int):
-            return error.code & 0xFF
-        os.write(2, f"{error.code}\n".encode(errors="replace"))
+        if issubclass(type(code), int):  # whatever it calls its __class__
+            return int.__and__(code, 0xFF)
+        os.write(2, f"{code}\n".encode(errors="replace"))
         return 1
     except BaseException as error:
         if isinstance(error, MemoryError):

@@ -128,7 +128,8 @@ class JobRun:
     def execution(self) -> Execution:
         """Return how it ended, after `ended`. Raises SandboxUnavailable."""
         status = bytes(self._status.data)
-        if not self._problem and not status.startswith(child.READY):
+        unneeded = self._doomed and not (self._killed_for or status)  # and killed before it began
+        if not self._problem and not unneeded and not status.startswith(child.READY):
             self._problem = f"no confinement: {status.decode(errors='replace') or 'the process died'}"
         if self._problem:
             raise SandboxUnavailable(self._problem)

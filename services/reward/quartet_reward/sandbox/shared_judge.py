@@ -16,7 +16,7 @@ _MOST_JUDGMENTS = 1000
 _EVER = 1e9
 LEAST_MEMORY_BYTES = 256 << 20
 """With less, what one judgment leaves in memory could count in the next."""
-_LARGEST_WORD = 4096
+_LARGEST_WORD = 1 << 16
 
 
 def job(memory_bytes: int) -> Job:
