@@ -7,6 +7,7 @@ from quartet.v1 import broker_pb2
 
 from quartet_common import tracing
 from quartet_common.log import get_logger, log_fields
+from quartet_common.text import encodable, error_text
 from quartet_rollout.concurrency import Concurrency
 from quartet_rollout.environments import Environments
 from quartet_rollout.group import GivenBack, Group, Stage, pinned_version
@@ -18,6 +19,8 @@ from quartet_rollout.state import RolloutState
 from quartet_rollout.telemetry import GROUPS, LEASES
 
 log = get_logger(__name__)
+
+_LONGEST_FAILURE = 2000
 
 
 class Groups:
@@ -141,7 +144,7 @@ class Groups:
             await self._give_back(lease, "the broker refused it", f"put refused: {error}", permanent=False)
         except Exception as error:  # one prompt must not stop the service; the failure counts, and is seen
             log.exception("a group failed", extra={"group": lease.instance.instance_id})
-            await self._give_back(lease, "failed", f"rollout: {type(error).__name__}: {error}", permanent=False)
+            await self._give_back(lease, "failed", f"rollout: {error_text(error)}", permanent=False)
 
     def _settled(self, lease: broker_pb2.PromptLease, outcome: int) -> None:
         self._keeper.settled(lease.lease_id)
@@ -163,7 +166,10 @@ class Groups:
             extra={"group": lease.instance.instance_id, "attempt": lease.attempt, "permanent": permanent},
         )
         release = broker_pb2.LeaseRelease(
-            lease_id=lease.lease_id, failure=failure, permanent=permanent, unscored=unscored
+            lease_id=lease.lease_id,
+            failure=encodable(failure, _LONGEST_FAILURE),
+            permanent=permanent,
+            unscored=unscored,
         )
         if unscored:
             await self._keeper.set_aside(release)

@@ -3,11 +3,17 @@
 A verifier's failure is tried again and in the end handed to the caller as `ScoringFailed`: it never becomes a number.
 While the service cannot be reached items wait, and count no attempt.
 
+A stream that breaks does not say why: the service was restarted, or an item broke it, perhaps by ending the process.
+What was under way is sent again. Items under which two streams broke are suspects: a few are sent together, after a
+third break each is sent alone, and meanwhile nothing else. A break under a suspect that is alone counts an attempt for
+it. So an item that breaks every stream ends as a failure, and the others get their scores.
+
 A message costs more than most verifications: what finishes within a few milliseconds travels in one, to services that
 know such messages, and comes back in few.
 """
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,9 +22,11 @@ import grpc
 from quartet.v1 import common_pb2, reward_pb2, reward_pb2_grpc
 
 from quartet_common.diagnosis import Peer
+from quartet_common.errors import describe, is_answer
 from quartet_common.handshake import WaitingFor, handshake
 from quartet_common.log import get_logger
 from quartet_common.outage import Outage
+from quartet_common.values import LARGEST_FLOAT32
 from quartet_rollout.config import ScoringSection
 from quartet_rollout.state import RolloutState
 from quartet_rollout.telemetry import SCORING_RETRIES, SCORING_SECONDS
@@ -30,8 +38,12 @@ BATCHES = "score_stream.batches"
 """Capability of a reward service that reads ScoreStreamRequest.items."""
 _GATHER_SECONDS = 0.005
 _MOST_ITEMS = 256
-_ENOUGH_BYTES = 4 << 20
-"""A message of so many bytes goes off as it is, far below what services take."""
+_MOST_BYTES = 4 << 20
+"""Of a message of several items, far below what services take."""
+_SUSPICIOUS = 2
+"""Streams that broke under an item that is a suspect."""
+_MOST_SUSPECTS = 16
+"""Sent together, if no other stream broke under them."""
 
 
 class ScoringFailed(Exception):
@@ -49,6 +61,12 @@ class _Item:
     submitted_at: float
     sent_at: float = 0.0
     attempts: int = 0
+    breaks: int = 0
+    """Streams that broke under it since the service answered about it last."""
+
+    @property
+    def suspect(self) -> bool:
+        return self.breaks >= _SUSPICIOUS
 
 
 class Scorer:
@@ -70,14 +88,17 @@ class Scorer:
         self._peer = peer
         self._thing = f"reward service at {peer.address}"
         self._outage = Outage()
-        self._unsent: asyncio.Queue[_Item] = asyncio.Queue()
+        self._unsent: asyncio.PriorityQueue[tuple[int, int, _Item]] = asyncio.PriorityQueue()
+        """By the streams that broke under them, then in order of arrival."""
         self._sent: dict[str, _Item] = {}
-        self._next_id = 0
+        self._all_answered = asyncio.Event()
+        self._all_answered.set()
+        self._numbers = itertools.count(1)
 
     def submit(self, item: reward_pb2.ScoreItem) -> "asyncio.Future[reward_pb2.Score]":
         """Have an item scored; its `item_id` is set here. The future raises ScoringFailed; cancel it to forget it."""
         future = asyncio.get_running_loop().create_future()
-        self._unsent.put_nowait(_Item(item, future, time.monotonic()))
+        self._line_up(_Item(item, future, time.monotonic()))
         return future
 
     async def run(self) -> None:
@@ -90,10 +111,9 @@ class Scorer:
                 await self._stream(batches=BATCHES in peer.capabilities)
             except grpc.RpcError as error:
                 self._set_ready(False)
+                self._broken(error)
                 if self._outage.to_be_logged():
                     log.warning("scoring waits: %s", await self._peer.explain_aside(error))
-            self._set_ready(False)
-            self._unsend()
             await self._outage.wait()
 
     def _set_ready(self, ready: bool) -> None:
@@ -105,72 +125,109 @@ class Scorer:
             self._state.reward_ready = ready
             self._state.changes.notify()
 
-    def _unsend(self) -> None:
-        """Line up again what was sent and not answered."""
-        sent, self._sent = self._sent, {}
-        for entry in sent.values():
-            self._unsent.put_nowait(entry)
+    def _line_up(self, entry: _Item) -> None:
+        self._unsent.put_nowait((entry.breaks, next(self._numbers), entry))
+
+    def _broken(self, error: grpc.RpcError) -> None:
+        """Line up again what was sent and not answered; a break that may be an item's doing is noted."""
+        sent, self._sent = list(self._sent.values()), {}
+        self._all_answered.set()
+        if _is_refusal(error):
+            noted = 0
+        elif len(sent) == 1 and sent[0].suspect:
+            self._again(sent[0], f"the score stream broke under it alone: {describe(error)}")
+            return
+        else:
+            noted = 1
+        for entry in sent:
+            entry.breaks += noted
+            self._line_up(entry)
 
     async def _stream(self, batches: bool) -> None:
+        """Send and receive until the stream ends. Raises grpc.RpcError."""
         call = self._stub.ScoreStream()
-        write = self._write_batches if batches else self._write
-        tasks = {asyncio.create_task(work) for work in (write(call), self._read(call), self._sweep())}
+        reading = asyncio.create_task(self._read(call))
+        tasks = {reading, asyncio.create_task(self._write(call, batches)), asyncio.create_task(self._sweep())}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            # The reader knows the status the stream ended with; the writer only that it ended.
             for task in done:
                 task.result()
-            code = await call.code()
-            if code != grpc.StatusCode.OK:
-                log.warning("the score stream ended", extra={"code": code.name, "details": await call.details()})
-        except (asyncio.InvalidStateError, grpc.aio.UsageError):  # a write after the end of the stream
-            log.debug("write on an ended score stream")
+            await reading  # the writer found the stream ended; the reader has the status
         finally:
             for task in tasks:
                 task.cancel()
             call.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
+    async def _write(self, call: grpc.aio.StreamStreamCall, batches: bool) -> None:
+        """Send what is lined up; return when the stream has ended."""
         while True:
-            entry = await self._unsent.get()
-            if not entry.score.done():
-                await call.write(reward_pb2.ScoreStreamRequest(item=self._send(entry)))
-
-    async def _write_batches(self, call: grpc.aio.StreamStreamCall) -> None:
-        while True:
-            entry = await self._unsent.get()
+            _, _, entry = await self._unsent.get()
             if entry.score.done():
                 continue
+            if suspect := entry.suspect:
+                try:
+                    await self._all_answered.wait()
+                except asyncio.CancelledError:
+                    self._line_up(entry)
+                    raise
             items = [self._send(entry)]  # at once: what is neither unsent nor sent would be lost with the stream
-            await asyncio.sleep(_GATHER_SECONDS)
-            size = items[0].ByteSize()
-            while len(items) < _MOST_ITEMS and size < _ENOUGH_BYTES and not self._unsent.empty():
-                entry = self._unsent.get_nowait()
-                if not entry.score.done():
-                    items.append(self._send(entry))
-                    size += items[-1].ByteSize()
-            await call.write(reward_pb2.ScoreStreamRequest(items=items))
+            if batches:
+                if not suspect:
+                    await asyncio.sleep(_GATHER_SECONDS)
+                self._add_others(items, entry.breaks if suspect else 0)
+            try:
+                await call.write(reward_pb2.ScoreStreamRequest(**({"items": items} if batches else {"item": items[0]})))
+            except (asyncio.InvalidStateError, grpc.aio.UsageError):
+                return
+            if suspect:
+                await self._all_answered.wait()
+
+    def _add_others(self, items: list[reward_pb2.ScoreItem], breaks: int) -> None:
+        """Add to a message what may go with it. `breaks`: of the suspect in it; 0 if there is none."""
+        most = _MOST_ITEMS if not breaks else _MOST_SUSPECTS if breaks == _SUSPICIOUS else 1
+        size = items[0].ByteSize()
+        while len(items) < most and not self._unsent.empty():
+            _, _, entry = self._unsent.get_nowait()
+            if entry.score.done():
+                continue
+            size += entry.item.ByteSize()
+            if size > _MOST_BYTES or (entry.suspect and entry.breaks != breaks):
+                self._line_up(entry)
+                return
+            items.append(self._send(entry))
 
     def _send(self, entry: _Item) -> reward_pb2.ScoreItem:
-        self._next_id += 1
-        entry.item.item_id = item_id = str(self._next_id)
+        entry.item.item_id = item_id = str(next(self._numbers))
         entry.sent_at = time.monotonic()
         self._sent[item_id] = entry
+        self._all_answered.clear()
         return entry.item
+
+    def _take_back(self, item_id: str) -> _Item | None:
+        """Return what was sent by this name; it is not under way any more."""
+        entry = self._sent.pop(item_id, None)
+        if not self._sent:
+            self._all_answered.set()
+        return entry
 
     async def _read(self, call: grpc.aio.StreamStreamCall) -> None:
         async for response in call:
             self._outage.over()
             for result in response.results if response.results else (response.result,):
                 self._answered(result)
+        nothing = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "the service ended the score stream")
 
     def _answered(self, result: reward_pb2.ScoreResult) -> None:
-        entry = self._sent.pop(result.item_id, None)
+        entry = self._take_back(result.item_id)
         if entry is None or entry.score.done():
             return
+        entry.breaks = 0
         kind = result.WhichOneof("result")
-        if kind == "score":
+        if kind == "score" and (unusable := _unusable(result.score)):
+            self._again(entry, unusable)
+        elif kind == "score":
             SCORING_SECONDS.observe(time.monotonic() - entry.submitted_at)
             entry.score.set_result(result.score)
         elif kind == "failure":
@@ -184,7 +241,8 @@ class Scorer:
             await asyncio.sleep(_SWEEP_SECONDS)
             oldest = time.monotonic() - self._section.timeout_seconds
             for item_id in [item_id for item_id, entry in self._sent.items() if entry.sent_at < oldest]:
-                self._again(self._sent.pop(item_id), f"no answer within {self._section.timeout_seconds:g} s")
+                if (entry := self._take_back(item_id)) is not None:
+                    self._again(entry, f"no answer within {self._section.timeout_seconds:g} s")
 
     def _failed(self, entry: _Item, failure: reward_pb2.Failure) -> None:
         kind = reward_pb2.FailureKind.Name(failure.kind).removeprefix("FAILURE_KIND_").lower()
@@ -212,4 +270,17 @@ class Scorer:
         self._later(entry, self._section.backoff_seconds * 2 ** (entry.attempts - 1))
 
     def _later(self, entry: _Item, delay: float) -> None:
-        asyncio.get_running_loop().call_later(delay, self._unsent.put_nowait, entry)
+        asyncio.get_running_loop().call_later(delay, self._line_up, entry)
+
+
+def _is_refusal(error: grpc.RpcError) -> bool:
+    """Whether the service refused the stream for what it is (a token, a rate), whatever was sent."""
+    return is_answer(error) and error.code() is not grpc.StatusCode.INVALID_ARGUMENT
+
+
+def _unusable(score: reward_pb2.Score) -> str:
+    """Return why a score cannot be trained on; empty if it can."""
+    for name in ("reward", "format_acc", "ans_acc"):
+        if not abs(value := getattr(score, name)) <= LARGEST_FLOAT32:
+            return f"the reward service answered {name} {value:g}; allowed: what is finite as float32"
+    return ""

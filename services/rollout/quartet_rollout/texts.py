@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from quartet_common.text import encodable
+
 
 class Texts:
     """A transformers tokenizer's, at the cost of the tokenizer itself.
@@ -31,7 +33,9 @@ class Texts:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens."""
         if self._beneath is None:
-            return self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            return encodable(
+                self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            )
         return self._beneath.decode(token_ids, skip_special_tokens=False)
 
 

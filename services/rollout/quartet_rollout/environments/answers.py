@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from quartet_common.log import get_logger
+from quartet_common.text import encodable
 from quartet_rollout.environments.base import Answer
 
 log = get_logger(__name__)
@@ -57,7 +58,7 @@ class AnswerWriter:
         frame = self._frame(answer.role) if chat and answer.role else _NO_FRAME
         before = frame.before[1:] if frame.before.size and int(frame.before[0]) == last_token else frame.before
         room -= before.size + frame.after.size + LEAST_TURN_TOKENS
-        content = self._encode(answer.text, split_special_tokens=True)
+        content = self._encode(encodable(answer.text), split_special_tokens=True)
         kept = self._shorten(content, min(room, most))
         return None if kept is None else np.concatenate([before, kept, frame.after])
 

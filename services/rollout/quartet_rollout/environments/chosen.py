@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from google.protobuf.json_format import MessageToDict
 from pydantic import ValidationError
 from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_common.durations import to_seconds
+from quartet_common.values import struct_content
 from quartet_rollout.environments.answers import AnswerWriter
 from quartet_rollout.environments.base import Environment, Tools
 from quartet_rollout.sampling import PromptRefused
@@ -113,7 +113,8 @@ def _within(field: str, value: int, least: int, most: int = 2**31 - 1) -> int:
 
 def _parameters(environment: Environment, spec: experience_pb2.EnvironmentSpec, field: str) -> Any:
     try:
-        return environment.parameters.model_validate(MessageToDict(spec.parameters))
+        parameters = struct_content(spec.parameters, f"{field}.parameters", PromptRefused)
+        return environment.parameters.model_validate(parameters)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         key = ".".join([field, "parameters", *(str(part) for part in problem["loc"])])

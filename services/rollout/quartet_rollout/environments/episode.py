@@ -13,6 +13,7 @@ import numpy as np
 from quartet.v1 import experience_pb2
 
 from quartet_common.log import get_logger
+from quartet_common.text import error_text
 from quartet_rollout.drawing import draw_completions
 from quartet_rollout.engines.base import Engine, EngineCompletion, FinishReason, SamplingSettings
 from quartet_rollout.environments.answers import AnswerWriter
@@ -191,7 +192,7 @@ async def _ask(scene: Scene, conversation: Conversation, episode: Episode, turn:
 def _raised(scene: Scene, error: Exception) -> EnvironmentFailed:
     """Another attempt would select conversations by what the environment survives, so there is none."""
     log.warning("environment %s raised", scene.chosen.environment.name, exc_info=error)
-    return EnvironmentFailed(f"it raised {type(error).__name__}: {error}", permanent=True)
+    return EnvironmentFailed(f"it raised {error_text(error)}", permanent=True)
 
 
 def _stop_of(text: str, stops: tuple[str, ...]) -> str:

@@ -12,7 +12,7 @@ from quartet.v1 import broker_pb2, broker_pb2_grpc, experience_pb2, reward_pb2, 
 
 from quartet_common.config import SecuritySection, ServerSection
 from quartet_common.durations import now_timestamp, to_duration, to_seconds
-from quartet_common.errors import failed_precondition, not_found
+from quartet_common.errors import failed_precondition, not_found, resource_exhausted
 from quartet_common.host import ServiceHost
 from quartet_rollout.engines.base import (
     UNKNOWN_VERSION,
@@ -402,12 +402,23 @@ class InTestReward(reward_pb2_grpc.RewardServiceServicer):
         """Items of each request."""
         self.silent = False
         self.break_streams = asyncio.Event()
+        self.breaks_on = ""
+        """A text in prompts under which the stream breaks."""
+        self.refusals = 0
+        """Streams that are refused, as for their rate."""
+        self.reward: float | None = None
+        """Of every completion, instead of its number of tokens."""
 
     async def ScoreStream(self, request_iterator, context):  # noqa: N802
         async for request in request_iterator:
             items = list(request.items) or [request.item]
             self.messages.append(len(items))
             self.items.extend(items)
+            if self.refusals:
+                self.refusals -= 1
+                raise resource_exhausted("rate", "too many calls", 0.01)
+            if self.breaks_on and any(self.breaks_on in item.prompt for item in items):
+                raise KeyError(self.breaks_on)
             if self.break_streams.is_set():
                 self.break_streams.clear()
                 return
@@ -427,6 +438,9 @@ class InTestReward(reward_pb2_grpc.RewardServiceServicer):
         if self.failures:
             return reward_pb2.ScoreResult(item_id=item.item_id, failure=self.failures.pop(0))
         score = reward_pb2.Score(
-            reward=item.completion_tokens, format_acc=1.0, ans_acc=0.5, outcome=reward_pb2.OUTCOME_CORRECT
+            reward=item.completion_tokens if self.reward is None else self.reward,
+            format_acc=1.0,
+            ans_acc=0.5,
+            outcome=reward_pb2.OUTCOME_CORRECT,
         )
         return reward_pb2.ScoreResult(item_id=item.item_id, score=score)

@@ -53,7 +53,12 @@ class EchoEpisode:
 class BrokenParameters(Parameters):
     """Parameters of `broken`."""
 
-    how: str = Field("raises", description="begin, raises, fails, permanent, hangs, or odd.")
+    how: str = Field("raises", description="begin, raises, fails, …: see `answer`.")
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
 
 
 class Broken:
@@ -80,6 +85,12 @@ class Broken:
                 raise EnvironmentFailed("the level does not exist", permanent=True)
             case "hangs":
                 await asyncio.Event().wait()
+            case "surrogate":
+                raise EnvironmentFailed("no level '\ud800'")
+            case "unprintable":
+                raise Unprintable
+            case "answers":
+                return None if turn.number else Answer("\ud800")
             case "odd":
                 return "text alone"
         raise ZeroDivisionError("division by zero")

@@ -1,5 +1,6 @@
 """Completions of several turns, end to end through the service; the engine is scripted, the environments are real."""
 
+import math
 from dataclasses import replace
 
 import grpc
@@ -156,6 +157,13 @@ async def test_a_long_answer_is_shortened_where_it_can_be_seen(world):
         assert "left out ...]" in text and len(text) == 59 - 8 + 3  # the answer leaves 8, of which the turn took 3
 
 
+async def test_an_answer_s_lone_surrogates_are_escaped(world):
+    await world.start(lease_wait_seconds=0.05)
+    await world.broker.submit(prompt(environment("broken", parameters={"how": "answers"})))
+    await world.broker.until(lambda: world.broker.puts)
+    assert world.broker.transcript().completions[0].text == r"aaa\ud800aaa"
+
+
 async def test_an_answer_as_long_as_allowed_is_whole(world):
     await world.start(lease_wait_seconds=0.05)
     spec = environment(max_turns=2, max_answer_tokens=16, parameters={"text": "x" * 16})
@@ -197,6 +205,8 @@ async def test_a_chat_is_answered_in_the_form_of_its_template(world):
         ("permanent", "environment: the level does not exist", True),
         ("hangs", "environment: no answer to turn 0 within 0.2 s", False),
         ("odd", "environment: it answered str; allowed: Answer or None", True),
+        ("surrogate", "environment: no level '\\ud800'", False),
+        ("unprintable", "environment: it raised Unprintable: its text cannot be made (RuntimeError)", True),
     ],
 )
 async def test_a_failure_of_an_environment_is_never_a_reward(world, how, failure, permanent):
@@ -218,6 +228,7 @@ async def test_a_failure_of_an_environment_is_never_a_reward(world, how, failure
         (environment(answer_deadline=Duration()), "prompt.environment.answer_deadline: got 0 s", 1),
         (environment(parameters={"txt": "x"}), "parameters.txt: got an unknown parameter; allowed: text, role", 1),
         (environment(parameters={"answers": -1}), "parameters.answers: got -1", 1),
+        (environment(parameters={"answers": math.nan}), "parameters.answers: got nan; allowed: a finite number", 1),
     ],
 )
 async def test_an_environment_that_cannot_be_used_is_said_by_field(world, spec, failure, permanent):

@@ -169,7 +169,7 @@ async def test_completions_that_finish_together_are_scored_by_one_message(world)
 
 
 async def test_a_message_of_long_completions_is_sent_before_it_is_too_long(world, monkeypatch):
-    monkeypatch.setattr(scoring, "_ENOUGH_BYTES", 50)
+    monkeypatch.setattr(scoring, "_MOST_BYTES", 50)
     await world.start(max_running_completions=100)
     await world.broker.submit(*(instance(f"i{number}", text="x" * 40) for number in range(5)))
     await world.broker.until(lambda: len(world.broker.puts) == 5)
