@@ -73,6 +73,8 @@ def _parse_json(line: str, where: str) -> dict:
         shown = came if len(came) <= 60 else came[:59] + "…"
         reason = error.msg[0].lower() + error.msg[1:]
         raise InputError(f"{where}: not valid JSON: {reason} at column {error.colno} of '{shown}'") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+        raise InputError(f"{where}: JSON that cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise InputError(f"{where}: got {type(value).__name__}; allowed: one JSON object a line")
     return value

@@ -11,6 +11,7 @@ from quartet.v1 import experience_pb2, reward_pb2, tensor_pb2
 from quartet_client.errors import InputError
 from quartet_common.config import EnvironmentSection, SamplingSection, Section, VerifierSection
 from quartet_common.run_spec import environment_spec, verifier_spec
+from quartet_common.values import check_values
 
 
 def _answer_text(value: Any) -> Any:
@@ -125,9 +126,12 @@ class Prompt(Section):
         if not isinstance(fields, Mapping):
             raise InputError(f"{where}: got {_shown(fields)}; allowed: an object with a prompt's fields, or its text")
         try:
+            check_values(fields)
             return cls.model_validate(dict(fields))
         except ValidationError as error:
             raise InputError(f"{where}: {_first_problem(error)}") from error
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{where}: {error}") from error
 
     def reference(self) -> reward_pb2.Reference:
         """Return what completions are checked against."""

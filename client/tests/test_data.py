@@ -105,6 +105,35 @@ GOOD = '{"prompt": "a", "gt_answer": "1"}\n'
             '{"prompt": "a", "gt_answer": "1", "sampling": {"temperature": -1}}',
             '"sampling.temperature": got -1; input should be greater than or equal to 0',
         ),
+        (
+            '{"prompt": "a", "gt_answer": "1", "sampling": {"seed": 9223372036854775808}}',
+            '"sampling.seed": got 9223372036854775808; input should be less than 9223372036854775808',
+        ),
+        (
+            '{"prompt": "a", "gt_answer": "1", "verifiers": [{"name": "x", "parameters": {"correct_reward": NaN}}]}',
+            "verifiers[0].parameters.correct_reward: got nan; allowed: a finite number",
+        ),
+        (
+            '{"prompt": "a", "gt_answer": "1", "environment": {"parameters": {"levels": [1, -Infinity]}}}',
+            "environment.parameters.levels[1]: got -inf; allowed: a finite number",
+        ),
+        (
+            '{"prompt": "a", "gt_answer": "1", "verifiers": [{"name": "x", "weight": 1e999}]}',
+            "verifiers[0].weight: got inf; allowed: a finite number",
+        ),
+        (
+            '{"prompt": "a", "gt_answer": "1", "verifiers": [{"name": "x", "parameters": {"most": 1%s}}]}'
+            % ("0" * 400),
+            '"verifiers.0.parameters": got ',
+        ),
+        ('{"prompt": "a", "gt_answer": "1", "metadata": {"x": NaN}}', "metadata.x: got nan; allowed: a finite number"),
+        (r'{"prompt": "a\ud800", "gt_answer": "1"}', r"prompt: got 'a\ud800'; allowed: text without lone surrogates"),
+        (r'{"prompt": "a", "metadata": {"\ud800": 1}}', r"a key of metadata: got '\ud800'; allowed: text without lone"),
+        (
+            '{"prompt": "a", "gt_answer": %s}' % ("9" * 5000),
+            "JSON that cannot be read: Exceeds the limit (4300 digits)",
+        ),
+        ("[" * 100_000, "JSON that cannot be read: maximum recursion depth exceeded"),
     ],
 )
 def test_a_broken_line_is_named_with_what_came_and_what_is_allowed(write, line, sentence):

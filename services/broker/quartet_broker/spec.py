@@ -88,8 +88,7 @@ def complete(given: broker_pb2.RunSpec) -> broker_pb2.RunSpec:
     validation.environment("spec.environment", spec.environment)
     if spec.HasField("temperature_schedule"):
         validation.temperature_schedule("spec.temperature_schedule", spec.temperature_schedule)
-    for n, verifier in enumerate(spec.verifiers):
-        validation.identifier(f"spec.verifiers[{n}].name", verifier.name)
+    validation.verifiers("spec.verifiers", spec.verifiers)
     return spec
 
 

@@ -3,15 +3,16 @@
 import asyncio
 import math
 import re
-from collections.abc import Sized
+from collections.abc import Iterable, Sized
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
-from quartet.v1 import experience_pb2
+from quartet.v1 import experience_pb2, reward_pb2
 
 from quartet_common import tracing
 from quartet_common.durations import to_seconds
 from quartet_common.errors import invalid_argument
+from quartet_common.values import struct_content
 
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}")
 _NAME_ALLOWED = "1 to 64 of [a-zA-Z0-9._-], first a letter or digit"
@@ -128,10 +129,21 @@ def prompt(field: str, value: experience_pb2.Prompt) -> None:
                     )
     sampling(f"{field}.sampling", value.sampling)
     environment(f"{field}.environment", value.environment)
+    verifiers(f"{field}.verifiers", value.verifiers)
+
+
+def verifiers(field: str, values: Iterable[reward_pb2.VerifierSpec]) -> None:
+    """Check what verifiers are named by and the numbers they are given. Which there are the reward service knows."""
+    for n, value in enumerate(values):
+        identifier(f"{field}[{n}].name", value.name)
+        if not math.isfinite(value.weight):
+            raise invalid_argument(f"{field}[{n}].weight", value.weight, "a finite number; 0 means 1")
+        struct_content(value.parameters, f"{field}[{n}].parameters")
 
 
 def environment(field: str, value: experience_pb2.EnvironmentSpec) -> None:
     """Check an environment's bounds; zero and unset mean the default. Name and parameters are the rollouts' to know."""
+    struct_content(value.parameters, f"{field}.parameters")
     integer(f"{field}.max_turns", value.max_turns, 0, 1024)
     integer(f"{field}.max_turn_tokens", value.max_turn_tokens, 0)
     if value.max_answer_tokens:

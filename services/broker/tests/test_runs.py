@@ -1,6 +1,7 @@
 """Runs: making, defaults, differences, deletion; what callers may not send."""
 
 import asyncio
+import math
 
 import grpc
 import pytest
@@ -283,6 +284,13 @@ async def test_a_run_that_is_not_listed_any_more_is_listed_again(world):
         ({"environment": experience_pb2.EnvironmentSpec(max_turns=2000)}, "spec.environment.max_turns"),
         ({"environment": experience_pb2.EnvironmentSpec(max_answer_tokens=3)}, "spec.environment.max_answer_tokens"),
         ({"environment": experience_pb2.EnvironmentSpec(scored_text=9)}, "spec.environment.scored_text"),
+        ({"environment": {"parameters": {"levels": [1, math.inf]}}}, "spec.environment.parameters.levels[1]: got inf"),
+        ({"verifiers": [{"name": ""}]}, "spec.verifiers[0].name"),
+        ({"verifiers": [{"name": "boxed", "weight": math.inf}]}, "spec.verifiers[0].weight: got inf"),
+        (
+            {"verifiers": [{"name": "boxed"}, {"name": "boxed", "parameters": {"correct_reward": math.nan}}]},
+            "spec.verifiers[1].parameters.correct_reward: got nan",
+        ),
         ({"temperature_schedule": experience_pb2.TemperatureSchedule()}, "spec.temperature_schedule.points"),
         ({"temperature_schedule": {"curve": 9}}, "spec.temperature_schedule.curve"),
         (
@@ -322,6 +330,14 @@ def _chat(role: str) -> experience_pb2.Prompt:
         ({"prompt": experience_pb2.Prompt()}, "instances[0].prompt.input"),
         ({"prompt": _chat("robot")}, "instances[0].prompt.chat.messages[0].role"),
         ({"prompt": experience_pb2.Prompt(chat=experience_pb2.Chat())}, "instances[0].prompt.chat.messages"),
+        (
+            {"prompt": {"text": "a", "verifiers": [{"name": "boxed", "parameters": {"by": {"level": [math.nan]}}}]}},
+            "instances[0].prompt.verifiers[0].parameters.by.level[0]: got nan",
+        ),
+        (
+            {"prompt": {"text": "a", "environment": {"parameters": {"level": -math.inf}}}},
+            "instances[0].prompt.environment.parameters.level: got -inf",
+        ),
     ],
 )
 async def test_bad_prompts_are_refused_by_field_and_nothing_is_queued(world, changes, field):

@@ -12,9 +12,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from google.protobuf.struct_pb2 import Struct
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from quartet_common.refusals import did_you_mean, sentence
+from quartet_common.values import check_values
 
 # Sections that every service reads, and those that belong to one reader each.
 _SHARED_SECTIONS = ("run", "model", "addresses", "security", "server", "tracing")
@@ -28,20 +30,37 @@ class ConfigError(Exception):
 class Section(BaseModel):
     """A section of the run file. Unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def _sendable(parameters: dict[str, Any]) -> dict[str, Any]:
+    check_values(parameters)
+    try:
+        Struct().update(parameters)
+    except (ValueError, OverflowError, RecursionError) as error:  # a date, a number beyond a double
+        raise ValueError(f"allowed are values that JSON has: {error}") from error
+    return parameters
+
+
+SentParameters = Annotated[dict[str, Any], AfterValidator(_sendable)]
+"""Parameters that travel as a Struct."""
 
 
 class SamplingSection(Section):
     """How completions are drawn; unset keys take the rollout's defaults."""
 
-    temperature: float = Field(1.0, ge=0, description="Softmax temperature; 0 is greedy.")
+    temperature: float = Field(1.0, ge=0, le=1e30, description="Softmax temperature; 0 is greedy.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus mass.")
-    top_k: int = Field(0, ge=0, description="Candidates kept; 0 keeps all.")
+    top_k: int = Field(0, ge=0, lt=2**31, description="Candidates kept; 0 keeps all.")
     min_p: float = Field(0.0, ge=0, lt=1, description="Smallest probability relative to the likeliest token.")
-    max_new_tokens: int = Field(1024, ge=1, description="Most tokens of a completion.")
+    max_new_tokens: int = Field(1024, ge=1, lt=2**31, description="Most tokens of a completion.")
     stop: list[str] = Field([], description="Strings that end a completion; they are kept in it.")
-    stop_token_ids: list[int] = Field([], description="Token ids that end a completion.")
-    seed: int | None = Field(None, description="Seed of each prompt's first completion; unset: not reproducible.")
+    stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(
+        [], description="Token ids that end a completion."
+    )
+    seed: int | None = Field(
+        None, ge=-(2**63), lt=2**63, description="Seed of each prompt's first completion; unset: not reproducible."
+    )
     n: int = Field(0, ge=0, le=1024, description="Completions per prompt; 0: the group size (1 in evaluations).")
 
 
@@ -50,14 +69,14 @@ class VerifierSection(Section):
 
     name: str = Field(description="A verifier of the reward service.")
     weight: float = Field(1.0, description="Multiplies the verifier's reward before the sum.")
-    parameters: dict[str, Any] = Field({}, description="Parameters of the verifier.")
+    parameters: SentParameters = Field({}, description="Parameters of the verifier.")
 
 
 class EnvironmentSection(Section):
     """What answers the policy's turns, see docs/environments.md."""
 
     name: str = Field("single_turn", min_length=1, description="An environment of the rollouts.")
-    parameters: dict[str, Any] = Field({}, description="Parameters of the environment.")
+    parameters: SentParameters = Field({}, description="Parameters of the environment.")
     max_turns: int = Field(8, ge=1, le=1024, description="Most turns of the policy in a completion.")
     max_turn_tokens: int = Field(0, ge=0, description="Most tokens of one turn; 0: what is left of max_new_tokens.")
     max_answer_tokens: int = Field(1024, ge=16, description="Most tokens of one answer; of a longer one the ends stay.")

@@ -11,8 +11,13 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from quartet_common.durations import to_duration, to_seconds
+from quartet_common.text import encodable
 
 _DETAILS_KEY = "grpc-status-details-bin"
+# A status travels in HTTP/2 trailers, up to three times and partly in percent encoding; clients refuse trailers of more
+# than 8 KiB with RESOURCE_EXHAUSTED.
+_LONGEST_MESSAGE = 1000
+_LONGEST_SHOWN = 120
 
 
 # What says that a service is away for now; it may have done what was asked. A server that stops answers CANCELLED to
@@ -24,9 +29,9 @@ class ContractError(Exception):
     """A refusal that a caller can understand: status code, sentence, details."""
 
     def __init__(self, code: grpc.StatusCode, message: str, details: Iterable[Message] = ()):
-        super().__init__(message)
         self.code = code
-        self.message = message
+        self.message = encodable(message, _LONGEST_MESSAGE)
+        super().__init__(self.message)
         self.details = tuple(details)
 
     def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
@@ -41,6 +46,7 @@ class ContractError(Exception):
 
 def invalid_argument(field: str, came: object, allowed: str) -> ContractError:
     """A field's value cannot be accepted: says which, what came, what is allowed."""
+    field, came = (encodable(str(each), _LONGEST_SHOWN) for each in (field, came))
     sentence = f"{field}: got {came}; allowed: {allowed}"
     violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=f"got {came}; allowed: {allowed}")
     return ContractError(

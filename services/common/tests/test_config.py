@@ -57,6 +57,16 @@ def test_other_services_sections_are_left_to_them(tmp_path):
         ("[addresses]\nbroker = 'localhost'", ["addresses.broker", "host:port"]),
         ("[security]\ntls_ca = 'ca.pem'", ["tls_ca, tls_certificate and tls_key go together"]),
         ("[run]\nverifiers = []", ["run.verifiers", "at least 1"]),
+        ("[run.sampling]\ntemperature = inf", ["run.sampling.temperature", "got inf", "a finite number"]),
+        ("[[run.verifiers]]\nname = 'x'\nweight = nan", ["run.verifiers.0.weight", "got nan", "a finite number"]),
+        (
+            "[[run.verifiers]]\nname = 'x'\nparameters = { levels = [1, { top = nan }] }",
+            ["run.verifiers.0.parameters", "levels[1].top: got nan; allowed: a finite number"],
+        ),
+        (
+            "[run.environment]\nparameters = { from = 2026-01-01 }",
+            ["run.environment.parameters", "values that JSON has"],
+        ),
     ],
 )
 def test_a_wrong_file_is_named_in_one_sentence(text, parts, tmp_path):

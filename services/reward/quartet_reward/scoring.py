@@ -1,5 +1,6 @@
 """One item through its verifiers into one result."""
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine
@@ -12,6 +13,8 @@ from quartet_common import tracing
 from quartet_common.durations import to_duration
 from quartet_common.errors import ContractError, invalid_argument
 from quartet_common.log import get_logger
+from quartet_common.text import encodable
+from quartet_common.values import LARGEST_FLOAT32
 from quartet_reward import telemetry
 from quartet_reward.failures import VerifierFailure
 from quartet_reward.fair_queue import CURRENT_RUN, WAITED
@@ -20,7 +23,7 @@ from quartet_reward.verifiers.base import Later, Tools, Verdict
 
 log = get_logger(__name__)
 
-_LONGEST_PARSED_ANSWER = 1000
+_LONGEST_TEXT = 1000
 _LONGEST_ITEM_ID = 256
 
 Result: TypeAlias = reward_pb2.ScoreResult
@@ -29,7 +32,7 @@ Work: TypeAlias = Callable[[], Coroutine[Any, Any, Result]]
 
 class _Finding(NamedTuple):
     verdict: Verdict
-    seconds: float
+    part: reward_pb2.VerifierScore
 
 
 class Scorer:
@@ -40,18 +43,16 @@ class Scorer:
         self._tools = tools
         self._raised: set[str] = set()
 
-    def read(self, item: reward_pb2.ScoreItem, field: str) -> list[BoundVerifier]:
-        """Check an item and return its verifiers. Raises ContractError (INVALID_ARGUMENT)."""
-        if not 1 <= len(item.item_id) <= _LONGEST_ITEM_ID:
-            raise invalid_argument(
-                f"{field}.item_id", f"{len(item.item_id)} characters", f"1 to {_LONGEST_ITEM_ID} characters"
-            )
-        if not item.verifiers:
-            raise invalid_argument(f"{field}.verifiers", "none", "at least one")
-        return [self._specs.read(spec, f"{field}.verifiers[{i}]") for i, spec in enumerate(item.verifiers)]
+    def score(self, item: reward_pb2.ScoreItem, field: str) -> Result | Work:
+        """Return the item's result, or the work that finds it, which does not raise: a failure is a result.
 
-    def score(self, item: reward_pb2.ScoreItem, bound: list[BoundVerifier]) -> Result | Work:
-        """Return the item's result, or the work that finds it. Neither raises: a failure is a result."""
+        Raises:
+            ContractError: INVALID_ARGUMENT naming what under `field`, where the item stands, cannot be accepted.
+        """
+        try:
+            bound = self._read(item, field)
+        except VerifierFailure as error:
+            return failure(item.item_id, error)
         if not item.traceparent or not tracing.enabled():
             return self._score(item, bound)
         began = time.time()
@@ -65,6 +66,15 @@ class Scorer:
 
         return traced_work
 
+    def _read(self, item: reward_pb2.ScoreItem, field: str) -> list[BoundVerifier]:
+        if not 1 <= len(item.item_id) <= _LONGEST_ITEM_ID:
+            raise invalid_argument(
+                f"{field}.item_id", f"{len(item.item_id)} characters", f"1 to {_LONGEST_ITEM_ID} characters"
+            )
+        if not item.verifiers:
+            raise invalid_argument(f"{field}.verifiers", "none", "at least one")
+        return [self._specs.read(spec, f"{field}.verifiers[{i}]") for i, spec in enumerate(item.verifiers)]
+
     def _score(self, item: reward_pb2.ScoreItem, bound: list[BoundVerifier]) -> Result | Work:
         began = time.perf_counter()
         findings: list[_Finding | Later] = []
@@ -73,7 +83,7 @@ class Scorer:
             try:
                 verdict = one.verifier.verify(item, one.parameters, self._tools)
                 findings.append(_checked(verdict, start, one) if isinstance(verdict, Verdict) else verdict)
-            except Exception as error:
+            except BaseException as error:
                 return self._failed(item, one, error, start)
         done = [finding for finding in findings if isinstance(finding, _Finding)]
         if len(done) == len(findings):
@@ -96,13 +106,16 @@ class Scorer:
                     verdict = await finding()
                     queued = max(verdict.queued_seconds, waited[0])
                     finding = _checked(replace(verdict, queued_seconds=queued), start, one)
-                except Exception as error:
+                except BaseException as error:
                     return self._failed(item, one, error, start)
             done.append(finding)
         queued = sum(finding.verdict.queued_seconds for finding in done)
         return _combined(item.item_id, bound, done, max(time.perf_counter() - began - queued, 0.0))
 
-    def _failed(self, item: reward_pb2.ScoreItem, one: BoundVerifier, error: Exception, start: float) -> Result:
+    def _failed(self, item: reward_pb2.ScoreItem, one: BoundVerifier, error: BaseException, start: float) -> Result:
+        """Return the failure of an item on which a verifier raised. Raises what ends the call or the process."""
+        if _is_from_outside(error):
+            raise error
         name = one.verifier.name
         if not isinstance(error, VerifierFailure):
             raised, error = error, VerifierFailure.of_exception(name, type(one.verifier).__module__, error)
@@ -139,44 +152,61 @@ def failure(item_id: str, error: VerifierFailure) -> Result:
         item_id=item_id,
         failure=reward_pb2.Failure(
             kind=error.kind,
-            message=error.message,
+            message=encodable(error.message, _LONGEST_TEXT),
             retryable=error.retryable,
-            place=error.place,
-            traceback=error.traceback,
+            place=encodable(error.place),
+            traceback=encodable(error.traceback),
         ),
     )
 
 
+def _is_from_outside(error: BaseException) -> bool:
+    """Whether an error ends the call or the process; a verifier may raise SystemExit and CancelledError of its own."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is None or task.cancelling() > 0
+    return not isinstance(error, Exception | SystemExit)
+
+
 def _checked(verdict: Verdict, start: float, one: BoundVerifier) -> _Finding:
-    if not math.isfinite(verdict.reward):
-        raise ValueError(f"its reward is {verdict.reward}, which is no finite number")
+    """Return the verdict with its part of the score. Raises whatever a verdict with values of other types causes."""
+    for name, value in (("reward", verdict.reward), ("format_acc", verdict.format_acc), ("ans_acc", verdict.ans_acc)):
+        if (value is not None or name == "reward") and not math.isfinite(value):
+            raise ValueError(f"its {name} is {value}, which is no finite number")
+    verdict = replace(
+        verdict,
+        reason=encodable(verdict.reason, _LONGEST_TEXT),
+        parsed_answer=encodable(verdict.parsed_answer, _LONGEST_TEXT),
+    )
+    part = reward_pb2.VerifierScore(
+        name=one.verifier.name,
+        reward=verdict.reward,
+        outcome=verdict.outcome,
+        reason=verdict.reason,
+        tests_passed=verdict.tests_passed,
+        tests=verdict.tests,
+    )
     seconds = max(time.perf_counter() - start - verdict.queued_seconds, 0.0)
     telemetry.observe_verification(one.verifier.name, telemetry.outcome_name(verdict.outcome), seconds)
-    return _Finding(verdict, seconds)
+    return _Finding(verdict, part)
 
 
 def _combined(item_id: str, bound: list[BoundVerifier], findings: list[_Finding], elapsed: float) -> Result:
     verdicts = [finding.verdict for finding in findings]
     weights = [one.weight for one in bound]
+    rewards = [weight * verdict.reward for weight, verdict in zip(weights, verdicts, strict=True)]
+    if not abs(total := sum(rewards)) <= LARGEST_FLOAT32:
+        message = f"the weighted sum of the rewards is {total:g}, beyond {LARGEST_FLOAT32:g}, the largest float32"
+        return failure(item_id, VerifierFailure(reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, message))
     leading = next((verdict for verdict in verdicts if verdict.ans_acc is not None), verdicts[0])
     score = reward_pb2.Score(
-        reward=math.fsum(weight * verdict.reward for weight, verdict in zip(weights, verdicts, strict=True)),
+        reward=math.fsum(rewards),
         format_acc=_mean(weights, [verdict.format_acc for verdict in verdicts]),
         ans_acc=_mean(weights, [verdict.ans_acc for verdict in verdicts]),
         outcome=leading.outcome,
-        parsed_answer=leading.parsed_answer[:_LONGEST_PARSED_ANSWER],
+        parsed_answer=leading.parsed_answer,
         reason=leading.reason,
-        verifiers=[
-            reward_pb2.VerifierScore(
-                name=one.verifier.name,
-                reward=verdict.reward,
-                outcome=verdict.outcome,
-                reason=verdict.reason,
-                tests_passed=verdict.tests_passed,
-                tests=verdict.tests,
-            )
-            for one, verdict in zip(bound, verdicts, strict=True)
-        ],
+        verifiers=[finding.part for finding in findings],
         elapsed=to_duration(elapsed),
     )
     return Result(item_id=item_id, score=score)

@@ -36,10 +36,9 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
         if not 1 <= len(request.items) <= MOST_ITEMS:
             raise invalid_argument("items", f"{len(request.items)} items", f"1 to {MOST_ITEMS}")
         _refuse_duplicates(request.items)
-        bound = [self._scorer.read(item, f"items[{i}]") for i, item in enumerate(request.items)]
         results: list[Result | Work] = []
         for i, item in enumerate(request.items):
-            results.append(self._scorer.score(item, bound[i]))
+            results.append(self._scorer.score(item, f"items[{i}]"))
             if i % STRIDE == STRIDE - 1:
                 await asyncio.sleep(0)
         return reward_pb2.ScoreResponse(results=await self._finish(request.items, results))

@@ -2,18 +2,18 @@
 
 import difflib
 import json
-import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from google.protobuf import json_format
 from pydantic import ValidationError
 from quartet.v1 import reward_pb2
 
 from quartet_common.errors import ContractError, invalid_argument
-from quartet_reward.verifiers.base import Parameters, Verifier
+from quartet_common.values import struct_content
+from quartet_reward.failures import VerifierFailure
+from quartet_reward.verifiers.base import LARGEST_NUMBER, NUMBER_ALLOWED, Parameters, Verifier
 
 # A run's items carry the same few specs again and again: each is read once.
 _CACHED_SPECS = 1024
@@ -40,27 +40,31 @@ class SpecReader:
 
         Raises:
             ContractError: INVALID_ARGUMENT with the field, what came and what is allowed.
+            VerifierFailure: the verifier's own model of its parameters raised something else.
         """
         key = spec.SerializeToString(deterministic=True)
         bound = self._read.get(key)
         if bound is None:
-            bound = self.bind(spec.name, spec.weight, json_format.MessageToDict(spec.parameters), field)
+            parameters = struct_content(spec.parameters, f"{field}.parameters")
+            bound = self.bind(spec.name, spec.weight, parameters, field)
             self._read[key] = bound
             if len(self._read) > _CACHED_SPECS:
                 self._read.popitem(last=False)
         return bound
 
     def bind(self, name: str, weight: float, parameters: Mapping[str, Any], field: str) -> BoundVerifier:
-        """Return verifier `name` with its weight (0 means 1) and parameters. Raises ContractError as `read` does."""
+        """Return verifier `name` with its weight (0 means 1) and parameters. Raises as `read` does."""
         verifier = self._verifiers.get(name)
         if verifier is None:
             raise invalid_argument(f"{field}.name", f"'{name}'", _names(name, self._verifiers))
-        if not math.isfinite(weight):
-            raise invalid_argument(f"{field}.weight", weight, "a finite number; 0 means 1")
+        if not abs(weight) <= LARGEST_NUMBER:
+            raise invalid_argument(f"{field}.weight", weight, f"{NUMBER_ALLOWED}; 0 means 1")
         try:
             return BoundVerifier(verifier, weight or 1.0, verifier.parameters.model_validate(dict(parameters)))
         except ValidationError as error:
             raise _refusal(f"{field}.parameters", error, verifier) from error
+        except Exception as error:
+            raise VerifierFailure.of_exception(name, type(verifier).__module__, error) from error
 
 
 def _refusal(field: str, error: ValidationError, verifier: Verifier) -> ContractError:

@@ -89,11 +89,10 @@ class ScoreStream:
                 item.item_id, VerifierFailure(reward_pb2.FAILURE_KIND_SHUT_DOWN, "the reward service is shutting down")
             )
         try:
-            bound = self._scorer.read(item, "item")
             self._refuse_duplicate(item.item_id)
+            return self._scorer.score(item, "item")
         except ContractError as error:
             return invalid_item(item.item_id, error)
-        return self._scorer.score(item, bound)
 
     def _refuse_duplicate(self, item_id: str) -> None:
         if item_id in self._ids:

@@ -1,6 +1,7 @@
 """A running reward service over a real socket, and the pool alone."""
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
@@ -24,8 +25,8 @@ class Running:
     host: ServiceHost
 
 
-@pytest_asyncio.fixture
-async def service() -> AsyncIterator[Running]:
+@asynccontextmanager
+async def serving() -> AsyncIterator[Running]:
     """One worker, a short deadline, the smallest queue."""
     config = load_config(
         "reward",
@@ -45,6 +46,12 @@ async def service() -> AsyncIterator[Running]:
         yield Running(reward_pb2_grpc.RewardServiceStub(channel), resources.mathematics, host)
     await host.drain()
     await resources.close()
+
+
+@pytest_asyncio.fixture
+async def service() -> AsyncIterator[Running]:
+    async with serving() as running:
+        yield running
 
 
 @pytest_asyncio.fixture

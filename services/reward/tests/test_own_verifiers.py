@@ -39,6 +39,48 @@ def install(folder: Path, monkeypatch, source: str) -> None:
     assert metadata.version("my-package") == "1.0"
 
 
+MISBEHAVING = """
+import asyncio
+from typing import Any
+from pydantic import field_validator
+from quartet_reward.failures import VerifierFailure
+from quartet_reward.verifiers.base import Parameters, Verdict
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+def fail(error):
+    raise error
+
+class Expression(Parameters):
+    value: str
+    later: bool = False
+
+    @field_validator("value")
+    @classmethod
+    def _check(cls, value):
+        return fail(KeyError(value)) if value == "unreadable" else value
+
+class Polite:
+    name, description, parameters = "polite", "It answers what it is asked for.", Expression
+
+    def verify(self, item, parameters, tools):
+        if not parameters.later:
+            return eval(parameters.value)
+
+        async def later():
+            return eval(parameters.value)
+
+        return later
+"""
+
+
+@pytest_asyncio.fixture
+async def misbehaving(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, MISBEHAVING)
+
+
 @pytest_asyncio.fixture
 async def polite(tmp_path, monkeypatch):
     """The docs' example is installed before the service starts."""
@@ -73,12 +115,55 @@ async def test_one_that_raises_is_a_failure_with_its_place_and_never_a_number(tm
     install(tmp_path, monkeypatch, source)
     scorer = Scorer(SpecReader(load_verifiers()), Tools(MathEquality(None)))
     one = item("please", verifiers=[spec("polite")])
-    result = scorer.score(one, scorer.read(one, "item"))
+    result = scorer.score(one, "item")
     assert result.failure.kind == reward_pb2.FAILURE_KIND_VERIFIER_CRASHED and result.failure.retryable
     line = source.splitlines().index('        raise RuntimeError("no idea")') + 1
     place = f"{tmp_path / 'my_package.py'}:{line}"
     assert result.failure.message == f"verifier 'polite' raised RuntimeError: no idea ({place})"
     assert result.failure.place == place and result.failure.traceback.endswith("RuntimeError: no idea\n")
-    scorer.score(one, scorer.read(one, "item"))
+    scorer.score(one, "item")
     (record,) = [record for record in caplog.records if record.levelname == "ERROR"]  # its traceback once
     assert record.getMessage() == result.failure.message and record.place == place and record.exc_info
+
+
+async def test_whatever_one_does_is_the_failure_of_its_item_alone(misbehaving, service):
+    cases = [
+        ('Verdict(float("nan"), 1, "")', "its reward is nan, which is no finite number"),
+        ('Verdict(1.0, 1, "", format_acc=float("inf"))', "its format_acc is inf"),
+        ("Verdict(None, 1, '')", "TypeError"),
+        ("Verdict('1', 1, '')", "TypeError"),
+        ("Verdict(1e300, 1, '')", "the weighted sum of the rewards is 1e+300"),
+        ("Verdict(1.0, 99, '')", "no name defined for value 99"),
+        ("Verdict(1.0, 1, None)", "NoneType"),
+        ("Verdict(1.0, 1, '', parsed_answer=b'8')", "'bytes' object"),
+        ("Verdict(1.0, 1, '', tests=2**40)", "out of range"),
+        ("None", "NoneType"),
+        ("exit(3)", "SystemExit: 3"),
+        ("fail(asyncio.CancelledError())", "CancelledError"),
+        ("fail(Unprintable())", "Unprintable: its text cannot be made (RuntimeError)"),
+        ("fail(KeyError('\\ud800' * 10**6))", "KeyError: '\\ud800"),
+        ("fail(VerifierFailure(1, '\\ud800' * 10**6))", "\\ud800"),
+        ("fail(VerifierFailure(99, 'of no kind'))", "no name defined for value 99"),
+        ("unreadable", "KeyError: 'unreadable'"),
+    ]
+    items = [
+        item(tagged("8"), item_id=f"{value} {later}", verifiers=[spec("polite", value=value, later=later)])
+        for value, _ in cases
+        for later in (False, True)
+    ]
+    items.insert(7, item(tagged("8"), item_id="neighbor"))
+    response = await service.stub.Score(reward_pb2.ScoreRequest(items=items), timeout=60)
+    streamed = [
+        result
+        async for message in service.stub.ScoreStream(iter([reward_pb2.ScoreStreamRequest(items=items)]), timeout=60)
+        for result in message.results
+    ]
+    for results in (response.results, streamed):
+        found = {result.item_id: result for result in results}
+        assert found.pop("neighbor").score.reward == 10.0
+        assert found.keys() == {one.item_id for one in items} - {"neighbor"}
+        for value, message in cases:
+            for later in (False, True):
+                failed = found[f"{value} {later}"].failure
+                assert failed.kind == reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, (value, failed)
+                assert message in failed.message and len(failed.message) <= 1000, (value, failed)

@@ -109,12 +109,35 @@ async def test_verifiers_are_weighed_and_summed(service):
             "valid number",
         ),
         (item("8", verifiers=[spec("boxed", weight=float("nan"))]), "items[0].verifiers[0].weight", "finite"),
+        (item("8", verifiers=[spec("boxed", weight=-1e19)]), "items[0].verifiers[0].weight", "at most 1e+18 in size"),
+        (
+            item("8", verifiers=[spec("boxed", correct_reward=float("nan"))]),
+            "items[0].verifiers[0].parameters.correct_reward",
+            "got nan; allowed: a finite number",
+        ),
+        (
+            item("8", verifiers=[spec("math", choices=["A", {"b": [float("-inf")]}])]),
+            "items[0].verifiers[0].parameters.choices[1].b[0]",
+            "got -inf; allowed: a finite number",
+        ),
+        (
+            item("8", verifiers=[spec("boxed", weight=1e10, correct_reward=1e308)]),
+            "items[0].verifiers[0].parameters.correct_reward",
+            "at most 1e+18 in size",
+        ),
     ],
 )
 async def test_bad_items_are_refused_by_field(service, one, field, allowed):
     code, sentence = await refused(service, one)
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert sentence.startswith(field + ":") and allowed in sentence
+
+
+async def test_a_refusal_shows_the_beginning_of_what_is_too_long_for_a_status(service):
+    many = "\U0001f600" * 100_000
+    for one in (item("8", verifier=many), item("8", verifiers=[spec("boxed", **{many: many})])):
+        code, sentence = await refused(service, one)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT and many[:80] in sentence and len(sentence) < 1000
 
 
 async def test_bad_batches_are_refused(service):
@@ -166,17 +189,19 @@ async def test_a_stream_answers_each_item_as_it_completes(service):
 async def test_an_invalid_item_does_not_end_the_stream(service):
     items = [
         item("8", verifier="boxd", item_id="unknown"),
+        item("8", verifiers=[spec("boxed", correct_reward=float("nan"))], item_id="nan"),
         item(tagged("8"), item_id="good"),
         item(tagged("8"), item_id="good"),
         item("8", verifiers=[], item_id="none"),
         item("x", verifier="length", item_id="no tokens"),
     ]
     results = [response.result async for response in service.stub.ScoreStream(iter(requests(*items)), timeout=TIMEOUT)]
-    assert [result.item_id for result in results] == ["unknown", "good", "good", "none", "no tokens"]
-    assert results[1].score.reward == 10.0
-    for bad in (results[0], *results[2:]):
+    assert [result.item_id for result in results] == ["unknown", "nan", "good", "good", "none", "no tokens"]
+    assert results[2].score.reward == 10.0
+    for bad in (*results[:2], *results[3:]):
         assert bad.failure.kind == reward_pb2.FAILURE_KIND_INVALID_ITEM and not bad.failure.retryable
-    assert "boxed" in results[0].failure.message and "unique" in results[2].failure.message
+    assert "boxed" in results[0].failure.message and "unique" in results[3].failure.message
+    assert "parameters.correct_reward: got nan" in results[1].failure.message
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 from quartet.v1 import reward_pb2
 
 from quartet_reward.fair_queue import CURRENT_RUN
@@ -17,11 +17,22 @@ from quartet_reward.math_equality import MathEquality
 from quartet_reward.reward_model.batching import RewardModel
 from quartet_reward.sandbox.api import Sandbox
 
+LARGEST_NUMBER = 1e18
+"""Of a weight or a float parameter: the product of two, and the sum of hundreds of products, is finite in float32."""
+NUMBER_ALLOWED = f"a finite number, at most {LARGEST_NUMBER:g} in size"
+
 
 class Parameters(BaseModel):
-    """Parameters of a verifier. Unknown keys are refused; numbers must be finite."""
+    """Parameters of a verifier. Unknown keys are refused, and floats that are not finite or beyond `LARGEST_NUMBER`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*")
+    @classmethod
+    def _within_bounds(cls, value: Any) -> Any:
+        if isinstance(value, float) and not abs(value) <= LARGEST_NUMBER:
+            raise ValueError(NUMBER_ALLOWED)
+        return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,67 @@
+"""What messages can carry: text that is UTF-8, numbers that are finite.
+
+Python strings may hold lone surrogates, which no protobuf field takes, and Python reads NaN and Infinity from JSON.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from google.protobuf.struct_pb2 import Struct, Value
+
+from quartet_common.errors import invalid_argument
+from quartet_common.text import encodable
+
+LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
+_EXACT = 2**53
+_FINITE = "a finite number"
+
+
+def check_values(value: Any, key: str = "") -> None:
+    """Check all text and all numbers in nested mappings and lists; other objects are not looked at.
+
+    Raises:
+        ValueError: "KEY: got VALUE; allowed: …", where KEY is the path from `key`, e.g. `verifiers[0].weight`.
+    """
+    match value:
+        case str() if encodable(value) != value:
+            raise ValueError(f"{key}: got {ascii(value[:80])}; allowed: text without lone surrogates")
+        case float() if not math.isfinite(value):
+            raise ValueError(f"{key}: got {value}; allowed: {_FINITE}")
+        case Mapping():
+            for name, each in value.items():
+                check_values(name, f"a key of {key}" if key else "a key")
+                check_values(each, f"{key}.{name}" if key else str(name))
+        case list() | tuple():
+            for n, each in enumerate(value):
+                check_values(each, f"{key}[{n}]")
+
+
+def struct_content(
+    struct: Struct, field: str, refusal: Callable[[str, object, str], Exception] = invalid_argument
+) -> dict[str, Any]:
+    """Return what a Struct holds; whole numbers, up to where doubles are exact, as int.
+
+    Args:
+        field: where it stands.
+        refusal: makes the error that is raised for a number that is not finite, of its field, what came and what is
+            allowed.
+    """
+    return {name: _content(value, f"{field}.{name}", refusal) for name, value in struct.fields.items()}
+
+
+def _content(value: Value, field: str, refusal: Callable[[str, object, str], Exception]) -> Any:
+    match value.WhichOneof("kind"):
+        case "struct_value":
+            return struct_content(value.struct_value, field, refusal)
+        case "list_value":
+            return [_content(each, f"{field}[{n}]", refusal) for n, each in enumerate(value.list_value.values)]
+        case "number_value":
+            number = value.number_value
+            if not math.isfinite(number):
+                raise refusal(field, number, _FINITE)
+            return int(number) if abs(number) < _EXACT and number.is_integer() else number
+        case "null_value" | None:
+            return None
+        case kind:
+            return getattr(value, kind)
