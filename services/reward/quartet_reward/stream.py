@@ -89,8 +89,9 @@ class ScoreStream:
                 item.item_id, VerifierFailure(reward_pb2.FAILURE_KIND_SHUT_DOWN, "the reward service is shutting down")
             )
         try:
+            result = self._scorer.score(item, "item")
             self._refuse_duplicate(item.item_id)
-            return self._scorer.score(item, "item")
+            return result
         except ContractError as error:
             return invalid_item(item.item_id, error)
 

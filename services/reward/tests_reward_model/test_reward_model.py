@@ -114,6 +114,16 @@ async def test_what_cannot_be_read_is_a_failure_and_never_a_number(qwen2):
         assert good.WhichOneof("result") == "score"
 
 
+async def test_a_text_that_cannot_be_read_is_a_failure_alone(qwen2):
+    """Its letter is none of the tokenizer's: a text without tokens."""
+    items = [item("2+2=?" if n != 5 else "\u00e9", "4" if n != 5 else "", str(n)) for n in range(16)]
+    async with serving(qwen2.folder, wait_seconds=0.5) as (stub, _):
+        results = await score(stub, *items)
+    failed = results.pop(5).failure
+    assert failed.kind == reward_pb2.FAILURE_KIND_VERIFIER_CRASHED and "a text without tokens" in failed.message
+    assert {round(result.score.reward, 4) for result in results} == {round(qwen2.logits("2+2=?4")[0], 4)}
+
+
 async def test_a_crash_of_its_process_is_a_failure_and_it_is_started_again(qwen2):
     async with serving(qwen2.folder) as (stub, model):
         (first,) = await score(stub, item("2+2=?", "4"))

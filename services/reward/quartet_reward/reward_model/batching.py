@@ -132,16 +132,17 @@ class RewardModel:
         return batch
 
     async def _read_batch(self, batch: list[_Entry]) -> None:
+        """Have texts read. Where that fails, halves are read by themselves: a text alone fails, and no other with it."""
         began = time.monotonic()
         telemetry.REWARD_MODEL_BATCH.observe(len(batch))
-        for attempt in range(1, _ATTEMPTS + 1):
+        for attempt in range(1, (1 if len(batch) > 1 else _ATTEMPTS) + 1):
             try:
                 reply = await self._pool.run({"texts": [entry.text for entry in batch]})
             except QueueClosed:
                 _fail(batch, _shut_down())
                 return
             except (WorkerDied, TaskTimedOut) as error:
-                log.warning("the reward model's process: %s (attempt %d of %d)", error, attempt, _ATTEMPTS)
+                log.warning("the reward model's process: %s (%d texts, attempt %d)", error, len(batch), attempt)
                 problem = f"the reward model's process: {error}"
             else:
                 if reply.message["event"] == "done":
@@ -149,7 +150,12 @@ class RewardModel:
                     return
                 problem = f"the reward model failed: {reply.message.get('reason', 'no reason given')}"
                 break  # the same model will say the same of the same texts
-        _fail(batch, VerifierFailure(reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, problem))
+        if len(batch) == 1:
+            _fail(batch, VerifierFailure(reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, problem))
+            return
+        middle = len(batch) // 2
+        for half in (batch[:middle], batch[middle:]):
+            await self._read_batch(half)
 
     def _count(self, change: int) -> None:
         self._waiting += change
