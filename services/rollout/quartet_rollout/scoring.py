@@ -44,6 +44,8 @@ _SUSPICIOUS = 2
 """Streams that broke under an item that is a suspect."""
 _MOST_SUSPECTS = 16
 """Sent together, if no other stream broke under them."""
+_KINDS = {number: name.removeprefix("FAILURE_KIND_").lower() for name, number in reward_pb2.FailureKind.items()}
+"""Those of this release; a later reward service may have more."""
 
 
 class ScoringFailed(Exception):
@@ -245,7 +247,7 @@ class Scorer:
                     self._again(entry, f"no answer within {self._section.timeout_seconds:g} s")
 
     def _failed(self, entry: _Item, failure: reward_pb2.Failure) -> None:
-        kind = reward_pb2.FailureKind.Name(failure.kind).removeprefix("FAILURE_KIND_").lower()
+        kind = _KINDS.get(failure.kind, str(failure.kind))
         message = f"verifier failure {kind}: {failure.message}"
         at = (self._state.run_id, failure.place)
         if failure.place and at not in self._raised:
