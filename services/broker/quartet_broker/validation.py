@@ -136,8 +136,7 @@ def verifiers(field: str, values: Iterable[reward_pb2.VerifierSpec]) -> None:
     """Check what verifiers are named by and the numbers they are given. Which there are the reward service knows."""
     for n, value in enumerate(values):
         identifier(f"{field}[{n}].name", value.name)
-        if not math.isfinite(value.weight):
-            raise invalid_argument(f"{field}[{n}].weight", value.weight, "a finite number; 0 means 1")
+        finite(f"{field}[{n}].weight", value.weight)
         struct_content(value.parameters, f"{field}[{n}].parameters")
 
 

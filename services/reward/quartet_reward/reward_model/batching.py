@@ -132,7 +132,7 @@ class RewardModel:
         return batch
 
     async def _read_batch(self, batch: list[_Entry]) -> None:
-        """Have texts read. Where that fails, halves are read by themselves: a text alone fails, and no other with it."""
+        """Have texts read. Where that fails, the halves are read by themselves, so that a text fails alone."""
         began = time.monotonic()
         telemetry.REWARD_MODEL_BATCH.observe(len(batch))
         for attempt in range(1, (1 if len(batch) > 1 else _ATTEMPTS) + 1):
