@@ -170,9 +170,10 @@ def _is_from_outside(error: BaseException) -> bool:
 
 def _checked(verdict: Verdict, start: float, one: BoundVerifier) -> _Finding:
     """Return the verdict with its part of the score. Raises whatever a verdict with values of other types causes."""
-    for name, value in (("reward", verdict.reward), ("format_acc", verdict.format_acc), ("ans_acc", verdict.ans_acc)):
-        if (value is not None or name == "reward") and not math.isfinite(value):
-            raise ValueError(f"its {name} is {value}, which is no finite number")
+    numbers = {"reward": verdict.reward, "format_acc": verdict.format_acc or 0.0, "ans_acc": verdict.ans_acc or 0.0}
+    for name, number in numbers.items():
+        if not math.isfinite(number):
+            raise ValueError(f"its {name} is {number}, which is no finite number")
     verdict = replace(
         verdict,
         reason=encodable(verdict.reason, _LONGEST_TEXT),
