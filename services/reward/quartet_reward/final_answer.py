@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quartet_reward.choices import chosen
+from quartet_reward.notation import undelimited
 from quartet_reward.prose import answer_in_prose, as_one_list, final_statement, joined
 from quartet_reward.reading import joined_boxes, last_box, last_boxed, last_tagged_answer
 
@@ -17,7 +18,7 @@ _DOUBLED = re.compile(r"\\\\(?=(?:d?frac|left|right|sqrt|text|le|ge|leq|geq|pi|c
 _OPEN_BOX = re.compile(r"\\boxed\s*\{(?P<rest>[^$]*)$", re.DOTALL)
 # An equation and nothing else.
 _EQUATION = re.compile(r"[^\s$]{1,200}=[^\s$]{1,200}")
-_DELIMITED = re.compile(r"(?<!\\)\$|\\\(|\\\[")
+_DELIMITED = re.compile(r"(?<!\\)(?:\$|\\\(|\\\[)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,10 @@ def reference_answer(reference: str, policy: ReadingPolicy) -> str:
         return boxed
     if "\\boxed" in reference and (unclosed := _OPEN_BOX.search(reference)):
         return unclosed["rest"].strip()
-    if not _DELIMITED.search(reference) and len(reference) <= _LONGEST_PLAIN_REFERENCE:
+    if (formula := undelimited(reference)) != reference:
+        return formula
+    # A matrix or an aligned equation is long, and is no prose.
+    if not _DELIMITED.search(reference) and (len(reference) <= _LONGEST_PLAIN_REFERENCE or not _is_prose(reference)):
         return reference
     return as_one_list(reference) or answer_in_prose(reference) or reference
 

@@ -1,7 +1,7 @@
 """Are two mathematical answers equal? The plain cases at once, in this process; the others by a killable worker."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -9,14 +9,14 @@ from quartet.v1 import reward_pb2
 
 from quartet_common.log import get_logger
 from quartet_reward import telemetry
+from quartet_reward.comparison import Comparison
 from quartet_reward.equality_policy import STRICT, EqualityPolicy
 from quartet_reward.failures import VerifierFailure
-from quartet_reward.plain_answers import decide
+from quartet_reward.forms import read
 from quartet_reward.rationals import equal_rationals, parse_rational
 from quartet_reward.reading import last_boxed
 from quartet_reward.verdict_cache import VerdictCache
-from quartet_reward.words import read_words, same_hour
-from quartet_reward.worker_pool import PoolClosed, WorkerPool
+from quartet_reward.worker_pool import PoolClosed, Reply, WorkerPool
 from quartet_reward.worker_process import TaskTimedOut, WorkerDied
 
 log = get_logger(__name__)
@@ -25,9 +25,10 @@ log = get_logger(__name__)
 LONGEST_ANSWER = 2_000
 # Under math-verify's own reading, a worker is given the whole completion.
 LONGEST_COMPLETION = 50_000
+# Longer texts are read by a worker, which can be killed.
+_LONGEST_PLAIN = 400
 
-
-_DECIDED = {way: telemetry.EQUALITY_DECISIONS.labels(way) for way in ("exact", "words")}
+_EXACT = telemetry.EQUALITY_DECISIONS.labels("exact")
 
 
 class Relation(StrEnum):
@@ -51,6 +52,23 @@ class _Question(NamedTuple):
     policy: EqualityPolicy
 
 
+class _Asked(NamedTuple):
+    reference: str
+    policy: EqualityPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class _Judgment:
+    """What a reference is, found without any answer."""
+
+    is_text: bool = False
+    bad: str = ""
+    """Why it cannot be used; empty if it can."""
+
+
+_PLAIN = _Judgment()
+
+
 @dataclass(frozen=True, slots=True)
 class Equality:
     """The relation, why, and how long the question waited for a worker."""
@@ -64,18 +82,21 @@ class MathEquality:
     """Decides equality of answers; shared by all verifiers that compare mathematics."""
 
     def __init__(self, pool: WorkerPool, cache_bytes: int = 64 << 20):
-        """`cache_bytes`: how much of what workers decided is remembered."""
+        """`cache_bytes`: how much of what workers decided is remembered; an eighth of it is for references."""
         self._pool = pool
-        self._decided: VerdictCache[_Question, Equality] = VerdictCache("math", cache_bytes)
+        self._decided: VerdictCache[_Question, Equality] = VerdictCache("math", cache_bytes - cache_bytes // 8)
+        self._judged: VerdictCache[_Asked, _Judgment] = VerdictCache("math_references", cache_bytes // 8)
 
     def compare(
         self, answer: str, reference: str, policy: EqualityPolicy = STRICT
     ) -> Equality | Callable[[], Awaitable[Equality]]:
         """Return how `answer` stands to `reference`, or the work that finds out, to be called when there is room.
 
+        The reference is judged by itself, once; what is found of it does not depend on the answer.
+
         Raises:
-            VerifierFailure: the reference is empty. The work raises it too: the reference cannot be used, or a worker
-                died twice.
+            VerifierFailure: the reference is empty or cannot be used. The work raises it too: the reference cannot be
+                used, or a worker died twice.
         """
         if policy.guards:
             answer, reference = _last_box_or_all(answer), _unboxed(reference)
@@ -83,16 +104,59 @@ class MathEquality:
             raise VerifierFailure(
                 reward_pb2.FAILURE_KIND_BAD_REFERENCE, "reference.answer is empty; it must hold an answer"
             )
+        question, asked = _Question(answer, reference, policy), _Asked(reference, policy)
+        plain = policy.guards and len(reference) <= _LONGEST_PLAIN and read(reference, policy.bare_braces).is_plain
+        judgment = _PLAIN if plain else self._judged.get(asked)
+        if judgment is not None:
+            return self._compare(question, judgment)
+
+        async def later() -> Equality:
+            found = self._compare(question, await self._judged.ask(asked, lambda: self._judge(asked)))
+            return found if isinstance(found, Equality) else await found()
+
+        return later
+
+    def _compare(self, question: _Question, judgment: _Judgment) -> Equality | Callable[[], Awaitable[Equality]]:
+        answer, reference, policy = question
+        if judgment.bad:
+            raise VerifierFailure(reward_pb2.FAILURE_KIND_BAD_REFERENCE, f"reference.answer: {judgment.bad}")
         longest = LONGEST_ANSWER if policy.guards else LONGEST_COMPLETION
         if len(answer) > max(longest, 2 * len(reference)):
             return Equality(Relation.DIFFERENT, f"the answer has {len(answer)} characters; {longest} are compared")
-        if policy.guards and (decided := _decide_here(answer, reference, policy)) is not None:
-            return decided
-        question = _Question(answer, reference, policy)
+        equal = None
+        if judgment.is_text or (policy.guards and answer.split() == reference.split()):
+            equal = answer.split() == reference.split()
+        elif policy.guards and max(len(answer), len(reference)) <= _LONGEST_PLAIN:
+            equal = _decide_here(answer, reference, policy)
+        if equal is not None:
+            _EXACT.inc()
+            return _equality(question, equal, Relation.SAME_TEXT if judgment.is_text else Relation.EQUAL)
         if (known := self._decided.get(question)) is not None:
             telemetry.EQUALITY_DECISIONS.labels("cache").inc()
             return known
         return lambda: self._decided.ask(question, lambda: self._ask_worker(question))
+
+    async def _judge(self, asked: _Asked) -> _Judgment:
+        try:
+            message = (await self._run({"reference": asked.reference, "policy": asked.policy.as_request()})).message
+        except TaskTimedOut as error:
+            message = {"event": "bad_reference", "reason": f"reading '{asked.reference[:80]}' was {error}"}
+        except WorkerDied as error:
+            raise _died(error) from error
+        match message["event"]:
+            case "judged":
+                judgment = _Judgment(is_text=message["is_text"])
+            case "bad_reference":
+                judgment = _Judgment(bad=message["reason"])
+            case "out_of_memory":  # which may be a truth about the worker's long life
+                return _Judgment(bad=f"reading '{asked.reference[:80]}' took more memory than allowed")
+            case _:
+                raise VerifierFailure(
+                    reward_pb2.FAILURE_KIND_VERIFIER_CRASHED,
+                    f"the math worker failed: {message.get('reason', message)}",
+                )
+        self._judged.put(asked, judgment, len(asked.reference) + len(judgment.bad))
+        return judgment
 
     async def _ask_worker(self, question: _Question) -> Equality:
         telemetry.EQUALITY_DECISIONS.labels("worker").inc()
@@ -102,70 +166,51 @@ class MathEquality:
             "policy": question.policy.as_request(),
         }
         try:
+            reply = await self._run(request)
+        except TaskTimedOut as error:
+            return Equality(Relation.TIMED_OUT, f"comparing the answer was {error}", error.queued_seconds)
+        except WorkerDied as error:
+            if error.crashed:
+                return Equality(Relation.OUT_OF_MEMORY, f"comparing the answer ended its worker twice: {error}")
+            raise _died(error) from error
+        if reply.message["event"] != "done":
+            # Which may be a truth about the worker's long life: it is not remembered.
+            reason = "evaluating the answer took more memory than allowed"
+            return Equality(Relation.OUT_OF_MEMORY, reason, reply.queued_seconds)
+        kept = _equality(question, reply.message["equal"])
+        self._decided.put(question, kept, len(question.answer) + len(question.reference) + len(kept.reason))
+        return replace(kept, queued_seconds=reply.queued_seconds)
+
+    async def _run(self, request: dict) -> Reply:
+        """Have a worker do a task, another one if the first dies. Raises TaskTimedOut, WorkerDied, VerifierFailure."""
+        try:
             try:
-                reply = await self._pool.run(request)
+                return await self._pool.run(request)
             except WorkerDied as error:
                 log.warning("a worker died (%s); the task is tried once more", error)
-                reply = await self._pool.run(request)
-        except WorkerDied as error:
-            raise VerifierFailure(
-                reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, f"the math worker died twice: {error}"
-            ) from error
+                return await self._pool.run(request)
         except PoolClosed as error:
             raise VerifierFailure(reward_pb2.FAILURE_KIND_SHUT_DOWN, str(error)) from error
-        except TaskTimedOut as error:
-            if not error.reference_read:
-                message = f"reading the reference '{question.reference[:80]}' was {error}"
-                raise VerifierFailure(reward_pb2.FAILURE_KIND_BAD_REFERENCE, message) from error
-            return Equality(Relation.TIMED_OUT, f"comparing the answer was {error}", error.queued_seconds)
-        equality = _understand(reply.message, reply.queued_seconds)
-        if equality.relation is not Relation.OUT_OF_MEMORY:  # which may be a truth about the worker's long life
-            kept = Equality(equality.relation, equality.reason)
-            characters = len(question.answer) + len(question.reference) + len(equality.reason)
-            self._decided.put(question, kept, characters)
-        return equality
 
 
-def _decide_here(answer: str, reference: str, policy: EqualityPolicy) -> Equality | None:
-    expected = parse_rational(reference)
-    if expected is not None:
-        found = parse_rational(answer)
-        equal = None if found is None else equal_rationals(found, expected, policy.decimal_places)
-        way = "exact"
-    elif (equal := same_hour(answer, reference)) is not None:
-        way = "words"
-    else:
-        expected_words = read_words(reference)
-        found_words = None if expected_words is None else read_words(answer)
-        equal = None if found_words is None else found_words == expected_words
-        way = "words"
-    if equal is None:
-        equal, way = decide(answer, reference, policy), "exact"
-    if equal is None:
-        return None
-    _DECIDED[way].inc()
+def _decide_here(answer: str, reference: str, policy: EqualityPolicy) -> bool | None:
+    found, expected = parse_rational(answer), parse_rational(reference)
+    if found is not None and expected is not None and "$" not in answer + reference:
+        equal = equal_rationals(found, expected, policy.decimal_places)
+        if equal is not None:
+            return equal
+    return Comparison(policy).equal(read(answer, policy.bare_braces), read(reference, policy.bare_braces))
+
+
+def _equality(question: _Question, equal: bool, relation: Relation = Relation.EQUAL) -> Equality:
+    answer, reference = question.answer[:80], question.reference[:80]
     if equal:
-        return Equality(Relation.EQUAL, f"{answer} is {reference}")
-    return Equality(Relation.DIFFERENT, f"{answer[:80]} is not {reference[:80]}")
+        return Equality(relation, f"{answer} is {reference}")
+    return Equality(Relation.DIFFERENT, f"{answer} is not {reference}")
 
 
-def _understand(message: dict, queued_seconds: float) -> Equality:
-    match message["event"]:
-        case "done" if message["equal"]:
-            relation = Relation.SAME_TEXT if message["by_text"] else Relation.EQUAL
-            return Equality(relation, message["reason"], queued_seconds)
-        case "done":
-            return Equality(Relation.DIFFERENT, message["reason"], queued_seconds)
-        case "out_of_memory":
-            return Equality(
-                Relation.OUT_OF_MEMORY, "evaluating the answer took more memory than allowed", queued_seconds
-            )
-        case "bad_reference":
-            raise VerifierFailure(reward_pb2.FAILURE_KIND_BAD_REFERENCE, f"reference.answer: {message['reason']}")
-        case _:
-            raise VerifierFailure(
-                reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, f"the math worker failed: {message.get('reason', message)}"
-            )
+def _died(error: WorkerDied) -> VerifierFailure:
+    return VerifierFailure(reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, f"the math worker died twice: {error}")
 
 
 def _last_box_or_all(answer: str) -> str:

@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quartet_reward.notation import UNIT_WORDS, is_name
+from quartet_reward.notation import is_name
+from quartet_reward.units import UNIT_WORDS
 
 # An answer stands at the end; what is farther away is working.
 _LONGEST_READ = 20_000
@@ -25,22 +26,23 @@ _LONGEST_LIST = 2_000
 _FORMULA = (
     r"(?<!\\)\$\$(?P<display>(?:[^$\\]|\\.)+?)\$\$"
     # None of these may hold its own opening: thousands of openings without an end would each be followed to the end.
-    r"|\\\[(?P<bracket>(?:[^\\]|\\(?![\[\]]).)+?)\\\]"
+    r"|(?<!\\)\\\[(?P<bracket>(?:[^\\]|\\(?![\[\]]).)+?)\\\]"
     # On one line only: a lone dollar sign is money, and must not swallow what follows.
     r"|(?<![\\\d$])\$(?P<inline>(?:[^$\\\n]|\\.)+?)\$"
-    r"|\\\((?P<parenthesis>(?:[^\\\n]|\\(?![()])[^\n])+?)\\\)"
+    r"|(?<!\\)\\\((?P<parenthesis>(?:[^\\\n]|\\(?![()])[^\n])+?)\\\)"
 )
 _DIGITS = r"(?:[1-9]\d{0,2}(?:[, ]\d{3})+(?!\d)(?:\.\d+)?|\d+(?:[.,]\d+)?|\.\d+)(?:[eE][+-]?\d{1,3}(?!\w))?"
+_RATIO_OR_TIME = r"\d{1,9}:\d{1,9}(?![\d:])"
 _TERM = rf"\\frac\{{\d+\}}\{{\d+\}}|{_DIGITS}"
 _NUMBER = (
     r"(?:(?<=[\s=:(*\"'“≈])|^)[$€£¥₹₽₩₿]?"
-    rf"(?P<number>[-−+]?(?:{_TERM})(?:\s?[-−+*/^×·]\s?(?:{_TERM}))*)"
+    rf"(?P<number>{_RATIO_OR_TIME}|[-−–+]?(?:{_TERM})(?:\s?[-−+*/^×·]\s?(?:{_TERM}))*)"
     # A part of a longer expression, such as the 8 of 8*(3+x), is no number of its own.
     r"(?!\d|[.,]\d|\s?[*/^×·]\s?[\w(\\]|\()"
 )
 _PERCENT = r"(?P<percent>\s*(?:\\?%|percent(?:age)?\b|pct\b))?"
 _CANDIDATE = re.compile(rf"(?:{_FORMULA}|{_NUMBER}){_PERCENT}", re.DOTALL | re.MULTILINE)
-_UNIT = re.compile(r"\s?(?P<unit>[A-Za-zµ]+)(?P<power>[²³]|\^[23])?(?![\w-])")
+_UNIT = re.compile(r"\s?(?P<unit>[ap]\.m\.|[A-Za-zµ]+(?:/[hs])?)(?P<power>[²³]|\^[23])?(?![\w-])")
 
 _ANSWER = re.compile(r"\banswer\b", re.IGNORECASE)
 _FINAL_ANSWER = re.compile(r"\bfinal\s+answer\b", re.IGNORECASE)

@@ -117,13 +117,20 @@ def last_boxed(text: str) -> str | None:
 def joined_boxes(text: str) -> list[str]:
     """Return what the last box holds and those that form one list with it: `\\boxed{1}, \\boxed{2} and \\boxed{3}`.
 
-    Boxes are one list if little stands between them: signs, or words of which one is "and" or "or".
+    Boxes are one list if little stands between them: signs, or words of which one is "and" or "or". Boxes that equals
+    signs join are one element, an equation.
     """
     found = boxes(text)
-    first = len(found) - 1
-    while first > 0 and _joins(text[found[first - 1].end : found[first].start]):
-        first -= 1
-    return [box.content for box in found[first:]]
+    contents = [box.content for box in found[-1:]]
+    for one, following in zip(found[-2::-1], found[:0:-1], strict=False):
+        between = text[one.end : following.start]
+        if not _joins(between):
+            break
+        if between.strip(" $\n") == "=":
+            contents[0] = f"{one.content} = {contents[0]}"
+        else:
+            contents.insert(0, one.content)
+    return contents
 
 
 def _joins(between: str) -> bool:

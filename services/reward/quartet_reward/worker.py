@@ -2,11 +2,13 @@
 
 It may be killed at any moment; it holds nothing that matters. Its standard input and output are frames:
 
+    -> {"reference": "…", "policy": {…}, "cpu_seconds": 10}
+    <- {"event": "judged", "is_text": false} | {"event": "bad_reference", "reason": "…"}
+
     -> {"reference": "…", "answer": "…", "policy": {…}, "cpu_seconds": 10}
-    <- {"event": "reference_read"}              from here on, only the answer can be what takes long
-    <- {"event": "done", "equal": true, "by_text": false, "reason": "…"}
-     | {"event": "bad_reference", "reason": "…"} | {"event": "out_of_memory"}
-     | {"event": "failed", "reason": "…"}
+    <- {"event": "done", "equal": true}
+
+    <- {"event": "out_of_memory"} | {"event": "failed", "reason": "…"}      to either
 """
 
 import argparse
@@ -14,7 +16,6 @@ import logging
 import math
 import resource
 import sys
-from typing import BinaryIO
 
 from quartet_reward import worker_side
 from quartet_reward.equality_policy import EqualityPolicy
@@ -35,28 +36,24 @@ def main() -> int:
     worker_side.send(output, {"event": "ready"})
     while (request := worker_side.receive()) is not None:
         _limit_cpu(request["cpu_seconds"])
-        worker_side.send(output, _answer(request, output))
+        worker_side.send(output, _answer(request))
     return 0
 
 
-def _answer(request: dict, output: BinaryIO) -> dict:
-    from quartet_reward.math_compare import BadReference, compare
+def _answer(request: dict) -> dict:
+    from quartet_reward.math_compare import BadReference, compare, judge_reference
 
     policy = EqualityPolicy(**request.get("policy", {}))
     try:
-        found = compare(
-            request["reference"],
-            request["answer"],
-            lambda: worker_side.send(output, {"event": "reference_read"}),
-            policy,
-        )
+        if "answer" in request:
+            return {"event": "done", "equal": compare(request["reference"], request["answer"], policy)}
+        return {"event": "judged", "is_text": not judge_reference(request["reference"], policy)}
     except BadReference as bad:
         return {"event": "bad_reference", "reason": str(bad)}
     except MemoryError:
         return {"event": "out_of_memory"}
     except Exception as error:  # whatever sympy raises is told to the service, which decides
         return {"event": "failed", "reason": f"{type(error).__name__}: {error}"[:500]}
-    return {"event": "done", "equal": found.equal, "by_text": found.by_text, "reason": found.reason}
 
 
 def _limit_cpu(seconds: float) -> None:

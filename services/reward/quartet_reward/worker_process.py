@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -20,16 +21,22 @@ _ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "VIRTUAL_ENV")
 
 
 class TaskTimedOut(Exception):
-    """The worker was killed at the deadline. `reference_read` tells which side of the comparison took so long."""
+    """The worker was killed at the deadline."""
 
-    def __init__(self, seconds: float, reference_read: bool):
+    def __init__(self, seconds: float):
         super().__init__(f"killed after {seconds:.1f} s")
-        self.reference_read = reference_read
         self.queued_seconds = 0.0  # the pool says how long the task had waited for the worker
 
 
 class WorkerDied(Exception):
-    """The worker ended on its own, or was starved: the task says nothing about its input."""
+    """The worker ended on its own, or was starved.
+
+    `crashed`: by a signal that only it sends itself, or by an exit; else the end says nothing about its input.
+    """
+
+    def __init__(self, reason: str, crashed: bool = False):
+        super().__init__(reason)
+        self.crashed = crashed
 
 
 class WorkerProcess:
@@ -79,19 +86,18 @@ class WorkerProcess:
 
     async def ask(self, request: dict[str, Any], deadline_seconds: float) -> dict[str, Any]:
         """Have a task done. Raises TaskTimedOut or WorkerDied; the process is then of no more use."""
-        cpu_before, reference_read = self._cpu_seconds(), False
+        cpu_before = self._cpu_seconds()
         try:
             async with asyncio.timeout(deadline_seconds):
                 # CPU time is the kernel's guard behind our own clock: twice as long, should this process be stuck.
                 await self._send({**request, "cpu_seconds": 2 * deadline_seconds + 1})
-                while (message := await self._receive())["event"] == "reference_read":
-                    reference_read = True
+                message = await self._receive()
         except TimeoutError:
             used = self._cpu_seconds() - cpu_before
             self.kill()
             if used < _STARVED * deadline_seconds:
                 raise WorkerDied(f"it got only {used:.1f} s of CPU in {deadline_seconds:g} s") from None
-            raise TaskTimedOut(deadline_seconds, reference_read) from None
+            raise TaskTimedOut(deadline_seconds) from None
         self.tasks_done += 1
         return message
 
@@ -110,21 +116,23 @@ class WorkerProcess:
             self._writer.write(frames.pack(message))
             await self._writer.drain()
         except ConnectionError as error:
-            raise WorkerDied(await self._cause()) from error
+            raise await self._death() from error
 
     async def _receive(self) -> dict[str, Any]:
         try:
             header = await self._reader.readexactly(frames.HEADER.size)
             return frames.unpack(await self._reader.readexactly(frames.body_length(header)))
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise WorkerDied(await self._cause()) from error
+            raise await self._death() from error
         except ValueError as error:
             raise WorkerDied(f"it sent no frame: {error}") from error
 
-    async def _cause(self) -> str:
+    async def _death(self) -> WorkerDied:
         self.kill()  # its socket is closed, so it is of no use whether it lives or not
         status = await asyncio.to_thread(self._process.wait)
-        return f"signal {-status} ended it" if status < 0 else f"it exited with status {status}"
+        from_outside = status in (-signal.SIGKILL, -signal.SIGTERM)
+        reason = f"signal {-status} ended it" if status < 0 else f"it exited with status {status}"
+        return WorkerDied(reason, crashed=not from_outside)
 
     def _cpu_seconds(self) -> float:
         try:

@@ -56,6 +56,10 @@ ANYWHERE = ReadingPolicy()
         ("The answer is not 8 but 9.", "9"),
         ("The answer is 2 + 3*4.", "2 + 3*4"),
         ("x=3", "x=3"),
+        ("The answer is –5.", "–5"),
+        ("She arrives at 10:30 p.m. today.", r"10:30 \text{ p.m.}"),
+        ("The ratio is 3:5.", "3:5"),
+        (r"\boxed{\frac{25}{13}} = \boxed{1\frac{12}{13}}", r"\frac{25}{13} = 1\frac{12}{13}"),
         # nothing
         ("", None),
         ("I do not know.", None),
@@ -103,6 +107,20 @@ def test_a_policy_says_where_the_answer_stands(text, policy, answer):
 )
 def test_a_reference_may_be_a_worked_solution(reference, answer):
     assert reference_answer(reference, ANYWHERE) == answer
+
+
+@pytest.mark.parametrize("form", ["{}", "${}$", "$${}$$", r"\[{}\]", r"\boxed{{{}}}", "So it is\n\\[{}\\]"])
+@pytest.mark.parametrize(
+    "gold",
+    [
+        r"\begin{pmatrix}x\\y\end{pmatrix} = \begin{pmatrix}1\\2\end{pmatrix} + t \begin{pmatrix}3\\4\end{pmatrix}",
+        r"\mathbf{v} = \begin{pmatrix} 1 \\[1ex] 2 \\(3) \end{pmatrix}",
+        "x = 1 + 2t,\ny = 3 - t,\nz = 1",
+        "+".join(r"\begin{pmatrix} \cos a & -\sin a \\ \sin a & 1 \end{pmatrix}" for _ in range(5)) + "= 1",
+    ],
+)
+def test_a_reference_of_several_lines_is_read_whole(form, gold):
+    assert reference_answer(form.format(gold), ANYWHERE) == gold
 
 
 @pytest.mark.parametrize(

@@ -9,21 +9,31 @@ from quartet_reward.math_equality import Equality, MathEquality, Relation
 from quartet_reward.worker_pool import Reply
 from quartet_reward.worker_process import TaskTimedOut, WorkerDied
 
-EQUAL = {"event": "done", "equal": True, "by_text": False, "reason": "for a test"}
+EQUAL = {"event": "done", "equal": True}
+JUDGED = {"event": "judged", "is_text": False}
 # Not plain, so that a worker is asked.
 REFERENCE, ANSWER = r"\sin^2 x", r"1-\cos^2 x"
 
 
 class ScriptedPool:
-    """Answers in turn with what it was given: a worker's message, or an exception to raise."""
+    """Answers in turn with what it was given: a worker's message, or an exception to raise.
 
-    def __init__(self, *script: dict | Exception):
+    References are judged usable, unless there are `judgments` to answer with first.
+    """
+
+    def __init__(self, *script: dict | Exception, judgments: tuple[dict | Exception, ...] = ()):
         self._script = list(script)
+        self._judgments = list(judgments)
         self.asked: list[dict] = []
+        self.judged = 0
 
     async def run(self, request: dict) -> Reply:
-        self.asked.append(request)
-        step = self._script.pop(0)
+        if "answer" in request:
+            self.asked.append(request)
+            step = self._script.pop(0)
+        else:
+            self.judged += 1
+            step = self._judgments.pop(0) if self._judgments else JUDGED
         if isinstance(step, Exception):
             raise step
         return Reply(step, 0.25)
@@ -54,7 +64,7 @@ async def test_a_remembered_verdict_did_not_wait():
 @pytest.mark.parametrize(
     ("first", "found"),
     [
-        (TaskTimedOut(1.0, reference_read=True), Relation.TIMED_OUT),
+        (TaskTimedOut(1.0), Relation.TIMED_OUT),
         ({"event": "out_of_memory"}, Relation.OUT_OF_MEMORY),
     ],
 )
@@ -65,20 +75,52 @@ async def test_what_may_be_the_machines_fault_is_asked_anew(first, found):
 
 
 @pytest.mark.parametrize(
-    ("script", "kind"),
+    ("judgments", "kind"),
     [
-        ([TaskTimedOut(1.0, reference_read=False)], reward_pb2.FAILURE_KIND_BAD_REFERENCE),
-        ([{"event": "bad_reference", "reason": "for a test"}], reward_pb2.FAILURE_KIND_BAD_REFERENCE),
         ([{"event": "failed", "reason": "for a test"}], reward_pb2.FAILURE_KIND_VERIFIER_CRASHED),
+        ([{"event": "out_of_memory"}], reward_pb2.FAILURE_KIND_BAD_REFERENCE),
         ([WorkerDied("once"), WorkerDied("twice")], reward_pb2.FAILURE_KIND_VERIFIER_CRASHED),
+        ([WorkerDied("once", crashed=True)] * 2, reward_pb2.FAILURE_KIND_VERIFIER_CRASHED),
     ],
 )
-async def test_a_failure_is_no_verdict_and_is_not_remembered(script, kind):
-    math = MathEquality(ScriptedPool(*script, EQUAL))
+async def test_a_failure_that_may_be_the_machines_is_no_verdict_and_is_not_remembered(judgments, kind):
+    math = MathEquality(ScriptedPool(EQUAL, judgments=judgments))
     with pytest.raises(VerifierFailure) as caught:
         await relation(math)
     assert caught.value.kind == kind
     assert await relation(math) is Relation.EQUAL
+
+
+@pytest.mark.parametrize("judgment", [TaskTimedOut(1.0), {"event": "bad_reference", "reason": "for a test"}])
+@pytest.mark.parametrize("answer", ["8", REFERENCE, ANSWER, "8" * 3000, ""])
+async def test_a_reference_is_judged_once_and_alike_for_every_answer(judgment, answer):
+    pool = ScriptedPool(judgments=(judgment,))
+    math = MathEquality(pool)
+    for each in (answer, ANSWER):
+        with pytest.raises(VerifierFailure) as caught:
+            await relation(math, each)
+        assert caught.value.kind == reward_pb2.FAILURE_KIND_BAD_REFERENCE
+    assert pool.judged == 1
+
+
+async def test_the_text_of_the_reference_is_right_without_a_comparison():
+    pool = ScriptedPool()
+    assert await relation(MathEquality(pool), REFERENCE + " ") is Relation.EQUAL
+    assert pool.asked == []
+
+
+async def test_a_reference_of_text_must_be_repeated():
+    math = MathEquality(ScriptedPool(judgments=({"event": "judged", "is_text": True},)))
+    assert await relation(math, REFERENCE) is Relation.SAME_TEXT
+    assert await relation(math, ANSWER) is Relation.DIFFERENT
+
+
+async def test_an_answer_that_ends_two_workers_is_at_fault_unless_they_were_killed_from_outside():
+    crashes = [WorkerDied("signal 11 ended it", crashed=True)] * 2
+    assert await relation(MathEquality(ScriptedPool(*crashes))) is Relation.OUT_OF_MEMORY
+    with pytest.raises(VerifierFailure) as caught:
+        await relation(MathEquality(ScriptedPool(*[WorkerDied("signal 9 ended it")] * 2)))
+    assert caught.value.kind == reward_pb2.FAILURE_KIND_VERIFIER_CRASHED
 
 
 async def test_a_worker_that_dies_is_asked_once_more():
