@@ -40,7 +40,7 @@ CACHE_LOOKUPS = metrics.counter(
 )
 CACHE_BYTES = metrics.gauge("quartet_reward_cache_bytes", "About how many bytes a cache holds.", ["cache"])
 EQUALITY_DECISIONS = metrics.counter(
-    "quartet_reward_equality_total", "Math equalities decided, by way: exact, words, cache, worker.", ["way"]
+    "quartet_reward_equality_total", "Math equalities decided, by way: exact, cache, worker.", ["way"]
 )
 
 
