@@ -13,6 +13,7 @@ from quartet_reward.units import quantity
 
 _MOST_SIGNS = 3
 _SIDES = 2
+_SHORTEST_WORD = 3
 _RELATIONS = frozenset(["<", ">", r"\le", r"\ge", r"\ne"])
 _SEPARATORS, _EQUALS, _APPROX = frozenset([",", ";", r"\quad"]), frozenset(["="]), frozenset([r"\approx"])
 AND_OR = re.compile(r"\s*,?\s*(?<![a-zA-Z\\])(?:and|or)(?![a-z])\s*,?")
@@ -135,9 +136,9 @@ def folded_words(text: str) -> str | None:
         return None
     words = re.findall(r"[^\W_]+", text.casefold())
     letters = [word for word in words if word.isalpha()]
-    if _MATHEMATICAL.intersection(words) or _may_be_product("".join(letters)) or quantity(text):
+    if max(map(len, letters), default=0) < _SHORTEST_WORD or _may_be_product("".join(letters)):
         return None
-    return " ".join(words)
+    return None if _MATHEMATICAL.intersection(words) or quantity(text) else " ".join(words)
 
 
 def _may_be_product(letters: str) -> bool:

@@ -47,7 +47,7 @@ class Relation(StrEnum):
 
 
 class _Question(NamedTuple):
-    answer: str
+    answer: str | None
     reference: str
     policy: EqualityPolicy
 
@@ -88,25 +88,25 @@ class MathEquality:
         self._judged: VerdictCache[_Asked, _Judgment] = VerdictCache("math_references", cache_bytes // 8)
 
     def compare(
-        self, answer: str, reference: str, policy: EqualityPolicy = STRICT
+        self, answer: str | None, reference: str, policy: EqualityPolicy = STRICT
     ) -> Equality | Callable[[], Awaitable[Equality]]:
         """Return how `answer` stands to `reference`, or the work that finds out, to be called when there is room.
 
-        The reference is judged by itself, once; what is found of it does not depend on the answer.
+        The reference is judged by itself, once; what is found of it does not depend on the answer, nor on there being
+        one: None is different from every usable reference.
 
         Raises:
             VerifierFailure: the reference is empty or cannot be used. The work raises it too: the reference cannot be
                 used, or a worker died twice.
         """
         if policy.guards:
-            answer, reference = _last_box_or_all(answer), _unboxed(reference)
+            answer, reference = answer and _last_box_or_all(answer), _unboxed(reference)
         if not reference.strip():
             raise VerifierFailure(
                 reward_pb2.FAILURE_KIND_BAD_REFERENCE, "reference.answer is empty; it must hold an answer"
             )
         question, asked = _Question(answer, reference, policy), _Asked(reference, policy)
-        plain = policy.guards and len(reference) <= _LONGEST_PLAIN and read(reference, policy.bare_braces).is_plain
-        judgment = _PLAIN if plain else self._judged.get(asked)
+        judgment = _PLAIN if policy.guards and _is_plain(reference, policy) else self._judged.get(asked)
         if judgment is not None:
             return self._compare(question, judgment)
 
@@ -120,6 +120,8 @@ class MathEquality:
         answer, reference, policy = question
         if judgment.bad:
             raise VerifierFailure(reward_pb2.FAILURE_KIND_BAD_REFERENCE, f"reference.answer: {judgment.bad}")
+        if answer is None:
+            return Equality(Relation.DIFFERENT, "no answer is given")
         longest = LONGEST_ANSWER if policy.guards else LONGEST_COMPLETION
         if len(answer) > max(longest, 2 * len(reference)):
             return Equality(Relation.DIFFERENT, f"the answer has {len(answer)} characters; {longest} are compared")
@@ -178,7 +180,7 @@ class MathEquality:
             reason = "evaluating the answer took more memory than allowed"
             return Equality(Relation.OUT_OF_MEMORY, reason, reply.queued_seconds)
         kept = _equality(question, reply.message["equal"])
-        self._decided.put(question, kept, len(question.answer) + len(question.reference) + len(kept.reason))
+        self._decided.put(question, kept, len(question.answer or "") + len(question.reference) + len(kept.reason))
         return replace(kept, queued_seconds=reply.queued_seconds)
 
     async def _run(self, request: dict) -> Reply:
@@ -193,6 +195,12 @@ class MathEquality:
             raise VerifierFailure(reward_pb2.FAILURE_KIND_SHUT_DOWN, str(error)) from error
 
 
+def _is_plain(reference: str, policy: EqualityPolicy) -> bool:
+    if len(reference) > _LONGEST_PLAIN:
+        return False
+    return parse_rational(reference) is not None or read(reference, policy.bare_braces).is_plain
+
+
 def _decide_here(answer: str, reference: str, policy: EqualityPolicy) -> bool | None:
     found, expected = parse_rational(answer), parse_rational(reference)
     if found is not None and expected is not None and "$" not in answer + reference:
@@ -203,7 +211,7 @@ def _decide_here(answer: str, reference: str, policy: EqualityPolicy) -> bool | 
 
 
 def _equality(question: _Question, equal: bool, relation: Relation = Relation.EQUAL) -> Equality:
-    answer, reference = question.answer[:80], question.reference[:80]
+    answer, reference = (question.answer or "")[:80], question.reference[:80]
     if equal:
         return Equality(relation, f"{answer} is {reference}")
     return Equality(Relation.DIFFERENT, f"{answer} is not {reference}")

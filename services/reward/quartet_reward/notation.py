@@ -33,6 +33,7 @@ _CHARACTERS = str.maketrans(
         "∅": r"\emptyset ",
     }
 )
+_SEVERAL_SPELLINGS = re.compile(r"[\\=~{]|\s\s|[\t\n]")
 _FUNCTIONS = "arc(?:sin|cos|tan)|(?:sin|cos|tan)h?|cot|sec|csc|ln|log|exp|max|min|gcd|lcm|det"
 _SPELLINGS = tuple(
     (re.compile(pattern), spelling)
@@ -90,7 +91,7 @@ _NO_NAMES = frozenset([r"\pi", r"\infty", r"\emptyset"])
 def plain(text: str) -> str:
     """Return `text` without delimiters and decoration, in one spelling: `\\frac` for `\\dfrac`, `-` for an en dash…"""
     text = undelimited(_only_formula(text.strip())).translate(_CHARACTERS)
-    for pattern, spelling in _SPELLINGS if "\\" in text or "=" in text or "  " in text or "~" in text else ():
+    for pattern, spelling in _SPELLINGS if _SEVERAL_SPELLINGS.search(text) else ():
         text = pattern.sub(spelling, text)
     if lines := _LINES.fullmatch(text.strip()):
         text = _as_one_line(lines)

@@ -10,21 +10,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
+from quartet_reward.notation import plain
+
 # Longer texts and larger exponents are not numbers that people write; exact arithmetic on them would be a way to
 # make the service itself hang.
 _MOST_CHARACTERS = 200
 _LARGEST_EXPONENT = 400
 
+_DOLLARS = re.compile(r"^(-?)\\?\$\s*")
 _VULGAR = "".join(c for c in map(chr, range(0xBC, 0x2190)) if unicodedata.decomposition(c).startswith("<fraction>"))
 
-# Signs that look like plain ones, and marks that are not seen. Not the overrides that turn what is seen around.
-_AS_PRINTED = str.maketrans(
-    "−﹣－０１２３４５６７８９．／％", "---0123456789./%", "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"
-)
-
-_SPACES = re.compile(r"\\[,;:! ]|~|\{,\}|[\s\u00a0\u2009\u202f]+")
-# "32,\\! 349" prints as 32,349: the negative space takes back what is set after a comma.
-_THIN_COMMA = re.compile(r",\\!\s*(?=\d{3}(?!\d))", re.ASCII)
 _SIGN = r"(?P<sign>[+-]?)\s?"
 _INTEGER = r"(?:\d+|[1-9]\d{0,2}(?P<separator>[ ,])\d{3}(?:(?P=separator)\d{3})*)"
 _DECIMAL = re.compile(
@@ -34,7 +29,7 @@ _DECIMAL = re.compile(
     re.ASCII,
 )
 _FRACTION = re.compile(
-    rf"{_SIGN}(?:(?P<a>\d+)\s?/\s?(?P<b>\d+)|\\frac\s?(?:\{{\s?(?P<c>-?\s?\d+)\s?\}}\s?\{{\s?(?P<d>-?\s?\d+)\s?\}}|(?P<e>\d)(?P<f>\d)))",
+    rf"{_SIGN}(?:(?P<a>\d+)\s?/\s?(?P<b>\d+)|\\frac\s?\{{\s?(?P<c>-?\s?\d+)\s?\}}\s?\{{\s?(?P<d>-?\s?\d+)\s?\}})",
     re.ASCII,
 )
 _MIXED = re.compile(
@@ -64,7 +59,7 @@ def parse_rational(text: str) -> Rational | None:
 # A reference comes once with each completion of its prompt.
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> Rational | None:
-    text = _plain(text)
+    text = _DOLLARS.sub(r"\1", plain(text))
     if match := _DECIMAL.fullmatch(text):
         return _decimal(match)
     if match := _FRACTION.fullmatch(text):
@@ -97,22 +92,6 @@ def equal_rationals(answer: Rational, reference: Rational, decimal_places: int =
     return None
 
 
-def _plain(text: str) -> str:
-    text = text.strip()
-    for opening, closing in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
-        if len(text) > len(opening + closing) and text.startswith(opening) and text.endswith(closing):
-            text = text[len(opening) : -len(closing)]
-            break
-    text = text.translate(_AS_PRINTED).replace(r"\dfrac", r"\frac").replace(r"\tfrac", r"\frac")
-    text = _THIN_COMMA.sub(",", text)
-    text = _SPACES.sub(lambda match: "," if match[0] == "{,}" else "" if match[0] == r"\!" else " ", text).strip()
-    for currency in (r"\$", "$"):
-        sign = "-" if text.startswith("-" + currency) else ""
-        if text.startswith(sign + currency):
-            return sign + text[len(sign + currency) :].lstrip()
-    return text
-
-
 def _decimal(match: re.Match[str]) -> Rational | None:
     whole, fraction = match["whole"], match["fraction"]
     if not whole and not fraction:
@@ -128,8 +107,7 @@ def _decimal(match: re.Match[str]) -> Rational | None:
 
 
 def _fraction(match: re.Match[str]) -> Rational | None:
-    numerator, denominator = next((match[n], match[d]) for n, d in ("ab", "cd", "ef") if match[n] is not None)
-    numerator, denominator = (int(part.replace(" ", "")) for part in (numerator, denominator))
+    numerator, denominator = (int((match[n] or match[m]).replace(" ", "")) for n, m in ("ac", "bd"))
     if denominator == 0:
         return None
     return _signed(match["sign"], Fraction(numerator, denominator), decimal=False)

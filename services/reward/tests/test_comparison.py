@@ -43,6 +43,7 @@ def test_tuples_of_numbers_are_equal_exactly_when_their_elements_are(a, b):
         ("52_8", Kind.QUANTITY),
         (r"90^\circ", Kind.QUANTITY),
         ("1, 2", Kind.LIST),
+        (r"\text{A, C, D, F, H}", Kind.LIST),
         ("x = 1 or x = 2", Kind.LIST),
         (r"2 \pm 3", Kind.LIST),
         (r"\pm 1 \mp 2", Kind.LIST),

@@ -30,21 +30,31 @@ class AnswerParameters(Parameters):
     )
 
 
-def malformed(reason: str, answer: str | None = None) -> Verdict:
-    """Return the verdict on a completion without the required form. Its answer, if any, counts as not given."""
-    return Verdict(0.0, reward_pb2.OUTCOME_MALFORMED, reason, parsed_answer=answer or "", format_acc=0.0, ans_acc=0.0)
-
-
 def judge_math(
-    answer: str, reference: str, parameters: AnswerParameters, tools: Tools, policy: EqualityPolicy = STRICT
+    answer: str,
+    reference: str,
+    parameters: AnswerParameters,
+    tools: Tools,
+    policy: EqualityPolicy = STRICT,
+    *,
+    fault: str = "",
 ) -> Verdict | Later:
-    """Compare an answer that was given in the right form with the reference."""
-    equality = tools.math.compare(answer, reference, policy)
-    if isinstance(equality, Equality):
+    """Compare an answer with the reference, or say what is the `fault` of its form: it then counts as not given.
+
+    Both only if the reference can be used: whether an item is scored never depends on its completion.
+    """
+    equality = tools.math.compare(None if fault else answer, reference, policy)
+
+    def verdict(equality: Equality) -> Verdict:
+        if fault:
+            return Verdict(0.0, reward_pb2.OUTCOME_MALFORMED, fault, answer, format_acc=0.0, ans_acc=0.0)
         return _verdict(answer, equality, parameters)
 
+    if isinstance(equality, Equality):
+        return verdict(equality)
+
     async def later() -> Verdict:
-        return _verdict(answer, await equality(), parameters)
+        return verdict(await equality())
 
     return later
 

@@ -3,7 +3,7 @@
 from quartet.v1 import reward_pb2
 
 from quartet_reward.reading import after_thinking, last_boxed, without_trailing_special_tokens
-from quartet_reward.verifiers.answers import AnswerParameters, judge_math, malformed
+from quartet_reward.verifiers.answers import AnswerParameters, judge_math
 from quartet_reward.verifiers.base import Later, Tools, Verdict
 from quartet_reward.verifiers.references import require_answer
 
@@ -21,8 +21,11 @@ class Boxed:
     def verify(self, item: reward_pb2.ScoreItem, parameters: AnswerParameters, tools: Tools) -> Verdict | Later:
         require_answer(item)
         answer = last_boxed(after_thinking(without_trailing_special_tokens(item.completion, parameters.special_tokens)))
-        if answer is None:
-            return malformed("there is no complete \\boxed{} after the thought")
-        if not answer:
-            return malformed("the box is empty")
-        return judge_math(answer, item.reference.answer, parameters, tools)
+        fault = (
+            ""
+            if answer
+            else "there is no complete \\boxed{} after the thought"
+            if answer is None
+            else "the box is empty"
+        )
+        return judge_math(answer or "", item.reference.answer, parameters, tools, fault=fault)

@@ -8,7 +8,7 @@ from quartet.v1 import reward_pb2
 from quartet_reward.equality_policy import EqualityPolicy
 from quartet_reward.final_answer import ReadingPolicy, final_answer, reference_answer
 from quartet_reward.reading import after_thinking, without_trailing_special_tokens
-from quartet_reward.verifiers.answers import AnswerParameters, judge_math, malformed
+from quartet_reward.verifiers.answers import AnswerParameters, judge_math
 from quartet_reward.verifiers.base import Later, Tools, Verdict
 from quartet_reward.verifiers.references import require_answer
 
@@ -76,7 +76,8 @@ class Math:
         policy, reference = parameters.reading, item.reference.answer
         if not parameters.guards and not parameters.choices:
             return judge_math(text, reference, parameters, tools, parameters.equality)
-        answer = final_answer(after_thinking(text), policy)
-        if not answer:
-            return malformed(f"no answer is stated after the thought (read: {policy.described()})")
-        return judge_math(answer, reference_answer(reference, policy), parameters, tools, parameters.equality)
+        answer = final_answer(after_thinking(text), policy) or ""
+        fault = "" if answer else f"no answer is stated after the thought (read: {policy.described()})"
+        return judge_math(
+            answer, reference_answer(reference, policy), parameters, tools, parameters.equality, fault=fault
+        )

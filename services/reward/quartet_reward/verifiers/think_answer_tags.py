@@ -3,7 +3,7 @@
 from quartet.v1 import reward_pb2
 
 from quartet_reward.reading import fault_of_think_answer_form, last_tagged_answer, without_trailing_special_tokens
-from quartet_reward.verifiers.answers import AnswerParameters, judge_math, malformed
+from quartet_reward.verifiers.answers import AnswerParameters, judge_math
 from quartet_reward.verifiers.base import Later, Tools, Verdict
 from quartet_reward.verifiers.references import require_answer
 
@@ -21,9 +21,6 @@ class ThinkAnswerTags:
     def verify(self, item: reward_pb2.ScoreItem, parameters: AnswerParameters, tools: Tools) -> Verdict | Later:
         require_answer(item)
         text = without_trailing_special_tokens(item.completion, parameters.special_tokens)
-        answer = last_tagged_answer(text)
-        if fault := fault_of_think_answer_form(text):
-            return malformed(fault, answer)
-        if not answer:
-            return malformed("the answer is empty")
-        return judge_math(answer, item.reference.answer, parameters, tools)
+        answer = last_tagged_answer(text) or ""
+        fault = fault_of_think_answer_form(text) or ("" if answer else "the answer is empty")
+        return judge_math(answer, item.reference.answer, parameters, tools, fault=fault)
