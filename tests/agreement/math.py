@@ -32,6 +32,7 @@ _CHOSEN: dict[tuple[str, str], dict[str, Any]] = {
     ("$10/9$", "Answer $ \\frac{1}{2} \\$ = \\frac{10}{9} $"): {"chains": "last"},
     ("$x = 11$", "$x = 5+5+1 = 7 =11$"): {"chains": "last"},
     ("$x = 1/3$", "$x = 5+5+1 = 1/3 \\approx 11$"): {"chains": "last"},
+    ("$1/3$", "$x=1/3\\approx1.3$"): {"chains": "last"},
     ("$z = 1 + 1 = 2$", "$z = 3+3 = 2$"): {"chains": "last"},
     ("$(1,3)$", "${1,3}$"): {"bare_braces": "group"},
 }

@@ -11,7 +11,7 @@ from quartet_reward.units import same_unit
 
 # Longer lists are not compared element by element.
 _MOST_ELEMENTS = 64
-_DECIMAL_COMMA = re.compile(r"([+-]?\d+),(\d{1,2}|\d{4,})", re.ASCII)
+_DECIMAL_COMMA = re.compile(r"([+-]?\d+),(\d{1,2}|(?<=\b0,)\d{3}|\d{4,})", re.ASCII)
 _DECIMAL = re.compile(r"[-+]?\d*(?:\.(\d*))?", re.ASCII)
 
 Decision = bool | None
@@ -58,7 +58,8 @@ class Comparison:
         if answer.kind is Kind.ROUNDED:
             exact, rounded = answer.parts
             value = exact.parts[-1] if exact.kind is Kind.EQUATION else exact
-            return _all([self.equal(exact, reference), self.rounds(value.text, rounded.text)])
+            rounds = self.policy.chains == "last" or self.rounds(value.text, rounded.text)
+            return _all([self.equal(exact, reference), rounds])
         if way := _WAYS.get((answer.kind, reference.kind)):
             return way(self, answer, reference)
         if Kind.EQUATION in (answer.kind, reference.kind):
@@ -87,26 +88,16 @@ class Comparison:
         return self._in_order(answer, reference) if brackets == "()" else False
 
     def _elements(self, answer: Form, reference: Form) -> Decision:
-        """Compare in any order. Sets may repeat an element; lists are as long as one another."""
+        """Compare in any order; an element may be repeated."""
         if answer.mark and reference.mark and answer.mark != reference.mark:
             return False  # values of x, not of y
-        longest = max(len(answer.parts), len(reference.parts))
-        a_set = Kind.SET in (answer.kind, reference.kind)
-        if longest > _MOST_ELEMENTS or (not a_set and len(answer.parts) != len(reference.parts)):
+        if max(len(answer.parts), len(reference.parts)) > _MOST_ELEMENTS:
             return False
-        if a_set:
-            matched = [self._any(part, reference.parts, self.equal) for part in answer.parts]
-            return _all([*matched, *(self._any(part, answer.parts, self._reversed) for part in reference.parts)])
-        left, undecided = list(answer.parts), False
-        for part in reference.parts:
-            decisions = [self.equal(one, part) for one in left]
-            if True in decisions:
-                del left[decisions.index(True)]
-            elif None in decisions:
-                undecided = True
-            else:
-                return False
-        return None if undecided else True
+        found = [self._any(part, reference.parts, self.equal) for part in answer.parts]
+        expected = [
+            self._any(part, answer.parts, lambda one, other: self.equal(other, one)) for part in reference.parts
+        ]
+        return _all([*found, *expected])
 
     def _decimal_comma(self, answer: Form, reference: Form) -> Decision:
         """`1,22` is 1.22 where that is asked for; the comma of `1,225` separates thousands."""
@@ -115,9 +106,6 @@ class Comparison:
         if match is None or value is None or not value.decimal:
             return False
         return self.expressions(f"{match[1]}.{match[2]}", other.text)
-
-    def _reversed(self, reference: Form, answer: Form) -> Decision:
-        return self.equal(answer, reference)
 
     def _any(self, one: Form, others: Sequence[Form], equal: Callable[[Form, Form], Decision]) -> Decision:
         decisions = [equal(one, other) for other in others]
@@ -130,8 +118,9 @@ class Comparison:
         return self.equal(one, other) if lone else self._whole(answer, reference)
 
     def _relations(self, answer: Form, reference: Form) -> Decision:
-        same_kind = answer.kind is reference.kind
-        return self._whole(answer, reference) if same_kind or self.policy.relations_as_sets else False
+        """A set may be answered by a relation, if the policy says so; a relation by a set."""
+        allowed = self.policy.relations_as_sets or reference.kind is Kind.RELATION
+        return self._whole(answer, reference) if allowed else False
 
     def _quantities(self, answer: Form, reference: Form) -> Decision:
         if not same_unit(answer.mark, reference.mark):

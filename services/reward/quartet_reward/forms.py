@@ -13,9 +13,10 @@ from quartet_reward.units import quantity
 
 _MOST_SIGNS = 3
 _SIDES = 2
-_SHORTEST_WORD = 3
+_SHORTEST_WORD = 2
 _RELATIONS = frozenset(["<", ">", r"\le", r"\ge", r"\ne"])
-_SEPARATORS, _EQUALS, _APPROX = frozenset([",", ";", r"\quad"]), frozenset(["="]), frozenset([r"\approx"])
+_OUTER_SEPARATORS, _SEPARATORS = frozenset([";"]), frozenset([",", r"\quad"])
+_EQUALS, _APPROX = frozenset(["="]), frozenset([r"\approx"])
 AND_OR = re.compile(r"\s*,?\s*(?<![a-zA-Z\\])(?:and|or)(?![a-z])\s*,?")
 SIGNS = re.compile(r"\\(?:pm|mp)(?![a-zA-Z])")
 _MEMBER = re.compile(r"[a-zA-Z]\s*\\in(?![a-zA-Z])\s*(.*)", re.DOTALL)
@@ -165,8 +166,12 @@ def _relation(text: str) -> Form | None:
 
 
 def _list(text: str) -> Form | None:
-    parts = [part for part in split_outside_brackets(AND_OR.sub(",", text), _SEPARATORS) if part]
-    return _collected(Kind.LIST, text, parts) if len(parts) > 1 else None
+    listed = AND_OR.sub(",", text)
+    for separators in (_OUTER_SEPARATORS, _SEPARATORS):
+        parts = [part for part in split_outside_brackets(listed, separators) if part]
+        if len(parts) > 1:
+            return _collected(Kind.LIST, text, parts, flat=separators is _SEPARATORS)
+    return None
 
 
 def _set(text: str) -> Form | None:
@@ -174,11 +179,11 @@ def _set(text: str) -> Form | None:
     return _collected(Kind.SET, text, found[1]) if found and found[0] == r"\{\}" else None
 
 
-def _collected(kind: Kind, text: str, elements: list[str]) -> Form:
+def _collected(kind: Kind, text: str, elements: list[str], flat: bool = True) -> Form:
     """Return a list of elements, of which one with ± is two; several equations of one name are a list of its values."""
     forms: list[Form] = []
     for form in map(_read, elements):
-        forms += form.parts if form.kind is Kind.LIST else (form,)
+        forms += form.parts if form.kind is Kind.LIST and flat else (form,)
     # W(n) and W(x) are the same function.
     names = {form.mark and _ARGUMENTS.sub("", form.mark) for form in forms if form.kind is Kind.EQUATION}
     if len(names) == 1 and forms[0].kind is Kind.EQUATION and "" not in names:

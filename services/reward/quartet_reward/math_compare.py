@@ -10,6 +10,7 @@ from functools import lru_cache
 import sympy
 from latex2sympy2_extended import NormalizationConfig, latex2sympy
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+from sympy.core.function import AppliedUndef
 from sympy.logic.boolalg import Boolean, BooleanAtom
 
 from quartet_reward.comparison import Comparison, Decision, half_a_place
@@ -137,7 +138,11 @@ class SymbolicComparison(Comparison):
 def _solutions(value: sympy.Basic) -> tuple[str, sympy.Set] | None:
     if isinstance(value, sympy.Set):
         return "", value
-    if not isinstance(value, Boolean) or len(value.free_symbols) != 1:
+    if not isinstance(value, Boolean):
+        return None
+    # 0 < f(x) < 1 is about f(x), not about x.
+    value = value.xreplace({applied: sympy.Symbol(str(applied), real=True) for applied in value.atoms(AppliedUndef)})
+    if len(value.free_symbols) != 1:
         return None
     try:
         return value.free_symbols.pop().name, value.as_set()

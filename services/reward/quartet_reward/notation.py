@@ -84,7 +84,10 @@ _PROSE = re.compile(r"[A-Za-z\s.,:;'’!-]+")
 
 _SUBSCRIPT = r"(?:_(?:\{[^{}]*\}|\\?[a-zA-Z]+|\w))?"
 _SYMBOL = rf"(?:m?\\angle\s*)?(?:\\(?:overline|vec|hat|bar|text)\s*\{{[^{{}}]*\}}|\\?[a-zA-Z]+){_SUBSCRIPT}'*"
-_NAME = re.compile(rf"{_SYMBOL}(?:\s*\(\s*\w+(?:\s*[,|]\s*\w+)*\s*\))?|\|[A-Z]+\|")
+_NAME = re.compile(
+    rf"{_SYMBOL}(?:\s*\(\s*\w+(?:\s*[,|]\s*\w+)*\s*\)|(?:\s*[:/]\s*{_SYMBOL})+)?|\|[A-Z]+\|"
+    rf"|\\frac\{{{_SYMBOL}\}}\{{{_SYMBOL}\}}"
+)
 _NO_NAMES = frozenset([r"\pi", r"\infty", r"\emptyset"])
 
 
@@ -145,8 +148,9 @@ def bracketed(text: str) -> tuple[str, list[str]] | None:
         depth += (token in _OPENING) - (token in _CLOSING)
         if depth == 0 and position < len(found) - 1:
             return None  # "(1,2) \cup (3,4)" is not one list
-    elements = split_outside_brackets(text[len(found[0]) : -len(found[-1])], frozenset([","]))
-    return found[0] + found[-1], elements
+    inside = text[len(found[0]) : -len(found[-1])]
+    elements = split_outside_brackets(inside, frozenset([";"]))
+    return found[0] + found[-1], elements if len(elements) > 1 else split_outside_brackets(inside, frozenset([","]))
 
 
 def without_group(text: str) -> str:
