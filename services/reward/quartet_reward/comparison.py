@@ -13,6 +13,7 @@ from quartet_reward.units import same_unit
 _MOST_ELEMENTS = 64
 _DECIMAL_COMMA = re.compile(r"([+-]?\d+),(\d{1,2}|(?<=\b0,)\d{3}|\d{4,})", re.ASCII)
 _DECIMAL = re.compile(r"[-+]?\d*(?:\.(\d*))?", re.ASCII)
+_SET_COMMAND = re.compile(r"\\(?:mathbb|cup|cap|setminus|R)(?![a-zA-Z])")
 
 Decision = bool | None
 
@@ -122,6 +123,11 @@ class Comparison:
         allowed = self.policy.relations_as_sets or reference.kind is Kind.RELATION
         return self._whole(answer, reference) if allowed else False
 
+    def _interval_and_value(self, answer: Form, reference: Form) -> Decision:
+        """An interval may be a union or all numbers, but [7,7] is not 7."""
+        value = answer if answer.kind is Kind.VALUE else reference
+        return self._whole(answer, reference) if _SET_COMMAND.search(value.text) else False
+
     def _quantities(self, answer: Form, reference: Form) -> Decision:
         if not same_unit(answer.mark, reference.mark):
             return False
@@ -129,11 +135,10 @@ class Comparison:
 
     def _one_quantity(self, answer: Form, reference: Form) -> Decision:
         """A unit that one side leaves out is forgiven; 50% is 50 and 0.5."""
-        measured, other = (answer, reference) if answer.kind is Kind.QUANTITY else (reference, answer)
-        if other.kind not in (Kind.VALUE, Kind.CLOCK):
-            return False
-        number = self.equal(measured.parts[0], other)
-        return self._whole(answer, reference) if measured.mark == "percent" and not number else number
+        one, other = (form.parts[0] if form.kind is Kind.QUANTITY else form for form in (answer, reference))
+        number = self.equal(one, other)
+        percent = "percent" in (answer.mark, reference.mark) and Kind.VALUE in (answer.kind, reference.kind)
+        return self._whole(answer, reference) if percent and not number else number
 
     def _equations(self, answer: Form, reference: Form) -> Decision:
         """`x = 5` and `5 = x` are the same; `2x - y = 3` and `y = 2x - 3` too; `2x = 10` is not solved."""
@@ -170,6 +175,8 @@ _WAYS: dict[tuple[Kind, Kind], Callable[[Comparison, Form, Form], Decision]] = {
     (Kind.SET, Kind.SET): Comparison._elements,
     (Kind.SET, Kind.VALUE): Comparison._single,
     (Kind.VALUE, Kind.SET): Comparison._single,
+    (Kind.TUPLE, Kind.VALUE): Comparison._interval_and_value,
+    (Kind.VALUE, Kind.TUPLE): Comparison._interval_and_value,
     (Kind.RELATION, Kind.RELATION): Comparison._relations,
     (Kind.EQUATION, Kind.EQUATION): Comparison._equations,
     (Kind.QUANTITY, Kind.QUANTITY): Comparison._quantities,

@@ -25,7 +25,7 @@ _BARE_UNIT = re.compile(
     r"\s*(?P<unit>(?:(?<=\s)[a-zA-Z]|[a-zA-Z.]{2,})(?:[/ ][a-zA-Z. ]+)*)\s*(?:\^\{?(?P<power>[23])\}?)?"
 )
 _SIGNED = re.compile(r"(?P<sign>-?)\s*(?:\\?\$|(?P<currency>[€£¥₹₽₩₿]))\s*(?P<number>[^$]*\d[^$]*)")
-_TRAILING = re.compile(r"(?P<number>.*[\d}])\s*(?P<unit>\^\\circ|\\?%)\s*(?:\\text\s*\{\s*)?(?P<scale>[CF]?)\s*\}?")
+_TRAILING = re.compile(r"(?P<number>.*[\w})])\s*(?P<unit>\^\\circ|\\?%)\s*(?:\\text\s*\{\s*)?(?P<scale>[CF]?)\s*\}?")
 _BASED = re.compile(r"(?P<number>\d[\dA-F]{0,40})\s*_\s*(?:\{(?P<base>\d{1,2})\}|(?P<digit>\d))", re.ASCII)
 _NO_UNIT = frozenset(re.findall(r"\w+", "is are for if and or where when with than x sin cos tan log ln pi sqrt mod"))
 

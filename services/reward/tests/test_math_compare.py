@@ -96,6 +96,8 @@ EQUAL = (
     ("p=5,q=2;p=7,q=2", "(7,2),(5,2)"),
     ("(0;-2;0),(0;0;6)", "(0,0,6), (0,-2,0)"),
     ("0<f(x)<1", "(0,1)"),
+    ("120", "5!=120"),
+    (r"(3,4)\text{ cm}", "(3, 4)"),
     ("1, 2", "1, 2, 2"),
 )
 # Each is an answer to the other.
@@ -115,6 +117,8 @@ SAME = (
     (r"x \ne -1, 4", r"x \ne 4 \text{ and } x \ne -1"),
     (r"(-\infty,-1)\cup(1,\infty)", "x<-1 or x>1"),
     (r"x \in (-\infty,-1)\cup(1,\infty)", r"x > 1 \text{ or } x < -1"),
+    (r"(-\infty,\infty)", r"\mathbb{R}"),
+    (r"(-\infty,3)", r"(-\infty,1) \cup [1,3)"),
     (r"\emptyset", r"\varnothing"),
     (r"\emptyset", r"\{\}"),
     ("-5", "–5"),
@@ -191,6 +195,8 @@ DIFFERENT = (
     ("3", "3 t"),
     ("2d", "2"),
     ("1, 1", "1"),
+    ("7", r"[7,7] \cup [7,7]"),
+    ("121", "5!=121"),
     (MATRIX_EQUATION, "1"),
     (MATRIX_EQUATION, MATRIX_EQUATION.replace("3", "5")),
     (r"\frac{1\pm\sqrt5}{2}", r"\frac{1+\sqrt5}{2}"),

@@ -45,8 +45,8 @@ async def test_an_endless_answer_is_killed_at_the_deadline_and_the_next_is_serve
 async def test_a_reference_is_judged_without_an_answer(pool):
     assert (await pool.run({"reference": QUICK["reference"]})).message == {"event": "judged", "is_text": False}
     assert (await pool.run({"reference": "x = x"})).message["event"] == "bad_reference"
-    with pytest.raises(TaskTimedOut):
-        await pool.run({"reference": ENDLESS})
+    # It can be read, and its text repeated; that it cannot be evaluated does not make it a bad one.
+    assert (await pool.run({"reference": ENDLESS})).message["event"] == "judged"
 
 
 async def test_a_worker_killed_in_mid_task_is_told_and_replaced(pool):
