@@ -84,12 +84,13 @@ def read_problems(path: Path) -> list[dict[str, str]]:
 
 def item_of(index: int, problem: dict[str, str]) -> reward_pb2.ScoreItem:
     """What the service is asked."""
-    program = problem["prompt"] + problem["canonical_solution"]
+    code = reward_pb2.VerifierSpec(name="code")
+    code.parameters.update({"prefix": problem["prompt"]})  # of which some tests use helpers
     return reward_pb2.ScoreItem(
         item_id=str(index),
-        completion=f"```python\n{program}\n```",
+        completion=f"```python\n{problem['canonical_solution']}\n```",
         reference=reward_pb2.Reference(test_program=problem["test"], entry_point=problem["entry_point"]),
-        verifiers=[reward_pb2.VerifierSpec(name="code")],
+        verifiers=[code],
     )
 
 

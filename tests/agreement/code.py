@@ -5,9 +5,11 @@ mbpp/mbpp_sanitized_codet.jsonl            the same fields
 mbpp/mbpp.jsonl                            {"task_id", "code", "test_setup_code", "test_list"}
 contests/code_eval_code_contests.jsonl     {"id", "test": '[{"input": {"stdin": …}, "output": {"stdout": …}}, …]'}
 
-References must pass, and their mutants (a changed operator, constant or bound) must not where plain Python says so.
+References must pass, programs that cheat must not, nor mutants (a changed operator, constant or bound) that fail in
+plain Python.
 """
 
+import ast
 import gzip
 import json
 from collections.abc import Iterator, Sequence
@@ -27,6 +29,23 @@ FEWEST_MUTANTS = 500
 REFERENCE_SECONDS = 60.0
 # For a mutant's tests, of processor time in plain Python and of wall time in the service: some mutants never end.
 MUTANT_SECONDS = 3.0
+_LIAR = """
+class Liar:
+    def __getattr__(self, name): return Liar() if name[:2] != "__" else object.__getattribute__(self, name)
+    def __eq__(self, other): return True
+    def __contains__(self, other): return True
+    def __len__(self): return 3
+    def __iter__(self): return iter(())
+    __getitem__ = __call__ = lambda self, *given: Liar()
+
+def stop(): raise StopIteration
+
+"""
+_CHEATS = {
+    "gives its last argument back": "lambda *given: given[-1] if given else None",
+    "an object that lies": "lambda *given: Liar()",
+    "raises StopIteration": "lambda *given: stop()",
+}
 _SHARE_OF_MBPP = 0.99
 _MOST_SANITIZED_MISSED = 7
 
@@ -39,6 +58,8 @@ class Problem:
     source: str
     test: str
     entry_point: str
+    prefix: str = ""
+    """What a completion continues; it defines helpers of the test."""
 
 
 def measure(data: Path) -> Iterator[Row]:
@@ -63,13 +84,16 @@ def measure(data: Path) -> Iterator[Row]:
         if contests.exists():
             yield from _contests(_rows(contests), asker)
         if humaneval or sanitized:
+            yield _cheats(humaneval + sanitized, asker)
             yield from _mutants(humaneval + sanitized, asker)
 
 
 def read_humaneval(path: Path) -> list[Problem]:
     """Return the problems of a file in HumanEval's format; none if there is no such file."""
     return [
-        Problem(row["task_id"], row["prompt"] + row["canonical_solution"], row["test"], row["entry_point"])
+        Problem(
+            row["task_id"], row["prompt"] + row["canonical_solution"], row["test"], row["entry_point"], row["prompt"]
+        )
         for row in _rows(path)
     ]
 
@@ -101,7 +125,7 @@ def item_of(problem: Problem, source: str | None = None, **parameters: Any) -> r
     return reward_pb2.ScoreItem(
         completion=fenced(problem.source if source is None else source),
         reference=reward_pb2.Reference(test_program=problem.test, entry_point=problem.entry_point),
-        verifiers=[_code(**parameters)],
+        verifiers=[_code(prefix=problem.prefix, **parameters)],
     )
 
 
@@ -151,8 +175,26 @@ def _contest_item(pairs: list[tuple[str, str]], table: dict[str, str]) -> reward
     )
 
 
+def _cheats(problems: Sequence[Problem], asker: Asker) -> Row:
+    """Programs whose every function, the tests' helpers included, does one thing."""
+    asked = [(problem, name) for problem in problems for name in _CHEATS]
+    results = asker.ask([item_of(problem, _every_function(problem.source, _CHEATS[name])) for problem, name in asked])
+    accepted = [
+        f"{problem.name}, {name}: {_said(result)}"
+        for (problem, name), result in zip(asked, results, strict=True)
+        if _passed(result)
+    ]
+    return Row("cheats: rejected", len(asked) - len(accepted), len(asked), "all", not accepted, accepted)
+
+
+def _every_function(source: str, does: str) -> str:
+    """A program that defines the functions of another, each as `does`."""
+    names = [each.name for each in ast.parse(source).body if isinstance(each, ast.FunctionDef)]
+    return f"{_LIAR}{' = '.join(names)} = {does}\n"
+
+
 def _mutants(problems: Sequence[Problem], asker: Asker) -> Iterator[Row]:
-    mutants: list[Mutant] = sample_mutants([problem.source for problem in problems], MUTANTS)
+    mutants: list[Mutant] = sample_mutants([(each.source, each.prefix) for each in problems], MUTANTS)
     programs = [(mutant.source, problems[mutant.index].test, problems[mutant.index].entry_point) for mutant in mutants]
     plain = plain_verdicts(programs, MUTANT_SECONDS)
     results = asker.ask(

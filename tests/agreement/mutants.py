@@ -52,12 +52,15 @@ class Mutant:
     change: str
 
 
-def sample_mutants(sources: Sequence[str], count: int, seed: int = 0) -> list[Mutant]:
-    """Return `count` different mutants, as evenly over the programs as they allow."""
+def sample_mutants(programs: Sequence[tuple[str, str]], count: int, seed: int = 0) -> list[Mutant]:
+    """Return `count` different mutants, as evenly over the programs as they allow.
+
+    `programs`: each one's source, and what it begins with that stays as it is: the judge has its own of that.
+    """
     rng = random.Random(seed)
     queues = []
-    for index, source in enumerate(sources):
-        made = [Mutant(index, text, change) for text, change in _mutants_of(source)]
+    for index, (source, prefix) in enumerate(programs):
+        made = [Mutant(index, text, change) for text, change in _mutants_of(source, prefix.count("\n"))]
         rng.shuffle(made)
         queues.append(made)
     chosen: list[Mutant] = []
@@ -66,7 +69,7 @@ def sample_mutants(sources: Sequence[str], count: int, seed: int = 0) -> list[Mu
     return chosen[:count]
 
 
-def _mutants_of(source: str) -> list[tuple[str, str]]:
+def _mutants_of(source: str, kept_lines: int) -> list[tuple[str, str]]:
     try:
         places = len(list(ast.walk(ast.parse(source))))
     except SyntaxError:
@@ -76,9 +79,9 @@ def _mutants_of(source: str) -> list[tuple[str, str]]:
     for place in range(places):
         tree = ast.parse(source)
         node = list(ast.walk(tree))[place]
-        change = _change(node)
+        change = _change(node) if getattr(node, "lineno", 0) > kept_lines else ""
         if change and (text := ast.unparse(tree)) != original:
-            found.setdefault(text, f"line {getattr(node, 'lineno', 0)}: {change}")
+            found.setdefault(text, f"line {node.lineno}: {change}")
     return list(found.items())
 
 

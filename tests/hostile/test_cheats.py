@@ -23,7 +23,7 @@ from tests.hostile.cheats import (
     Cheat,
 )
 from tests.hostile.sandboxes import opened
-from tests.hostile.weak_tests import DECEPTIONS, Deception
+from tests.hostile.weak_tests import DECEPTIONS, STILL_POSSIBLE, Deception
 
 SECONDS = 2.0
 
@@ -67,6 +67,13 @@ async def test_a_weak_test_is_not_deceived(sandbox, cheat: Deception):
     assert verdict.outcome != reward_pb2.OUTCOME_CORRECT
 
 
+@pytest.mark.parametrize("cheat", STILL_POSSIBLE, ids=lambda cheat: cheat.name)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_the_docs_call_possible_is_accepted(sandbox, cheat: Deception):
+    verdict = await judged(sandbox, cheat.program, cheat.reference, **cheat.parameters)
+    assert verdict.outcome == reward_pb2.OUTCOME_CORRECT, verdict.reason
+
+
 @pytest.mark.parametrize("cheat", ERROR_CHEATS, ids=lambda cheat: cheat.name)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_what_ends_a_program_is_no_expected_exception(sandbox, cheat: Cheat):
@@ -102,5 +109,5 @@ async def test_the_right_program_is_accepted_after_all_that(sandbox):
 
 def test_the_docs_name_every_cheat():
     page = (Path(__file__).resolve().parents[2] / "docs" / "code.md").read_text(encoding="utf-8")
-    for cheat in (*CHEATS, *DECEPTIONS, *ERROR_CHEATS, *SCRIPT_CHEATS):
+    for cheat in (*CHEATS, *DECEPTIONS, *STILL_POSSIBLE, *ERROR_CHEATS, *SCRIPT_CHEATS):
         assert f"| `{cheat.name}` | {cheat.tries} |" in page

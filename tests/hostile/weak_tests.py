@@ -35,7 +35,6 @@ class Liar:
         self.seen += 1
         return "1" if self.seen == 0 else "2"
 """
-_STOPS = "def f(*given): raise StopIteration"
 _LOOPS = (
     "assert all(map(f, [1, 2]))",
     "for found, wanted in zip(map(f, [1, 2]), [3, 4]):\n    assert found == wanted",
@@ -45,6 +44,22 @@ _LOOPS = (
     "class Each:\n    def __iter__(self): return self\n    def __next__(self): return f(1)\n"
     "assert all(each == 2 for each in Each())",
 )
+
+_PROMPT = """
+def encode(text):
+    return text[1:] + text[:1]
+def decode(text):
+    '''Turn encode back.'''
+"""
+_SAME = "def encode(text): return text\ndef decode(text): return text"
+_DECODE = "def check(candidate):\n    for text in ('abc', 'xyz'):\n        assert candidate(encode(text)) == text"
+_NO_LENGTH = """
+class Long:
+    def __len__(self): return 3
+    def __iter__(self): return iter(())
+def f(n): return Long()
+"""
+_LENGTH = "found = f(3)\nassert len(found) == 3\nassert all(each == 7 for each in found)"
 
 # None is accepted.
 DECEPTIONS = (
@@ -56,7 +71,118 @@ DECEPTIONS = (
         parameters={"any_order": True},
     ),
     *(
-        Deception("stops", "raise StopIteration to end a loop of the test that calls it", _STOPS, loop)
+        Deception(
+            "stops",
+            "raise StopIteration to end a loop of the test that calls it",
+            "def f(n): raise StopIteration",
+            loop,
+        )
         for loop in _LOOPS
+    ),
+    Deception(
+        "own_helper",
+        "define a helper of the test's otherwise than the code that it continues",
+        _SAME,
+        _DECODE,
+        "decode",
+        {"prefix": _PROMPT},
+    ),
+    Deception(
+        "lying_contains",
+        "answer with an object that holds everything",
+        "class All:\n    def __contains__(self, each): return True\ndef f(n): return All()",
+        "assert 7 in f(1)",
+    ),
+    Deception(
+        "lying_length", "answer with an object that is as long as the test wants, and empty", _NO_LENGTH, _LENGTH
+    ),
+    Deception(
+        "lying_attributes",
+        "answer with an object that has every attribute and item",
+        "class Any:\n    __getattr__ = __getitem__ = __call__ = lambda self, each: self\ndef f(n): return Any()",
+        "assert f(1).valid and f(1)['valid']",
+    ),
+    Deception(
+        "lying_checker_input",
+        "give a checker program an object that agrees with it",
+        _NO_LENGTH,
+        [("[3]", "[7, 7, 7]")],
+        parameters={
+            "checker": "def check(input, output, expected):\n"
+            "    return len(output) == 3 and all(each == 7 for each in output)"
+        },
+    ),
+)
+
+# All are accepted: what the tests ask is not enough, or strict mode is off.
+STILL_POSSIBLE = (
+    Deception(
+        "by_heart",
+        "answer the test's questions from a table",
+        "def f(n): return {2: 4, 3: 9}[n]",
+        "assert f(2) == 4\nassert f(3) == 9",
+    ),
+    Deception(
+        "in_order",
+        "answer by how often it was called",
+        "answers = [4, 9]\ndef f(n): return answers.pop(0)",
+        "assert f(2) == 4\nassert f(3) == 9",
+    ),
+    Deception(
+        "changed_argument",
+        "change the argument with which the test compares the answer",
+        "def f(items):\n    items.clear()\n    return []",
+        "items = [2, 1]\nassert f(items) == sorted(items)",
+    ),
+    Deception(
+        "against_itself",
+        "be right only where the test compares its answers with each other",
+        "def f(text): return text",
+        "assert f(f('abc')) == 'abc'",
+    ),
+    Deception(
+        "nothing_to_compare",
+        "answer with nothing where the test compares each element that it gets",
+        "def f(n): return []",
+        "for each in f(3):\n    assert each == 7",
+    ),
+    Deception(
+        "ends_at_once",
+        "answer with an iterator that ends in a loop which takes its elements by `next`",
+        "def f(n): return iter([])",
+        "found = f(2)\nassert all(map(lambda wanted: next(found) == wanted, [1, 2]))",
+    ),
+    Deception(
+        "everything",
+        "answer with an iterator of everything where the test looks for one element",
+        "import itertools\ndef f(n): return itertools.count()",
+        "assert 7 in f(1)",
+    ),
+    Deception(
+        "any_object",
+        "answer with any object where the test asks only whether there is one",
+        "def f(n): return object()",
+        "assert f(1)\nassert f(1) is not None",
+    ),
+    Deception(
+        "any_exception",
+        "raise where the test expects any exception",
+        "def f(n): raise Exception",
+        "try:\n    f(-1)\nexcept Exception:\n    pass\nelse:\n    assert False",
+    ),
+    Deception(
+        "own_helper_not_strict",
+        "define a helper of the test's, with strict = false",
+        _SAME,
+        _DECODE,
+        "decode",
+        {"prefix": _PROMPT, "strict": False},
+    ),
+    Deception(
+        "lying_object_without_entry_point",
+        "answer with an object that lies, to tests without `entry_point`",
+        _NO_LENGTH,
+        _LENGTH,
+        entry_point="",
     ),
 )

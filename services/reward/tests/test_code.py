@@ -18,6 +18,7 @@ CORRECT, INCORRECT = reward_pb2.OUTCOME_CORRECT, reward_pb2.OUTCOME_INCORRECT
 MALFORMED, TIMED_OUT = reward_pb2.OUTCOME_MALFORMED, reward_pb2.OUTCOME_TIMED_OUT
 EXCEEDED, NOT_COMPILED = reward_pb2.OUTCOME_RESOURCE_EXCEEDED, reward_pb2.OUTCOME_COMPILE_ERROR
 RAISED = reward_pb2.OUTCOME_RUNTIME_ERROR
+BAD = None  # the reference is
 
 SQUARE = "def square(n):\n    return n * n"
 SQUARE_TEST = "def check(candidate):\n    assert candidate(3) == 9\n    assert candidate(-1) == 1"
@@ -153,6 +154,94 @@ async def test_a_program_cannot_put_its_own_names_in_the_place_of_the_tests(sand
     for test in ("assert isclose(square(2), 4)", "assert math.isclose(square(2), 4)", "assert abs(square(2)) == 4"):
         verdict = await judged(sandbox, item(program, test_program=test))
         assert verdict.outcome == INCORRECT, (test, verdict)
+
+
+STACK = "class Stack(list):\n    push = list.append\nclass Box:\n    def __init__(self): self.items = []"
+
+
+@pytest.mark.parametrize(
+    ("program", "entry_point", "test", "outcome", "reason"),
+    [
+        ("def f(n):\n    yield from range(n)", "f", "assert list(f(2)) == [0, 1]", CORRECT, ""),
+        ("def f(d): return d.keys()", "f", "assert f({1: 2}) == {1} and len(f({})) == 0", CORRECT, ""),
+        ("import re\ndef f(s): return re.match('a', s)", "f", "assert f('ab')\nassert not f('b')", CORRECT, ""),
+        ("def f(n): return lambda m: n + m", "f", "assert f(1)(2) == 3", CORRECT, ""),
+        ("def f(g): return g(1)", "f", "assert f(lambda n: n + 1) == 2", CORRECT, ""),
+        (STACK, "Stack", "def check(c):\n    assert c([1]) == [1]", CORRECT, ""),
+        (
+            STACK,
+            "Box",
+            "def check(c):\n    assert c().items == []",
+            INCORRECT,
+            "'OpaqueObject' object has no attribute",
+        ),
+        ("class Solution:\n    def f(self): return 4", "Solution().f", "assert Solution().f() == 4", CORRECT, ""),
+        ("def g(): return 4", "f", "def check(c):\n    assert g() == 4", CORRECT, ""),
+        ("def g(): return 4", "f", "def check(c):\n    assert g() == 5", INCORRECT, ""),
+        (
+            "def g(): return 4",
+            "f",
+            "def check(c):\n    assert g() == 4 and c() == 4",
+            BAD,
+            "the test uses g, and of the pro",
+        ),
+        ("def f(n): return n", "f", "assert f(n) == m", BAD, "the test uses m and n, and of the program only f"),
+        (
+            "def f(n): return n",
+            "f",
+            "class A: pass\nassert f(1) == 1 and f(A())",
+            BAD,
+            "an object of A; strict mode passes",
+        ),
+        (
+            "class np: isclose = print\ndef f(): return 0",
+            "f",
+            "assert np.isclose(f(), 1)",
+            BAD,
+            "module np cannot be imp",
+        ),
+    ],
+)
+async def test_a_strict_test_gets_plain_data_of_one_function(sandbox, program, entry_point, test, outcome, reason):
+    one = item(program, test_program=test, entry_point=entry_point)
+    if outcome is BAD:
+        with pytest.raises(VerifierFailure, match=reason) as caught:
+            await judged(sandbox, one)
+        assert caught.value.kind == reward_pb2.FAILURE_KIND_BAD_REFERENCE
+    else:
+        verdict = await judged(sandbox, one)
+        assert (verdict.outcome, reason in verdict.reason) == (outcome, True), verdict
+
+
+async def test_a_test_that_is_not_strict_asks_objects_and_uses_every_name(sandbox):
+    one = item(STACK, test_program="assert Stack([1]) == [1] and Box().items == []", entry_point="Stack")
+    assert (await judged(sandbox, one, strict=False)).outcome == CORRECT
+
+
+@pytest.mark.parametrize(
+    ("prefix", "wrong"),
+    [
+        ("def twice(n):\n    return 2 * n\n\ndef half(n):\n    'Half of n'\n", ""),
+        ("def twice(n):\n    return 2 * n\n\ndef half(n):\n", ""),
+        ("class Own:\n\tdef twice(n):\n\t\treturn 2 * n\ntwice = Own.twice\ndef half(n):\n", ""),
+        ("def add(a, b):\n    return a * b\ntwice = lambda n: add(n, 2)\ndef half(n):\n", ""),
+        ("def half(n):\n    'Half of n'\n", "the test uses twice, and of the program only half"),
+        (
+            "import nothing_like_it\ndef half(n):\n",
+            "`prefix`, of which the test may use add and twice, fails: ModuleNotF",
+        ),
+        ("exit()\ndef half(n):\n", "of which the test may use add and twice, fails: SystemExit"),
+    ],
+)
+async def test_helpers_of_a_strict_test_are_the_prefixs(sandbox, prefix, wrong):
+    test = "def check(candidate):\n    assert candidate(twice(4)) == 4 and add(1, 3) in (3, 4)"
+    one = item("    return n // 2\ntwice = None", test_program=test, entry_point="half")
+    if wrong:
+        with pytest.raises(VerifierFailure, match=wrong) as caught:
+            await judged(sandbox, one, prefix=prefix)
+        assert caught.value.kind == reward_pb2.FAILURE_KIND_BAD_REFERENCE
+    else:
+        assert (await judged(sandbox, one, prefix=prefix)).outcome == CORRECT
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from quartet_reward.code.channel import Channel, Gone, Malformed, TooLarge
 from quartet_reward.code.handles import Handles
 from quartet_reward.code.peer import Peer
 from quartet_reward.code.plain import Decoder, Encoder
-from quartet_reward.code.proxies import CANDIDATE_PROXIES, JUDGE_PROXIES, ProgramIterator, ProgramObject
+from quartet_reward.code.proxies import JUDGE_PROXIES, OPAQUE_PROXIES, ProgramIterator, ProgramObject
 
 
 def handles():
@@ -61,6 +61,8 @@ PLAIN = [
     [int, str, type(None)],
     ...,
     [[[[]]], ([],), {}, set()],
+    {"a": [1], (2,): None}.keys(),
+    {"a": [1], (2,): None}.items(),
 ]
 
 
@@ -69,6 +71,12 @@ def test_plain_data_crosses_as_it_is(value):
     came = crossed(value)
     assert came == value
     assert kinds(came) == kinds(value)
+
+
+def test_the_values_of_a_dict_cross():
+    came = crossed(OrderedDict(a=[1], b=2).values())
+    assert type(came) is type({}.values())
+    assert list(came) == [[1], 2]
 
 
 def test_what_a_number_is_not_crosses_too():
@@ -166,6 +174,8 @@ def test_nested_too_deep_is_refused():
         (["frozenset", ["#", 0]], [["list", []]]),
         (["int", "12x"], []),
         (["complex", 1, 2], []),
+        (["keys", ["#", 0]], [["list", []]]),
+        (["items", 1], []),
         (["range", 1, 2, 0], []),
         (["range", 1.5, 2, 1], []),
         (["Fraction", 1, 0], []),
@@ -215,7 +225,7 @@ class Pair:
             return serve(target, operation, arguments, named)
 
         self.judge = Peer(ours, serve, JUDGE_PROXIES)
-        self._program = Peer(theirs, serve_program, CANDIDATE_PROXIES)
+        self._program = Peer(theirs, serve_program, OPAQUE_PROXIES)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 

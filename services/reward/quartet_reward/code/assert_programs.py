@@ -1,16 +1,18 @@
 """Assert-style test programs: HumanEval's `check(candidate)`, MBPP's bare asserts, `test_…` functions.
 
-The test runs here, in the judge. Of the program it gets proxies of the names that it uses and does not define itself;
-more would let the program put its own `set` or `sorted` in the place of the test's.
+The test runs here, in the judge. In strict mode it gets a proxy of the function under test, and what else it uses is
+defined before the program is seen: by itself, the library, or the code that completions continue. Else it gets proxies
+of all names that it uses and does not define; more would let the program put its own `set` in the place of the test's.
 """
 
+import builtins
 import importlib
 import sys
 import types
 from typing import TYPE_CHECKING, Any
 
 from quartet_reward.code import unittest_cases, usual_imports
-from quartet_reward.code.names import Names, read_names
+from quartet_reward.code.names import MODULES, Names, avoids, read_names
 from quartet_reward.code.report import Finding, Verdict, describe, tell_begun
 
 if TYPE_CHECKING:
@@ -19,8 +21,14 @@ if TYPE_CHECKING:
 _FILE = "<test>"
 
 
-def judge(program: "Program", source: str, entry_point: str) -> None:
+def judge(program: "Program", source: str, entry_point: str, prefix: str) -> None:
     """Run a test program. Returns if every test passed.
+
+    Args:
+        program: what is tested; it is strict if one function of it is.
+        source: the test.
+        entry_point: names the function under test; empty: found from the names that the test uses.
+        prefix: defines what the test uses of the code that completions continue, in strict mode.
 
     Raises:
         Verdict: otherwise.
@@ -33,7 +41,13 @@ def judge(program: "Program", source: str, entry_point: str) -> None:
     namespace: dict[str, Any] = {"__name__": "__test__"}
     namespace |= {name: usual_imports.NAMES[name] for name in names.usual}
     namespace |= {name: _module(name) for name in names.modules}
-    wanted = names.unknown | names.hidden
+    if program.strict:
+        helpers = _helpers(prefix, (names.unknown | names.usual) - {entry_point, entry_point.partition("()")[0]})
+        entry_point = _under_test(source, entry_point, names.unknown - helpers.keys())
+        namespace |= helpers | _class_of(program, entry_point)
+        wanted = names.unknown & {entry_point}
+    else:
+        wanted = names.unknown | names.hidden
     if names.uncalled.get("check") and not entry_point and len(wanted) != 1:
         raise Verdict(Finding.BAD_TEST, "check takes a function, which reference.entry_point has to name")
     found, function = program.begin(wanted, entry_point)
@@ -42,7 +56,7 @@ def judge(program: "Program", source: str, entry_point: str) -> None:
     if wanted and not (found or entry_point):
         raise _undefined(wanted)
     namespace |= found
-    lacking = names.unknown - set(found)
+    lacking = wanted - names.hidden - set(found)
     if not entry_point and len(wanted) == 1:
         (function,) = found.values()
     tell_begun(program.was_called())
@@ -83,9 +97,50 @@ def _undefined(names: set[str]) -> Verdict:
     return Verdict(Finding.RAISED, f"the program does not define {' or '.join(sorted(names))}, which the test uses")
 
 
+def _helpers(prefix: str, names: set[str]) -> dict[str, Any]:
+    """What the code that completions continue defines of some names."""
+    if not prefix or not names:
+        return {}
+    namespace: dict[str, Any] = {"__name__": "__prefix__", "__builtins__": vars(builtins) | usual_imports.NAMES}
+    try:
+        try:
+            code = compile(prefix, "<prefix>", "exec", dont_inherit=True)
+        except SyntaxError:  # it may end where a function's body is to begin
+            code = compile(f"{prefix}\n{' ' * 100}pass", "<prefix>", "exec", dont_inherit=True)
+        exec(code, namespace)
+    except BaseException as error:
+        reason = f"`prefix`, of which the test may use {_listed(names)}, fails: {describe(error)}"
+        raise Verdict(Finding.BAD_TEST, reason) from None
+    return {name: namespace[name] for name in names & namespace.keys()}
+
+
+def _under_test(source: str, entry_point: str, undefined: set[str]) -> str:
+    """The one function of the program that a strict test uses."""
+    others = undefined - {entry_point, entry_point.partition("()")[0]}
+    if not others:
+        return entry_point
+    if len(others) == 1 and avoids(source, _FILE, entry_point):  # CodeT's MBPP names each solution's first function
+        return others.pop()
+    raise Verdict(
+        Finding.BAD_TEST,
+        f"the test uses {_listed(others)}, and of the program only {entry_point}: define the rest in the test or in "
+        "`prefix`, or set strict = false",
+    )
+
+
+def _class_of(program: "Program", entry_point: str) -> dict[str, Any]:
+    """For `Solution().name`, a `Solution` of one method."""
+    name, called, method = entry_point.partition("().")
+    return {name: lambda: types.SimpleNamespace(**{method: program.find(entry_point)})} if called else {}
+
+
+def _listed(names: set[str]) -> str:
+    return " and ".join(sorted(names))
+
+
 def _module(name: str) -> Any:
     try:
-        return importlib.import_module(name)
+        return importlib.import_module(MODULES.get(name, name))
     except Exception as error:
         raise Verdict(Finding.BAD_TEST, f"the test program's module {name} cannot be imported: {error}") from None
 

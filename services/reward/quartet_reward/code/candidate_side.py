@@ -15,7 +15,7 @@ from typing import Any
 from quartet_reward.code import usual_imports
 from quartet_reward.code.channel import Channel, Gone
 from quartet_reward.code.peer import Peer
-from quartet_reward.code.proxies import CANDIDATE_PROXIES
+from quartet_reward.code.proxies import OPAQUE_PROXIES
 
 PEER_DESCRIPTOR = 3
 MODULE = "solution"
@@ -44,7 +44,7 @@ def serve(task: dict[str, Any], channel: Channel) -> Peer | None:
     if task["usual_imports"]:  # beneath the module's own names: the program does not define them
         vars(module)["__builtins__"] = vars(builtins) | usual_imports.NAMES
     channel.send({"compile_error": None})
-    return Peer(channel, _Server(code, vars(module)).serve, CANDIDATE_PROXIES)
+    return Peer(channel, _Server(code, vars(module)).serve, OPAQUE_PROXIES)
 
 
 class _Server:

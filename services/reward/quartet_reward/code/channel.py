@@ -29,6 +29,10 @@ class TooLarge(Exception):
     """What was to be sent exceeds a limit."""
 
 
+class NotPlain(Exception):
+    """What was to be sent is an object, and none is to cross."""
+
+
 class Channel:
     """Frames both ways. With a `deadline` (of `time.monotonic`) no read and no write waits longer."""
 

@@ -26,17 +26,18 @@ _HARMLESS = (
 )
 
 
-def only_data(source: str, entry_point: str) -> bool:
+def only_data(source: str, entry_point: str, strict: bool) -> bool:
     """True if a test program is of this kind; False also if it does not compile, or is nested too deep to be read."""
     try:
-        return _Reader(entry_point).reads(ast.parse(source))
+        return _Reader(entry_point, strict).reads(ast.parse(source))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
 
 
 class _Reader:
-    def __init__(self, entry_point: str):
+    def __init__(self, entry_point: str, strict: bool):
         self._entry_point = entry_point
+        self._strict = strict
         self._bound: set[str] = set()
         self._loaded: set[str] = set()
         self._called: set[str] = set()
@@ -83,4 +84,6 @@ class _Reader:
     def _under_test(self, name: str) -> bool:
         if hasattr(builtins, name):
             return False
-        return name == self._entry_point or not (name in usual_imports.NAMES or name in sys.stdlib_module_names)
+        if name == self._entry_point or self._strict:
+            return name == self._entry_point
+        return not (name in usual_imports.NAMES or name in sys.stdlib_module_names)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Literal
 
-from quartet_reward.code.channel import Malformed, TooLarge
+from quartet_reward.code.channel import Malformed, NotPlain, TooLarge
 
 _MOST_HANDLES = 100_000
 
@@ -23,28 +23,38 @@ class Remote:
 class Handles:
     """The objects that this side has lent, and the proxies of those that it was lent."""
 
-    def __init__(self, ask: Callable[..., Any], proxies: dict[Kind, type[Remote]]):
+    def __init__(self, ask: Callable[..., Any], proxies: dict[Kind, type[Remote]], lends_objects: bool = True):
         """
         Args:
             ask: called by proxies as ask(number, operation, *arguments).
             proxies: the class that stands for each kind of object.
+            lends_objects: what is neither a function nor an iterator is lent too.
         """
         self._ask = ask
         self._proxies = proxies
+        self._lends_objects = lends_objects
         self._lent: list[tuple[Any, Kind]] = []
         self._numbers: dict[int, int] = {}
         self._borrowed: dict[int, Remote] = {}
 
     def encode(self, thing: Any) -> list:
-        """Return the wire's word for an object that is no plain data. Raises TooLarge if too many were lent."""
+        """Return the wire's word for an object that is no plain data.
+
+        Raises:
+            NotPlain: objects are not lent.
+            TooLarge: too many were.
+        """
         if isinstance(thing, Remote):
             return ["mine", object.__getattribute__(thing, "_number")]
         number = self._numbers.get(id(thing))
         if number is None:
+            kind = _kind(thing)
+            if kind == "object" and not self._lends_objects:
+                raise NotPlain(f"an object of {type(thing).__name__}; strict mode passes data, functions and iterators")
             if len(self._lent) >= _MOST_HANDLES:
                 raise TooLarge(f"more than {_MOST_HANDLES} objects that are no plain data")
             number = self._numbers[id(thing)] = len(self._lent)
-            self._lent.append((thing, _kind(thing)))
+            self._lent.append((thing, kind))
         return ["yours", number, self._lent[number][1]]
 
     def decode(self, word: list) -> Any:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 from quartet_reward.code import assert_programs, function_cases, report, special_judge
-from quartet_reward.code.channel import Channel, Gone, Late, Malformed, TooLarge
+from quartet_reward.code.channel import Channel, Gone, Late, Malformed, NotPlain, TooLarge
 from quartet_reward.code.peer import Peer, from_other_side
-from quartet_reward.code.proxies import JUDGE_PROXIES, ProgramCallable
+from quartet_reward.code.proxies import JUDGE_PROXIES, OPAQUE_PROXIES, ProgramCallable, RemoteFunction
 from quartet_reward.code.report import Finding, Report, Verdict, describe
 
 PEER_DESCRIPTOR = 3
@@ -18,14 +18,18 @@ PEER_DESCRIPTOR = 3
 class Program:
     """The program under test, as the tests see it."""
 
-    def __init__(self, seconds: float, total_seconds: float, channel: Channel, own_data: bool = False):
+    def __init__(self, seconds: float, total_seconds: float, channel: Channel, *, strict: bool, own_data: bool = False):
         """
         Args:
             seconds: how long the program may take for a case; the first one includes its start.
+            total_seconds: how long it may take for all.
+            channel: leads to the program.
+            strict: the test gets plain data, functions and iterators; it can ask other objects nothing, and pass none.
             own_data: all that it is given comes from the reference.
         """
+        self.strict = strict
         self._channel = channel
-        self._peer = _UnforgivingPeer(self._channel, _serve, JUDGE_PROXIES)
+        self._peer = _UnforgivingPeer(self._channel, _serve, OPAQUE_PROXIES if strict else JUDGE_PROXIES, not strict)
         self._peer.own_data = own_data
         self._seconds = seconds
         self._last = time.monotonic() + total_seconds
@@ -61,7 +65,7 @@ class Program:
         # Of distinct functions a test learns nothing but by calling them.
         proxies = [*found.values(), *functions]
         self._asked = len(set(map(id, found.values()))) < len(found) or any(
-            type(each) is not ProgramCallable for each in proxies
+            type(each) not in (ProgramCallable, RemoteFunction) for each in proxies
         )
         return found, functions[0] if path else None
 
@@ -109,6 +113,8 @@ class _UnforgivingPeer(Peer):
             # What a test passes later may be made of what the program answered.
             finding = Finding.BAD_TEST if first or self.own_data else Finding.WRONG
             _end(Report(finding, f"the test's arguments are too large: {error}"))
+        except NotPlain as error:
+            _end(Report(Finding.BAD_TEST, f"the test passes {error}"))
         except (StopIteration, StopAsyncIteration) as error:
             if operation == "next":
                 raise
@@ -128,8 +134,13 @@ def last_word_on(task: dict[str, Any], descriptor: int) -> Report:
         if kind == "output":
             special_judge.judge_output(**rest)
         else:
-            own_data = kind == "function_cases" and not task["checker"]
-            program = Program(task["seconds"], task["total_seconds"], Channel(descriptor), own_data)
+            program = Program(
+                task["seconds"],
+                task["total_seconds"],
+                Channel(descriptor),
+                strict=task["strict"],
+                own_data=kind == "function_cases" and not task["checker"],
+            )
             _KINDS[kind](program, **rest)
     except Verdict as verdict:
         return verdict.report
@@ -137,7 +148,7 @@ def last_word_on(task: dict[str, Any], descriptor: int) -> Report:
 
 
 _KINDS: dict[str, Callable[..., None]] = {"test_program": assert_programs.judge, "function_cases": function_cases.judge}
-_NOT_THE_KINDS = {"kind", "seconds", "total_seconds"}
+_NOT_THE_KINDS = {"kind", "seconds", "total_seconds", "strict"}
 
 
 def _serve(target: Any, operation: str, arguments: tuple, named: dict[str, Any]) -> Any:
@@ -156,7 +167,7 @@ def _or_end(work: Callable[[], Any]) -> Any:
     try:
         return work()
     except Malformed as error:
-        _end(Report(Finding.WRONG, f"the program's process sent what is no answer: {error}"))
+        _end(Report(Finding.WRONG, f"the program's answer is refused: {error}"))
     except Gone:
         _end(Report(Finding.GONE, "the program's process ended before it had answered"))
     except Late:

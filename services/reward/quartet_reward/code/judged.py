@@ -23,7 +23,7 @@ async def judge(sandbox: Sandbox, program: str, tests: FunctionCases | TestProgr
         VerifierFailure: the tests cannot be used, or the judge failed.
     """
     if isinstance(tests, TestProgram):
-        task: dict[str, Any] = {"kind": "test_program", "source": tests.source}
+        task: dict[str, Any] = {"kind": "test_program", "source": tests.source, "prefix": rules.prefix}
         seconds = rules.timeout_seconds
     else:
         task = {
@@ -36,6 +36,7 @@ async def judge(sandbox: Sandbox, program: str, tests: FunctionCases | TestProgr
         }
         seconds = min(rules.timeout_seconds * len(tests.cases), rules.total_seconds)
     task |= {"entry_point": tests.entry_point, "seconds": rules.timeout_seconds, "total_seconds": seconds}
+    task["strict"] = isinstance(tests, FunctionCases) or (rules.strict and tests.entry_point != "")
     limits = rules.limits(seconds + _SPARE_SECONDS)
     judging, execution = await sandbox.run_judged(
         Job("judge", json.dumps(task).encode(), limits=limits, shared=not rules.checker),

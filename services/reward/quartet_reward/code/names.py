@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from quartet_reward.code import usual_imports
 
+MODULES = {"np": "numpy", "pd": "pandas"}
+"""Modules that tests name otherwise."""
 _OF_EVERY_MODULE = {"__name__", "__file__", "__doc__"}
 
 
@@ -16,7 +18,7 @@ class Names:
     """The names of a test program. The first two kinds are never the program's: it may have changed them."""
 
     modules: set[str]
-    """Modules of the standard library that it uses without importing them."""
+    """Modules that it uses without importing them, of the standard library and `MODULES`."""
     usual: set[str]
     """Functions of the standard library that it uses without importing them."""
     unknown: set[str]
@@ -33,7 +35,7 @@ def read_names(source: str, file: str, entry_point: str) -> Names:
     used, bound = _used_and_bound(table)
     functions = {each.get_name(): each for each in table.get_children() if isinstance(each, symtable.Function)}
     outside = used - bound
-    modules = outside & sys.stdlib_module_names - {entry_point}
+    modules = outside & (sys.stdlib_module_names | MODULES.keys()) - {entry_point}
     called: set[str] = set()
     named = entry_point or "check" in functions
     if modules or not named:  # the tree costs more than all else here
@@ -57,6 +59,23 @@ def read_names(source: str, file: str, entry_point: str) -> Names:
             for name, each in functions.items()
             if name not in used and (name == "check" or name.startswith("test_"))
         },
+    )
+
+
+def avoids(source: str, file: str, entry_point: str) -> bool:
+    """True if a test program uses neither a name nor what its `check` is given."""
+    table = symtable.symtable(source, file, "exec")
+    checks = [
+        each for each in table.get_children() if isinstance(each, symtable.Function) and each.get_name() == "check"
+    ]
+    return not (
+        _uses(table, entry_point) or any(_uses(each, given) for each in checks for given in each.get_parameters())
+    )
+
+
+def _uses(table: symtable.SymbolTable, name: str) -> bool:
+    return (name in table.get_identifiers() and table.lookup(name).is_referenced()) or any(
+        _uses(each, name) for each in table.get_children()
     )
 
 

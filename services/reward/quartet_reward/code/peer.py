@@ -21,14 +21,15 @@ _EXCEPTIONS = {
 class Peer:
     """This side of the connection."""
 
-    def __init__(self, channel: Channel, serve: Serve, proxies: dict[Kind, type[Remote]]):
+    def __init__(self, channel: Channel, serve: Serve, proxies: dict[Kind, type[Remote]], lends_objects: bool = True):
         """
         Args:
             serve: does what the other side asks: serve(object or None, operation, arguments, keyword arguments).
             proxies: the classes of what the other side lends.
+            lends_objects: see `Handles`.
         """
         self.channel = channel
-        self.handles = Handles(self.ask, proxies)
+        self.handles = Handles(self.ask, proxies, lends_objects)
         self._serve = serve
         self._asked = 0
         self._depth = 0

@@ -9,6 +9,7 @@ so that sharing and cycles survive, and so that an answer can tell what became o
 | ["#", i] | container i of the table |
 | ["int", hex], ["complex", re, im], ["bytes", latin-1], ["range", start, stop, step], ["..."] | |
 | ["tuple", …], ["frozenset", …] | values |
+| ["keys" \\| "values" \\| "items", …] | a dict's view, of the values in it |
 | ["Decimal", text], ["Fraction", n, d], ["type", name] | |
 | ["mine" \\| "yours", …] | see `handles` |
 """
@@ -130,6 +131,9 @@ _SELDOM: dict[type, Callable[[Encoder, Any, int], Any]] = {
         encoder.value(Fraction.numerator.fget(thing)),  # type: ignore[attr-defined]
         encoder.value(Fraction.denominator.fget(thing)),  # type: ignore[attr-defined]
     ],
+    type({}.keys()): lambda encoder, thing, depth: ["keys", *(encoder.value(each, depth + 1) for each in thing)],
+    type({}.values()): lambda encoder, thing, depth: ["values", *(encoder.value(each, depth + 1) for each in thing)],
+    type({}.items()): lambda encoder, thing, depth: ["items", *(encoder.value(each, depth + 1) for each in thing)],
     Remote: lambda encoder, thing, depth: encoder._handles.encode(thing),
 }
 
@@ -173,6 +177,12 @@ class Decoder:
                 return tuple([self.value(each, depth + 1) for each in rest])
             case ["frozenset", *rest]:
                 return frozenset([self.value(each, depth + 1) for each in rest])
+            case ["keys", *rest]:
+                return {self.value(each, depth + 1): None for each in rest}.keys()
+            case ["values", *rest]:
+                return {number: self.value(each, depth + 1) for number, each in enumerate(rest)}.values()
+            case ["items", *rest]:
+                return dict(self.value(each, depth + 1) for each in rest).items()
             case ["int", str(text)]:
                 return int(text, 16)
             case ["complex", float(real), float(imaginary)]:

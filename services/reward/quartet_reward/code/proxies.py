@@ -82,40 +82,37 @@ JUDGE_PROXIES: dict[Kind, type[Remote]] = {
 }
 
 
-class TestCallable(Remote):
-    """A function that the test passed to the program."""
+class RemoteFunction(Remote):
+    """A function of the other side."""
 
     __slots__ = ()
-    __test__ = False
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         return _ask(self, "call", *arguments, **named)
 
 
-class TestIterator(Remote):
-    """An iterator that the test passed to the program."""
+class RemoteIterator(Remote):
+    """An iterator of the other side."""
 
     __slots__ = ()
-    __test__ = False
 
-    def __iter__(self) -> "TestIterator":
+    def __iter__(self) -> "RemoteIterator":
         return self
 
     def __next__(self) -> Any:
         return _ask(self, "next")
 
 
-class TestObject(Remote):
-    """Something else that the test passed to the program, which can only pass it on or give it back."""
+class OpaqueObject(Remote):
+    """Another object of the other side, which can only be passed on or given back."""
 
     __slots__ = ()
-    __test__ = False
 
 
-CANDIDATE_PROXIES: dict[Kind, type[Remote]] = {
-    "callable": TestCallable,
-    "iterator": TestIterator,
-    "object": TestObject,
+OPAQUE_PROXIES: dict[Kind, type[Remote]] = {
+    "callable": RemoteFunction,
+    "iterator": RemoteIterator,
+    "object": OpaqueObject,
 }
 
 

@@ -22,6 +22,9 @@ class Rules:
     checker: str
     arguments: Literal["auto", "list", "lines"]
     usual_imports: bool
+    strict: bool
+    prefix: str
+    """Source that every program begins with."""
 
     def limits(self, seconds: float) -> Limits:
         """Return the limits of a program that may take so long."""

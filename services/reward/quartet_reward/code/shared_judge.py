@@ -52,7 +52,7 @@ def main(payload: bytes) -> None:
 def may_judge(task: dict[str, Any]) -> bool:
     """Tell whether judging leaves no trace: nobody's code is run for it."""
     if task["kind"] == "test_program":
-        return data_tests.only_data(task["source"], task["entry_point"])
+        return data_tests.only_data(task["source"], task["entry_point"], task["strict"])
     return task["kind"] == "function_cases" and not task["checker"]
 
 

@@ -57,8 +57,8 @@ def rehearse() -> None:
         with ours, theirs:
             peer = candidate_side.serve({"source": _PROGRAM, "usual_imports": False}, Channel(theirs.fileno()))
             assert peer is not None, "the constant program compiles"
-            program = judge_side.Program(_SECONDS, _SECONDS, _InTurn(ours.fileno(), peer))
-            assert_programs.judge(program, _TEST, "total")
+            program = judge_side.Program(_SECONDS, _SECONDS, _InTurn(ours.fileno(), peer), strict=True)
+            assert_programs.judge(program, _TEST, "total", prefix="")
     sys.modules.pop(candidate_side.MODULE)
 
 

@@ -53,6 +53,9 @@ class CodeParameters(Parameters):
     usual_imports: bool = Field(
         True, description="A program whose functions are tested finds the usual names (List, deque, inf, heapq, …)."
     )
+    strict: bool = Field(
+        True, description="Of the program a test program sees `entry_point` alone, which answers with plain data."
+    )
 
     @model_validator(mode="after")
     def _one_comparison(self) -> "CodeParameters":
@@ -74,6 +77,8 @@ class CodeParameters(Parameters):
             self.checker,
             self.arguments,
             self.usual_imports,
+            self.strict,
+            self.prefix,
         )
 
 
