@@ -137,6 +137,8 @@ def join_request(epoch: int = 1, **fields) -> rollout_pb2.JoinWeightGroupRequest
         secret=b"s",
     )
     request.timeout.seconds = 5
+    for name in fields:
+        request.ClearField(name)  # merging leaves out what is at its default
     request.MergeFrom(rollout_pb2.JoinWeightGroupRequest(**fields))
     return request
 
