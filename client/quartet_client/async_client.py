@@ -35,6 +35,7 @@ from quartet_common.config import (
 )
 from quartet_common.durations import to_duration
 from quartet_common.run_spec import run_spec, verifier_spec
+from quartet_common.text import encodable
 
 _PURPOSES = {
     "serve": experience_pb2.PURPOSE_SERVE,
@@ -233,6 +234,7 @@ class AsyncClient:
         """Return the reward service's score of each completion of one prompt.
 
         Args:
+            completions: a lone surrogate is read as its escape, `\\ud800`.
             reference: the prompt with its gt_answer, test_cases or test_program.
             verifiers: names, or names with weight and parameters; by default the prompt's own.
         """
@@ -245,7 +247,10 @@ class AsyncClient:
             )
         items = [
             reward_pb2.ScoreItem(
-                item_id=str(index), completion=completion, reference=prompt.reference(), verifiers=specs
+                item_id=str(index),
+                completion=encodable(completion),
+                reference=prompt.reference(),
+                verifiers=specs,
             )
             for index, completion in enumerate(completions)
         ]

@@ -162,7 +162,7 @@ async def test_generate_and_score_go_straight_to_their_services(services):
         assert masked.sampling_mask == ((), (6, 8))
         with pytest.raises(QuartetError, match="works for run 'demo', not for 'other'"):
             await client.generate("hi", run_id="other")
-        right, wrong = await client.score(["it is 5", "it is 6"], {"prompt": "?", "gt_answer": "5"}, ["exact"])
+        right, wrong = await client.score(["it is 5", "it is \ud800"], {"prompt": "?", "gt_answer": "5"}, ["exact"])
         assert (right.reward, wrong.reward) == (1.0, 0.0)
         (failed,) = await client.score(["x"], "no answer", ["exact"])
         assert failed.reward is None and failed.failure == "the reference answer is empty"
