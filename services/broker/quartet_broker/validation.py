@@ -110,6 +110,11 @@ def instance(field: str, value: experience_pb2.PromptInstance, evaluation_set: s
             f"{field}.traceparent", came=repr(value.traceparent[:100]), allowed="empty, or a W3C trace context 00-…"
         )
     prompt(f"{field}.prompt", value.prompt)
+    own = value.prompt.sampling
+    if value.purpose == experience_pb2.PURPOSE_TRAIN and own.HasField("temperature") and not own.temperature:
+        raise invalid_argument(
+            f"{field}.prompt.sampling.temperature", came=0, allowed="> 0 for PURPOSE_TRAIN, or unset"
+        )
 
 
 def prompt(field: str, value: experience_pb2.Prompt) -> None:

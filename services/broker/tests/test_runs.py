@@ -334,6 +334,7 @@ def _chat(role: str) -> experience_pb2.Prompt:
             {"prompt": {"text": "a", "verifiers": [{"name": "boxed", "parameters": {"by": {"level": [math.nan]}}}]}},
             "instances[0].prompt.verifiers[0].parameters.by.level[0]: got nan",
         ),
+        ({"prompt": {"text": "a", "sampling": {"temperature": 0}}}, "instances[0].prompt.sampling.temperature: got 0"),
         (
             {"prompt": {"text": "a", "environment": {"parameters": {"level": -math.inf}}}},
             "instances[0].prompt.environment.parameters.level: got -inf",

@@ -268,6 +268,34 @@ async def test_a_prompt_longer_than_the_run_allows_is_set_aside(world):
     assert "5 tokens" in world.broker.releases[0].failure and "at most 4" in world.broker.releases[0].failure
 
 
+@pytest.mark.parametrize("own", [True, False])
+async def test_a_training_prompt_that_would_be_drawn_greedily_is_set_aside(world, own):
+    prompt = instance()
+    (prompt.prompt if own else world.broker.run.spec).sampling.temperature = 0
+    await world.start()
+    await world.broker.submit(prompt)
+    await world.broker.until(lambda: world.broker.releases)
+    (release,) = world.broker.releases
+    assert release.permanent and "sampling.temperature: got 0.0; allowed: above 0" in release.failure
+    assert not world.engine.requests
+
+
+async def test_log_probs_that_are_not_finite_are_not_put(world):
+    generate = world.engine.generate
+
+    async def without(*request):
+        async for completion in generate(*request):
+            yield replace(completion, log_probs=np.full_like(completion.log_probs, np.nan))
+
+    world.engine.generate = without
+    await world.start()
+    await world.broker.submit(instance())
+    await world.broker.until(lambda: world.broker.releases)
+    (release,) = world.broker.releases
+    assert not release.permanent and release.failure == "the engine gave log-probs that are not finite"
+    assert not world.broker.puts
+
+
 async def test_a_chat_is_rendered_with_the_system_prompt(world):
     world.broker.create_run(system_prompt="be brief")
     await world.start()
