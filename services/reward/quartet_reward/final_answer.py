@@ -7,7 +7,7 @@ from typing import Literal
 from quartet_reward.choices import chosen
 from quartet_reward.notation import undelimited
 from quartet_reward.prose import answer_in_prose, as_one_list, final_statement, joined
-from quartet_reward.reading import joined_boxes, last_box, last_boxed, last_tagged_answer
+from quartet_reward.reading import LONGEST_READ, joined_boxes, last_box, last_boxed, last_tagged_answer
 
 # Beyond this, a reference is a worked solution rather than an answer.
 _LONGEST_PLAIN_REFERENCE = 200
@@ -37,8 +37,8 @@ class ReadingPolicy:
 
 
 def final_answer(text: str, policy: ReadingPolicy) -> str | None:
-    """Return the answer that `text`, what follows the thought, gives, or None if it gives none."""
-    text = undoubled(text)
+    """Return the answer that the end of `text`, what follows the thought, gives, or None if it gives none."""
+    text = undoubled(text[-LONGEST_READ:])
     tagged = last_tagged_answer(text) if policy.answer_in in ("anywhere", "answer_tags") else None
     if policy.answer_in == "answer_tags" and tagged is None:
         return None

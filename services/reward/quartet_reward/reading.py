@@ -1,5 +1,6 @@
 """Finds the answer in a completion. Pure text, linear time: a completion may be megabytes of anything."""
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ SPECIAL_TOKENS = (
 THINK_ANSWER_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 # An answer stands at the end; what is farther away is working, and not worth the service's time.
-_LONGEST_READ = 100_000
+LONGEST_READ = 100_000
 # "and", a name and an equals sign fit between two boxes of one list; a sentence does not.
 _LONGEST_BETWEEN_BOXES = 48
 _SENTENCE_END = re.compile(r"[.!?]\s|\n\s*\n")
@@ -35,11 +36,20 @@ _BRACES = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|(?P<escaped>\\.)|(?P<open>
 
 def without_trailing_special_tokens(text: str, special_tokens: Sequence[str] = SPECIAL_TOKENS) -> str:
     """Return `text` without white space and special tokens at its end, in whatever order they stand there."""
-    suffixes = tuple(token for token in special_tokens if token)
     text = text.rstrip()
-    while suffixes and text.endswith(suffixes):
-        text = text.removesuffix(next(token for token in suffixes if text.endswith(token))).rstrip()
-    return text
+    tokens = tuple(token for token in special_tokens if token)
+    if not text.endswith(tokens):
+        return text
+    # Read backwards, it is one pass; taken off one by one, each token would cost a copy of the text.
+    run = _run_of(tokens).match(text[::-1])
+    return text[: len(text) - run.end()] if run else text
+
+
+@functools.lru_cache(maxsize=64)
+def _run_of(tokens: tuple[str, ...]) -> re.Pattern[str]:
+    """Return the pattern of white space and tokens that are read backwards."""
+    # Possessive, as a repetition that can be taken back is remembered turn by turn.
+    return re.compile(f"(?:\\s|{'|'.join(re.escape(token[::-1]) for token in tokens)})*+")
 
 
 def fault_of_think_answer_form(text: str) -> str:
@@ -88,7 +98,7 @@ def boxes(text: str) -> list[Box]:
     """Return the complete boxes of the end of `text`, braces matched, in order; of boxes in boxes, the outer one."""
     open_braces: list[tuple[int, int]] = []  # of each open box: where it and its content start; (-1, -1): another brace
     found: list[Box] = []
-    for token in _BRACES.finditer(text, max(len(text) - _LONGEST_READ, 0)):
+    for token in _BRACES.finditer(text, max(len(text) - LONGEST_READ, 0)):
         if token.lastgroup == "box":
             open_braces.append(token.span())
         elif token.lastgroup == "open":

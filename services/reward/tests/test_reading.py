@@ -3,6 +3,8 @@
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quartet_reward.reading import (
     after_thinking,
@@ -35,8 +37,10 @@ def test_the_last_complete_box_counts(text, answer):
     assert last_boxed(text) == answer
 
 
-def test_boxes_are_found_in_linear_time():
+def test_reading_takes_linear_time():
     began = time.perf_counter()
+    assert without_trailing_special_tokens("8" + "<|im_end|>" * 400_000) == "8"
+    assert without_trailing_special_tokens("8" + "z" * 4_000_000, ["z"]) == "8"
     assert last_boxed(r"\boxed{" * 200_000) is None
     assert last_boxed(r"\boxed{1}" * 200_000) == "1"
     assert time.perf_counter() - began < 5
@@ -100,3 +104,14 @@ def test_special_tokens_elsewhere_stay():
     assert without_trailing_special_tokens("8<eos>9") == "8<eos>9"
     assert without_trailing_special_tokens("8<stop>", special_tokens=["<stop>", ""]) == "8"
     assert without_trailing_special_tokens("8<eos>", special_tokens=[]) == "8<eos>"
+
+
+@given(
+    st.lists(st.sampled_from(["z", "zz", "az", "<eos>", "s>", " ", "\n", "8"]), max_size=12).map("".join),
+    st.lists(st.sampled_from(["z", "zz", "az", "<eos>", "s>", "", "(", "+"]), max_size=4),
+)
+def test_special_tokens_are_taken_off_one_after_another(text, special_tokens):
+    expected = text.rstrip()
+    while token := next((token for token in special_tokens if token and expected.endswith(token)), None):
+        expected = expected.removesuffix(token).rstrip()
+    assert without_trailing_special_tokens(text, special_tokens) == expected

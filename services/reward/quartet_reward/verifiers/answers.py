@@ -6,7 +6,7 @@ from quartet.v1 import reward_pb2
 from quartet_reward.equality_policy import STRICT, EqualityPolicy
 from quartet_reward.math_equality import Equality, Relation
 from quartet_reward.reading import SPECIAL_TOKENS
-from quartet_reward.verifiers.base import Later, Parameters, Tools, Verdict
+from quartet_reward.verifiers.base import Later, Parameters, SpecialTokens, Tools, Verdict
 
 _OUTCOMES = {
     Relation.EQUAL: reward_pb2.OUTCOME_CORRECT,
@@ -25,7 +25,7 @@ class AnswerParameters(Parameters):
         5.0, description="Reward where the reference is no mathematics and the answer is the same text."
     )
     format_reward: float = Field(0.0, description="Reward of the right form where the answer is not right.")
-    special_tokens: list[str] = Field(
+    special_tokens: SpecialTokens = Field(
         list(SPECIAL_TOKENS), description="Tokens that may stand at the end of a completion; they are not read."
     )
 

@@ -7,9 +7,9 @@ queues. A truth about the completion is a Verdict; if the verifier cannot find o
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from quartet.v1 import reward_pb2
 
 from quartet_reward.fair_queue import CURRENT_RUN
@@ -33,6 +33,10 @@ class Parameters(BaseModel):
         if isinstance(value, float) and not abs(value) <= LARGEST_NUMBER:
             raise ValueError(NUMBER_ALLOWED)
         return value
+
+
+SpecialTokens = Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=64)]
+"""Tokens that may stand at the end of a completion."""
 
 
 @dataclass(frozen=True, slots=True)

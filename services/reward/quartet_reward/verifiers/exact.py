@@ -12,7 +12,7 @@ from quartet_reward.reading import (
     last_tagged_answer,
     without_trailing_special_tokens,
 )
-from quartet_reward.verifiers.base import Parameters, Tools, Verdict
+from quartet_reward.verifiers.base import Parameters, SpecialTokens, Tools, Verdict
 from quartet_reward.verifiers.references import require_answer
 
 
@@ -24,7 +24,7 @@ class ExactParameters(Parameters):
         "completion", description="Where the answer stands: the whole completion, the last <answer> tags, the last box."
     )
     ignore_case: bool = Field(False, description="Compare without regard to case.")
-    special_tokens: list[str] = Field(
+    special_tokens: SpecialTokens = Field(
         list(SPECIAL_TOKENS), description="Tokens that may stand at the end of a completion; they are not read."
     )
 

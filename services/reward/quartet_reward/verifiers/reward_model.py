@@ -7,7 +7,7 @@ from quartet.v1 import reward_pb2
 
 from quartet_reward.failures import VerifierFailure
 from quartet_reward.reading import SPECIAL_TOKENS, without_trailing_special_tokens
-from quartet_reward.verifiers.base import Later, Parameters, Tools, Verdict
+from quartet_reward.verifiers.base import Later, Parameters, SpecialTokens, Tools, Verdict
 
 
 class RewardModelParameters(Parameters):
@@ -21,7 +21,7 @@ class RewardModelParameters(Parameters):
     keep_special_tokens: bool = Field(
         True, description="Leave the special tokens at the completion's end, as models trained on whole chats expect."
     )
-    special_tokens: list[str] = Field(
+    special_tokens: SpecialTokens = Field(
         list(SPECIAL_TOKENS), description="What is dropped from the completion's end if keep_special_tokens is false."
     )
 
