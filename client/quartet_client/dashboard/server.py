@@ -6,17 +6,17 @@ server-sent events would save a few bytes and cost a held thread for each open p
 to notice that its stream died.
 """
 
-import ipaddress
 import mimetypes
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from importlib import resources
 
 from quartet_client.errors import InputError
+from quartet_common.config import is_loopback
+from quartet_common.http_server import CLIENT_SECONDS, BoundedHTTPServer
 
-_CLIENT_SECONDS = 15.0  # a client that says nothing for so long is hung up on
 _FILES = ("index.html", "style.css", "app.js", "charts.js", "parts.js", "samples.js", "icon.svg")
 _HEADERS = {
     # Models write what they like. Nothing of it can become code: only the page's own files run, no markup is ever made
@@ -62,7 +62,7 @@ class PageServer:
             )
         handler = type("_Handler", (_PageHandler,), {"documents": staticmethod(documents), "any_host": allow_remote})
         try:
-            self._server = _Server((host, port), handler)
+            self._server = BoundedHTTPServer(host, port, handler)
         except OSError as error:
             raise InputError(f"--port: {host}:{port} cannot be listened on: {error.strerror or error}") from error
         self._thread = threading.Thread(target=self._server.serve_forever, name="dashboard", daemon=True)
@@ -88,28 +88,13 @@ class PageServer:
         self._thread.join(timeout=10)
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches a host name or address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False  # an open page keeps its connection for a while; the end does not wait for it
-
-
 class _PageHandler(BaseHTTPRequestHandler):
     documents: Callable[[], dict[str, bytes]]
     any_host: bool
     protocol_version = "HTTP/1.1"
     server_version = "quartet-dashboard"
     sys_version = ""
-    timeout = _CLIENT_SECONDS
+    timeout = CLIENT_SECONDS
 
     def do_GET(self) -> None:  # noqa: N802
         self._answer(body_too=True)

@@ -12,17 +12,16 @@ from quartet.v1 import broker_pb2, experience_pb2
 from quartet_broker import keys, validation
 from quartet_broker.bell import Bell
 from quartet_broker.config import BrokerSection
+from quartet_broker.metrics import GROUPS_PUT
 from quartet_broker.prompts import purpose_name
 from quartet_broker.puts import Put, PutRequest
 from quartet_broker.sessions import refuse
 from quartet_broker.store import Store, Value
 from quartet_broker.traces import trace_puts, trace_ready
 from quartet_broker.wire import one_group, several_groups
-from quartet_common import metrics
 from quartet_common.errors import aborted, invalid_argument
 from quartet_common.wire import Bytes
 
-_PUT = metrics.counter("quartet_broker_groups_put_total", "Groups put by rollouts, by outcome.", ["run", "outcome"])
 # A batch is read from Redis, and sent, in messages of at most this size, or of one group that is larger.
 _MESSAGE_BYTES = 2 << 20
 _MOST_GROUPS = 256
@@ -53,7 +52,7 @@ class Experience:
             response.outcomes.append(broker_pb2.PutOutcome.Value(f"PUT_OUTCOME_{outcome}"))
             counted[outcome.lower()] += 1
         for outcome, number in counted.items():
-            _PUT.labels(run_id, outcome).inc(number)
+            GROUPS_PUT.labels(run_id, outcome).inc(number)
         return response
 
     async def _put(self, run_id: str, groups: Sequence[Put]) -> list[bytes]:

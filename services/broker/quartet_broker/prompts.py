@@ -12,10 +12,10 @@ from quartet_broker import keys, validation
 from quartet_broker.bell import Bell
 from quartet_broker.events import timestamp
 from quartet_broker.lanes import Lane, Lanes
+from quartet_broker.metrics import PROMPTS_LEASED
 from quartet_broker.runs import Runs
 from quartet_broker.store import Store, Value
 from quartet_broker.traces import trace_lease, trace_submit
-from quartet_common import metrics
 from quartet_common.errors import (
     ContractError,
     aborted,
@@ -27,7 +27,6 @@ from quartet_common.errors import (
 )
 from quartet_common.wire import Bytes
 
-_GRANTED = metrics.counter("quartet_broker_prompts_leased_total", "Prompts leased to rollouts.", ["run"])
 _QUEUE_RETRY_SECONDS = 1.0
 _UNSCORED = (b"QUEUED", b"LEASED", b"DEAD")  # what is stored of an instance in one of these states has no score
 _PURPOSES = {number: name.removeprefix("PURPOSE_") for name, number in experience_pb2.Purpose.items()}
@@ -180,7 +179,7 @@ class Prompts:
             lease.instance.ParseFromString(prompt)
             lease.unscored = bool(unscored)
             trace_lease(run_id, holder, lease, ticket)
-        _GRANTED.labels(run_id).inc(len(response.leases))
+        PROMPTS_LEASED.labels(run_id).inc(len(response.leases))
         return response
 
     async def renew(self, request: broker_pb2.RenewLeasesRequest) -> broker_pb2.RenewLeasesResponse:

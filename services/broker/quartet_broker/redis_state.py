@@ -1,15 +1,13 @@
 """In which state Redis is: in the log when it changes and once a minute, in the metrics, in the health."""
 
+from quartet_broker.metrics import REDIS
 from quartet_broker.store import AWAY, FULL, REFUSING, Store
-from quartet_common import metrics
 from quartet_common.errors import ContractError
 from quartet_common.host import ServiceHost
 from quartet_common.log import get_logger
 from quartet_common.outage import Outage
 
 log = get_logger(__name__)
-
-_STATE = metrics.gauge("quartet_broker_redis", "1 for the state that Redis is in, 0 for the others.", ["state"])
 
 OK = "ok"
 HEALTH = "redis"
@@ -56,7 +54,7 @@ class RedisState:
         if state != self._state:
             before, self._state = self._state, state
             for name, thing in _WAITING.items():
-                _STATE.labels(name).set(name == state)
+                REDIS.labels(name).set(name == state)
                 self._host.waiting.discard(thing)
             if state != OK:
                 self._host.waiting.add(_WAITING[state])

@@ -8,6 +8,7 @@ from quartet_broker import keys, validation
 from quartet_broker.config import BrokerSection
 from quartet_broker.events import state_event, timestamp
 from quartet_broker.members import Members
+from quartet_broker.metrics import forget_run
 from quartet_broker.spec import complete, first_difference, script_fields
 from quartet_broker.store import Store, run_not_found
 from quartet_common.errors import aborted, already_exists, failed_precondition, invalid_argument
@@ -143,6 +144,7 @@ class Runs:
         if reply[0] == b"ACTIVE":
             raise failed_precondition(f"run '{run_id}'", "it is active: finish it first, or set force")
         await self.purge(run_id, most_keys=_SCANNED_AT_ONCE)
+        forget_run(run_id)
         log.info("run deleted", extra={"run": run_id})
         return True
 

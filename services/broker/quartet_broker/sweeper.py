@@ -6,20 +6,20 @@ import grpc
 from quartet.v1 import broker_pb2
 
 from quartet_broker.config import BrokerSection
+from quartet_broker.metrics import RUN, forget_run
 from quartet_broker.redis_state import RedisState
 from quartet_broker.runs import Runs
 from quartet_broker.store import Store
-from quartet_common import metrics
 from quartet_common.errors import ContractError
 from quartet_common.host import ServiceHost
 from quartet_common.log import get_logger
 
 log = get_logger(__name__)
 
-_COUNTS = metrics.gauge("quartet_broker_run", "RunStats of each run.", ["run", "count"])
 _FIELDS = [field.name for field in broker_pb2.RunStats.DESCRIPTOR.fields]
 # A finished run has only results to let go; one of another layout can only be deleted.
 _SELDOM = 60
+_SHOWN_SECONDS = 900.0  # after a run's end; the alerts look back as far
 
 
 class Sweeper:
@@ -94,9 +94,13 @@ class Sweeper:
         if expired:
             log.info("leases expired", extra={"run": run_id, "count": expired})
         await self._runs.end_hopeless(run_id, hopeless)
-        await self._gauge(run_id)
+        seconds = end[1] / 1000 if state != b"ACTIVE" and end else 0.0
+        if seconds > _SHOWN_SECONDS:
+            forget_run(run_id)
+        else:
+            await self._gauge(run_id)
         if state != b"ACTIVE" and end:
-            await self._ended(run_id, int(end[0]), end[1] / 1000)
+            await self._ended(run_id, int(end[0]), seconds)
 
     async def _ended(self, run_id: str, ended: int, seconds: float) -> None:
         """Delete a run whose time after its end is over; else leave it alone for a while."""
@@ -124,7 +128,7 @@ class Sweeper:
     async def _gauge(self, run_id: str) -> None:
         stats = (await self._runs.load(run_id)).stats
         for field in _FIELDS:
-            _COUNTS.labels(run_id, field).set(getattr(stats, field))
+            RUN.labels(run_id, field).set(getattr(stats, field))
 
     async def _forget(self, run_id: str) -> None:
         """Let go of a run that is not listed any more."""
@@ -134,5 +138,4 @@ class Sweeper:
         self._known.discard(run_id)
         self._due.pop(run_id, None)
         self._purges.pop(run_id, None)
-        for field in _FIELDS:
-            _COUNTS.remove(run_id, field)
+        forget_run(run_id)

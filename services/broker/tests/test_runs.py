@@ -12,7 +12,7 @@ from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import experience_pb2
 from world import EVALUATE, SERVE, World, instance
 
-from quartet_broker import keys, runs
+from quartet_broker import keys, runs, sweeper
 from quartet_broker.spec import with_defaults
 from quartet_common.config import EnvironmentSection, RunSection, VerifierSection
 from quartet_common.durations import to_duration
@@ -229,6 +229,29 @@ async def test_a_finished_run_goes_when_its_time_is_over(redis_server, admin):
         assert (await ended.run()).state == pb.RUN_STATE_SUCCEEDED
         await until_gone(ended)
         assert (await active.run()).state == pb.RUN_STATE_ACTIVE
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_of_a_run_that_ended_a_while_ago_or_is_deleted_no_metric_is_left(world, broker, monkeypatch, deleted):
+    monkeypatch.setattr(sweeper, "_SHOWN_SECONDS", 900.0 if deleted else 0.0)
+    await fill(world)
+    async with asyncio.timeout(30):
+        while not series_of(world) >= RUN_SERIES:
+            await asyncio.sleep(0.05)
+        await world.finish()
+        if deleted:
+            await world.stub.DeleteRun(pb.DeleteRunRequest(run_id=world.run_id))
+        while series_of(world):
+            await asyncio.sleep(0.05)
+
+
+RUN_SERIES = {"quartet_broker_run", "quartet_broker_groups_put_total", "quartet_broker_prompts_leased_total"}
+
+
+def series_of(world: World) -> set[str]:
+    """Return the names of the metrics that are labelled with a run."""
+    samples = (sample for metric in REGISTRY.collect() for sample in metric.samples)
+    return {sample.name for sample in samples if sample.labels.get("run") == world.run_id} & RUN_SERIES
 
 
 async def test_a_run_of_a_hundred_thousand_instances_is_deleted_without_holding_redis_up(world):

@@ -220,6 +220,9 @@ class ServerSection(Section):
     reflection: bool = Field(True, description="Serve gRPC reflection, so that grpcurl works.")
     metrics: bool = Field(True, description="Serve Prometheus metrics at the gRPC port plus metrics_port_offset.")
     metrics_port_offset: int = Field(100, ge=1, le=10000, description="Distance of the metrics port.")
+    metrics_hosts: list[str] = Field(
+        [], description="Further host names by which the metrics are asked for; others are refused."
+    )
     drain_seconds: float = Field(10.0, gt=0, description="Time to finish what is under way after SIGTERM.")
     max_message_bytes: int = Field(64 << 20, ge=1 << 20, description="Largest gRPC message, received or sent.")
     calls_per_second: float = Field(

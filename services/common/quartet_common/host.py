@@ -173,7 +173,7 @@ class ServiceHost:
     def _serve_metrics(self) -> None:
         port = self._port + self._settings.metrics_port_offset
         try:
-            serve_metrics(self._bind_host, port)
+            serve_metrics(self._bind_host, port, [split_address(self.address)[0], *self._settings.metrics_hosts])
         except OSError as error:
             raise ConfigError(
                 f"server.metrics_port_offset: cannot serve metrics on {self._bind_host}:{port}: {error.strerror}"

@@ -1,0 +1,16 @@
+"""The broker's Prometheus metrics."""
+
+from quartet_common import metrics
+
+GROUPS_PUT = metrics.counter(
+    "quartet_broker_groups_put_total", "Groups put by rollouts, by outcome.", ["run", "outcome"]
+)
+PROMPTS_LEASED = metrics.counter("quartet_broker_prompts_leased_total", "Prompts leased to rollouts.", ["run"])
+REDIS = metrics.gauge("quartet_broker_redis", "1 for the state that Redis is in, 0 for the others.", ["state"])
+RUN = metrics.gauge("quartet_broker_run", "RunStats of each run.", ["run", "count"])
+
+
+def forget_run(run_id: str) -> None:
+    """Remove what is labelled with a run."""
+    for metric in (GROUPS_PUT, PROMPTS_LEASED, RUN):
+        metric.remove_by_labels({"run": run_id})
