@@ -16,25 +16,26 @@ def redis_server(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
     with asyncio.Runner() as runner:
 
         async def start() -> tuple:
-            server, url = redis_process(folder / "redis", folder / "redis.log", 0)
+            server, url = redis_process(folder / "redis", folder / "redis.log", folder)
             server.start()
             await wait_until_ready(server, url, 20)
             return server, url
 
         server, url = runner.run(start())
         try:
-            yield url, listener(url.removeprefix("redis://").removesuffix("/0"))
+            yield url, listener(url.removeprefix("unix://"))
         finally:
             runner.run(server.stop(5, asyncio.Event()))
 
 
 def listener(address: str) -> psutil.Process:
-    """Return the process below this one that listens at an address of the loopback."""
-    port = int(address.rpartition(":")[2])
+    """Return the process below this one that listens at an address of the loopback, or at the path of a socket."""
+    port = address.rpartition(":")[2]
     for child in psutil.Process().children(recursive=True):
-        if any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in child.net_connections()):
+        inet = {str(each.laddr.port) for each in child.net_connections() if each.status == psutil.CONN_LISTEN}
+        if port in inet | {each.laddr for each in child.net_connections("unix")}:
             return child
-    raise RuntimeError(f"no process of this benchmark listens on {port}")
+    raise RuntimeError(f"no process of this benchmark listens on {address}")
 
 
 def cpu_seconds(process: psutil.Process) -> float:

@@ -14,12 +14,6 @@ class LauncherSection(Section):
     )
     start_timeout_seconds: float = Field(180.0, gt=0, description="Time for a service to become healthy.")
     plain: bool = Field(False, description="A line per step instead of a live picture.")
-    embedded_redis_port: int = Field(
-        0,
-        ge=0,
-        le=65535,
-        description="Port of the Redis that is started if broker.redis_url is not set; 0: a free one.",
-    )
 
 
 class LaunchError(Exception):

@@ -111,7 +111,6 @@ def _apart(config: LoadedConfig, folder: Path, model: Path, version: int) -> lis
         **{f"addresses.{name}": f"127.0.0.1:{port}" for name, port in zip(SERVICES, ports, strict=True)},
         "server.bind_host": "",
         "broker.redis_url": "",  # an embedded one
-        "launcher.embedded_redis_port": 0,
         "model.path": str(model),
         "rollout.initial_version": version,
         "rollout.runs": [],

@@ -3,7 +3,9 @@
 import asyncio
 import fcntl
 import logging
+import os
 import signal
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -73,12 +75,17 @@ class Launch(ABC):
         # The broker's check wants a Redis that answers: an embedded one is started only when the others are satisfied.
         await check_services(names[1:] if own_redis else names, path, overrides)
         logs = self._folder / "logs"
-        with _locked(self._folder), _logging_to(logs / "launcher.log"):
+        with (
+            _private_files(),
+            _locked(self._folder),
+            _logging_to(logs / "launcher.log"),
+            tempfile.TemporaryDirectory(prefix="quartet-") as sockets,
+        ):
             processes: dict[str, Process] = {}
             redis_url = None
             if own_redis:
-                port = config.section.embedded_redis_port
-                processes["redis"], redis_url = redis_process(self._folder / "redis", logs / "redis.log", port)
+                data, log = self._folder / "redis", logs / "redis.log"
+                processes["redis"], redis_url = redis_process(data, log, Path(sockets))
                 overrides.append(f'broker.redis_url="{redis_url}"')
             for name in names:
                 command = [*service_command(name, path, overrides), "--log-format", "json"]
@@ -164,6 +171,16 @@ async def _until_signal(launch: Launch) -> int:
         if launch.hint:
             launch.say(launch.hint.removeprefix("; "))
         return 128 + received[0]
+
+
+@contextmanager
+def _private_files() -> Iterator[None]:
+    """What this process and those it starts write meanwhile is for their user alone: prompts, completions, weights."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 @contextmanager

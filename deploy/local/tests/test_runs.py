@@ -27,6 +27,10 @@ def test_a_run_ends_by_itself(launch, run_file, tmp_path):
     folder = tmp_path / "run"
     for name in ("metrics.jsonl", "model/config.json", "logs/broker.log", "logs/trainer.log", "redis"):
         assert (folder / name).exists(), name
+    open_to_others = [path for path in (folder, *folder.rglob("*")) if path.stat().st_mode & 0o077]
+    assert not open_to_others, "prompts, completions and weights are their user's alone"
+    log = (folder / "logs" / "redis.log").read_text()
+    assert "accept connections at" in log and "port=" not in log.replace("port=0", ""), "it listens at a socket alone"
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from quartet_trainer.observation import RolloutObserver
 from quartet_trainer.publisher import Publisher
 from quartet_trainer.publisher.store import WeightStore
 from quartet_trainer.randomness import random_state, restore_random_state
+from quartet_trainer.records.disk import writing
 from quartet_trainer.records.group_rows import GroupRows
 from quartet_trainer.records.group_traces import GroupTraces
 from quartet_trainer.records.journal import Journal
@@ -114,6 +115,9 @@ def _train(around: Surroundings, session: BrokerSession, learner: Alone | Ensemb
     )
     with contextlib.ExitStack() as parts:
         parts.callback(checkpointer.close)
+        folder = around.config.run.path
+        with writing(folder):  # prompts and completions are for its user alone
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         checkpointer.lock(control.pause)
         checkpointer.restore()
         patience = _patience(settings, checkpointer)

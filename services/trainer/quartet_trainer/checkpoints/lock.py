@@ -42,7 +42,7 @@ class FolderLock:
             FolderInUse: another process has it.
             OSError: the folder cannot be written.
         """
-        self._root.mkdir(parents=True, exist_ok=True)
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = (self._root / LOCK_FILE).open("a+", encoding="utf-8")
         deadline = time.monotonic() + seconds
         try:
