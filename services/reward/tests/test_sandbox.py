@@ -196,6 +196,18 @@ async def test_after_its_end_it_runs_nothing() -> None:
         await sandbox.run(Job("script", b"print(1)"))
 
 
+async def test_it_holds_under_a_umask_that_shuts_others_out() -> None:
+    before = os.umask(0o077)
+    try:
+        sandbox = await open_sandbox(SandboxSection(minimum=Mode.UNSAFE, python=interpreter(MODES[0])), only=MODES[0])
+    finally:
+        os.umask(before)
+    try:
+        assert (await run(sandbox, "import json; print(json.dumps(1))")).stdout == b"1\n"
+    finally:
+        await sandbox.close()
+
+
 async def test_packages_can_be_imported() -> None:
     # Not under /tmp, where programs have their own.
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:

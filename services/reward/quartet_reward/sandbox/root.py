@@ -49,6 +49,7 @@ def readable_paths(extra: list[str]) -> list[str]:
 def build(extra: list[str]) -> None:
     """Replace the root of this process's own mount namespace. Raises OSError."""
     paths = readable_paths(extra)
+    os.umask(0o022)  # programs have users of their own
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=1k,mode=0755")
     os.mkdir("/tmp/old")
