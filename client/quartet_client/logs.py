@@ -118,7 +118,7 @@ def _json(raw: str) -> dict[str, Any] | None:
         return None
     try:
         told = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return told if isinstance(told, dict) else None
 

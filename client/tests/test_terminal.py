@@ -194,7 +194,7 @@ def folder(tmp_path):
     )
     (tmp_path / "logs").mkdir()
     record = {"level": "ERROR", "message": LINE, "service": "broker", "group": LINE, "time": "2026-11-22 08:00:00,123"}
-    lines = [json.dumps(record), json.dumps(record, ensure_ascii=False), SEQUENCES]
+    lines = [json.dumps(record), json.dumps(record, ensure_ascii=False), SEQUENCES, '{"a": ' + "[" * 5000]
     (tmp_path / "logs" / "broker.log").write_text("\n".join(lines) + "\n")
     return tmp_path
 

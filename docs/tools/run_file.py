@@ -35,6 +35,7 @@ READ_BY = {
     "rollout": "the rollout service",
 }
 
+_ANY = 2**31 - 1  # what any integer may be
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
 HEAD = """\
@@ -247,6 +248,6 @@ def _allowed(field: dict[str, Any]) -> str:
             found += [f'`"{word}"`' for word in words[1].split("|")]
         elif "pattern" in form:
             found.append(f"`{form['pattern']}`")
-        bounds = [f"{sign} {_number(form[name])}" for name, sign in _BOUNDS.items() if name in form]
+        bounds = [f"{sign} {_number(form[name])}" for name, sign in _BOUNDS.items() if abs(form.get(name, _ANY)) < _ANY]
         found += [" and ".join(bounds)] if bounds else []
     return ", ".join(found)

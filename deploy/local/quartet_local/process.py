@@ -105,7 +105,7 @@ def _parse(line: str) -> tuple[str, bool]:
     try:
         record = json.loads(line)
         return str(record["message"]), record.get("level") in ("ERROR", "CRITICAL")
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return line, False
 
 

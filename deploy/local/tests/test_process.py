@@ -27,3 +27,8 @@ def test_one_that_does_not_drain_is_killed(tmp_path, grace, hurried):
         assert await process.wait() == 128 + signal.SIGKILL
 
     asyncio.run(asyncio.wait_for(body(), 60))
+
+
+def test_last_words_that_are_no_json_are_shown_as_they_are(tmp_path):
+    (tmp_path / "log").write_text('{"message": "an error", "level": "ERROR"}\n{"a": ' + "[" * 5000 + "\n")
+    assert Process("any", [], tmp_path / "log").last_words() == "an error"

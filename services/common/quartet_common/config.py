@@ -21,6 +21,7 @@ from quartet_common.values import check_values
 # Sections that every service reads, and those that belong to one reader each.
 _SHARED_SECTIONS = ("run", "model", "addresses", "security", "server", "tracing")
 _OWNED_SECTIONS = ("data", "broker", "reward", "rollout", "trainer", "launcher")
+_YEAR_SECONDS = 366 * 86400.0
 
 
 class ConfigError(Exception):
@@ -78,8 +79,12 @@ class EnvironmentSection(Section):
     name: str = Field("single_turn", min_length=1, description="An environment of the rollouts.")
     parameters: SentParameters = Field({}, description="Parameters of the environment.")
     max_turns: int = Field(8, ge=1, le=1024, description="Most turns of the policy in a completion.")
-    max_turn_tokens: int = Field(0, ge=0, description="Most tokens of one turn; 0: what is left of max_new_tokens.")
-    max_answer_tokens: int = Field(1024, ge=16, description="Most tokens of one answer; of a longer one the ends stay.")
+    max_turn_tokens: int = Field(
+        0, ge=0, lt=2**31, description="Most tokens of one turn; 0: what is left of max_new_tokens."
+    )
+    max_answer_tokens: int = Field(
+        1024, ge=16, lt=2**31, description="Most tokens of one answer; of a longer one the ends stay."
+    )
     answer_deadline_seconds: float = Field(60.0, gt=0, le=86400, description="Longest wait for one answer.")
     scored_text: Literal["whole", "last_turn"] = Field("whole", description="What of a completion verifiers read.")
 
@@ -90,10 +95,12 @@ class TemperatureScheduleSection(Section):
     kind: Literal["constant", "linear", "cosine", "piecewise", "colossalchat"] = Field(
         description="Curve between the points; colossalchat: from sampling.temperature towards 0.9 in `updates` steps."
     )
-    points: list[tuple[Annotated[int, Field(ge=0)], Annotated[float, Field(gt=0)]]] = Field(
+    points: list[tuple[Annotated[int, Field(ge=0, lt=2**63)], Annotated[float, Field(gt=0)]]] = Field(
         [], description="[policy version, temperature], in order of version."
     )
-    updates: int = Field(0, ge=0, description="colossalchat: optimizer steps in the first pass over the data.")
+    updates: int = Field(
+        0, ge=0, lt=2**63, description="colossalchat: optimizer steps in the first pass over the data."
+    )
 
     @model_validator(mode="after")
     def _usable(self) -> "TemperatureScheduleSection":
@@ -119,17 +126,23 @@ class RunSection(Section):
     )
     folder: Path | None = Field(None, description="Where metrics, samples, checkpoints go. Default: runs/<id>.")
     group_size: int = Field(8, ge=1, le=1024, description="Completions per training prompt (G).")
-    groups_per_step: int = Field(16, ge=1, description="Prompt groups per optimizer step.")
-    max_staleness: int = Field(4, ge=0, description="Most steps between a group's oldest weights and those it updates.")
+    groups_per_step: int = Field(16, ge=1, lt=2**31, description="Prompt groups per optimizer step.")
+    max_staleness: int = Field(
+        4, ge=0, lt=2**31, description="Most steps between a group's oldest weights and those it updates."
+    )
     lease_order: str = Field("fifo", pattern="^(fifo|fresh_first)$", description="Order of the trainer's batches.")
     partial_batch: str = Field("drop", pattern="^(drop|train)$", description="What becomes of a last partial batch.")
-    max_deliveries: int = Field(5, ge=1, description="Deliveries of a prompt before it is set aside as dead.")
-    max_queued_prompts: int = Field(4096, ge=1, description="Most prompts in the queue.")
-    max_experience_bytes: int = Field(1 << 30, ge=1 << 20, description="Most bytes of experience in Redis.")
-    prompt_lease_ttl: float = Field(60.0, gt=0, description="Seconds a prompt lease lives unless renewed.")
-    member_ttl: float = Field(15.0, gt=0, description="Seconds a member lives without a heartbeat.")
-    result_ttl: float = Field(3600.0, gt=0, description="Seconds results wait to be collected.")
-    max_steps: int = Field(0, ge=0, description="Optimizer steps after which the run ends; 0: when the prompts end.")
+    max_deliveries: int = Field(5, ge=1, lt=2**31, description="Deliveries of a prompt before it is set aside as dead.")
+    max_queued_prompts: int = Field(4096, ge=1, lt=2**63, description="Most prompts in the queue.")
+    max_experience_bytes: int = Field(1 << 30, ge=1 << 20, lt=2**63, description="Most bytes of experience in Redis.")
+    prompt_lease_ttl: float = Field(
+        60.0, gt=0, le=_YEAR_SECONDS, description="Seconds a prompt lease lives unless renewed."
+    )
+    member_ttl: float = Field(15.0, gt=0, le=_YEAR_SECONDS, description="Seconds a member lives without a heartbeat.")
+    result_ttl: float = Field(3600.0, gt=0, le=_YEAR_SECONDS, description="Seconds results wait to be collected.")
+    max_steps: int = Field(
+        0, ge=0, lt=2**63, description="Optimizer steps after which the run ends; 0: when the prompts end."
+    )
     sampling: SamplingSection = Field(SamplingSection(), description="Sampling of training prompts.")
     evaluation_sampling: SamplingSection | None = Field(
         None, description="Sampling of evaluation prompts; keys left out are sampling's, with one completion each."
@@ -138,7 +151,9 @@ class RunSection(Section):
         [VerifierSection(name="think_answer_tags")], min_length=1, description="Verifiers of prompts that name none."
     )
     system_prompt: str = Field("", description="Prepended to chats that have no system message.")
-    max_prompt_tokens: int = Field(0, ge=0, description="Longest prompt; 0: the context minus max_new_tokens.")
+    max_prompt_tokens: int = Field(
+        0, ge=0, lt=2**31, description="Longest prompt; 0: the context minus max_new_tokens."
+    )
     long_prompts: Literal["refuse", "truncate_left"] = Field(
         "refuse", description="What becomes of longer prompts: set aside, or shortened at their beginning."
     )
@@ -347,7 +362,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
     text = read_text(path, "run file")
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError as error:
+        raise ConfigError(f"run file {path} is not valid TOML: it is nested too deeply") from error
+    except ValueError as error:  # also a number of thousands of digits
         raise ConfigError(f"run file {path} is not valid TOML: {error}") from error
 
 
@@ -364,7 +381,7 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set {override}: an override is section.key=value, e.g. rollout.engine=transformers")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text  # a bare string: no quotes needed at a command line
     node = tree
     for part in parts[:-1]:

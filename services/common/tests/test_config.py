@@ -1,12 +1,21 @@
 """The run file: what is wrong is said in one sentence that names the key."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from pydantic import Field
 from quartet.v1 import experience_pb2
 
-from quartet_common.config import ConfigError, Section, load_config, split_address
+from quartet_common.config import (
+    ConfigError,
+    EnvironmentSection,
+    RunSection,
+    SamplingSection,
+    Section,
+    load_config,
+    split_address,
+)
 from quartet_common.run_spec import run_spec
 
 
@@ -73,6 +82,35 @@ def test_a_wrong_file_is_named_in_one_sentence(text, parts, tmp_path):
     said = sentence(text, tmp_path)
     for part in parts:
         assert part in said
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("x = " + "[" * 5000, "nested too deeply"), ("[run]\nmax_steps = " + "1" * 5000, "digits")],
+    ids=["nesting", "digits"],
+)
+def test_what_the_parser_cannot_hold_is_one_sentence_too(text, words, tmp_path):
+    told = sentence(text, tmp_path)
+    assert "run.toml is not valid TOML" in told and words in told
+
+
+@pytest.mark.parametrize(
+    "value", [2**31, 2**63, -(2**63) - 1, 10**400, 1e300], ids=["int32", "int64", "low", "big", "real"]
+)
+@pytest.mark.parametrize(
+    "template",
+    [
+        *(f"[run]\n{name} = {{}}" for name in RunSection.model_fields),
+        *(f"[run.sampling]\n{name} = {{}}" for name in SamplingSection.model_fields),
+        *(f"[run.environment]\n{name} = {{}}" for name in EnvironmentSection.model_fields),
+        "[run.sampling]\nstop_token_ids = [{}]",
+        "[run.temperature_schedule]\nkind = 'colossalchat'\nupdates = {}",
+        "[run.temperature_schedule]\nkind = 'constant'\npoints = [[{}, 1.0]]",
+    ],
+)
+def test_a_number_that_is_not_refused_fits_into_the_contract(template, value, tmp_path):
+    with suppress(ConfigError):
+        run_spec(load(template.format(value), tmp_path).run)
 
 
 def test_a_wrong_override_is_named(tmp_path):

@@ -57,7 +57,7 @@ def _texts(path: Path) -> Iterator[tuple[int, str]]:
         for number, line in enumerate(lines, start=1):
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if not isinstance(record, dict):
                 continue

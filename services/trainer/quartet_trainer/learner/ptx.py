@@ -61,7 +61,7 @@ def _read(file: Path, vocabulary_size: int, longest: int | None) -> list[np.ndar
         try:
             ids = json.loads(line)["input_ids"]
             text = np.array(ids, dtype=np.int64)
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise LearnerError(f'{where}: expected {{"input_ids": [1, 2, 3]}}, got {line[:80]!r}') from error
         if text.ndim != 1 or text.size < 2 or not all(type(token) is int for token in ids):
             raise LearnerError(f"{where}: input_ids must be a list of at least two whole numbers")
