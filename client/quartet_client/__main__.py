@@ -1,6 +1,7 @@
 """The `quartet` command, also as `python -m quartet_client`."""
 
 import sys
+import traceback
 
 
 def main() -> int:
@@ -11,6 +12,11 @@ def main() -> int:
         return command()
     except KeyboardInterrupt:
         return 130
+    except Exception:
+        from quartet_common.visible import visible
+
+        print(visible(traceback.format_exc()), end="", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

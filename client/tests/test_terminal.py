@@ -15,6 +15,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from quartet.v1 import broker_pb2, common_pb2, experience_pb2
 
+from quartet_client import cli as command_line
+from quartet_client.__main__ import main as entry
 from quartet_client.cli import cli, main
 from quartet_client.doctor import program
 from quartet_common.visible import one_line, visible
@@ -210,6 +212,16 @@ def test_no_command_lets_others_steer_the_terminal(quartet, folder, monkeypatch,
     text = OWN.sub("", shown)
     assert not CONTROLS.search(text) and not FORGED.search(text), text
     assert "1b]52;" in text, "the hostile text is not shown at all"
+
+
+def test_a_bug_s_traceback_does_not_either(monkeypatch, capsys):
+    def fail() -> None:
+        raise ZeroDivisionError(LINE)
+
+    monkeypatch.setattr(command_line, "main", fail)
+    assert entry() == 1
+    shown = capsys.readouterr().err
+    assert "ZeroDivisionError: \\u001b]52;" in shown and not CONTROLS.search(shown)
 
 
 def test_each_command_is_tried():

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from quartet.v1 import experience_pb2, reward_pb2
 
+from quartet_common.visible import visible
+
 # A completion counts as solved from this answer accuracy on.
 SOLVED = 0.5
 
@@ -57,7 +59,7 @@ def write_evaluation(folder: Path, name: str, step: int, transcripts: Sequence[e
     with path.open("w", encoding="utf-8") as file:
         for transcript in transcripts:
             for completion in transcript.completions:
-                file.write(json.dumps(_line(transcript, completion), ensure_ascii=False) + "\n")
+                file.write(visible(json.dumps(_line(transcript, completion), ensure_ascii=False)) + "\n")
     return path
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from quartet.v1 import experience_pb2
 
+from quartet_common.visible import visible
+
 
 def append_rollouts(path: Path, step: int, transcripts: Sequence[experience_pb2.GroupTranscript]) -> None:
     """Append `{"train_step", "rollout"}` to a JSONL file: of each group the prompt and its first completion.
@@ -16,4 +18,4 @@ def append_rollouts(path: Path, step: int, transcripts: Sequence[experience_pb2.
     texts = [told.prompt_text + told.completions[0].text for told in transcripts if told.completions]
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"train_step": step, "rollout": texts}, ensure_ascii=False) + "\n")
+        file.write(visible(json.dumps({"train_step": step, "rollout": texts}, ensure_ascii=False)) + "\n")

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from quartet.v1 import experience_pb2, reward_pb2
 
+from quartet_common.visible import one_line, visible
+
 LONGEST_TEXT = 4000
 
 
@@ -13,16 +15,17 @@ def write_sample(folder: Path, step: int, transcripts: Sequence[experience_pb2.G
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:06d}.md"
     parts = [f"# Samples of the batch of step {step}\n", *(_group(transcript) for transcript in transcripts)]
-    path.write_text("\n".join(parts), encoding="utf-8")
+    path.write_text(visible("\n".join(parts)), encoding="utf-8")
     return path
 
 
 def _group(transcript: experience_pb2.GroupTranscript) -> str:
     prompt = transcript.instance.prompt
-    lines = [f"## {transcript.instance.instance_id}" + (f" ({prompt.prompt_id})" if prompt.prompt_id else ""), ""]
+    name = transcript.instance.instance_id + (f" ({prompt.prompt_id})" if prompt.prompt_id else "")
+    lines = [f"## {one_line(name)}", ""]
     lines += ["Prompt:", "", _block(transcript.prompt_text), ""]
     if prompt.reference.answer:
-        lines += [f"Reference answer: `{prompt.reference.answer}`", ""]
+        lines += [one_line(f"Reference answer: `{prompt.reference.answer}`"), ""]
     for completion in transcript.completions:
         lines += [_heading(completion), "", _block(completion.text), ""]
     return "\n".join(lines)
@@ -35,9 +38,9 @@ def _heading(completion: experience_pb2.CompletionInfo) -> str:
     cut = ", cut off" if completion.finish_reason == experience_pb2.FINISH_REASON_LENGTH else ""
     why = f": {score.reason}" if score.reason else ""
     return (
-        f"### Completion {completion.index}: reward {score.reward:g}, {outcome}{why}\n\n"
+        f"### Completion {completion.index}: reward {score.reward:g}, {outcome}{one_line(why)}\n\n"
         f"{completion.tokens} tokens{cut}; weights {versions or 'unknown'}; answer read: "
-        + (f"`{score.parsed_answer}`" if score.parsed_answer else "none")
+        + (f"`{one_line(score.parsed_answer)}`" if score.parsed_answer else "none")
     )
 
 

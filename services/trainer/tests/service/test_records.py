@@ -113,6 +113,19 @@ def test_a_samples_fence_is_longer_than_those_in_the_text(tmp_path: Path):
     assert "weights v2[0:3]" in text
 
 
+def test_what_the_policy_wrote_does_not_steer_the_terminal_of_who_reads_it(tmp_path: Path):
+    transcript = make_transcript("pass-0/1\n# forged", 2, [1.0])
+    transcript.completions[0].text = "a\x1b[2J\x9b1A\u202e\nb"
+    transcript.completions[0].score.reason = "why\n# forged"
+    append_rollouts(tmp_path / "rollouts.jsonl", 0, [transcript])
+    written = [tmp_path / "rollouts.jsonl", write_evaluation(tmp_path, "heldout", 7, [transcript])]
+    sample = write_sample(tmp_path, 12, [transcript]).read_text()
+    assert "a\\u001b[2J\\u009b1A\\u202e\nb\n" in sample and "\n# forged" not in sample
+    for path in written:
+        assert not set("\x1b\x9b\u202e") & set(path.read_text())
+    assert json.loads(written[1].read_text())["prediction"] == transcript.completions[0].text
+
+
 def test_consumed_ids_reach_back_over_the_last_commit():
     consumed = Consumed()
     for step in range(6):
