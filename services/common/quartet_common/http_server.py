@@ -30,8 +30,8 @@ class BoundedHTTPServer(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]):
         self._open: dict[socket.socket, None] = {}  # oldest first
         self._changing = threading.Lock()
-        self.address_family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        super().__init__(address[:2], handler)
+        self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        super().__init__((host, port), handler)
 
     def process_request(self, request, client_address) -> None:
         """See `socketserver.BaseServer`."""

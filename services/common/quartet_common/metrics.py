@@ -30,6 +30,7 @@ def histogram(
 
 
 class _Handler(MetricsHandler):
+    server: BoundedHTTPServer
     timeout = CLIENT_SECONDS
     names: Collection[str]
 
