@@ -123,8 +123,14 @@ class AsyncClient:
 
     async def runs(self) -> list[Run]:
         """Return all runs, newest first."""
-        response = await self._broker("ListRuns", broker_pb2.ListRunsRequest())
-        return [Run.from_proto(run) for run in response.runs]
+        runs: list[Run] = []
+        request = broker_pb2.ListRunsRequest()
+        while True:
+            response = await self._broker("ListRuns", request)
+            runs += (Run.from_proto(run) for run in response.runs)
+            if not response.next_page_token:
+                return runs
+            request.page_token = response.next_page_token
 
     async def finish_run(self, run_id: str, state: str = "cancelled", reason: str = "") -> Run:
         """End a run: no more leases. `state` is "cancelled", "succeeded" or "failed"; a first outcome stands."""
@@ -375,8 +381,13 @@ class AsyncClient:
             instance_ids: only these, at most 1024; those that are not dead are left out.
         """
         request = broker_pb2.ListDeadRequest(run_id=run_id, limit=limit, instance_ids=instance_ids)
-        answer = await self._broker("ListDead", request)
-        return [DeadPrompt.from_proto(dead) for dead in answer.dead], answer.total
+        found: list[DeadPrompt] = []
+        while True:
+            answer = await self._broker("ListDead", request)
+            found += (DeadPrompt.from_proto(dead) for dead in answer.dead)
+            if not answer.next_page_token or len(found) >= limit:
+                return found, answer.total
+            request.page_token, request.limit = answer.next_page_token, limit - len(found)
 
     async def unscored(self, handle: Handle) -> Group:
         """Return the completions that are kept of a prompt whose verifier failed, with the scores that were found."""

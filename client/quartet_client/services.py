@@ -17,7 +17,7 @@ from quartet_common.handshake import handshake
 _PATIENCE = 3.0  # seconds for each question: a person waits for the answer
 
 _STATUS_CALLS = {
-    "broker": ("ListRuns", broker_pb2.ListRunsRequest()),
+    "broker": ("ListRuns", broker_pb2.ListRunsRequest(limit=1)),
     "reward": ("ListVerifiers", reward_pb2.ListVerifiersRequest()),
     "rollout": ("GetStatus", rollout_pb2.RolloutServiceGetStatusRequest()),
     "trainer": ("GetStatus", trainer_pb2.TrainerServiceGetStatusRequest()),

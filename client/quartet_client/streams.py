@@ -102,5 +102,7 @@ async def watch_run(connections: Connections, run_id: str, after: str) -> AsyncG
                     return
             return  # the broker ends the stream after the run's end
         except QuartetError as error:
-            if error.code is not grpc.StatusCode.DEADLINE_EXCEEDED:
+            # The broker ends a stream that is not read for long, and says when to watch again.
+            unread = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and error.retry_after is not None
+            if error.code is not grpc.StatusCode.DEADLINE_EXCEEDED and not unread:
                 await outage.ride_out(error)

@@ -5,7 +5,7 @@ is counted anew from the instances: their keys are found by a scan, so that one 
 """
 
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,11 @@ from quartet.v1 import broker_pb2
 from quartet_broker import keys, validation
 from quartet_broker.runs import Runs, state_value
 from quartet_broker.store import Store
+from quartet_common.errors import resource_exhausted
 
 _PAGE = 1000
+_AT_ONCE = 4  # each holds the ids of all instances
+_RETRY_SECONDS = 2.0
 _SCANNED = 1000
 
 # Counts of what is there now, made anew; the others of RunStats are kept since the run began.
@@ -83,10 +86,21 @@ class Audit:
     def __init__(self, store: Store, runs: Runs):
         self._store = store
         self._runs = runs
+        self._under_way = 0
 
-    async def run(self, request: broker_pb2.AuditRunRequest) -> AsyncIterator[broker_pb2.AuditRunResponse]:
-        """Yield pages of instances, then the summary. Raises NOT_FOUND."""
+    async def run(self, request: broker_pb2.AuditRunRequest) -> AsyncGenerator[broker_pb2.AuditRunResponse]:
+        """Yield pages of instances, then the summary. Raises NOT_FOUND, RESOURCE_EXHAUSTED."""
         run_id = validation.name("run_id", request.run_id)
+        if self._under_way >= _AT_ONCE:
+            raise resource_exhausted("audits", f"{_AT_ONCE} are under way, the most at once", _RETRY_SECONDS)
+        self._under_way += 1
+        try:
+            async for answer in self._audit(run_id):
+                yield answer
+        finally:
+            self._under_way -= 1
+
+    async def _audit(self, run_id: str) -> AsyncGenerator[broker_pb2.AuditRunResponse]:
         before = (await self._runs.load(run_id)).stats
         # Those alive first: an instance that is settled meanwhile is then seen twice, not missed.
         found, settled = _Found(), _Settled()
@@ -98,7 +112,7 @@ class Audit:
                 yield page
         yield broker_pb2.AuditRunResponse(summary=await self._summary(run_id, found, settled, before))
 
-    async def _live_ids(self, run_id: str, found: _Found) -> AsyncIterator[list[bytes]]:
+    async def _live_ids(self, run_id: str, found: _Found) -> AsyncGenerator[list[bytes]]:
         """Yield the ids of instances not settled, each once, by a scan of all keys."""
         prefix = keys.prefix(run_id)
         async for batch in self._store.scan(run_id):

@@ -16,6 +16,12 @@ class BrokerSection(Section):
     )
     redis_timeout: float = Field(5.0, gt=0, description="Seconds to wait for an answer of Redis.")
     redis_connections: int = Field(64, ge=2, description="Most connections to a Redis server.")
+    max_streams_per_peer: int = Field(
+        256, ge=1, description="Most open streams of one peer: watchers, results, batches, audits."
+    )
+    watcher_patience: float = Field(
+        30.0, gt=0, description="Seconds that a watcher may take for a message before its stream is ended."
+    )
     redis_replicas: int = Field(
         0, ge=0, description="Replicas that must have a change before the call that made it is answered (WAIT)."
     )
@@ -27,6 +33,10 @@ class BrokerSection(Section):
     max_result_bytes: int = Field(
         256 << 20, ge=0, description="Most bytes of transcripts kept to be collected, per run and purpose."
     )
+    max_event_bytes: int = Field(
+        64 << 20, ge=1 << 20, description="Most bytes of a run's events that are kept; the oldest go first."
+    )
+    max_members: int = Field(1024, ge=1, le=4096, description="Most live members of a run.")
     max_first_dead: int = Field(
         20,
         ge=0,

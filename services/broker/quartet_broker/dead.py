@@ -1,8 +1,10 @@
 """Prompts that were set aside, and where one group is: ListDead, RequeueDead, GetGroup."""
 
+from functools import partial
+
 from quartet.v1 import broker_pb2, experience_pb2
 
-from quartet_broker import keys, validation
+from quartet_broker import keys, pages, validation
 from quartet_broker.events import timestamp
 from quartet_broker.moments import read_moments
 from quartet_broker.store import Store, run_not_found
@@ -10,6 +12,8 @@ from quartet_common.errors import not_found
 
 # A script holds up Redis for everyone: it requeues this many at most.
 _PORTION = 1000
+_REASONS = 20  # as life.lua keeps them
+_LISTED_AT_ONCE = 8  # prompts may be large
 # Fields of an instance that tell where it is.
 _LIFE = ("state", "attempt", "holder", "step", "life", "taken", "prompt")
 
@@ -17,27 +21,30 @@ _LIFE = ("state", "attempt", "holder", "step", "life", "taken", "prompt")
 class Dead:
     """The dead letters of a run, and the life of single groups."""
 
-    def __init__(self, store: Store):
+    def __init__(self, store: Store, answer_bytes: int):
         self._store = store
+        self._answer_bytes = answer_bytes
 
-    async def load(self, run_id: str, instance_ids: list[str]) -> list[broker_pb2.DeadPrompt]:
-        """Return those of the instances that are dead."""
+    async def load(self, run_id: str, instance_ids: list[str]) -> list[broker_pb2.DeadPrompt | None]:
+        """Return each of the instances, None for one that is not dead."""
         prefix = keys.prefix(run_id)
         commands: list[tuple] = []
         for instance_id in instance_ids:
             commands += [("ZSCORE", prefix + "dead", instance_id), ("HGETALL", f"{prefix}i:{instance_id}")]
         replies = await self._store.read(commands)
-        found = []
+        found: list[broker_pb2.DeadPrompt | None] = []
         for died_at, fields in zip(replies[::2], replies[1::2], strict=True):
             if died_at is None or not fields:
+                found.append(None)
                 continue
             values = fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
             reasons = int(values.get(b"reasons", 0))
+            kept = range(max(1, reasons - _REASONS + 1), reasons + 1)
             found.append(
                 broker_pb2.DeadPrompt(
                     instance=experience_pb2.PromptInstance.FromString(values[b"prompt"]),
                     attempts=int(values[b"attempt"]),
-                    reasons=[values[b"reason:%d" % n].decode() for n in range(1, reasons + 1)],
+                    reasons=[values[b"reason:%d" % n].decode() for n in kept],
                     died_at=timestamp(float(died_at)),
                     unscored_bytes=int(values.get(b"bytes", 0)),
                 )
@@ -45,24 +52,30 @@ class Dead:
         return found
 
     async def list_dead(self, request: broker_pb2.ListDeadRequest) -> broker_pb2.ListDeadResponse:
-        """Return dead prompts, oldest first; those that are named, if some are."""
+        """Return dead prompts, oldest first; of those that are named, if some are."""
         run_id = validation.name("run_id", request.run_id)
         limit = validation.integer("limit", request.limit, 0, 10_000) or 100
         validation.count("instance_ids", request.instance_ids, 1024, least=0)
-        state, total, ids = await self._store.read(
+        behind = pages.read_token(request.page_token)
+        least = behind[0] if behind else "-inf"
+        most = () if behind or request.instance_ids else ("LIMIT", 0, limit + 1)
+        state, total, listed = await self._store.read(
             [
                 ("HGET", keys.run(run_id), "state"),
                 ("ZCARD", keys.prefix(run_id) + "dead"),
-                ("ZRANGE", keys.prefix(run_id) + "dead", 0, limit - 1),
+                ("ZRANGEBYSCORE", keys.prefix(run_id) + "dead", least, "+inf", "WITHSCORES", *most),
             ]
         )
         if state is None or state == b"DELETING":
             raise run_not_found(run_id)
-        wanted = list(dict.fromkeys(request.instance_ids)) or [instance_id.decode() for instance_id in ids]
-        dead = await self.load(run_id, wanted) if total else []
+        entries = [(float(died_at), name.decode()) for name, died_at in listed]
+        if behind:
+            entries = [entry for entry in entries if entry > behind]
         if request.instance_ids:
-            dead = sorted(dead, key=lambda prompt: prompt.died_at.ToNanoseconds())[:limit]
-        return broker_pb2.ListDeadResponse(dead=dead, total=total)
+            named = set(request.instance_ids)
+            entries = [entry for entry in entries if entry[1] in named]
+        dead, token = await pages.fill(entries, partial(self.load, run_id), _LISTED_AT_ONCE, self._answer_bytes, limit)
+        return broker_pb2.ListDeadResponse(dead=dead, total=total, next_page_token=token)
 
     async def requeue(self, request: broker_pb2.RequeueDeadRequest) -> broker_pb2.RequeueDeadResponse:
         """Put dead prompts back into the queue; all of them if none is named."""

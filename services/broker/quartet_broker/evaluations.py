@@ -9,16 +9,14 @@ from quartet_broker.prompts import digest
 from quartet_broker.store import Store, Value
 from quartet_common.errors import already_exists, not_found, resource_exhausted
 
-# Beside the transcripts a response has headers; 64 MiB is the limit of a message.
-_MOST_TRANSCRIPT_BYTES = 56 << 20
-
 
 class Evaluations:
     """Queues evaluations and gathers what came of them."""
 
-    def __init__(self, store: Store, bell: Bell):
+    def __init__(self, store: Store, bell: Bell, answer_bytes: int):
         self._store = store
         self._bell = bell
+        self._answer_bytes = answer_bytes
 
     async def start(self, request: broker_pb2.StartEvaluationRequest) -> broker_pb2.StartEvaluationResponse:
         """Queue a stored set, pinned to a policy version or for whichever is live."""
@@ -87,15 +85,13 @@ class Evaluations:
         if summary_only:
             return
         result_keys = [f"{keys.prefix(run_id)}result:{name.decode()}" for name in ids]
-        total = 0
-        for start in range(0, len(ids), 256):
-            (transcripts,) = await self._store.read([("MGET", *result_keys[start : start + 256])])
-            total += sum(len(transcript or b"") for transcript in transcripts)
-            if total > _MOST_TRANSCRIPT_BYTES:
-                raise resource_exhausted(
-                    f"evaluation '{key.rpartition(':')[2]}'",
-                    f"its transcripts exceed a message's {_MOST_TRANSCRIPT_BYTES} bytes: ask with summary_only and "
-                    "fetch the transcripts with CollectResults",
-                )
-            # A transcript that was let go (RunSpec.result_ttl) keeps its place, empty.
-            response.transcripts.extend(transcript or b"" for transcript in transcripts)
+        total = sum(await self._store.read(("STRLEN", result) for result in result_keys))
+        if total > self._answer_bytes:
+            raise resource_exhausted(
+                f"evaluation '{key.rpartition(':')[2]}'",
+                f"its transcripts have {total} bytes and an answer at most {self._answer_bytes}: ask with summary_only "
+                "and fetch the transcripts with CollectResults",
+            )
+        (transcripts,) = await self._store.read([("MGET", *result_keys)])
+        # A transcript that was let go (RunSpec.result_ttl) keeps its place, empty.
+        response.transcripts.extend(transcript or b"" for transcript in transcripts)

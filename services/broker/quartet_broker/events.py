@@ -1,16 +1,21 @@
 """The run's events, for people: ReportProgress and WatchRun."""
 
-from collections.abc import AsyncIterator
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from quartet.v1 import broker_pb2
 
 from quartet_broker import keys, validation
 from quartet_broker.bell import Bell
+from quartet_broker.shared_reads import SharedReads
 from quartet_broker.store import Store, run_not_found
 from quartet_common.errors import invalid_argument, unavailable
 
-_PAGE = 256
+_PAGE = 32
+_READS_AT_ONCE = 4
+_CACHE_BYTES = 16 << 20
 _END_STATES = (broker_pb2.RUN_STATE_SUCCEEDED, broker_pb2.RUN_STATE_FAILED, broker_pb2.RUN_STATE_CANCELLED)
 
 
@@ -54,12 +59,76 @@ def _is_end(event: broker_pb2.RunEvent) -> bool:
     return event.WhichOneof("event") == "run_state" and event.run_state.state in _END_STATES
 
 
-class Events:
-    """Adds to and reads from the stream q:{run}:events, which keeps at least the last 10,000."""
+@dataclass(frozen=True)
+class _Place:
+    """A place in the events of a run; one of the same name that was made later has others."""
 
-    def __init__(self, store: Store, bell: Bell):
+    run_id: str
+    created: bytes
+    after: str
+
+
+@dataclass(frozen=True)
+class _Event:
+    """An event as its watchers get it: a serialized WatchRunResponse."""
+
+    event_id: str
+    response: bytes
+    is_end: bool
+
+
+class _Log:
+    """The events that watchers read: from Redis once, whoever waits for them."""
+
+    def __init__(self, store: Store):
         self._store = store
+        self._reads = SharedReads(_READS_AT_ONCE)
+        self._next: OrderedDict[_Place, _Event] = OrderedDict()  # the event behind a place, the latest read last
+        self._bytes = 0
+
+    async def next(self, place: _Place) -> tuple[bytes, _Event | None]:
+        """Return the run's state, and the event behind a place if there is one. Raises NOT_FOUND."""
+        if place in self._next:
+            return b"ACTIVE", self._next[place]
+        return await self._reads.read(place, lambda: self._read(place))
+
+    async def _read(self, place: _Place) -> tuple[bytes, _Event | None]:
+        # The state is read first: an end that comes later is behind the entries read now, or wakes the watchers.
+        (state, created), entries = await self._store.read(
+            [
+                ("HMGET", keys.run(place.run_id), "state", "created"),
+                ("XRANGE", keys.prefix(place.run_id) + "events", f"({place.after}", "+", "COUNT", _PAGE),
+            ]
+        )
+        if state is None or state == b"DELETING" or created != place.created:
+            raise run_not_found(place.run_id)
+        first, after = None, place.after
+        for entry_id, fields in _pairs(entries):
+            event = decode(entry_id, fields)
+            response = broker_pb2.WatchRunResponse(event=event).SerializeToString()
+            found = _Event(event.event_id, response, _is_end(event))
+            self._keep(_Place(place.run_id, created, after), found)
+            first, after = first or found, found.event_id
+        return state, first
+
+    def _keep(self, place: _Place, event: _Event) -> None:
+        replaced = self._next.pop(place, None)
+        self._next[place] = event
+        self._bytes += len(event.response) - (len(replaced.response) if replaced else 0)
+        while self._bytes > _CACHE_BYTES:
+            _, oldest = self._next.popitem(last=False)
+            self._bytes -= len(oldest.response)
+
+
+class Events:
+    """Adds to and reads from the stream q:{run}:events, which keeps the last 10,000."""
+
+    def __init__(self, store: Store, watched: Store, bell: Bell):
+        """`watched`: what watchers read from."""
+        self._store = store
+        self._watched = watched
         self._bell = bell
+        self._log = _Log(watched)
 
     async def report(self, request: broker_pb2.ReportProgressRequest) -> broker_pb2.ReportProgressResponse:
         """Add an event of a trainer or rollout."""
@@ -71,48 +140,43 @@ class Events:
         event.CopyFrom(request.event)
         event.ClearField("event_id")
         event.ClearField("at")
-        reply = await self._store.run("add_event", request.run_id, event.SerializeToString())
+        reply = await self._store.run("add_event", request.run_id, validation.stored("event", event))
         return broker_pb2.ReportProgressResponse(event_id=reply[1].decode())
 
-    async def watch(self, request: broker_pb2.WatchRunRequest) -> AsyncIterator[broker_pb2.WatchRunResponse]:
-        """Yield events after the given one, then new ones; end after the run's end."""
+    async def watch(self, request: broker_pb2.WatchRunRequest) -> AsyncGenerator[bytes]:
+        """Yield serialized responses of events after the given one, then of new ones; end after the run's end."""
         run_id = validation.name("run_id", request.run_id)
-        stream = keys.prefix(run_id) + "events"
         with self._bell.waiter(run_id, "events") as waiter:
-            after = await self._position(run_id, stream, request.after_event_id)
+            place = await self._place(run_id, request.after_event_id)
             while True:
                 waiter.clear()
-                # The state is read first: an end that comes later is behind the entries read now, or wakes us.
-                state, entries = await self._store.read(
-                    [("HGET", keys.run(run_id), "state"), ("XRANGE", stream, f"({after}", "+", "COUNT", _PAGE)]
-                )
-                for entry_id, fields in _pairs(entries):
-                    after = entry_id.decode()
-                    event = decode(entry_id, fields)
-                    yield broker_pb2.WatchRunResponse(event=event)
-                    if _is_end(event):
+                state, event = await self._log.next(place)
+                if event is not None:
+                    yield event.response
+                    if event.is_end:
                         return
-                if entries:
+                    place = _Place(run_id, place.created, event.event_id)
                     continue
-                if state is None or state == b"DELETING":
-                    raise run_not_found(run_id)
                 if state != b"ACTIVE":
                     return
                 if not await waiter.wait():
                     raise unavailable("broker", "it is stopping; watch again after the last event's id")
 
-    async def _position(self, run_id: str, stream: str, after: str) -> str:
-        state, newest = await self._store.read(
-            [("HGET", keys.run(run_id), "state"), ("XREVRANGE", stream, "+", "-", "COUNT", 1)]
+    async def _place(self, run_id: str, after: str) -> _Place:
+        (state, created), newest = await self._watched.read(
+            [
+                ("HMGET", keys.run(run_id), "state", "created"),
+                ("XREVRANGE", keys.prefix(run_id) + "events", "+", "-", "COUNT", 1),
+            ]
         )
         if state is None or state == b"DELETING":
             raise run_not_found(run_id)
         if after == "$":
             pairs = list(_pairs(newest))
-            return pairs[0][0].decode() if pairs else "0-0"
+            return _Place(run_id, created, pairs[0][0].decode() if pairs else "0-0")
         if after and not _is_event_id(after):
             raise invalid_argument("after_event_id", came=repr(after[:64]), allowed="an event's id, empty, or '$'")
-        return after or "0-0"
+        return _Place(run_id, created, after or "0-0")
 
 
 def _is_event_id(text: str) -> bool:

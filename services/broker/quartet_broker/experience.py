@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 
 import grpc
 from quartet.v1 import broker_pb2, experience_pb2
@@ -92,7 +92,7 @@ class Experience:
 
     async def lease(
         self, request: broker_pb2.LeaseExperienceRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[broker_pb2.LeaseExperienceResponse | bytes]:
+    ) -> AsyncGenerator[broker_pb2.LeaseExperienceResponse | bytes]:
         """Yield the manifest of a step's batch, waiting until it is whole, then its groups."""
         run_id = validation.name("run_id", request.run_id)
         validation.version("step", request.step)
@@ -180,6 +180,7 @@ def _check(n: int, header: experience_pb2.GroupHeader) -> None:
     for name in ("reward_mean", "ans_acc"):
         validation.finite(f"{field}.{name}", getattr(header, name))
     validation.finite(f"{field}.reward_std", header.reward_std, least=0)
+    validation.stored(field, header)
 
 
 def _manifest(run_id: str, step: int, reply: list) -> tuple[broker_pb2.BatchManifest, list[tuple[bytes, int]]]:

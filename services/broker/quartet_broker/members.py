@@ -1,14 +1,17 @@
 """Members: who works for a run, and the group epoch that grows when the set of rollouts changes."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from functools import partial
 
 from quartet.v1 import broker_pb2, common_pb2
 
 from quartet_broker import validation
 from quartet_broker.bell import Bell
+from quartet_broker.shared_reads import SharedReads
 from quartet_broker.store import Store
-from quartet_common.errors import invalid_argument, not_found, unavailable
+from quartet_common.errors import invalid_argument, not_found, resource_exhausted, unavailable
 
+_READS_AT_ONCE = 2
 _KINDS = {common_pb2.SERVICE_KIND_ROLLOUT: "ROLLOUT", common_pb2.SERVICE_KIND_TRAINER: "TRAINER"}
 
 
@@ -31,9 +34,13 @@ def _changed(member: broker_pb2.Member) -> bytes:
 class Members:
     """RegisterMember, Heartbeat, LeaveMember, WatchMembers."""
 
-    def __init__(self, store: Store, bell: Bell):
+    def __init__(self, store: Store, watched: Store, bell: Bell, most: int):
+        """`watched`: what watchers read from. `most`: live members of a run."""
         self._store = store
+        self._watched = watched
         self._bell = bell
+        self._reads = SharedReads(_READS_AT_ONCE)
+        self._most = most
 
     async def register(self, run_id: str, member: broker_pb2.Member) -> int:
         """Announce a member; return the group epoch after it joined."""
@@ -50,9 +57,15 @@ class Members:
             member.address,
             member.state,
             _mark(member),
-            member.SerializeToString(),
+            validation.stored("member", member),
             _changed(member),
+            self._most,
         )
+        if reply[0] == b"FULL":
+            raise resource_exhausted(
+                f"members of run '{run_id}'",
+                f"{reply[1]} are alive and at most {self._most} may be (broker.max_members)",
+            )
         return int(reply[1])
 
     async def heartbeat(self, request: broker_pb2.HeartbeatRequest) -> tuple[int, bytes, int]:
@@ -66,7 +79,7 @@ class Members:
             member.instance_id,
             member.state,
             _mark(member),
-            member.SerializeToString(),
+            validation.stored("member", member),
             _changed(member),
         )
         if reply[0] == b"GONE":
@@ -82,24 +95,31 @@ class Members:
 
     async def alive(self, run_id: str) -> tuple[int, list[broker_pb2.Member]]:
         """Return the group epoch and the live members, by instance id."""
-        reply = await self._store.run("list_members", run_id)
-        members = [_merge(reply[n], reply[n + 1]) for n in range(2, len(reply), 2)]
-        return int(reply[1]), members
+        return _alive(await self._store.run("list_members", run_id))
 
-    async def watch(self, request: broker_pb2.WatchMembersRequest) -> AsyncIterator[broker_pb2.WatchMembersResponse]:
-        """Yield the membership now and at each change, until the caller leaves."""
+    async def _membership(self, run_id: str) -> tuple[list[tuple[str, str]], bytes]:
+        """Return what of the membership is worth sending again, and the serialized response."""
+        epoch, members = _alive(await self._watched.run("list_members", run_id))
+        marks = [(str(epoch), ""), *((member.instance_id, _mark(member)) for member in members)]
+        return marks, broker_pb2.WatchMembersResponse(group_epoch=epoch, members=members).SerializeToString()
+
+    async def watch(self, request: broker_pb2.WatchMembersRequest) -> AsyncGenerator[bytes]:
+        """Yield serialized responses, of the membership now and at each change, until the caller leaves."""
         run_id = validation.name("run_id", request.run_id)
         sent = None
         with self._bell.waiter(run_id, "members") as waiter:
             while True:
                 waiter.clear()
-                epoch, members = await self.alive(run_id)
-                said = epoch, [(member.instance_id, _mark(member)) for member in members]
-                if said != sent:
-                    yield broker_pb2.WatchMembersResponse(group_epoch=epoch, members=members)
-                    sent = said
+                marks, response = await self._reads.read(run_id, partial(self._membership, run_id))
+                if marks != sent:
+                    yield response
+                    sent = marks
                 if not await waiter.wait():
                     raise unavailable("broker", "it is stopping; watch again")
+
+
+def _alive(reply: list) -> tuple[int, list[broker_pb2.Member]]:
+    return int(reply[1]), [_merge(reply[n], reply[n + 1]) for n in range(2, len(reply), 2)]
 
 
 def _merge(registration: bytes, beat: bytes) -> broker_pb2.Member:

@@ -58,8 +58,9 @@ def _forgotten(run_id: str, instance_id: str) -> ContractError:
 class Prompts:
     """The queue of prompts and their leases."""
 
-    def __init__(self, store: Store, bell: Bell, runs: Runs):
+    def __init__(self, store: Store, bell: Bell, runs: Runs, answer_bytes: int):
         self._store = store
+        self._answer_bytes = answer_bytes
         self._runs = runs
         self._lanes = Lanes(bell)
 
@@ -70,7 +71,11 @@ class Prompts:
         if request.evaluation_set:
             validation.name("evaluation_set", request.evaluation_set)
         seen: dict[str, str] = {}
-        arguments: list[Value] = [request.evaluation_set, request.follows_instance_id]
+        arguments: list[Value] = [
+            request.evaluation_set,
+            request.follows_instance_id,
+            validation.MOST_EVALUATION_PROMPTS,
+        ]
         for n, instance in enumerate(request.instances):
             validation.instance(f"instances[{n}]", instance, request.evaluation_set)
             content = digest(instance, request.evaluation_set)
@@ -89,7 +94,7 @@ class Prompts:
                 purpose_name(instance.purpose),
                 pinned if pinned >= 0 else "",
                 instance.data_pass,
-                instance.SerializeToString(),
+                validation.stored(f"instances[{n}]", instance, self._answer_bytes),
             ]
         reply = await self._store.run("submit_prompts", run_id, *arguments)
         match reply[0]:
@@ -105,6 +110,9 @@ class Prompts:
                     came=f"{len(request.instances)} of them",
                     allowed=f"at most max_queued_prompts ({reply[1]})",
                 )
+            case b"SET_FULL":
+                description = f"it has {reply[1]} prompts and at most {validation.MOST_EVALUATION_PROMPTS} are stored"
+                raise resource_exhausted(f"evaluation set '{request.evaluation_set}'", description)
             case b"FULL":
                 description = f"{reply[1]} prompts wait and at most {reply[2]} may (max_queued_prompts)"
                 raise resource_exhausted(f"queue of run '{run_id}'", description, _QUEUE_RETRY_SECONDS)
@@ -157,9 +165,8 @@ class Prompts:
         self, run_id: str, request: broker_pb2.LeasePromptsRequest, waited: bool
     ) -> broker_pb2.LeasePromptsResponse:
         nonce = secrets.token_hex(8)
-        reply = await self._store.run(
-            "lease_prompts", run_id, request.holder, request.max_prompts, request.policy_version, nonce
-        )
+        asked = request.holder, request.max_prompts, request.policy_version, nonce, self._answer_bytes
+        reply = await self._store.run("lease_prompts", run_id, *asked)
         if reply[0] == b"ENDED" and not waited:
             raise failed_precondition(f"run '{run_id}'", f"it is finished ({reply[1].decode()})")
         return self._granted(run_id, request.holder, reply)
@@ -200,9 +207,8 @@ class Prompts:
             name = f"{nonce}-{n}" if release.unscored else ""
             if name:
                 values[f"{prefix}payload:{name}"] = release.unscored
-            # A reason is for people: what is longer than a screen is cut.
             permanent = "1" if release.permanent else "0"
-            arguments += [release.lease_id, release.failure[:2000], permanent, name, len(release.unscored)]
+            arguments += [release.lease_id, validation.reason(release.failure), permanent, name, len(release.unscored)]
         _, requeued, dead, hopeless, *lost = await self._store.run("release_leases", run_id, *arguments, values=values)
         await self._runs.end_hopeless(run_id, hopeless)
         return broker_pb2.ReleaseLeasesResponse(requeued=requeued, dead=dead, lost=[lease.decode() for lease in lost])

@@ -1,6 +1,6 @@
 """CollectResults: transcripts of finished groups for whoever submitted the prompts."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from quartet.v1 import broker_pb2
 
@@ -24,7 +24,7 @@ class Results:
 
     async def collect(
         self, request: broker_pb2.CollectResultsRequest
-    ) -> AsyncIterator[broker_pb2.CollectResultsResponse]:
+    ) -> AsyncGenerator[broker_pb2.CollectResultsResponse]:
         """Yield each instance's transcript or death; end when all were answered."""
         run_id = validation.name("run_id", request.run_id)
         validation.count("instance_ids", request.instance_ids, 65536)
@@ -77,8 +77,8 @@ class Results:
 
     async def _result(self, run_id: str, instance_id: str, is_dead: bool) -> broker_pb2.CollectResultsResponse | None:
         if is_dead:
-            dead = await self._dead.load(run_id, [instance_id])
-            return broker_pb2.CollectResultsResponse(instance_id=instance_id, dead=dead[0]) if dead else None
+            (dead,) = await self._dead.load(run_id, [instance_id])
+            return broker_pb2.CollectResultsResponse(instance_id=instance_id, dead=dead) if dead else None
         prefix = keys.prefix(run_id)
         stored, kept = await self._store.read(
             [("HGET", f"{prefix}i:{instance_id}", "stored"), ("GET", f"{prefix}result:{instance_id}")]

@@ -4,7 +4,7 @@ import time
 
 from quartet.v1 import broker_pb2
 
-from quartet_broker import keys, validation
+from quartet_broker import keys, pages, validation
 from quartet_broker.config import BrokerSection
 from quartet_broker.events import state_event, timestamp
 from quartet_broker.members import Members
@@ -20,6 +20,7 @@ _STATS = [field.name for field in broker_pb2.RunStats.DESCRIPTOR.fields if field
 _END_STATES = (broker_pb2.RUN_STATE_SUCCEEDED, broker_pb2.RUN_STATE_FAILED, broker_pb2.RUN_STATE_CANCELLED)
 # Most keys that a DeleteRun looks through itself, in about a second; with more the sweeper does.
 _SCANNED_AT_ONCE = 1_000_000
+_LISTED_AT_ONCE = 64
 _RUN_FIELDS = ("state", "reason", "spec", "created", "policy_version", "committed_step", "prompts_ended", "ending")
 
 
@@ -36,10 +37,11 @@ def state_value(name: bytes) -> broker_pb2.RunState:
 class Runs:
     """Makes, shows, ends and removes runs."""
 
-    def __init__(self, store: Store, members: Members, section: BrokerSection):
+    def __init__(self, store: Store, members: Members, section: BrokerSection, answer_bytes: int):
         self._store = store
         self._members = members
         self._section = section
+        self._answer_bytes = answer_bytes
 
     async def create(self, request: broker_pb2.CreateRunRequest) -> broker_pb2.CreateRunResponse:
         """Make the run, or confirm that it stands with the same specification."""
@@ -48,7 +50,7 @@ class Runs:
         # Listed before it stands: a run is never there without being listed. ListRuns leaves out what does not stand.
         await self._store.read([("ZADD", keys.RUNS, "NX", time.time() * 1000, spec.run_id)])
         reply = await self._store.run(
-            "create_run", spec.run_id, spec.SerializeToString(), event, *script_fields(spec, self._section)
+            "create_run", spec.run_id, validation.stored("spec", spec), event, *script_fields(spec, self._section)
         )
         if reply[0] == b"DELETING":
             raise aborted(f"run '{spec.run_id}'", "a run of this name is being deleted; retry")
@@ -83,10 +85,16 @@ class Runs:
         _, members = await self._members.alive(run_id)
         return broker_pb2.GetRunResponse(run=await self.load(run_id), members=members)
 
-    async def list_all(self) -> broker_pb2.ListRunsResponse:
-        """Return all runs, newest first."""
-        runs = await self._load_all(await self.ids())
-        return broker_pb2.ListRunsResponse(runs=[run for run in runs if run is not None])
+    async def list_page(self, request: broker_pb2.ListRunsRequest) -> broker_pb2.ListRunsResponse:
+        """Return runs, newest first."""
+        limit = validation.integer("limit", request.limit, 0) or validation.MAX_INTEGER
+        behind = pages.read_token(request.page_token)
+        (listed,) = await self._store.read([("ZREVRANGE", keys.RUNS, 0, -1, "WITHSCORES")])
+        entries = [(float(created), run_id.decode()) for run_id, created in listed]
+        if behind is not None:
+            entries = [entry for entry in entries if entry < behind]
+        runs, token = await pages.fill(entries, self._load_all, _LISTED_AT_ONCE, self._answer_bytes, limit)
+        return broker_pb2.ListRunsResponse(runs=runs, next_page_token=token)
 
     async def ids(self) -> list[str]:
         """Return the ids of all runs, newest first."""
@@ -98,9 +106,10 @@ class Runs:
         run_id = validation.name("run_id", request.run_id)
         if request.state not in _END_STATES:
             raise invalid_argument("state", came=request.state, allowed="SUCCEEDED, FAILED or CANCELLED")
-        event = state_event(request.state, request.reason)
+        reason = validation.reason(request.reason)
+        event = state_event(request.state, reason)
         validation.version("committed_step", request.committed_step)
-        arguments = (state_name(request.state), request.reason, event, request.ending, request.committed_step)
+        arguments = (state_name(request.state), reason, event, request.ending, request.committed_step)
         word, *committed = await self._store.run("finish_run", run_id, *arguments)
         if word == b"BEHIND":
             raise failed_precondition(

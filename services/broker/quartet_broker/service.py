@@ -85,8 +85,8 @@ async def serve(config: LoadedConfig[BrokerSection], host: ServiceHost) -> None:
     """Serve until stopped."""
     section = config.section
     servers = connect(section)
+    servicer = BrokerServicer(servers, section, config.server.max_message_bytes)
     try:
-        servicer = BrokerServicer(servers, section)
         add_to(host.server, servicer)
         host.capabilities.append("broker.redis")
         host.on_drain(servicer.bell.close)
@@ -96,4 +96,5 @@ async def serve(config: LoadedConfig[BrokerSection], host: ServiceHost) -> None:
         host.tell_idleness(Idleness())
         await host.run()
     finally:
+        await servicer.aclose()
         await servers.aclose()

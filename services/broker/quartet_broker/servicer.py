@@ -1,8 +1,9 @@
 """BrokerService: each RPC handed on to the part it is about."""
 
 import grpc
-from quartet.v1 import broker_pb2, broker_pb2_grpc
+from quartet.v1 import broker_pb2, broker_pb2_grpc, experience_pb2
 
+from quartet_broker import validation
 from quartet_broker.audit import Audit
 from quartet_broker.bell import Bell
 from quartet_broker.config import BrokerSection
@@ -15,32 +16,45 @@ from quartet_broker.prompts import Prompts
 from quartet_broker.puts import put_handler
 from quartet_broker.results import Results
 from quartet_broker.runs import Runs, state_value
-from quartet_broker.servers import Servers
+from quartet_broker.servers import Servers, connect
 from quartet_broker.sessions import Sessions
 from quartet_broker.store import Store
+from quartet_broker.streams import Streams
 
 # gRPC names methods in CamelCase.
 # ruff: noqa: N802
 
+_WATCHERS_CONNECTIONS = 16
 SERVICE = broker_pb2.DESCRIPTOR.services_by_name["BrokerService"].full_name
 
 
 class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
     """The contract's methods over one Redis."""
 
-    def __init__(self, servers: Servers, section: BrokerSection):
+    def __init__(self, servers: Servers, section: BrokerSection, max_message_bytes: int = 64 << 20):
+        # What comes from many callers takes a quarter of an answer; so does the largest prompt.
+        answer_bytes = min(max_message_bytes // 4, validation.MOST_BYTES[experience_pb2.PromptInstance])
         self.store = Store(servers, section)
+        # Connections apart: a call does not wait for watchers.
+        self._watched = connect(section.model_copy(update={"redis_connections": _WATCHERS_CONNECTIONS}))
+        watched = Store(self._watched, section)
+        self._streams = Streams(section.max_streams_per_peer, section.watcher_patience)
         self.bell = Bell(servers)
-        self.members = Members(self.store, self.bell)
-        self.runs = Runs(self.store, self.members, section)
-        self.prompts = Prompts(self.store, self.bell, self.runs)
-        self.dead = Dead(self.store)
+        most_members = answer_bytes // (2 * validation.MOST_BYTES[broker_pb2.Member])  # registration and heartbeat
+        self.members = Members(self.store, watched, self.bell, min(section.max_members, most_members))
+        self.runs = Runs(self.store, self.members, section, answer_bytes)
+        self.prompts = Prompts(self.store, self.bell, self.runs, answer_bytes)
+        self.dead = Dead(self.store, answer_bytes)
         self.experience = Experience(self.store, self.bell, section)
         self.sessions = Sessions(self.store, self.runs, self.dead)
-        self.evaluations = Evaluations(self.store, self.bell)
-        self.results = Results(self.store, self.bell, self.dead)
-        self.events = Events(self.store, self.bell)
-        self.audit = Audit(self.store, self.runs)
+        self.evaluations = Evaluations(self.store, self.bell, max_message_bytes - answer_bytes)
+        self.results = Results(watched, self.bell, Dead(watched, answer_bytes))
+        self.events = Events(self.store, watched, self.bell)
+        self.audit = Audit(watched, self.runs)
+
+    async def aclose(self) -> None:
+        """Close the watchers' connections to Redis."""
+        await self._watched.aclose()
 
     async def CreateRun(self, request, context):
         return await self.runs.create(request)
@@ -49,7 +63,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         return await self.runs.get(request)
 
     async def ListRuns(self, request, context):
-        return await self.runs.list_all()
+        return await self.runs.list_page(request)
 
     async def FinishRun(self, request, context):
         return await self.runs.finish(request)
@@ -85,8 +99,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         return await self.sessions.settle_trained(request)
 
     async def LeaseExperience(self, request, context):
-        async for response in self.experience.lease(request, context):
-            yield response
+        await self._streams.send(context, self.experience.lease(request, context))
 
     async def DropExperience(self, request, context):
         return await self.experience.drop(request)
@@ -109,8 +122,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         return await self.members.leave(request)
 
     async def WatchMembers(self, request, context):
-        async for response in self.members.watch(request):
-            yield response
+        await self._streams.show(context, self.members.watch(request))
 
     async def StartEvaluation(self, request, context):
         return await self.evaluations.start(request)
@@ -119,15 +131,13 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         return await self.evaluations.get(request, context)
 
     async def CollectResults(self, request, context):
-        async for response in self.results.collect(request):
-            yield response
+        await self._streams.send(context, self.results.collect(request))
 
     async def ReportProgress(self, request, context):
         return await self.events.report(request)
 
     async def WatchRun(self, request, context):
-        async for response in self.events.watch(request):
-            yield response
+        await self._streams.show(context, self.events.watch(request))
 
     async def ListDead(self, request, context):
         return await self.dead.list_dead(request)
@@ -139,8 +149,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         return await self.dead.group(request)
 
     async def AuditRun(self, request, context):
-        async for response in self.audit.run(request):
-            yield response
+        await self._streams.show(context, self.audit.run(request))
 
 
 def add_to(server: grpc.aio.Server, servicer: BrokerServicer) -> None:

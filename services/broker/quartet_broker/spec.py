@@ -13,6 +13,7 @@ from quartet_common.errors import invalid_argument
 from quartet_common.run_spec import environment_spec, run_spec
 
 _LONGEST_SECONDS = 366 * 86400.0
+_MOST_GROUPS_PER_STEP = 1 << 16  # a batch's manifest names them all in one message
 
 
 def _run_file_defaults() -> broker_pb2.RunSpec:
@@ -70,8 +71,8 @@ def complete(given: broker_pb2.RunSpec) -> broker_pb2.RunSpec:
     spec = with_defaults(given)
     validation.name("spec.run_id", spec.run_id)
     validation.integer("spec.group_size", spec.group_size, 1, 1024)
-    for field in ("groups_per_step", "max_deliveries"):
-        validation.integer(f"spec.{field}", getattr(spec, field), 1, 1 << 20)
+    validation.integer("spec.groups_per_step", spec.groups_per_step, 1, _MOST_GROUPS_PER_STEP)
+    validation.integer("spec.max_deliveries", spec.max_deliveries, 1, 1 << 20)
     for field in ("max_queued_prompts", "max_experience_bytes"):
         validation.integer(f"spec.{field}", getattr(spec, field), 1)
     for field in ("max_staleness", "max_steps", "max_prompt_tokens"):
@@ -127,6 +128,7 @@ def script_fields(spec: broker_pb2.RunSpec, section: BrokerSection) -> list[Valu
         "member_ttl_ms": _milliseconds(spec.member_ttl),
         "result_ttl_ms": _milliseconds(spec.result_ttl),
         "max_result_bytes": section.max_result_bytes,
+        "max_event_bytes": section.max_event_bytes,
         "max_first_dead": section.max_first_dead,
         "remembered": section.remembered_instances,
         "remembered_lives": section.remembered_lives,

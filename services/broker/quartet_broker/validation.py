@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sized
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
-from quartet.v1 import experience_pb2, reward_pb2
+from google.protobuf.message import Message
+from google.protobuf.struct_pb2 import ListValue, Struct
+from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
 
 from quartet_common import tracing
 from quartet_common.durations import to_seconds
@@ -26,6 +28,19 @@ MAX_INTEGER = 2**53
 MAX_VERSION = 2**31 - 1
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 PURPOSES = frozenset(experience_pb2.Purpose.values())
+
+MOST_BYTES: dict[type[Message], int] = {
+    broker_pb2.RunSpec: 256 << 10,
+    experience_pb2.PromptInstance: 16 << 20,
+    broker_pb2.Member: 4 << 10,
+    broker_pb2.RunEvent: 256 << 10,
+    experience_pb2.GroupHeader: 1 << 10,
+}
+"""Most bytes of a message that is stored for others to read: it is what bounds their answers."""
+MOST_EVALUATION_PROMPTS = 16_384
+"""Prompts of an evaluation set: GetEvaluation answers with a GroupHeader of each."""
+_STRUCT_DEPTH = 16  # parsers allow 100 nested messages, of which a level takes three
+_REASON_BYTES = 2000
 
 
 def name(field: str, value: str) -> str:
@@ -69,6 +84,35 @@ def count(field: str, values: Sized, most: int, least: int = 1) -> None:
     if not least <= len(values) <= most:
         items = f"{len(values)} item{'' if len(values) == 1 else 's'}"
         raise invalid_argument(field, came=items, allowed=f"{least} to {most} items")
+
+
+def stored(field: str, value: Message, most: int | None = None) -> bytes:
+    """Return a message as it is stored. Its bytes are at most `most`, or what MOST_BYTES allows."""
+    data = value.SerializeToString()
+    most = most or MOST_BYTES[type(value)]
+    if len(data) > most:
+        raise invalid_argument(field, came=f"{len(data)} bytes", allowed=f"at most {most} bytes")
+    return data
+
+
+def _parameters(field: str, value: Struct) -> None:
+    """Check how deep structs and lists are nested, and the numbers in them."""
+    _depth(field, value, 1)
+    struct_content(value, field)
+
+
+def _depth(field: str, value: Struct | ListValue, depth: int) -> None:
+    if depth > _STRUCT_DEPTH:
+        raise invalid_argument(field, "deeper nesting", f"structs and lists in {_STRUCT_DEPTH} levels")
+    for each in value.fields.values() if isinstance(value, Struct) else value.values:
+        kind = each.WhichOneof("kind")
+        if kind in ("struct_value", "list_value"):
+            _depth(field, getattr(each, kind), depth + 1)
+
+
+def reason(text: str) -> str:
+    """Return a reason as it is stored: it is for people, and what is longer than a screen is cut."""
+    return text.encode()[:_REASON_BYTES].decode(errors="ignore")
 
 
 def deadline(field: str, wait: Duration, context: grpc.aio.ServicerContext) -> float:
@@ -142,12 +186,12 @@ def verifiers(field: str, values: Iterable[reward_pb2.VerifierSpec]) -> None:
     for n, value in enumerate(values):
         identifier(f"{field}[{n}].name", value.name)
         finite(f"{field}[{n}].weight", value.weight)
-        struct_content(value.parameters, f"{field}[{n}].parameters")
+        _parameters(f"{field}[{n}].parameters", value.parameters)
 
 
 def environment(field: str, value: experience_pb2.EnvironmentSpec) -> None:
     """Check an environment's bounds; zero and unset mean the default. Name and parameters are the rollouts' to know."""
-    struct_content(value.parameters, f"{field}.parameters")
+    _parameters(f"{field}.parameters", value.parameters)
     integer(f"{field}.max_turns", value.max_turns, 0, 1024)
     integer(f"{field}.max_turn_tokens", value.max_turn_tokens, 0)
     if value.max_answer_tokens:

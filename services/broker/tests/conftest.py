@@ -51,12 +51,13 @@ def documented_user() -> list[str]:
 
 
 @asynccontextmanager
-async def serving(url: str, sweeping: bool = True, **settings):
+async def serving(url: str, sweeping: bool = True, server: dict | None = None, **settings):
     """A broker over the Redis at `url`: yields (stub, servicer, host). `sweeping`: what time does is looked for."""
     section = BrokerSection(redis_url=url, sweep_interval=settings.pop("sweep_interval", 0.2), **settings)
     client = connect_redis(section)
-    host = ServiceHost("broker", "127.0.0.1:0", SecuritySection(), ServerSection(metrics=False, drain_seconds=5))
-    servicer = BrokerServicer(client, section)
+    server_section = ServerSection(metrics=False, drain_seconds=5, **(server or {}))
+    host = ServiceHost("broker", "127.0.0.1:0", SecuritySection(), server_section)
+    servicer = BrokerServicer(client, section, server_section.max_message_bytes)
     add_to(host.server, servicer)
     host.on_drain(servicer.bell.close)
     host.spawn(servicer.bell.listen(), "bell")
@@ -71,6 +72,7 @@ async def serving(url: str, sweeping: bool = True, **settings):
     finally:
         host.stop("the test is over")
         await host.drain()
+        await servicer.aclose()
         await client.aclose()
 
 

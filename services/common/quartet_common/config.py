@@ -240,6 +240,9 @@ class ServerSection(Section):
     )
     drain_seconds: float = Field(10.0, gt=0, description="Time to finish what is under way after SIGTERM.")
     max_message_bytes: int = Field(64 << 20, ge=1 << 20, description="Largest gRPC message, received or sent.")
+    max_connection_calls: int = Field(
+        1024, ge=16, description="Most calls and streams under way over one connection; more wait at the caller."
+    )
     calls_per_second: float = Field(
         0.0, ge=0, description="Most calls a second from one peer (docs/security.md), health checks aside; 0: no limit."
     )

@@ -76,6 +76,7 @@ class ServiceHost:
             options=[
                 ("grpc.max_receive_message_length", settings.max_message_bytes),
                 ("grpc.max_send_message_length", settings.max_message_bytes),
+                ("grpc.max_concurrent_streams", settings.max_connection_calls),
                 # Two services on one port would share its calls at random: refuse the second.
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_permit_without_calls", 1),

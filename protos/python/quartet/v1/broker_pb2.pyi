@@ -300,14 +300,20 @@ class GetRunResponse(_message.Message):
     def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class ListRunsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("limit", "page_token")
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    page_token: str
+    def __init__(self, limit: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListRunsResponse(_message.Message):
-    __slots__ = ("runs",)
+    __slots__ = ("runs", "next_page_token")
     RUNS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     runs: _containers.RepeatedCompositeFieldContainer[Run]
-    def __init__(self, runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class FinishRunRequest(_message.Message):
     __slots__ = ("run_id", "state", "reason", "ending", "committed_step")
@@ -967,22 +973,26 @@ class DeadPrompt(_message.Message):
     def __init__(self, instance: _Optional[_Union[_experience_pb2.PromptInstance, _Mapping]] = ..., attempts: _Optional[int] = ..., reasons: _Optional[_Iterable[str]] = ..., died_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., unscored_bytes: _Optional[int] = ...) -> None: ...
 
 class ListDeadRequest(_message.Message):
-    __slots__ = ("run_id", "limit", "instance_ids")
+    __slots__ = ("run_id", "limit", "instance_ids", "page_token")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_IDS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     limit: int
     instance_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run_id: _Optional[str] = ..., limit: _Optional[int] = ..., instance_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    page_token: str
+    def __init__(self, run_id: _Optional[str] = ..., limit: _Optional[int] = ..., instance_ids: _Optional[_Iterable[str]] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListDeadResponse(_message.Message):
-    __slots__ = ("dead", "total")
+    __slots__ = ("dead", "total", "next_page_token")
     DEAD_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     dead: _containers.RepeatedCompositeFieldContainer[DeadPrompt]
     total: int
-    def __init__(self, dead: _Optional[_Iterable[_Union[DeadPrompt, _Mapping]]] = ..., total: _Optional[int] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, dead: _Optional[_Iterable[_Union[DeadPrompt, _Mapping]]] = ..., total: _Optional[int] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class RequeueDeadRequest(_message.Message):
     __slots__ = ("run_id", "instance_ids")

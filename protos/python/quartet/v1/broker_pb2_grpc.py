@@ -216,7 +216,7 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListRuns(self, request, context):
-        """ListRuns returns all runs, newest first.
+        """ListRuns returns runs, newest first, page by page: an answer holds as many as fit into it.
 
         Called by: anyone. Idempotent; safe to retry.
         """
@@ -461,14 +461,17 @@ class BrokerServiceServicer:
     def WatchRun(self, request, context):
         """WatchRun sends the run's events after a given one, then new ones as they come; ends after the run's end event.
 
-        Called by: clients, dashboards, tests. Safe to call again with the last event's id.
+        Called by: clients, dashboards, tests. Safe to call again with the last event's id. Errors: RESOURCE_EXHAUSTED with a
+        google.rpc.RetryInfo when the caller did not read for the broker's `watcher_patience`; as for every stream of this
+        service, without one when the peer has `max_streams_per_peer` open.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListDead(self, request, context):
-        """ListDead returns the prompts that were set aside, with their reasons.
+        """ListDead returns the prompts that were set aside, with their reasons, page by page: an answer holds as many as fit
+        into it.
 
         Called by: clients, the trainer. Idempotent; safe to retry.
         """

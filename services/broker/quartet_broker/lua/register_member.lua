@@ -1,7 +1,10 @@
--- RegisterMember: a member lives for a ttl. ARGV: id, kind, address, state, mark, member, event. Returns OK, group epoch.
+-- RegisterMember: a member lives for a ttl. ARGV: id, kind, address, state, mark, member, event, most
+-- members. Returns OK, group epoch; or FULL, members.
 if not run_state() then return { 'NOT_FOUND' } end
 local at, id, kind, address = now(), ARGV[1], ARGV[2], ARGV[3]
 expire_members(at)
+local alive = call('ZCARD', MEMBERS)
+if alive >= tonumber(ARGV[8]) and not call('ZSCORE', MEMBERS, id) then return { 'FULL', alive } end
 local key = P .. 'member:' .. id
 local known = call('HGET', key, 'address')
 call('HSET', key, 'kind', kind, 'address', address, 'state', ARGV[4], 'mark', ARGV[5], 'registration', ARGV[6])

@@ -9,7 +9,8 @@ for n = 2, #ARGV do
   local purpose, pinned, evaluation, reasons, pass, life, stored = unpack(
     call('HMGET', instance(id), 'purpose', 'pinned', 'evaluation', 'reasons', 'pass', 'life', 'stored'))
   if (stored or ARGV[1] == '') and call('ZREM', DEAD, id) == 1 then
-    for n = 1, tonumber(reasons or 0) do call('HDEL', instance(id), 'reason:' .. n) end
+    reasons = tonumber(reasons or 0)
+    for n = math.max(1, reasons - REASONS_KEPT + 1), reasons do call('HDEL', instance(id), 'reason:' .. n) end
     call('HDEL', instance(id), 'reasons')
     call('HSET', instance(id), 'attempt', 0, 'life', lived(life, moment('Q', now())))
     if evaluation then call('HINCRBY', P .. 'evaluation:' .. evaluation, 'dead', -1) end

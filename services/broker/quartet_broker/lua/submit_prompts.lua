@@ -1,19 +1,20 @@
 -- SubmitPrompts: (nothing) -> QUEUED, or STORED for an evaluation set. All or nothing.
--- ARGV: set name or "", instance that was submitted before these or "", then id, digest, purpose, pinned version or "", data pass, prompt of each.
+-- ARGV: set name or "", instance that was submitted before these or "", most prompts of a set, then id, digest, purpose,
+-- pinned version or "", data pass, prompt of each.
 local state = run_state()
 if not state then return { 'NOT_FOUND' } end
 if state ~= 'ACTIVE' then return { 'FINISHED', state } end
 
 if is_forgotten(ARGV[2]) then return { 'FORGOTTEN' } end
 
-local FIELDS = 6
+local FIRST, FIELDS = 4, 6
 local first_pass, newest_pass = number('first_pass'), number('newest_pass')
 local ids = {}
-for at = 3, #ARGV, FIELDS do table.insert(ids, ARGV[at]) end
+for at = FIRST, #ARGV, FIELDS do table.insert(ids, ARGV[at]) end
 local settled = call('HMGET', SETTLED, unpack(ids))
 local fresh, queued, trained, duplicates = {}, 0, 0, 0
 for n, id in ipairs(ids) do
-  local at = 3 + (n - 1) * FIELDS
+  local at = FIRST + (n - 1) * FIELDS
   local digest, purpose, pass = ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 4])
   local known = call('HGET', instance(id), 'digest')
   if not known then known = settled[n] and string.match(settled[n], '^%u+|([^|]*)|') end
@@ -29,6 +30,10 @@ for n, id in ipairs(ids) do
   end
 end
 if trained > 0 and call('HGET', RUN, 'prompts_ended') == '1' then return { 'ENDED' } end
+if #fresh > queued then
+  local stored = call('LLEN', P .. 'set:' .. ARGV[1])
+  if stored + #fresh - queued > tonumber(ARGV[3]) then return { 'SET_FULL', stored } end
+end
 -- Serving prompts keep their tickets, and so their place in the queue, until they are answered.
 local limit, waiting = number('max_queued_prompts'), gauge('queued') + call('XLEN', P .. 'prompts:serve')
 if queued > limit then return { 'TOO_MANY', limit } end
@@ -38,7 +43,7 @@ if queued > 0 and waiting + queued > limit then return { 'FULL', waiting, limit 
 for n, id in ipairs(ids) do
   local attempt, step = string.match(settled[n] or '', '^COMMITTED||(%d+)|(%-?%d+)|$')
   if attempt then
-    local at = 3 + (n - 1) * FIELDS
+    local at = FIRST + (n - 1) * FIELDS
     local known = { 'COMMITTED', ARGV[at + 1], attempt, step, ARGV[at + 4] }
     call('HSET', SETTLED, id, table.concat(known, '|'))
   end

@@ -11,7 +11,7 @@ local SETTLED, SETTLED_ORDER, PASSES = P .. 'settled', P .. 'settled:order', P .
 -- In a Cluster, a slot that is being moved to another server has some of its keys there already, and a script may not
 -- go on there. This key is never there: asked for first, it ends the script before it has done anything.
 call('EXISTS', P .. 'nothing')
-local EVENTS_KEPT = 10000
+local EVENTS_KEPT, EVENT_BYTES_KEPT = 10000, 67108864 -- the bytes of a run that was made without `max_event_bytes`
 -- Which keys a run has, of which types, with what in them. Raise it with every change that a broker of before, or the
 -- runs of before, could not bear. '1', that of v1.0, was not written down.
 local LAYOUT = '2'
@@ -59,8 +59,22 @@ local function ring_results(ids)
   for _, id in ipairs(ids) do table.insert(rung_for, id) end
 end
 
+local function bytes_of(fields)
+  local bytes = 0
+  for _, part in ipairs(fields) do bytes = bytes + #part end
+  return bytes
+end
+
+-- Adds an event; the oldest go while there are too many, or too many bytes of them.
 local function emit(...)
-  local id = call('XADD', P .. 'events', 'MAXLEN', '~', EVENTS_KEPT, '*', ...)
+  local events, most = P .. 'events', number('max_event_bytes') or EVENT_BYTES_KEPT
+  local id = call('XADD', events, '*', ...)
+  count('event_bytes', bytes_of({ ... }))
+  while call('XLEN', events) > EVENTS_KEPT or gauge('event_bytes') > most do
+    local oldest = call('XRANGE', events, '-', '+', 'COUNT', 1)[1]
+    call('XDEL', events, oldest[1])
+    count('event_bytes', -math.min(bytes_of(oldest[2]), gauge('event_bytes'))) -- some were not counted by their broker
+  end
   ring('events')
   return id
 end

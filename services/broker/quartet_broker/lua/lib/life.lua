@@ -13,6 +13,7 @@ local GAUGES = {
 }
 local OUTSIDE = { QUEUED = 1, LEASED = 1 } -- evaluation and serving prompts under way
 local OPEN = { READY = 1, LEASED_TO_TRAINER = 1 } -- groups that count toward max_experience_bytes
+local REASONS_KEPT = 20
 local UNSCORED = { QUEUED = 1, LEASED = 1, DEAD = 1 } -- what is stored of these
 
 -- Moves counts, and the bytes of stored groups, from one state to another (nil: outside of the counted states).
@@ -144,6 +145,7 @@ local function fail(id, reason, permanent, at)
   local attempt = tonumber(call('HGET', instance(id), 'attempt'))
   local n = call('HINCRBY', instance(id), 'reasons', 1)
   call('HSET', instance(id), 'reason:' .. n, reason)
+  if n > REASONS_KEPT then call('HDEL', instance(id), 'reason:' .. n - REASONS_KEPT) end
   if permanent or attempt >= number('max_deliveries') then
     bury(id, at)
     return true

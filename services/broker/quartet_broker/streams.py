@@ -1,0 +1,55 @@
+"""The open streams of the broker: how many a peer may have, and how long one may go unread."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+from quartet_common.errors import resource_exhausted
+from quartet_common.rate_limits import peer_of
+
+
+class Streams:
+    """Sends the answers of streaming calls."""
+
+    def __init__(self, most: int, patience: float):
+        """`most`: open streams of one peer. `patience`: seconds that a watcher may take for a message."""
+        self._most = most
+        self._patience = patience
+        self._open: Counter[str] = Counter()
+
+    async def send(
+        self, context: grpc.aio.ServicerContext, answers: AsyncGenerator[Any], patience: float | None = None
+    ) -> None:
+        """Send answers. Raises RESOURCE_EXHAUSTED if the peer has too many streams, or reads none for `patience`."""
+        self._admit(context)
+        async with aclosing(answers):
+            async for answer in answers:
+                try:
+                    async with asyncio.timeout(patience):
+                        await context.write(answer)
+                except TimeoutError:
+                    description = f"its reader took no message for {patience:g} s; watch again from the last one"
+                    raise resource_exhausted("stream", description, retry_after_seconds=0.5) from None
+                except grpc.aio.InternalError:
+                    return  # the caller has gone
+
+    async def show(self, context: grpc.aio.ServicerContext, answers: AsyncGenerator[Any]) -> None:
+        """As `send`, to watchers: one that does not read is turned away."""
+        await self.send(context, answers, self._patience)
+
+    def _admit(self, context: grpc.aio.ServicerContext) -> None:
+        peer = peer_of(context)
+        if self._open[peer] >= self._most:
+            description = f"{self._most} are open, the most that a peer may have (broker.max_streams_per_peer)"
+            raise resource_exhausted(f"streams of {peer}", description)
+        self._open[peer] += 1
+        context.add_done_callback(lambda _: self._close(peer))
+
+    def _close(self, peer: str) -> None:
+        self._open[peer] -= 1
+        if not self._open[peer]:
+            del self._open[peer]

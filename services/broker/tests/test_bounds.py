@@ -1,0 +1,323 @@
+"""What is stored is bounded, and so is every answer: each field filled to its limit can be read back by every call."""
+
+import grpc
+import pytest
+from conftest import serving
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from google.protobuf.struct_pb2 import Struct
+from quartet.v1 import broker_pb2 as pb
+from quartet.v1 import common_pb2, experience_pb2
+from world import EVALUATE, SERVE, World, group, instance
+
+from quartet_broker import keys
+from quartet_broker.spec import complete
+from quartet_broker.validation import MOST_BYTES
+
+INVALID, EXHAUSTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
+TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
+# What has a rule of its own, which does not depend on its size: checked in test_runs, test_prompts, test_members.
+CHOSEN = {
+    "run_id", "instance_id", "prompt_id", "role", "evaluation_id", "traceparent", "event_id", "holder", "dtype",
+    "shape", "address", "verifiers.name", "environment.name",
+}  # fmt: skip
+
+
+def nested(levels: int) -> Struct:
+    """A Struct of so many levels, structs and lists in turns."""
+    value: object = 1.0
+    for level in range(levels - 1):
+        value = {"a": value} if level % 2 else [value]
+    struct = Struct()
+    struct.update({"a": value})
+    return struct
+
+
+def paths(descriptor, above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """The paths of all texts in a message; through repeated fields and maps, too."""
+    found = []
+    for field in descriptor.fields:
+        path = (*above, field.name)
+        if field.name in CHOSEN or ".".join(path[-2:]) in CHOSEN or field.name in above:
+            continue
+        if field.type in TEXTS:
+            found.append(path)
+        elif field.message_type and field.message_type.full_name not in ("google.protobuf.Struct", "quartet.v1.Tensor"):
+            found += paths(field.message_type, path)
+    return found
+
+
+def put_text(message: Message, path: tuple[str, ...], size: int) -> None:
+    """Put a text of `size` bytes at a path."""
+    field = message.DESCRIPTOR.fields_by_name[path[0]]
+    value = bytes(size) if field.type == FieldDescriptor.TYPE_BYTES else "x" * size
+    held = getattr(message, field.name)
+    if field.message_type and field.message_type.GetOptions().map_entry:
+        held["x" * size if path[1] == "key" else "k"] = value_of_map(field, path, size)
+    elif field.is_repeated:
+        if len(path) == 1:
+            held.append("x" * size)
+        else:
+            put_text(held.add(**ROLES.get(field.name, {})), path[1:], size)
+    elif len(path) == 1:
+        setattr(message, field.name, value)
+    else:
+        held.SetInParent()
+        put_text(held, path[1:], size)
+
+
+ROLES = {"messages": {"role": "user"}, "verifiers": {"name": "v"}}
+
+
+def value_of_map(field: FieldDescriptor, path: tuple[str, ...], size: int) -> object:
+    kind = field.message_type.fields_by_name["value"].type
+    if kind not in TEXTS:
+        return 1.0
+    return "x" * size if path[1] == "value" else "v"
+
+
+def filled(base: Message, path: tuple[str, ...], total: int) -> Message:
+    """A message of `total` bytes, almost all of them in the text at a path."""
+    size = total - base.ByteSize() - 64
+    while True:
+        message = type(base)()
+        message.CopyFrom(base)
+        put_text(message, path, size)
+        if message.ByteSize() == total:
+            return message
+        size += total - message.ByteSize()
+
+
+def store(world, message: Message):
+    """The call that stores a message."""
+    match message:
+        case pb.RunSpec():
+            return world.stub.CreateRun(pb.CreateRunRequest(spec=message))
+        case experience_pb2.PromptInstance():
+            return world.stub.SubmitPrompts(pb.SubmitPromptsRequest(run_id=world.run_id, instances=[message]))
+        case pb.Member():
+            return world.stub.RegisterMember(pb.RegisterMemberRequest(run_id=world.run_id, member=message))
+        case pb.RunEvent():
+            return world.stub.ReportProgress(pb.ReportProgressRequest(run_id=world.run_id, event=message))
+    raise AssertionError(message)
+
+
+MEMBER = {"instance_id": "r2", "kind": common_pb2.SERVICE_KIND_ROLLOUT, "address": "h:1"}
+# Nothing is left out that the broker would fill in: it is the whole that counts.
+SPEC = complete(pb.RunSpec(run_id="b", sampling={"stop": ["x"]}, environment={"name": "e"}))
+# Of a prompt, which may be large, some; of the others each text.
+LIMITS = [
+    *((pb.Member(**MEMBER), path) for path in paths(pb.Member.DESCRIPTOR)),
+    *((SPEC, path) for path in paths(pb.RunSpec.DESCRIPTOR)),
+    *((pb.RunEvent(), path) for path in paths(pb.RunEvent.DESCRIPTOR) if path[0] != "run_state"),
+    *(
+        (instance("a"), path)
+        for path in paths(experience_pb2.PromptInstance.DESCRIPTOR)
+        if path[-1] in ("text", "output", "key")
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("base", "path"), [pytest.param(*case, id=f"{type(case[0]).__name__}.{'.'.join(case[1])}") for case in LIMITS]
+)
+async def test_a_text_may_fill_its_message_to_the_limit_and_no_further(world, base, path):
+    if not isinstance(base, pb.RunSpec):
+        await world.create()
+    else:
+        world.run_id = base.run_id
+    most = MOST_BYTES[type(base)]
+    with pytest.raises(grpc.RpcError) as caught:
+        await store(world, filled(base, path, most + 1))
+    assert caught.value.code() == INVALID and f"got {most + 1} bytes" in caught.value.details()
+    await store(world, filled(base, path, most))
+    assert (await world.run()).spec.run_id == world.run_id
+
+
+@pytest.mark.parametrize("where", ["environment", "verifiers"])
+async def test_structs_are_nested_sixteen_deep_at_most(world, where):
+    def spec(levels: int) -> pb.RunSpec:
+        parameters = nested(levels)
+        if where == "environment":
+            return pb.RunSpec(run_id=world.run_id, environment={"name": "e", "parameters": parameters})
+        return pb.RunSpec(run_id=world.run_id, verifiers=[{"name": "v", "parameters": parameters}])
+
+    def prompt(levels: int) -> experience_pb2.PromptInstance:
+        parted = spec(levels)
+        made = instance("a")
+        made.prompt.environment.CopyFrom(parted.environment)
+        made.prompt.verifiers.extend(parted.verifiers)
+        return made
+
+    for make in (spec, prompt):
+        with pytest.raises(grpc.RpcError) as caught:
+            await store(world, make(17))
+        assert caught.value.code() == INVALID and "parameters: got deeper nesting" in caught.value.details()
+        await store(world, make(16))
+    assert (await world.run()).spec.run_id == world.run_id
+
+
+MESSAGE_BYTES = 4 << 20
+
+
+def largest(name: str, **fields) -> experience_pb2.PromptInstance:
+    return filled(instance(name, **fields), ("prompt", "metadata", "value"), MESSAGE_BYTES // 4)
+
+
+async def test_every_call_answers_with_whatever_was_stored(redis_server, admin):
+    """Runs, members, events, prompts, reasons: each as large as it may be, and together far beyond one message."""
+    server = {"max_message_bytes": MESSAGE_BYTES}
+    async with serving(redis_server.url, server=server, max_event_bytes=MESSAGE_BYTES) as (stub, _, _):
+        world = World(stub, admin, "full")
+        specs = [pb.RunSpec(run_id=f"full-{n}", environment={"name": "e"}) for n in range(30)]
+        for spec in (pb.RunSpec(run_id="full", groups_per_step=4, max_deliveries=40), *specs):
+            await store(world, filled(complete(spec), ("system_prompt",), MOST_BYTES[pb.RunSpec]))
+        await world.register("r1")
+        for n in range(127):
+            member = pb.Member(**MEMBER | {"instance_id": f"m{n}"})
+            await store(world, filled(member, ("waiting_for",), MOST_BYTES[pb.Member]))
+        for n in range(4):
+            await store(world, largest(f"d{n}"))
+            await store(world, largest(f"s{n}", purpose=SERVE))
+            request = pb.SubmitPromptsRequest(
+                run_id="full", instances=[largest(f"e{n}", purpose=EVALUATE)], evaluation_set="set"
+            )
+            await stub.SubmitPrompts(request)
+        for _ in range(30):
+            await store(world, filled(pb.RunEvent(), ("notice", "text"), MOST_BYTES[pb.RunEvent]))
+        await stub.StartEvaluation(pb.StartEvaluationRequest(run_id="full", evaluation_set="set", policy_version=0))
+
+        # As many are granted as fit: each is answered, and none but those is held.
+        leases = [lease for _ in range(12) for lease in await world.lease()]
+        assert len(leases) == 12
+        for lease in leases:
+            if lease.instance.instance_id.startswith("d"):
+                await world.release(lease.lease_id, "because " * 1000, permanent=True)
+            else:
+                assert await world.put(group(lease)) == ["ACCEPTED"]
+
+        methods = pb.DESCRIPTOR.services_by_name["BrokerService"].methods
+        answered = {method.name: await answers(world, method.name) for method in methods if method.name not in WRITES}
+    assert [run.spec.run_id for answer in answered["ListRuns"] for run in answer.runs] == [
+        *(spec.run_id for spec in reversed(specs)), "full",
+    ]  # fmt: skip
+    assert [d.instance.instance_id for answer in answered["ListDead"] for d in answer.dead] == ["d0", "d1", "d2", "d3"]
+    assert {len(d.reasons[0]) for answer in answered["ListDead"] for d in answer.dead} == {2000}
+    assert len(answered["GetRun"][0].members) == 128 == len(answered["WatchMembers"][0].members)
+    assert 10 < len(answered["WatchRun"]) < 20, "the oldest events went"
+    assert len(answered["CollectResults"]) == 4
+    assert answered["GetEvaluation"][0].complete
+
+
+WRITES = {
+    "CreateRun",
+    "FinishRun",
+    "DeleteRun",
+    "SubmitPrompts",
+    "EndPrompts",
+    "LeasePrompts",
+    "RenewLeases",
+    "ReleaseLeases",
+    "PutExperience",
+    "OpenSession",
+    "SettleTrained",
+    "LeaseExperience",
+    "DropExperience",
+    "MarkTrained",
+    "Commit",
+    "RegisterMember",
+    "Heartbeat",
+    "LeaveMember",
+    "StartEvaluation",
+    "ReportProgress",
+    "RequeueDead",
+    "GetUnscored",
+}
+
+
+async def answers(world, method: str) -> list:
+    """All that a reading call says of the run, page by page."""
+    request = getattr(pb, f"{method}Request")()
+    more = {
+        "GetEvaluation": {"evaluation_id": "set@0", "summary_only": True},
+        "CollectResults": {"instance_ids": ["s0", "s1", "d0", "d1"]},
+        "GetGroup": {"instance_id": "d0"},
+    }.get(method, {})
+    if method != "ListRuns":
+        request = type(request)(run_id=world.run_id, **more)
+    call, got = getattr(world.stub, method), []
+    if method in ("CollectResults", "AuditRun"):
+        return [answer async for answer in call(request, timeout=30)]
+    if method in ("WatchRun", "WatchMembers"):
+        stream = call(request, timeout=30)
+        newest = (await world.redis.xrevrange(keys.prefix(world.run_id) + "events", count=1))[0][0].decode()
+        while not got or (method == "WatchRun" and got[-1].event.event_id != newest):
+            got.append(await stream.read())
+        stream.cancel()
+        return got
+    while not got or getattr(got[-1], "next_page_token", ""):
+        if got:
+            request.page_token = got[-1].next_page_token
+        got.append(await call(request, timeout=30))
+    return got
+
+
+async def test_what_an_older_broker_stored_beyond_the_bounds_is_still_read(world):
+    await world.create(groups_per_step=3)
+    await world.submit("a", "b", "c")
+    huge = instance("b", "x" * (40 << 20))
+    await world.redis.hset(keys.prefix(world.run_id) + "i:b", "prompt", huge.SerializeToString())
+    assert [[lease.instance.instance_id for lease in await world.lease()] for _ in range(3)] == [["a"], ["b"], ["c"]]
+
+
+async def test_reasons_are_kept_of_the_last_failures(world):
+    await world.create(max_deliveries=30)
+    await world.submit("a")
+    for n in range(1, 31):
+        (lease,) = await world.lease()
+        await world.release(lease.lease_id, f"reason {n}")
+    (dead,) = (await world.stub.ListDead(pb.ListDeadRequest(run_id=world.run_id))).dead
+    assert list(dead.reasons) == [f"reason {n}" for n in range(11, 31)] and dead.attempts == 30
+    await world.stub.RequeueDead(pb.RequeueDeadRequest(run_id=world.run_id))
+    fields = await world.redis.hkeys(keys.prefix(world.run_id) + "i:a")
+    assert not [field for field in fields if field.startswith(b"reason")]
+
+
+async def test_listings_go_on_behind_the_last_page_and_end(world):
+    await world.create()
+    names = [f"p{n}" for n in range(5)]
+    await world.submit(*names)
+    while leases := await world.lease():
+        for lease in leases:
+            await world.release(lease.lease_id, "bad", permanent=True)
+    runs = {f"{world.run_id}-{n}" for n in range(5)}
+    for run_id in runs:
+        await world.stub.CreateRun(pb.CreateRunRequest(spec=pb.RunSpec(run_id=run_id)))
+    pages = {
+        "dead": lambda token: world.stub.ListDead(pb.ListDeadRequest(run_id=world.run_id, limit=2, page_token=token)),
+        "runs": lambda token: world.stub.ListRuns(pb.ListRunsRequest(limit=2, page_token=token)),
+    }
+    for field, ask in pages.items():
+        seen, token = [], ""
+        while True:
+            answer = await ask(token)
+            assert len(getattr(answer, field)) <= 2
+            seen += getattr(answer, field)
+            token = answer.next_page_token
+            if not token:
+                break
+        found = [each.instance.instance_id if field == "dead" else each.spec.run_id for each in seen]
+        assert len(found) == len(set(found)) and set(found) >= (set(names) if field == "dead" else runs)
+        with pytest.raises(grpc.RpcError) as caught:
+            await ask("yesterday:x")
+        assert caught.value.code() == INVALID and "page_token" in caught.value.details()
+
+
+async def test_a_run_has_a_limit_of_members_and_says_so(redis_server, admin):
+    async with serving(redis_server.url, max_members=2) as (stub, _, _):
+        world = World(stub, admin, "crowded")
+        await world.create(members=("m1", "m2"))
+        with pytest.raises(grpc.RpcError) as caught:
+            await world.register("m3")
+        assert caught.value.code() == EXHAUSTED and "broker.max_members" in caught.value.details()
+        await world.register("m1")

@@ -1,0 +1,154 @@
+"""Watchers that do not read: they cost little, others do not wait for them, and they are turned away."""
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+from conftest import serving
+from quartet.v1 import broker_pb2 as pb
+from quartet.v1 import broker_pb2_grpc
+from world import World
+
+from quartet_common.channel import channel_options
+
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+EVENT = pb.RunEvent(notice=pb.Notice(level="info", text="x" * (200 << 10)))
+
+
+async def report(world, event: pb.RunEvent = EVENT) -> str:
+    answer = await world.stub.ReportProgress(pb.ReportProgressRequest(run_id=world.run_id, event=event))
+    return answer.event_id
+
+
+def watch(stub, world, after: str = "") -> grpc.aio.UnaryStreamCall:
+    return stub.WatchRun(pb.WatchRunRequest(run_id=world.run_id, after_event_id=after), timeout=60)
+
+
+def unread(host) -> grpc.aio.Channel:
+    """A connection of its own, whose streams take 64 KiB that nobody reads: gRPC would widen them to megabytes."""
+    options = [*channel_options(), ("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
+    return grpc.aio.insecure_channel(host.address, options=options)
+
+
+def resident_bytes() -> int:
+    """Memory of this process, broker and watchers."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+async def test_hundreds_of_watchers_that_do_not_read_are_not_noticed(redis_server, admin):
+    async with serving(redis_server.url, max_streams_per_peer=400) as (stub, _, host), unread(host) as channel:
+        world = World(stub, admin, "watched")
+        await world.create()
+        for _ in range(40):
+            await report(world)
+        before = resident_bytes()
+        watchers = [watch(broker_pb2_grpc.BrokerServiceStub(channel), world) for _ in range(300)]
+        for watcher in watchers:
+            assert (await watcher.read()).event.HasField("run_state")
+        for _ in range(20):
+            await world.stub.GetRun(pb.GetRunRequest(run_id=world.run_id), timeout=5)
+            await report(world)
+        # Each has an event on the way: 60 MiB in all. The 40 that it did not read would be 2,400 MiB.
+        assert resident_bytes() - before < 600 << 20
+        for watcher in watchers:
+            watcher.cancel()
+
+
+async def test_a_watcher_that_does_not_read_is_turned_away_and_can_go_on(redis_server, admin):
+    async with serving(redis_server.url, watcher_patience=0.5) as (stub, _, host), unread(host) as channel:
+        world = World(stub, admin, "slowly")
+        await world.create(members=())
+        slow = watch(broker_pb2_grpc.BrokerServiceStub(channel), world)
+        seen = [(await slow.read()).event.event_id]
+        reader, written = watch(stub, world, after=seen[0]), []
+        for _ in range(60):
+            written.append(await report(world))
+            assert (await reader.read()).event.event_id == written[-1], "who reads gets all"
+        await asyncio.sleep(1.0)  # not reading is what is tested
+        with pytest.raises(grpc.RpcError) as caught:
+            while True:
+                seen.append((await slow.read()).event.event_id)
+        assert caught.value.code() == EXHAUSTED and "took no message for 0.5 s" in caught.value.details()
+        assert len(seen) < 60
+        again = watch(stub, world, after=seen[-1])
+        while len(seen) <= 60:
+            seen.append((await again.read()).event.event_id)
+        assert seen[1:] == written, "none is lost, none comes twice"
+
+
+async def test_a_peer_has_so_many_streams_and_no_more(redis_server, admin):
+    async with serving(redis_server.url, max_streams_per_peer=3) as (stub, _, _):
+        world = World(stub, admin, "many")
+        await world.create()
+        calls = [watch(stub, world), watch(stub, world), stub.WatchMembers(pb.WatchMembersRequest(run_id="many"))]
+        for call in calls:
+            await call.read()
+        for one_more in (
+            watch(stub, world),
+            stub.WatchMembers(pb.WatchMembersRequest(run_id="many")),
+            stub.AuditRun(pb.AuditRunRequest(run_id="many")),
+            stub.CollectResults(pb.CollectResultsRequest(run_id="many", instance_ids=["a"])),
+            stub.LeaseExperience(pb.LeaseExperienceRequest(run_id="many")),
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                await one_more.read()
+            assert caught.value.code() == EXHAUSTED and "broker.max_streams_per_peer" in caught.value.details()
+        assert (await world.run()).spec.run_id == "many", "calls are not streams"
+        calls[0].cancel()
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    assert (await watch(stub, world).read()).event.HasField("run_state")
+                    break
+                except grpc.RpcError as error:
+                    assert error.code() == EXHAUSTED
+
+
+async def test_an_event_is_read_from_redis_once_for_all_watchers(world):
+    await world.create()
+    watchers = [watch(world.stub, world) for _ in range(50)]
+    for watcher in watchers:
+        for _ in range(2):  # the run, its member
+            await watcher.read()
+
+    async def reads() -> int:
+        return (await world.redis.info("commandstats"))["cmdstat_xrange"]["calls"]
+
+    before = await reads()
+    new = await report(world)
+    assert {(await watcher.read()).event.event_id for watcher in watchers} == {new}
+    # Those who wait look once for the event, and once for what is behind it.
+    assert await reads() - before < 10
+    for watcher in watchers:
+        watcher.cancel()
+
+
+async def test_a_run_made_anew_shows_none_of_the_events_of_the_one_before(world):
+    await world.create()
+    await report(world)
+    await world.finish()
+    assert len([answer async for answer in watch(world.stub, world)]) == 4
+    await world.stub.DeleteRun(pb.DeleteRunRequest(run_id=world.run_id))
+    await world.create(members=())
+    await world.finish()
+    assert len([answer async for answer in watch(world.stub, world)]) == 2
+
+
+async def test_one_connection_has_so_many_calls_and_others_go_on(redis_server, admin):
+    async with serving(redis_server.url, server={"max_connection_calls": 16}) as (stub, _, host):
+        world = World(stub, admin, "wide")
+        await world.create()
+        async with unread(host) as channel:
+            calls = [watch(broker_pb2_grpc.BrokerServiceStub(channel), world) for _ in range(17)]
+            first_reads = {asyncio.ensure_future(call.read()): call for call in calls}
+            answered: set[asyncio.Future] = set()
+            while len(answered) < 16:
+                answered, waiting = await asyncio.wait([*first_reads], timeout=0.1)
+            assert (await world.run()).spec.run_id == "wide"
+            (last,) = waiting
+            assert not last.done()
+            first_reads[answered.pop()].cancel()
+            assert (await last).event.HasField("run_state")
+            for call in calls:
+                call.cancel()
