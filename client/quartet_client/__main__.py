@@ -13,7 +13,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     except Exception:
-        from quartet_common.visible import visible
+        from quartet_common.text import visible
 
         print(visible(traceback.format_exc()), end="", file=sys.stderr)
         return 1

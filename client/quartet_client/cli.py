@@ -35,7 +35,7 @@ from quartet_client.commands.watch import watch
 from quartet_client.errors import QuartetError
 from quartet_client.terminal import echo
 from quartet_common.config import ConfigError
-from quartet_common.visible import visible
+from quartet_common.text import visible
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

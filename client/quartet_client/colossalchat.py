@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from quartet_client.errors import InputError
 from quartet_common.presets import TRAINER_PRESETS
-from quartet_common.visible import one_line
+from quartet_common.text import one_line
 
 # The values of `trainer.preset` that stand for `-a`.
 PRESETS = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quartet_client.errors import InputError
-from quartet_common.visible import one_line
+from quartet_common.text import one_line
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 

@@ -8,7 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from quartet_common.visible import one_line, visible
+from quartet_common.text import one_line, visible
 
 
 class Terminal(Console):

@@ -19,7 +19,7 @@ from quartet_client.runs import ServiceStatus
 from quartet_client.terminal import Terminal
 from quartet_client.types import Group as SampleGroup
 from quartet_common.repeats import Repeats, without_numbers
-from quartet_common.visible import one_line
+from quartet_common.text import one_line
 
 _STATE_STYLES = {
     "waiting": "yellow",

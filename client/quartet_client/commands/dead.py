@@ -14,7 +14,7 @@ from quartet_client.commands.target import Target, asynchronous, json_option, ta
 from quartet_client.errors import InputError
 from quartet_client.terminal import echo
 from quartet_client.types import DeadPrompt, Handle, enum_name
-from quartet_common.visible import one_line
+from quartet_common.text import one_line
 
 
 @click.group()

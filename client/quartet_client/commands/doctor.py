@@ -8,7 +8,7 @@ from rich.text import Text
 from quartet_client.commands.output import console, print_json
 from quartet_client.commands.target import asynchronous, json_option
 from quartet_client.doctor import SERVICES, Finding, examine
-from quartet_common.visible import one_line
+from quartet_common.text import one_line
 
 # A sign besides the colour: not everyone sees the one, not every terminal shows it.
 _SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failure": ("✗", "red")}

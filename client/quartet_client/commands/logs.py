@@ -13,7 +13,7 @@ from quartet_client.commands.output import console
 from quartet_client.commands.target import Target, asynchronous, targeted
 from quartet_client.logs import LEVELS, Filter, Line, LogFile, log_files, merged
 from quartet_client.terminal import echo
-from quartet_common.visible import one_line
+from quartet_common.text import one_line
 
 _LOOK_SECONDS = 0.25
 _STYLES = {"warning": "yellow", "error": "red", "critical": "bold red", "debug": "dim"}

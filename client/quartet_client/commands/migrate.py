@@ -5,7 +5,7 @@ import shlex
 import click
 
 from quartet_client.colossalchat import migrate
-from quartet_common.visible import visible
+from quartet_common.text import visible
 
 
 # Its words look like options, but they are not ours; -h is not ColossalChat's, and neither is it ours here.

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from quartet_client.terminal import Terminal
 from quartet_client.types import Completion, Group
-from quartet_common.visible import one_line, visible
+from quartet_common.text import one_line, visible
 
 
 def console() -> Console:

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from quartet_client.commands.output import console, print_json
 from quartet_client.commands.target import Target, asynchronous, json_option, targeted
-from quartet_common.visible import one_line
+from quartet_common.text import one_line
 
 
 @click.command()

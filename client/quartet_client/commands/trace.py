@@ -12,7 +12,7 @@ from quartet_client.commands.target import Target, asynchronous, json_option, ru
 from quartet_client.dashboard.metrics_file import MetricsFile
 from quartet_client.lives import GroupLife, Moment
 from quartet_client.types import Handle
-from quartet_common.visible import one_line
+from quartet_common.text import one_line
 
 _STYLES = {"returned": "yellow", "dead": "red", "dropped": "yellow", "committed": "green", "delivered": "green"}
 

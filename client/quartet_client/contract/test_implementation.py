@@ -7,7 +7,7 @@ from quartet_client.contract.cases import Bad, Good, Tried
 from quartet_client.contract.judge import judge_bad, judge_good, judge_refused
 from quartet_client.contract.target import Bench
 from quartet_client.contract.world import NotHere
-from quartet_common.visible import one_line, visible
+from quartet_common.text import one_line, visible
 
 
 def test_case(bench: Bench, case: Tried) -> None:

@@ -17,7 +17,7 @@ from quartet_common.config import ConfigError, LoadedConfig, Section, ServerSect
 from quartet_common.log import configure_logging, get_logger
 from quartet_common.stderr import watched_stderr
 from quartet_common.supervision import Supervisor
-from quartet_common.visible import one_line
+from quartet_common.text import one_line
 
 if TYPE_CHECKING:
     from quartet_common.host import ServiceHost

@@ -26,7 +26,7 @@ from pythonjsonlogger.json import JsonFormatter
 
 from quartet_common import tracing
 from quartet_common.repeats import Repeats, without_numbers
-from quartet_common.visible import one_line, visible
+from quartet_common.text import one_line, visible
 
 LogFormat = Literal["json", "text"]
 

@@ -16,7 +16,7 @@ from pydantic import ConfigDict
 from quartet_common.channel import connect
 from quartet_common.config import ConfigError, LoadedConfig, Section, load_config, split_address
 from quartet_common.errors import describe
-from quartet_common.visible import one_line
+from quartet_common.text import one_line
 
 _ALL_ADDRESSES = ("0.0.0.0", "::")
 

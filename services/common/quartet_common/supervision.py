@@ -10,7 +10,7 @@ import socket
 from collections.abc import Mapping
 
 from quartet_common.log import get_logger
-from quartet_common.visible import one_line
+from quartet_common.text import one_line
 
 log = get_logger(__name__)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from quartet.v1 import experience_pb2, reward_pb2
 
-from quartet_common.visible import visible
+from quartet_common.text import visible
 
 # A completion counts as solved from this answer accuracy on.
 SOLVED = 0.5

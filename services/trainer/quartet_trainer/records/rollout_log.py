@@ -6,7 +6,7 @@ from pathlib import Path
 
 from quartet.v1 import experience_pb2
 
-from quartet_common.visible import visible
+from quartet_common.text import visible
 
 
 def append_rollouts(path: Path, step: int, transcripts: Sequence[experience_pb2.GroupTranscript]) -> None:

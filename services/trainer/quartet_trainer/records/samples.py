@@ -5,7 +5,7 @@ from pathlib import Path
 
 from quartet.v1 import experience_pb2, reward_pb2
 
-from quartet_common.visible import one_line, visible
+from quartet_common.text import one_line, visible
 
 LONGEST_TEXT = 4000
 
