@@ -459,8 +459,9 @@ def answer(n): return n
 import os, signal
 def answer(n):
     for pid in (os.getppid(), -1, 1, 2, 3, 4, 5, os.getpid() + 1, os.getpid() - 1):
-        try: os.kill(pid, signal.SIGKILL)
-        except OSError: pass
+        for number in (signal.SIGKILL, signal.SIGTERM):
+            try: os.kill(pid, number)
+            except OSError: pass
     return n
 """,
     ),

@@ -177,8 +177,24 @@ for _ in range(4):
             except OSError: pass
 os._exit(0)"""),
     # Others
-    Program("kill everybody", "kill(-1)", "import os, signal\nos.kill(-1, signal.SIGKILL)\nprint('alone')",
+    Program("kill everybody", "kill(-1)", "import os, signal\nos.kill(-1, signal.SIGTERM)\nprint('alone')",
             (EXITED, SIGNALLED)),
+    Program("kills itself", "SIGKILL, which would seem to come from outside", """
+import ctypes, fcntl, os, platform, signal, threading
+libc = ctypes.CDLL(None, use_errno=True)
+clone, tgkill = {"x86_64": (56, 234), "aarch64": (220, 131)}[platform.machine()]
+ways = [
+    lambda: os.kill(os.getpid(), 9), lambda: os.kill(0, 9), lambda: os.killpg(0, 9), lambda: signal.raise_signal(9),
+    lambda: signal.pthread_kill(threading.get_ident(), 9),
+    lambda: fcntl.fcntl(0, 10, 9),
+    lambda: libc.syscall(tgkill, os.getpid(), os.getpid(), 9) and 1 / 0,
+    lambda: libc.syscall(clone, 9, 0, 0, 0, 0) and 1 / 0,  # the signal of a child's end
+]
+done = []
+for way in ways:
+    try: way(); done.append(way)
+    except (OSError, ZeroDivisionError): pass
+print(done or 'REFUSED')""", refused=True),
     Program("kill the first process", "to end the namespace's first process",
             "import os, signal\ntry: os.kill(1, signal.SIGKILL)\nexcept OSError: pass\nprint('REFUSED')", refused=True),
     Program("signals by number", "any process of the machine", """

@@ -30,6 +30,8 @@ def _verdict(number: int, *arguments: int, machine: int = AUDIT_ARCH) -> int:
                 place += if_true if register == value else if_false
             case 0x35:
                 place += if_true if register >= value else if_false
+            case 0x54:
+                register &= value
             case 0x45:
                 place += if_true if register & value else if_false
             case _:
@@ -38,7 +40,7 @@ def _verdict(number: int, *arguments: int, machine: int = AUDIT_ARCH) -> int:
 
 def test_it_allows_what_is_listed_and_nothing_else():
     asked = {NUMBERS[name] for name in ("clone3", "ioctl", "prctl", "prlimit64", "sendto", "socketpair")}
-    asked |= {NUMBERS[name] for name in ("clone", "fcntl", "arch_prctl") if name in NUMBERS}
+    asked |= {NUMBERS[name] for name in ("clone", "fcntl", "kill", "tkill", "tgkill", "arch_prctl") if name in NUMBERS}
     for number in sorted({*range(max(NUMBERS.values()) + 100), 0x3FFFFFFF} - asked):
         expected = _ALLOWED if number in HARMLESS.values() else _REFUSED
         assert _verdict(number) == expected, number
@@ -48,10 +50,19 @@ def test_it_allows_what_is_listed_and_nothing_else():
     ("name", "arguments", "expected"),
     [
         ("clone", (17,), _ALLOWED),
+        ("clone", (0x3D0F00,), _ALLOWED),
+        ("clone", (0x4100 | 9,), _REFUSED),
+        ("kill", (1, 15), _ALLOWED),
+        ("kill", (1, 9), _REFUSED),
+        ("kill", (1, 1 << 32 | 9), _REFUSED),
+        ("tkill", (1, 9), _REFUSED),
+        ("tgkill", (9, 9, 0), _ALLOWED),
+        ("tgkill", (1, 1, 9), _REFUSED),
         ("clone3", (0,), _UNKNOWN),
         ("fcntl", (0, 1), _ALLOWED),
         ("fcntl", (0, 1031), _REFUSED),
         ("fcntl", (0, 1 << 32 | 5), _REFUSED),
+        ("fcntl", (0, 10, 9), _REFUSED),
         ("ioctl", (0, 0x541B), _ALLOWED),
         ("ioctl", (0, 0x5412), _NO_TERMINAL),
         ("prctl", (15,), _ALLOWED),

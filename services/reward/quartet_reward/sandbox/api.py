@@ -45,7 +45,7 @@ class Ending(StrEnum):
     EXITED = "exited"
     """The main process left by itself, with `exit_code`."""
     SIGNALLED = "signalled"
-    """A signal that the sandbox did not send ended the main process."""
+    """A signal that the sandbox did not send ended the main process. SIGKILL only if nobody waited for it any more."""
     TIMED_OUT = "timed_out"
     """Killed at `wall_seconds` or `cpu_seconds`."""
     MEMORY_EXCEEDED = "memory_exceeded"
@@ -99,8 +99,12 @@ class SandboxUnavailable(Exception):
     """The sandbox could not run the job, through no fault of the program: retry, or set aside. Never a verdict."""
 
 
+class KilledFromOutside(SandboxUnavailable):
+    """Something else than the sandbox killed the job or its fork server: an OOM killer, an operator."""
+
+
 class Sandbox(Protocol):
-    """Runs jobs in isolation. Safe for many tasks of one event loop."""
+    """Runs jobs in isolation, once more if they are killed from outside. Safe for many tasks of one event loop."""
 
     @property
     def mode(self) -> str:

@@ -5,10 +5,12 @@ import hashlib
 import itertools
 import os
 import socket
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from quartet_common.log import get_logger
 from quartet_reward.sandbox import shared_judge
-from quartet_reward.sandbox.api import Execution, Job, SandboxUnavailable
+from quartet_reward.sandbox.api import Execution, Job, KilledFromOutside, SandboxUnavailable
 from quartet_reward.sandbox.job_run import JobRun
 from quartet_reward.sandbox.server_handle import ServerHandle, Way
 from quartet_reward.sandbox.settings import Mode, SandboxSection
@@ -20,6 +22,7 @@ log = get_logger(__name__)
 
 _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.2, 10.0
 _MOST_DECLINED = 16384
+_Ended = TypeVar("_Ended")
 
 
 class IsolatedSandbox:
@@ -33,7 +36,6 @@ class IsolatedSandbox:
         self._up = [asyncio.Event() for _ in self._servers]
         self._slots = Slots(range(settings.slots))
         self._keepers: list[asyncio.Task] = []
-        self._runs: set[JobRun] = set()
         self._endings: set[asyncio.Task] = set()
         self._judges: dict[int, SharedJudge] = {}
         self._declined: dict[bytes, None] = {}
@@ -80,6 +82,13 @@ class IsolatedSandbox:
 
     async def run(self, job: Job) -> Execution:
         """Run one job alone; see the Protocol."""
+        return await _twice_if_killed(lambda: self._run(job))
+
+    async def run_judged(self, judge: Job, candidate: Job) -> tuple[Execution, Execution]:
+        """Run two jobs joined by a socket pair; see the Protocol."""
+        return await _twice_if_killed(lambda: self._run_judged(judge, candidate))
+
+    async def _run(self, job: Job) -> Execution:
         slots = await self._slots.take(1)
         try:
             run = await self._begin(slots[0], job, report=job.entry == "judge")  # of a checker program
@@ -93,8 +102,7 @@ class IsolatedSandbox:
             run.kill(None)
         return run.execution()
 
-    async def run_judged(self, judge: Job, candidate: Job) -> tuple[Execution, Execution]:
-        """Run two jobs joined by a socket pair; see the Protocol."""
+    async def _run_judged(self, judge: Job, candidate: Job) -> tuple[Execution, Execution]:
         slots = await self._slots.take(2)
         if slots[0] not in self._judges:
             slots.reverse()
@@ -235,3 +243,11 @@ class IsolatedSandbox:
     def _users_of_a_server(self) -> int:
         """Its own and one for each of its slots."""
         return 1 + -(-self._settings.slots // self._settings.fork_servers)
+
+
+async def _twice_if_killed(attempt: Callable[[], Awaitable[_Ended]]) -> _Ended:
+    try:
+        return await attempt()
+    except KilledFromOutside as error:
+        log.warning("a program is run again", extra={"reason": str(error)})
+        return await attempt()

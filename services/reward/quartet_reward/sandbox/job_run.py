@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quartet_reward.sandbox import child, watch
-from quartet_reward.sandbox.api import SHARED_JUDGE, Ending, Execution, Job, SandboxUnavailable
+from quartet_reward.sandbox.api import SHARED_JUDGE, Ending, Execution, Job, KilledFromOutside, SandboxUnavailable
 from quartet_reward.sandbox.server_handle import ServerHandle
 
 _CHUNK = 65536
@@ -20,8 +20,9 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 _DEATH_SECONDS = 10.0
 _START_SECONDS = 10.0
 _STATUS_BYTES = 4096
-# The kernel sends SIGXCPU by a clock that counts ticks; the time that it reports afterwards was seen to be 16% less.
-_SPENT = 0.5
+# The kernel sends SIGXCPU, and SIGKILL a second later, by a clock that counts ticks; the time that it reports after the
+# end was seen to be 16% less.
+_SPENT = 0.8
 
 
 class _Stream:
@@ -78,6 +79,8 @@ class JobRun:
         self._name, self._server, self._job, self.mode = name, server, job, mode
         self._killed_for: Ending | None = None
         self._doomed = False
+        self._killed = False
+        self._lost = False
         self._problem = ""
         self._result: dict[str, Any] = {}
         self._handle = self._main_handle = -1
@@ -121,13 +124,21 @@ class JobRun:
         self._doomed = True
         if self._handle < 0 or self.ended.is_set():
             return
+        self._killed = self._killed or watch.has_threads(self._main_handle)
         with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
         self._set_timer(_DEATH_SECONDS, self._give_up, "its process tree did not die")
 
     def execution(self) -> Execution:
-        """Return how it ended, after `ended`. Raises SandboxUnavailable."""
+        """Return how it ended, after `ended`. Raises KilledFromOutside, SandboxUnavailable."""
+        if self._lost:
+            raise KilledFromOutside(self._problem)
         status = bytes(self._status.data)
+        foreign = self._result.get("signal") == signal.SIGKILL and not self._killed
+        if foreign and self._ending(status) is Ending.SIGNALLED:
+            raise KilledFromOutside(
+                "something outside the sandbox killed the program, as the kernel does without memory"
+            )
         unneeded = self._doomed and not (self._killed_for or status)  # and killed before it began
         if not self._problem and not unneeded and not status.startswith(child.READY):
             self._problem = f"no confinement: {status.decode(errors='replace') or 'the process died'}"
@@ -159,9 +170,7 @@ class JobRun:
         if self._killed_for:
             return self._killed_for
         spent = result["cpu_seconds"] / limits.cpu_seconds
-        if (result["signal"] == signal.SIGXCPU and spent > _SPENT) or (
-            result["signal"] == signal.SIGKILL and spent >= 1
-        ):
+        if result["signal"] in (signal.SIGXCPU, signal.SIGKILL) and spent > _SPENT:
             return Ending.TIMED_OUT
         return Ending.SIGNALLED
 
@@ -180,6 +189,7 @@ class JobRun:
         if event == "ended" and "cpu_seconds" in message:
             self._result = message
         else:
+            self._lost = event == "lost" and not self._problem
             self._problem = self._problem or message.get("reason") or "the fork server has died"
         self._end()
 

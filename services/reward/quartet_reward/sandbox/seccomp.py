@@ -3,27 +3,31 @@
 What is not listed is refused with EPERM, so that a new kernel's new calls are refused too. clone3 is "not implemented",
 because its flags cannot be seen by a filter: libc then uses clone, whose flags can. exec is refused: the sandbox's root
 has nothing worth running, and the end of a program that execs would be a SIGCHLD, which the fork server must ignore.
+Nobody inside can cause a SIGKILL, by a call or as the signal of a descriptor or of a child's end: so one that the
+sandbox did not send came from outside.
 """
 
 import ctypes
 import errno
+import signal
 import struct
 
 from quartet_reward.sandbox import syscalls
 from quartet_reward.sandbox.syscalls import ALL_NEW, AUDIT_ARCH, HARMLESS, LIBC, NUMBERS, check
 
 # Larger pipes hold memory that no limit counts; asking after others' locks on shared files is a channel to them.
-_FCNTL_REFUSED = (1031, 5, 36)  # F_SETPIPE_SZ, F_GETLK, F_OFD_GETLK
+_FCNTL_REFUSED = (1031, 5, 36, 10)  # F_SETPIPE_SZ, F_GETLK, F_OFD_GETLK; F_SETSIG, which could be SIGKILL
 _AF_UNIX = 1
 _PR_SET_NAME, _PR_GET_NAME, _PR_SET_VMA = 15, 16, 0x53564D41
 _ARCH_SET_FS = 0x1002
 # FIONREAD, FIONBIO, FIOCLEX, FIONCLEX, TCGETS, TIOCGWINSZ: what libc and Python ask of files and pipes.
 _IOCTLS = (0x541B, 0x5421, 0x5451, 0x5450, 0x5401, 0x5413)
 
-_LOAD, _EQUAL, _ANY_BIT, _AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
+_LOAD, _EQUAL, _ANY_BIT, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x54, 0x06
 _ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
 _X32 = 0x40000000
+_EXIT_SIGNAL = 0xFF  # of the flags of clone
 
 
 def _line(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -74,11 +78,19 @@ def assemble(more: tuple[str, ...] = ()) -> bytes:
     halves takes the kernel 0.1 ms, a list of all calls 0.24 ms.
     """
     allow, refuse = _line(_RETURN, _ALLOW), _refuse(errno.EPERM)
-    no_clone = [_argument(0), _line(_ANY_BIT, ALL_NEW, 0, 1), refuse, allow]
+    clone = [
+        _argument(0),
+        _line(_ANY_BIT, ALL_NEW, 2, 0),
+        _line(_AND, _EXIT_SIGNAL),
+        _line(_EQUAL, signal.SIGKILL, 0, 1),
+    ]
     special = {
-        "clone": b"".join(no_clone),
+        "clone": b"".join([*clone, refuse, allow]),
         "clone3": _refuse(errno.ENOSYS),
         "fcntl": _none_of(1, _FCNTL_REFUSED),
+        "kill": _none_of(1, (signal.SIGKILL,)),
+        "tkill": _none_of(1, (signal.SIGKILL,)),
+        "tgkill": _none_of(2, (signal.SIGKILL,)),
         "ioctl": _only(1, _IOCTLS, errno.ENOTTY),
         "prctl": _only(0, (_PR_SET_NAME, _PR_GET_NAME, _PR_SET_VMA), errno.EPERM),
         "prlimit64": _null(2),  # limits can be read, not set

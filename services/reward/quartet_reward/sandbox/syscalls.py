@@ -20,24 +20,25 @@ nanosleep 35 101, clock_nanosleep 230 115, clock_gettime 228 113, clock_getres 2
 201 -, times 100 153, getitimer 36 102, setitimer 38 103, alarm 37 -, pause 34 -, getpid 39 172, getppid 110 173,
 gettid 186 178, getuid 102 174, geteuid 107 175, getgid 104 176, getegid 108 177, getresuid 118 148, getresgid 120
 150, getgroups 115 158, getpgrp 111 -, getpgid 121 155, setpgid 109 154, getsid 124 156, setsid 112 157, fork 57 -,
-vfork 58 -, exit 60 93, exit_group 231 94, wait4 61 260, waitid 247 95, kill 62 129, tgkill 234 131,
-tkill 200 130, uname 63 160, fsync 74 82, fdatasync 75 83, truncate 76 45, ftruncate 77 46, getdents 78
--, getdents64 217 61, getcwd 79 17, chdir 80 49, fchdir 81 50, rename 82 -, renameat 264 38, renameat2 316 276,
-mkdir 83 -, mkdirat 258 34, rmdir 84 -, creat 85 -, link 86 -, linkat 265 37, unlink 87 -, unlinkat 263 35, symlink
-88 -, symlinkat 266 36, readlink 89 -, readlinkat 267 78, chmod 90 -, fchmod 91 52, fchmodat 268 53, umask 95 166,
-utime 132 -, utimes 235 -, utimensat 280 88, futimesat 261 -, fallocate 285 47, copy_file_range 326 285, sendfile 40
-71, splice 275 76, tee 276 77, getrlimit 97 163, getrusage 98 165, sysinfo 99 179, sched_yield 24 124,
-sched_getaffinity 204 123, sched_getparam 143 121, sched_getscheduler 145 120, sched_get_priority_max 146 125,
-sched_get_priority_min 147 126, getpriority 140 141, setpriority 141 140, set_tid_address 218 96, set_robust_list
-273 99, rseq 334 293, futex 202 98, futex_waitv 449 449, restart_syscall 219 128, getrandom 318 278, membarrier 324
-283, getcpu 309 168, recvfrom 45 207, shutdown 48 210, getsockopt 55 209, getsockname 51 204, getpeername 52 205
+vfork 58 -, exit 60 93, exit_group 231 94, wait4 61 260, waitid 247 95, uname 63 160, fsync 74 82, fdatasync 75 83,
+truncate 76 45, ftruncate 77 46, getdents 78 -, getdents64 217 61, getcwd 79 17, chdir 80 49, fchdir 81 50, rename
+82 -, renameat 264 38, renameat2 316 276, mkdir 83 -, mkdirat 258 34, rmdir 84 -, creat 85 -, link 86 -, linkat 265
+37, unlink 87 -, unlinkat 263 35, symlink 88 -, symlinkat 266 36, readlink 89 -, readlinkat 267 78, chmod 90 -,
+fchmod 91 52, fchmodat 268 53, umask 95 166, utime 132 -, utimes 235 -, utimensat 280 88, futimesat 261 -, fallocate
+285 47, copy_file_range 326 285, sendfile 40 71, splice 275 76, tee 276 77, getrlimit 97 163, getrusage 98 165,
+sysinfo 99 179, sched_yield 24 124, sched_getaffinity 204 123, sched_getparam 143 121, sched_getscheduler 145 120,
+sched_get_priority_max 146 125, sched_get_priority_min 147 126, getpriority 140 141, setpriority 141 140,
+set_tid_address 218 96, set_robust_list 273 99, rseq 334 293, futex 202 98, futex_waitv 449 449, restart_syscall 219
+128, getrandom 318 278, membarrier 324 283, getcpu 309 168, recvfrom 45 207, shutdown 48 210, getsockopt 55 209,
+getsockname 51 204, getpeername 52 205
 """
 # Those that it may make with some arguments, and those that the sandbox itself makes:
 _OTHER = """
-clone 56 220, clone3 435 435, ioctl 16 29, fcntl 72 25, prctl 157 167, arch_prctl 158 -, socketpair 53 199, sendto
-44 206, prlimit64 302 261, mount 165 40, umount2 166 39, pivot_root 155 41, unshare 272 97, setns 308 268,
-mount_setattr 442 442, capset 126 91, landlock_create_ruleset 444 444, landlock_add_rule 445 445,
-landlock_restrict_self 446 446, seccomp 317 277, pidfd_send_signal 424 424, recvmsg 47 212
+clone 56 220, clone3 435 435, kill 62 129, tgkill 234 131, tkill 200 130, ioctl 16 29, fcntl 72 25, prctl 157 167,
+arch_prctl 158 -, socketpair 53 199, sendto 44 206, prlimit64 302 261, mount 165 40, umount2 166 39, pivot_root 155
+41, unshare 272 97, setns 308 268, mount_setattr 442 442, capset 126 91, landlock_create_ruleset 444 444,
+landlock_add_rule 445 445, landlock_restrict_self 446 446, seccomp 317 277, pidfd_send_signal 424 424, recvmsg 47
+212
 """
 _COLUMNS = {"x86_64": (1, 0xC000003E), "aarch64": (2, 0xC00000B7)}
 MACHINE = platform.machine()

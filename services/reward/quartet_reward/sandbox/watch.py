@@ -4,6 +4,7 @@ Each process has limits of its own (address space, processor time); the memory a
 looked up here, ten times a second. While there is one process, its own limits are exact and nothing is looked up.
 """
 
+import contextlib
 import os
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MOST_PROCESSES = 4096
 INTERVAL_SECONDS = 0.1
+_PF_EXITING = 4
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,27 @@ def usage(roots: list[int], idle: int, base_bytes: int) -> Usage:
             if pid != idle:
                 with open(f"/proc/{pid}/statm", encoding="ascii") as file:
                     memory += max(0, int(file.read().split()[1]) * _PAGE - base_bytes)
-                with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-                    fields = file.read().rpartition(")")[2].split()
-                seconds += sum(map(int, fields[11:15])) / _TICKS
+                seconds += sum(map(int, _stat(str(pid))[11:15])) / _TICKS
         except (FileNotFoundError, ProcessLookupError):
             continue
     return Usage(len(seen) - (1 if idle in seen else 0), memory, seconds)
+
+
+def has_threads(handle: int) -> bool:
+    """Tell whether a pidfd's process has a thread that has not begun to exit."""
+    pid = pid_of(handle)
+    with contextlib.suppress(FileNotFoundError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if not int(_stat(f"{pid}/task/{thread}")[6]) & _PF_EXITING:
+                    return True
+    return False
+
+
+def _stat(task: str) -> list[str]:
+    """The fields of a process's or thread's `stat`, from its state on."""
+    with open(f"/proc/{task}/stat", encoding="utf-8", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()
 
 
 def _children(pid: int) -> list[int]:

@@ -1,0 +1,144 @@
+"""Whoever kills a program from outside does not make it a wrong one."""
+
+import asyncio
+import contextlib
+import math
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from quartet.v1 import reward_pb2
+from sandbox_modes import MODES, settings
+
+from quartet_reward.failures import VerifierFailure
+from quartet_reward.sandbox.api import Ending, Job, Limits, SandboxUnavailable
+from quartet_reward.sandbox.isolated import IsolatedSandbox
+from quartet_reward.sandbox.modes import open_sandbox
+from quartet_reward.verifiers.base import Tools
+from quartet_reward.verifiers.code import Code, CodeParameters
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+SLOW = Job("script", b"import time\ntime.sleep(0.2)\nprint(1)")
+POLL_SECONDS = 0.002
+
+
+@pytest_asyncio.fixture(params=MODES, scope="module", loop_scope="module")
+async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[IsolatedSandbox]:
+    try:
+        sandbox = await open_sandbox(settings(request.param), only=request.param)
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    yield sandbox
+    await sandbox.close()
+
+
+def below(pids: list[int]) -> list[int]:
+    """All descendants of some processes, the oldest first."""
+    found: list[int] = []
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            children = list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+            found += [*children, *below(children)]
+    return sorted(found)
+
+
+async def under_kills(
+    sandbox: IsolatedSandbox, work: Awaitable, kills: float, choose: Callable[[list[int]], int]
+) -> Any:
+    """Kill so many of the sandbox's processes while awaiting the work. Return its result, or what it raised."""
+    idle = set(below(sandbox.fork_servers))
+    task = asyncio.ensure_future(work)
+    while kills and not task.done():
+        await asyncio.sleep(POLL_SECONDS)
+        if running := [pid for pid in below(sandbox.fork_servers) if pid not in idle]:
+            victim = choose(running)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+                kills -= 1
+            while os.path.exists(f"/proc/{victim}"):
+                await asyncio.sleep(POLL_SECONDS)
+    assert kills in (0, math.inf), "it ended before it could be killed"
+    (result,) = await asyncio.gather(task, return_exceptions=True)
+    return result
+
+
+# With namespaces, the oldest process is the one that only waits, the youngest the program's; else they are the same.
+@pytest.mark.parametrize("choose", [min, max])
+async def test_what_is_killed_once_is_run_again(sandbox, choose):
+    execution = await under_kills(sandbox, sandbox.run(SLOW), 1, choose)
+    assert (execution.ending, execution.stdout) == (Ending.EXITED, b"1\n")
+
+
+@pytest.mark.parametrize("choose", [min, max])
+async def test_what_is_killed_again_and_again_is_a_failure(sandbox, choose):
+    failure = await under_kills(sandbox, sandbox.run(SLOW), math.inf, choose)
+    assert isinstance(failure, SandboxUnavailable), failure
+    assert (await sandbox.run(SLOW)).stdout == b"1\n"
+
+
+async def test_what_the_kernel_kills_at_a_limit_is_not_run_again():
+    sandbox = await open_sandbox(settings(MODES[0]), only=MODES[0])
+    try:
+        deaf = b"import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nprint(1, flush=True)\nwhile True: pass"
+        execution = await sandbox.run(Job("script", deaf, limits=Limits(cpu_seconds=1, processes=1)))
+        assert (execution.ending, execution.stdout) == (Ending.TIMED_OUT, b"1\n")
+    finally:
+        await sandbox.close()
+
+
+def item(program: str, **reference: Any) -> reward_pb2.ScoreItem:
+    return reward_pb2.ScoreItem(completion=program, reference=reward_pb2.Reference(**reference))
+
+
+async def judged(sandbox: IsolatedSandbox, item: reward_pb2.ScoreItem, timeout_seconds: float = 30.0) -> Any:
+    parameters = CodeParameters(program_in="completion", timeout_seconds=timeout_seconds)
+    later = Code().verify(item, parameters, Tools(math=None, sandbox=sandbox))
+    try:
+        return await later()
+    except VerifierFailure as failure:
+        return failure
+
+
+SQUARE = "import time\ndef square(n):\n    time.sleep(0.02)\n    return n * n\n"
+CHECK = "def check(candidate):\n    assert candidate(3) == 9 and candidate(4) == 16"
+HONEST = (
+    item(SQUARE, test_program=CHECK, entry_point="square"),
+    item(SQUARE, test_program="import math\nassert math.isclose(square(2), 4)"),
+    item(SQUARE, test_cases=[reward_pb2.TestCase(input="[3]", output="9")] * 2, entry_point="square"),
+    item(SQUARE + "print(square(int(input())))", test_cases=[reward_pb2.TestCase(input="3", output="9")] * 2),
+)
+
+
+async def test_no_honest_program_is_wrong_because_something_was_killed(sandbox):
+    rng = random.Random(4)
+    work = asyncio.gather(*(judged(sandbox, each) for each in HONEST * 6))
+    for found in await under_kills(sandbox, work, 16, rng.choice):
+        if isinstance(found, VerifierFailure):
+            assert found.kind == reward_pb2.FAILURE_KIND_SANDBOX_UNAVAILABLE, found
+        else:
+            assert found.outcome == reward_pb2.OUTCOME_CORRECT, found
+    for each in HONEST:
+        assert (await judged(sandbox, each)).outcome == reward_pb2.OUTCOME_CORRECT
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "os.kill(os.getpid(), 9)",
+        "os.close(3)\n    time.sleep(60)",
+        "threading.Thread(target=later).start()\n    ctypes.CDLL(None).syscall(EXIT, 0)",
+    ],
+)
+async def test_a_program_cannot_seem_killed_from_outside(sandbox, body):
+    program = (
+        "import ctypes, os, platform, threading, time\nEXIT = {'x86_64': 60, 'aarch64': 93}[platform.machine()]\n"
+        f"def later():\n    time.sleep(0.05)\n    os.close(3)\n    time.sleep(60)\ndef square(n):\n    {body}"
+    )
+    found = await judged(sandbox, item(program, test_program=CHECK, entry_point="square"), timeout_seconds=0.5)
+    assert not isinstance(found, VerifierFailure), found
+    assert found.outcome in (reward_pb2.OUTCOME_RUNTIME_ERROR, reward_pb2.OUTCOME_TIMED_OUT), found
