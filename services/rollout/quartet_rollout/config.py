@@ -9,6 +9,8 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 from quartet_common.config import ConfigError, LoadedConfig, Section
 from quartet_common.run_spec import environment_spec
 from quartet_common.transports import load_transports
+from quartet_rollout.engines.base import EngineError
+from quartet_rollout.engines.model_folder import context_length
 from quartet_rollout.engines.options import TransformersOptions, VllmOptions
 from quartet_rollout.engines.plugins import EngineParameters, load_plugin
 from quartet_rollout.engines.registry import engine_names
@@ -130,7 +132,13 @@ def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
             read_environment(environments, environment_spec(config.run.environment), "run.environment")
         except (UnknownEnvironment, PromptRefused) as error:
             raise ConfigError(str(error)) from error
-    check_prompt_lengths(config, section.engine_options.max_model_len)
+    context = section.engine_options.max_model_len
+    if section.engine in OWN_ENGINES:
+        try:
+            context = context_length(str(folder), f"rollout.{section.engine}.max_model_len", context)
+        except EngineError as error:
+            raise ConfigError(str(error)) from error
+    check_prompt_lengths(config, context)
     return {
         "engine": section.engine,
         "environments": list(environments),

@@ -19,7 +19,7 @@ from quartet_trainer.config import TrainerSection, check_transport
 from quartet_trainer.control import Control
 from quartet_trainer.errors import TrainingError
 from quartet_trainer.learner.base import LearnerError
-from quartet_trainer.learner.model_folder import ModelFolderError, check_model_folder
+from quartet_trainer.learner.model_folder import ModelFolderError, check_completion_length, check_model_folder
 from quartet_trainer.learner.settings import check_schedule
 from quartet_trainer.servicer import TrainerServicer
 from quartet_trainer.status import Status
@@ -36,7 +36,7 @@ def preflight(config: Config) -> dict[str, Any]:
     if config.model.path is None:
         raise ConfigError("model.path is missing: it names the Hugging Face folder of the model to train")
     try:
-        check_model_folder(config.model.path)
+        check_completion_length(check_model_folder(config.model.path), config.run.sampling.max_new_tokens)
         check_schedule(config.section, config.run.max_steps)
     except (ModelFolderError, LearnerError) as error:
         raise ConfigError(str(error)) from error

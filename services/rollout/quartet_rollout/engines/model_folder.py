@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quartet_common.rope import at_most, fixed_rope_length
 from quartet_rollout.engines.base import EngineError
 
 if TYPE_CHECKING:
@@ -18,6 +20,19 @@ def check_model_folder(model_path: str) -> None:
         raise EngineError(f"model folder '{model_path}' does not exist")
     if not (folder / "config.json").is_file():
         raise EngineError(f"model folder '{model_path}' has no config.json")
+
+
+def context_length(model_path: str, key: str, wanted: int | None) -> int | None:
+    """The engine's context: `wanted`, or where that is None what the rotary embedding bounds it to, if it does.
+
+    Raises:
+        EngineError: `wanted` is longer; the text names the key it was given by.
+    """
+    config = json.loads((Path(model_path) / "config.json").read_text(encoding="utf-8"))
+    longest = fixed_rope_length(config)
+    if wanted is not None and longest is not None and wanted > longest:
+        raise EngineError(f"{key} is {wanted}; allowed: {at_most(longest)}")
+    return wanted or longest
 
 
 def load_tokenizer(model_path: str) -> Any:

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 from models import write_model
-from transformers import AutoModelForCausalLM, MistralConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, Gemma2Config, MistralConfig, Qwen2Config
 
 from quartet_rollout.engines.base import EngineError, SamplingSettings
-from quartet_rollout.engines.options import TransformersOptions
+from quartet_rollout.engines.options import TransformersOptions, VllmOptions
 from quartet_rollout.engines.transformers_engine.attention import layer_kinds, step_mask
 from quartet_rollout.engines.transformers_engine.core import TransformersCore
+from quartet_rollout.engines.vllm_engine import prepare
 
 TOLERANCE = 1e-4
 SIZES = {
@@ -35,6 +36,9 @@ MODELS: dict[str, Any] = {
     "a window in every layer": MistralConfig(**SIZES, sliding_window=6),
     "a window in one layer": Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=6, max_window_layers=1),
     "no window": Qwen2Config(**SIZES),
+    "scores and logits with a cap": Gemma2Config(
+        **SIZES, head_dim=8, sliding_window=6, attn_logit_softcapping=2.0, final_logit_softcapping=5.0
+    ),
 }
 
 
@@ -65,7 +69,7 @@ def test_rows_of_different_length_are_as_if_each_were_alone(folder: Path) -> Non
     made = {}
     while len(made) < len(prompts):
         made |= {completion.key: completion for completion in core.step()}
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     for key, prompt in prompts.items():
         tokens = made[key].token_ids.tolist()
         with torch.no_grad():
@@ -98,6 +102,20 @@ def test_layers_without_keys_are_refused(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("quartet_rollout.engines.transformers_engine.core.layer_kinds", refuse)
     with pytest.raises(EngineError, match="the transformers engine cannot run this model: layers of kind linear_att"):
         TransformersCore(str(tmp_path), TransformersOptions(device="cpu"))
+
+
+def test_a_context_ends_where_rotary_frequencies_would_change(tmp_path: Path) -> None:
+    prepare(VllmOptions())
+    from quartet_rollout.engines.vllm_engine.arguments import engine_arguments
+
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [9.0] * 16}
+    write_model(tmp_path, tied=True, seed=0, rope_scaling={**rope, "original_max_position_embeddings": 64})
+    assert TransformersCore(str(tmp_path), TransformersOptions(device="cpu")).max_model_len == 64
+    assert TransformersCore(str(tmp_path), TransformersOptions(device="cpu", max_model_len=32)).max_model_len == 32
+    assert engine_arguments(str(tmp_path), VllmOptions())["max_model_len"] == 64
+    for load, options in ((TransformersCore, TransformersOptions), (engine_arguments, VllmOptions)):
+        with pytest.raises(EngineError, match=r"\.max_model_len is 65; allowed: at most 64, as beyond"):
+            load(str(tmp_path), options(max_model_len=65))
 
 
 def test_a_row_that_overflowed_does_not_reach_those_that_get_its_slot(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from quartet.v1 import experience_pb2, tensor_pb2
 from torch import Tensor
 
+from quartet_common.rope import at_most
 from quartet_trainer.batches.arrays import ExperienceError, all_rows, must_be_finite, one_dimension
 from quartet_trainer.batches.candidates import Candidates, decode_candidates
 
@@ -65,7 +66,11 @@ class ExperienceBatch:
 
 
 def decode_groups(
-    groups: Sequence[experience_pb2.GroupTensors], vocabulary_size: int, *, sampling_masks: bool = False
+    groups: Sequence[experience_pb2.GroupTensors],
+    vocabulary_size: int,
+    *,
+    sampling_masks: bool = False,
+    longest: int | None = None,
 ) -> ExperienceBatch:
     """Read groups from the wire: views of their bytes, copied once, when they are joined.
 
@@ -73,13 +78,14 @@ def decode_groups(
         groups: at least one.
         vocabulary_size: token ids must be below it.
         sampling_masks: whether each group must have its sampling masks. They are left alone otherwise.
+        longest: the model's `quartet_common.rope.fixed_rope_length`.
 
     Raises:
         ExperienceError: a field is missing, of another dtype or length, or has a value that cannot be trained on.
     """
     if not groups:
         raise ExperienceError("the batch has no group; a step trains at least one")
-    parts = [_decode(group, f"group {index}", vocabulary_size) for index, group in enumerate(groups)]
+    parts = [_decode(group, f"group {index}", vocabulary_size, longest) for index, group in enumerate(groups)]
     candidates = None
     if sampling_masks:
         found = [
@@ -135,7 +141,7 @@ class _Group:
     ans_acc: np.ndarray
 
 
-def _decode(group: experience_pb2.GroupTensors, where: str, vocabulary_size: int) -> _Group:
+def _decode(group: experience_pb2.GroupTensors, where: str, vocabulary_size: int, longest: int | None) -> _Group:
     prompt = one_dimension(group.prompt_token_ids, tensor_pb2.DTYPE_INT32, f"{where}: prompt_token_ids")
     lengths = np.array(group.completion_token_ids.lengths, dtype=np.int64)
     completions = all_rows(
@@ -145,6 +151,9 @@ def _decode(group: experience_pb2.GroupTensors, where: str, vocabulary_size: int
         raise ExperienceError(f"{where}: prompt_token_ids is empty; a prompt has at least one token")
     if lengths.size == 0:
         raise ExperienceError(f"{where}: completion_token_ids has no row; a group has at least one completion")
+    tokens = prompt.size + int(lengths.max())
+    if longest is not None and tokens > longest:
+        raise ExperienceError(f"{where}: a completion has {tokens} tokens with its prompt; allowed: {at_most(longest)}")
     for name, ids in (("prompt_token_ids", prompt), ("completion_token_ids", completions)):
         if ids.size and not (ids.min() >= 0 and ids.max() < vocabulary_size):
             raise ExperienceError(

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from quartet_common.log import get_logger
+from quartet_common.rope import fixed_rope_length
 from quartet_common.weights import folder_checksum
 from quartet_trainer.algorithms import create_algorithm
 from quartet_trainer.batches import ExperienceBatch, decode_groups
@@ -27,13 +28,13 @@ from quartet_trainer.learner.adapter import check_base, write_adapter_files
 from quartet_trainer.learner.base import LearnerError, RunLike
 from quartet_trainer.learner.critic import Critic
 from quartet_trainer.learner.head_critic import HeadCritic
+from quartet_trainer.learner.loading import load_causal_lm
 from quartet_trainer.learner.metrics import MEANS_OF_UPDATES, PEAKS, SUMS, batch_metrics, computed_metrics
 from quartet_trainer.learner.model_folder import check_model_folder
 from quartet_trainer.learner.onednn_linear import use_onednn
 from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
 from quartet_trainer.learner.planner import Planner, Update
 from quartet_trainer.learner.plugins import create_plugin
-from quartet_trainer.learner.policy import load_causal_lm
 from quartet_trainer.learner.ptx import PretrainingTexts
 from quartet_trainer.learner.settings import LearnerSettings
 from quartet_trainer.learner.value_head import ValueHead
@@ -68,6 +69,7 @@ class BoosterLearner:
     def __init__(self, settings: LearnerSettings, model_path: Path, run: RunLike) -> None:
         """Load the model and boost it. See `quartet_trainer.learner.base.create_learner`."""
         config = check_model_folder(model_path)
+        self._longest = fixed_rope_length(config)
         self.step = 0
         self._settings = settings
         self._model_path = model_path
@@ -127,7 +129,7 @@ class BoosterLearner:
         """See `Learner.train_step`."""
         started = time.perf_counter()
         vocabulary = self._causal_lm.config.vocab_size
-        batch = decode_groups(groups, vocabulary, sampling_masks=self._sampling_masks)
+        batch = decode_groups(groups, vocabulary, sampling_masks=self._sampling_masks, longest=self._longest)
         plan, updates, known = self._planner.updates(batch, self.step)
         learning_rate = self._learning_rate(self.step)
         done = [self._update(batch, update, number, learning_rate) for number, update in enumerate(updates)]

@@ -17,15 +17,16 @@ from quartet_trainer.batches import ExperienceBatch, MicroBatch, collate
 from quartet_trainer.batches.shared_prompts import SharedPrompts
 from quartet_trainer.learner import distributed
 from quartet_trainer.learner.base import LearnerError
+from quartet_trainer.learner.loading import load_causal_lm
 from quartet_trainer.learner.metrics import target_metrics
 from quartet_trainer.learner.model_folder import check_model_folder
 from quartet_trainer.learner.onednn_linear import use_onednn
 from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
 from quartet_trainer.learner.planner import CriticTargets
 from quartet_trainer.learner.plugins import Plugin
-from quartet_trainer.learner.policy import autocast_to, load_causal_lm
+from quartet_trainer.learner.policy import autocast_to
 from quartet_trainer.learner.settings import LearnerSettings
-from quartet_trainer.learner.shared_attention import last_hidden_state, shares_prompts
+from quartet_trainer.learner.shared_attention import last_hidden_state, shares_prompts, trunk
 from quartet_trainer.losses.value import clipped_value_loss
 
 log = get_logger(__name__)
@@ -96,7 +97,7 @@ class Critic:
         causal_lm.train()
         if settings.gradient_checkpointing:
             causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        model = ValueModel(causal_lm.base_model, torch.bfloat16 if settings.precision == "bf16" else None)
+        model = ValueModel(trunk(causal_lm), torch.bfloat16 if settings.precision == "bf16" else None)
         self._booster = Booster(plugin=TorchDDPPlugin(gradient_as_bucket_view=True, broadcast_buffers=False))
         self._model, self._optimizer, *_ = self._booster.boost(model, create_optimizer(model, own))
 

@@ -6,6 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
+from quartet_common.rope import at_most, fixed_rope_length
+
 COMPANIONS = (
     "generation_config.json",
     "tokenizer.json",
@@ -51,12 +53,26 @@ def check_model_folder(path: Path) -> dict:
             f"model.path: {path / 'config.json'} was written by transformers 5; the trainer reads the 4.51 form: write "
             "rope_theta (and rope_scaling) beside the other keys instead of rope_parameters, and torch_dtype for dtype"
         )
+    if "text_config" in config:
+        raise ModelFolderError(
+            f"model.path: {path / 'config.json'} is of a model of several parts ({config.get('model_type')}); the "
+            "trainer takes the language model alone, whose config.json has the keys of text_config at its top level"
+        )
     if not any((path / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
         raise ModelFolderError(f"model.path: {path} has no model.safetensors; weights are read in that format alone")
     dtype = config.get("torch_dtype") or "float32"
     if dtype not in MODEL_DTYPES:
         raise ModelFolderError(f"model.path: torch_dtype is {dtype!r}; allowed: {', '.join(MODEL_DTYPES)}")
     return config
+
+
+def check_completion_length(config: dict, max_new_tokens: int) -> None:
+    """Raise ModelFolderError if completions of `max_new_tokens` are too long for the model's rotary embedding."""
+    longest = fixed_rope_length(config)
+    if longest is not None and max_new_tokens >= longest:
+        raise ModelFolderError(
+            f"run.sampling.max_new_tokens is {max_new_tokens}; allowed: with the prompt {at_most(longest)}"
+        )
 
 
 def copy_companions(source: Path, target: Path) -> None:

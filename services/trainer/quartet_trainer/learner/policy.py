@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
-from quartet_common.log import get_logger
 from quartet_trainer.batches.shared_prompts import SharedPrompts
-from quartet_trainer.learner.base import LearnerError
-from quartet_trainer.learner.shared_attention import last_hidden_state, use_shared_attention
+from quartet_trainer.learner.shared_attention import last_hidden_state, trunk
 from quartet_trainer.learner.value_head import ValueHead
-
-log = get_logger(__name__)
 
 LOGITS_AT_ONCE = 2**26
 """Logits (tokens * vocabulary) that may stand in memory at once: 256 MiB of float32."""
@@ -67,6 +62,15 @@ def left_out(counts: Tensor, ids: Tensor, vocabulary: int) -> Tensor:
     out = (counts > 0)[:, None].repeat(1, vocabulary)
     out[torch.repeat_interleave(torch.arange(counts.numel(), device=counts.device), counts), ids] = False
     return out
+
+
+def after_output_layer(logits: Tensor, config: PretrainedConfig) -> Tensor:
+    """What a family makes of its output layer's logits: Cohere and Granite scale them, Gemma 2 caps them."""
+    scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+    if scale != 1.0:
+        logits = logits * scale
+    cap = getattr(config, "final_logit_softcapping", None)
+    return torch.tanh(logits / cap) * cap if cap else logits
 
 
 def autocast_to(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager:
@@ -140,7 +144,7 @@ class Policy(nn.Module):
     def _hidden(self, input_ids: Tensor, rows: Tensor, columns: Tensor, shared: SharedPrompts | None) -> Tensor:
         """The states [t, H]."""
         with autocast_to(self._autocast_dtype, input_ids.device):
-            return last_hidden_state(self.causal_lm.base_model, input_ids, shared)[rows, columns]
+            return last_hidden_state(trunk(self.causal_lm), input_ids, shared)[rows, columns]
 
     def _head(
         self,
@@ -154,7 +158,7 @@ class Policy(nn.Module):
             logits = self.causal_lm.get_output_embeddings()(hidden)
         if logits.dtype != torch.float64:
             logits = logits.float()
-        logits = logits.div_(temperatures[:, None])
+        logits = after_output_layer(logits, self.causal_lm.config).div_(temperatures[:, None])
         if mask_counts is not None and mask_ids is not None:
             # Finite: an entropy of minus infinity times 0 would be no number.
             nothing = torch.finfo(logits.dtype).min / 2
@@ -165,48 +169,3 @@ class Policy(nn.Module):
             return log_probs, -(distribution.exp() * distribution).sum(-1)
         with torch.no_grad():
             return log_probs, -distribution.exp().mul_(distribution).sum(-1)
-
-
-def load_causal_lm(path: Path, dtype: torch.dtype, *, share_prompts: bool = False) -> PreTrainedModel:
-    """Load a model for training: from safetensors, without dropout (a policy's log-probs must be repeatable).
-
-    Args:
-        path: its folder.
-        dtype: of its weights.
-        share_prompts: have it take micro-batches with shared prompts, if it can.
-
-    Raises:
-        LearnerError: the model does something to its logits after the head, which `Policy` would miss.
-    """
-    config = AutoConfig.from_pretrained(path, local_files_only=True)
-    if getattr(config, "use_sliding_window", None) is False:
-        # transformers 4.51 masks by `sliding_window` even where `use_sliding_window` says not to.
-        config.sliding_window = None
-    model = AutoModelForCausalLM.from_pretrained(
-        path, config=config, torch_dtype=dtype, attn_implementation="sdpa", use_safetensors=True, local_files_only=True
-    )
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name, value in vars(module).items():
-            if isinstance(value, float) and ("dropout" in name or "jitter" in name):
-                setattr(module, name, 0.0)  # some families apply it by a function
-    _refuse_other_heads(model)
-    if share_prompts and not use_shared_attention(model):
-        log.info(f"{type(model).__name__} attends in a way of its own: prompts are computed for each completion")
-    return model
-
-
-def _refuse_other_heads(model: PreTrainedModel) -> None:
-    """Some families cap or scale their logits after the head; compare on a few tokens and refuse them."""
-    tokens = torch.arange(8)[None] % model.config.vocab_size
-    positions = torch.arange(7)
-    with torch.no_grad():
-        ours, *_ = Policy(model)(tokens, torch.zeros(7).long(), positions, None, tokens[0, 1:], torch.ones(7))
-        theirs = torch.log_softmax(model(input_ids=tokens, use_cache=False).logits[0, :-1].to(ours.dtype), dim=-1)
-    difference = (ours - theirs[positions, tokens[0, 1:]]).abs().max().item()
-    if difference > 1e-3:
-        raise LearnerError(
-            f"{type(model).__name__} changes its logits after the output layer (log-probs differ by {difference:.3g}); "
-            "such models cannot be trained yet"
-        )

@@ -43,13 +43,13 @@ def use_shared_attention(causal_lm: PreTrainedModel) -> bool:
 
     def same() -> bool:
         try:
-            found = last_hidden_state(causal_lm.base_model, input_ids, shared)[0]
+            found = last_hidden_state(trunk(causal_lm), input_ids, shared)[0]
         except Exception:  # a model that takes no such argument, or no such mask: each says so by another error
             return False
         return bool((found - expected).abs().max() < 1e-3 * expected.abs().max())
 
     with torch.no_grad():
-        expected = causal_lm.base_model(input_ids=sequences, use_cache=False).last_hidden_state.flatten(0, 1)
+        expected = trunk(causal_lm)(input_ids=sequences, use_cache=False).last_hidden_state.flatten(0, 1)
         expected = expected[shared.places]
         config._attn_implementation = _NAME
         shares = same()
@@ -75,6 +75,12 @@ def _checkpointing(causal_lm: PreTrainedModel) -> Iterator[None]:
         if causal_lm.supports_gradient_checkpointing:
             causal_lm.gradient_checkpointing_disable()
         causal_lm.train(training)
+
+
+def trunk(causal_lm: PreTrainedModel) -> nn.Module:
+    """The model below the output layer. Gemma 3 and Llama 4 name it otherwise than their `base_model` says."""
+    base = causal_lm.base_model
+    return causal_lm.get_decoder() if base is causal_lm else base
 
 
 def last_hidden_state(base_model: nn.Module, input_ids: Tensor, shared: SharedPrompts | None) -> Tensor:

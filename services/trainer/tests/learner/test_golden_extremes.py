@@ -19,12 +19,12 @@ from learner_helpers import Run, gradients, make_group, make_model, settings
 from plain_algorithms import plain_algorithm
 from plain_loop import load
 from torch import Tensor
-from transformers import OPTConfig, OPTForCausalLM, Qwen2ForCausalLM
+from transformers import Qwen2ForCausalLM
 
 from quartet_common.tensors import encode_ragged
 from quartet_trainer.algorithms import ALGORITHMS
 from quartet_trainer.learner import create_learner
-from quartet_trainer.learner.policy import Policy, load_causal_lm
+from quartet_trainer.learner.policy import Policy
 from quartet_trainer.losses.advantages import group_centered, group_normalized, leave_one_out
 from quartet_trainer.losses.correction import (
     masked_importance_weight,
@@ -302,15 +302,3 @@ def test_a_batch_without_a_trained_token_changes_nothing(model_path: Path, algor
     assert all(math.isfinite(value) for value in metrics.values())
     for name, tensor in learner.weights():
         assert torch.equal(tensor, before[name]), name
-
-
-def test_no_dropout_is_left(tmp_path: Path) -> None:
-    """OPT drops by a function that is told how much, not by a module."""
-    config = OPTConfig(
-        vocab_size=64, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4, dropout=0.5,
-        word_embed_proj_dim=32, max_position_embeddings=32,
-    )  # fmt: skip
-    OPTForCausalLM(config).save_pretrained(tmp_path)
-    model = load_causal_lm(tmp_path, torch.float32).train()
-    first, second = (model(input_ids=torch.arange(12)[None], use_cache=False).logits for _ in range(2))
-    assert torch.equal(first, second)

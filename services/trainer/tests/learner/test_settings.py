@@ -163,6 +163,9 @@ def test_model_folders_that_cannot_be_trained_from(tmp_path: Path) -> None:
     rewrite({**config, "rope_parameters": {"rope_theta": 1e6}})
     with pytest.raises(ModelFolderError, match=r"was written by transformers 5; the trainer reads the 4\.51 form"):
         check_model_folder(path)
+    rewrite({"model_type": "gemma3", "text_config": config})
+    with pytest.raises(ModelFolderError, match=r"of a model of several parts \(gemma3\); the trainer takes"):
+        check_model_folder(path)
     rewrite({**config, "torch_dtype": "int8"})
     with pytest.raises(ModelFolderError, match="torch_dtype is 'int8'; allowed: float32, bfloat16, float16"):
         check_model_folder(path)
@@ -170,15 +173,3 @@ def test_model_folders_that_cannot_be_trained_from(tmp_path: Path) -> None:
     (path / "model.safetensors").rename(path / "pytorch_model.bin")
     with pytest.raises(ModelFolderError, match=r"has no model\.safetensors"):
         check_model_folder(path)
-
-
-def test_a_model_that_changes_its_logits_after_the_head_is_refused(tmp_path: Path) -> None:
-    from transformers import Gemma2Config, Gemma2ForCausalLM
-
-    torch.manual_seed(0)
-    small = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 8}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    model = Gemma2ForCausalLM(Gemma2Config(**small, **heads, initializer_range=2.0, final_logit_softcapping=5.0))
-    model.save_pretrained(tmp_path / "gemma")
-    with pytest.raises(LearnerError, match="Gemma2ForCausalLM changes its logits after the output layer"):
-        create_learner(settings(), tmp_path / "gemma", Run())

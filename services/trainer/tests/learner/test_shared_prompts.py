@@ -28,7 +28,7 @@ from quartet_trainer.batches.dealing import by_group, cut_alike, cut_full, deal_
 from quartet_trainer.batches.shared_prompts import Part, SharedPrompts
 from quartet_trainer.learner import create_learner
 from quartet_trainer.learner import shared_attention as shared_attention_module
-from quartet_trainer.learner.policy import load_causal_lm
+from quartet_trainer.learner.loading import load_causal_lm
 from quartet_trainer.learner.shared_attention import shares_prompts
 
 # --- The layout -------------------------------------------------------------------------------------------------------

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, Cache, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, Cache, DynamicCache
 from transformers.utils import logging as transformers_logging
 
 from quartet_rollout.engines.base import EngineError, SamplingSettings, SleepLevel
 from quartet_rollout.engines.core import CoreCompletion
-from quartet_rollout.engines.model_folder import check_model_folder, config_dtype, load_tokenizer
+from quartet_rollout.engines.model_folder import check_model_folder, config_dtype, context_length, load_tokenizer
 from quartet_rollout.engines.options import TransformersOptions
 from quartet_rollout.engines.transformers_engine.attention import layer_kinds, step_mask, use_grouped
 from quartet_rollout.engines.transformers_engine.onednn_linear import use_onednn
@@ -46,8 +46,13 @@ class TransformersCore:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self._device = torch.device(device)
+        config = AutoConfig.from_pretrained(model_path, local_files_only=True)
         model: Any = AutoModelForCausalLM.from_pretrained(
-            model_path, dtype=getattr(torch, dtype), local_files_only=True
+            model_path,
+            dtype=getattr(torch, dtype),
+            # torch's fused attention has no cap. None: fused where the family has it.
+            attn_implementation="eager" if getattr(config, "attn_logit_softcapping", None) else None,
+            local_files_only=True,
         )
         self._model = model.to(self._device).eval()
         use_onednn(self._model, self._device)
@@ -56,7 +61,8 @@ class TransformersCore:
         self._max_rows = options.max_num_seqs
         self._max_prefill_tokens = options.max_prefill_tokens
         self.vocab_size = int(self._model.config.vocab_size)
-        self.max_model_len = _context(int(self._model.config.max_position_embeddings), options.max_model_len)
+        wanted = context_length(model_path, "rollout.transformers.max_model_len", options.max_model_len)
+        self.max_model_len = _context(int(self._model.config.max_position_embeddings), wanted)
         self._is_end = np.zeros(self.vocab_size, dtype=bool)
         self._is_end[[token for token in _end_of_sequence(self._model, self._tokenizer) if token < self.vocab_size]] = (
             True

@@ -10,7 +10,7 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
 from quartet_rollout.engines.base import EngineError, SamplingSettings
-from quartet_rollout.engines.model_folder import config_dtype
+from quartet_rollout.engines.model_folder import config_dtype, context_length
 from quartet_rollout.engines.options import VllmOptions
 from quartet_rollout.engines.vllm_engine.weight_transfer import BACKEND, register
 
@@ -32,7 +32,7 @@ def engine_arguments(model_path: str, options: VllmOptions) -> dict[str, Any]:
     return {
         "model": model_path,
         "dtype": config_dtype(model_path) if options.dtype == "auto" else options.dtype,
-        "max_model_len": options.max_model_len,
+        "max_model_len": context_length(model_path, "rollout.vllm.max_model_len", options.max_model_len),
         "max_num_seqs": options.max_num_seqs,
         "kv_cache_memory_bytes": None if kv_cache_gib is None else int(kv_cache_gib * GIB),
         "gpu_memory_utilization": options.gpu_memory_utilization,

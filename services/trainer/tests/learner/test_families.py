@@ -1,0 +1,147 @@
+"""Log-probs of a family's tokens: those of transformers' own forward pass, the same each time, or a refusal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from learner_helpers import Run, gradients, make_group, settings
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from quartet_trainer.batches import ExperienceError
+from quartet_trainer.learner import LearnerError, create_learner
+from quartet_trainer.learner.loading import load_causal_lm
+from quartet_trainer.learner.model_folder import ModelFolderError, check_completion_length, check_model_folder
+from quartet_trainer.learner.policy import Policy
+
+TOKENS = torch.randint(3, 64, (1, 24), generator=torch.Generator().manual_seed(0))
+SIZES: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+OLDER: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+GEMMA2 = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0, "sliding_window": 8, **SIZES, "head_dim": 8}
+DROPOUT = {"hidden_dropout": 0.5, "attention_dropout": 0.5}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Gemma2": GEMMA2,
+    "Gemma3Text": {**SIZES, "head_dim": 8, "sliding_window": 8},
+    "Cohere": {**SIZES, "logit_scale": 0.0625},
+    "Granite": {
+        **SIZES, "logits_scaling": 8.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3,
+        "embedding_multiplier": 12.0,
+    },
+    "Falcon": {**OLDER, **DROPOUT},
+    "GPTNeoX": {**OLDER, **DROPOUT},
+    "OPT": {**OLDER, "ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0.5, "layerdrop": 0.5},
+    "GPTBigCode": {**OLDER, "attn_pdrop": 0.5, "resid_pdrop": 0.5},
+    "Mpt": {"vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 4, "attn_config": {"attn_pdrop": 0.5}},
+    "Mixtral": {**SIZES, "router_jitter_noise": 0.5, "num_local_experts": 4, "sliding_window": 8},
+}  # fmt: skip
+
+
+def save(folder: Path, family: str, size: float = 0.4, **values: Any) -> Path:
+    """A random model whose weights have the standard deviation `size`: large ones make every operation visible."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**values)
+    config.initializer_range = config.init_std = size
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def trained(model: PreTrainedModel) -> torch.Tensor:
+    """What training computes for `TOKENS`."""
+    places = torch.arange(TOKENS.numel() - 1)
+    with torch.no_grad():
+        policy = Policy(model.train())
+        return policy(TOKENS, torch.zeros_like(places), places, None, TOKENS[0, 1:], torch.ones(len(places)))[0]
+
+
+def plain(model: PreTrainedModel) -> torch.Tensor:
+    """What transformers computes for them."""
+    with torch.no_grad():
+        logits = model.eval()(input_ids=TOKENS, use_cache=False).logits[0, :-1]
+    return torch.log_softmax(logits, dim=-1).gather(-1, TOKENS[0, 1:, None])[:, 0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probs_are_those_of_the_familys_own_forward_pass(family: str, tmp_path: Path) -> None:
+    path = save(tmp_path, family, **FAMILIES[family])
+    expected = plain(AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager"))
+    model = load_causal_lm(path, torch.float32, share_prompts=True)
+    torch.testing.assert_close(trained(model), expected, rtol=0, atol=2e-5)
+    assert torch.equal(trained(model), trained(model))
+
+
+@pytest.mark.parametrize("family", ["Gemma2", "Cohere"])
+def test_what_small_weights_hide_at_load_counts_once_they_have_grown(family: str, tmp_path: Path) -> None:
+    path = save(tmp_path, family, size=1e-3, **FAMILIES[family])
+    model = load_causal_lm(path, torch.float32)
+    reference = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in (*model.parameters(), *reference.parameters()):
+            parameter.mul_(400.0 if parameter.ndim == 2 else 1.0)
+    torch.testing.assert_close(trained(model), plain(reference), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "message"),
+    [
+        ("Phimoe", {**SIZES, "num_local_experts": 4}, "PhimoeForCausalLM draws random numbers in training: two"),
+        # A cap by another key, which logits as small as these hide; and ALiBi, which fused attention scales otherwise.
+        ("RecurrentGemma", {**SIZES, "lru_width": 32}, "RecurrentGemmaForCausalLM has other log-probs in training"),
+        ("Falcon", {**OLDER, "alibi": True}, "FalconForCausalLM has other log-probs in training"),
+        (
+            "Qwen2",
+            {**SIZES, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+            r"max_window_layers is 1; allowed where use_sliding_window is true: 0, or all 2 layers",
+        ),
+    ],
+)  # fmt: skip
+def test_families_that_training_would_compute_wrongly(
+    family: str, values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    small = 0.01 if family == "RecurrentGemma" else 0.4
+    with pytest.raises(LearnerError, match=message):
+        load_causal_lm(save(tmp_path, family, small, **values), torch.float32)
+
+
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [9.0] * 4}
+LENGTHS = {"original_max_position_embeddings": 16}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"rope_scaling": LONGROPE, **LENGTHS}, {"rope_scaling": {**LONGROPE, **LENGTHS, "factor": 4.0}},
+     {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 16}],
+    ids=["longrope", "longrope, its length inside", "dynamic"],
+)  # fmt: skip
+def test_no_sequence_is_so_long_that_its_frequencies_are_those_of_the_micro_batch(
+    values: dict[str, Any], tmp_path: Path
+) -> None:
+    import numpy as np
+
+    path = save(tmp_path, "Llama", **{**SIZES, **values})
+    cuts = [create_learner(settings(micro_batch_tokens=tokens), path, Run()) for tokens in (16, 1000)]
+    rng = np.random.default_rng(0)
+    fits = [make_group(rng, [4, 9, 11]), make_group(rng, [2, 3, 5])]
+    for found, expected in zip(*(gradients(cut, fits).values() for cut in cuts), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+    with pytest.raises(ExperienceError, match="group 1: a completion has 17 tokens with its prompt; allowed: at most"):
+        cuts[0].train_step([fits[0], make_group(rng, [4, 12])])
+    check_completion_length(check_model_folder(path), 15)
+    with pytest.raises(ModelFolderError, match=r"run\.sampling\.max_new_tokens is 16; allowed: with the prompt at"):
+        check_completion_length(check_model_folder(path), 16)
+
+
+def test_yarn_scales_by_its_factor_whatever_the_longest_position(tmp_path: Path) -> None:
+    """As vLLM and transformers 5 do; 4.51 divides the two lengths instead."""
+    yarn = {"rope_scaling": {"type": "yarn", "factor": 4.0, **LENGTHS}}
+    found, expected = (
+        trained(load_causal_lm(save(tmp_path / str(n), "Qwen2", **{**SIZES, **yarn, "max_position_embeddings": n}),
+                               torch.float32))
+        for n in (16, 64)
+    )  # fmt: skip
+    assert torch.equal(found, expected)
