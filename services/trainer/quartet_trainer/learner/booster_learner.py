@@ -69,11 +69,13 @@ class BoosterLearner:
     def __init__(self, settings: LearnerSettings, model_path: Path, run: RunLike) -> None:
         """Load the model and boost it. See `quartet_trainer.learner.base.create_learner`."""
         config = check_model_folder(model_path)
-        self._longest = fixed_rope_length(config)
         self.step = 0
         self._settings = settings
         self._model_path = model_path
         self._algorithm = create_algorithm(settings)
+        critic = settings.critic.model if self._algorithm.has_critic else None
+        lengths = [fixed_rope_length(read) for read in (config, check_model_folder(critic) if critic else {})]
+        self._longest = min(filter(None, lengths), default=None)
         self._learning_rate = LearningRate(settings, run.max_steps)
         self._sampling_masks = run.sampling_masks
         if run.sampling_masks and settings.plugin == "hybrid_parallel":
@@ -98,7 +100,8 @@ class BoosterLearner:
         self._plugin.reference_in_loss = self._kl_in_loss
         texts, config = None, self._causal_lm.config
         if settings.ptx.coefficient:
-            texts = PretrainingTexts(settings, config.vocab_size, getattr(config, "max_position_embeddings", None))
+            lengths = [getattr(config, "max_position_embeddings", None), self._longest]
+            texts = PretrainingTexts(settings, config.vocab_size, min(filter(None, lengths), default=None))
         self._critic: Critic | HeadCritic | None = None
         head = None if self._plugin.value_head is None else HeadCritic(settings, self._plugin, run.max_steps)
         if self._algorithm.has_critic:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -119,10 +121,8 @@ LENGTHS = {"original_max_position_embeddings": 16}
     ids=["longrope", "longrope, its length inside", "dynamic"],
 )  # fmt: skip
 def test_no_sequence_is_so_long_that_its_frequencies_are_those_of_the_micro_batch(
-    values: dict[str, Any], tmp_path: Path
+    values: dict[str, Any], model_path: Path, tmp_path: Path
 ) -> None:
-    import numpy as np
-
     path = save(tmp_path, "Llama", **{**SIZES, **values})
     cuts = [create_learner(settings(micro_batch_tokens=tokens), path, Run()) for tokens in (16, 1000)]
     rng = np.random.default_rng(0)
@@ -131,6 +131,12 @@ def test_no_sequence_is_so_long_that_its_frequencies_are_those_of_the_micro_batc
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
     with pytest.raises(ExperienceError, match="group 1: a completion has 17 tokens with its prompt; allowed: at most"):
         cuts[0].train_step([fits[0], make_group(rng, [4, 12])])
+    of_critic = create_learner(settings(algorithm="ppo", critic={"model": path}), model_path, Run())
+    with pytest.raises(ExperienceError, match="group 0: a completion has 17 tokens with its prompt"):
+        of_critic.train_step([make_group(rng, [4, 12])])
+    (tmp_path / "texts.jsonl").write_text(json.dumps({"input_ids": [1] * 17}), encoding="utf-8")
+    with pytest.raises(LearnerError, match="input_ids has 17 tokens; the model reads at most 16"):
+        create_learner(settings(ptx={"coefficient": 0.1, "data": tmp_path / "texts.jsonl"}), path, Run())
     check_completion_length(check_model_folder(path), 15)
     with pytest.raises(ModelFolderError, match=r"run\.sampling\.max_new_tokens is 16; allowed: with the prompt at"):
         check_completion_length(check_model_folder(path), 16)

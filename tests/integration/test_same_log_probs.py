@@ -1,0 +1,74 @@
+"""The trainer has the log-probs that an engine gave its tokens, for families that are easily computed otherwise."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from by_hand import ENVIRONMENTS, ROOT
+
+HERE = Path(__file__).parent
+PROMPT = [18, 11, 19, 11, 17]
+CONTEXTS = {"Phi3": 32, "Llama": 64, "Qwen2": 64, "Gemma2": 64, "Cohere": 64, "Granite": 64}
+"""The longest sequence of each; for Phi3 up to where its longrope frequencies change, for Llama its dynamic ones."""
+SECONDS = 240
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("families")
+
+
+@pytest.fixture(scope="module")
+def log_probs(folder: Path) -> Iterator[Callable[[str, list[int]], list[float]]]:
+    """The trainer's, of a family's completion; its process has left the models in `folder`."""
+    process = subprocess.Popen(
+        [ENVIRONMENTS / "trainer" / "bin" / "python", HERE / "families_in_trainer.py", folder],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "examples" / "arithmetic")},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+
+    def ask(family: str, tokens: list[int]) -> list[float]:
+        asked = {"family": family, "tokens": PROMPT + tokens, "prompt": len(PROMPT)}
+        print(json.dumps(asked), file=process.stdin, flush=True)
+        return json.loads(process.stdout.readline())
+
+    yield ask
+    process.stdin.close()
+    assert process.wait(SECONDS) == 0
+
+
+@pytest.mark.timeout(2 * SECONDS)
+@pytest.mark.parametrize(
+    ("engine", "options", "families"),
+    [
+        ("transformers", {"place": "thread", "device": "cpu"}, list(CONTEXTS)),
+        ("vllm", {"place": "thread", "kv_cache_gib": 0.0625, "max_num_seqs": 8}, ["Phi3"]),
+    ],
+    ids=["transformers", "vllm"],
+)
+def test_log_probs(
+    engine: str,
+    options: dict[str, object],
+    families: list[str],
+    folder: Path,
+    log_probs: Callable[[str, list[int]], list[float]],
+) -> None:
+    command = [ENVIRONMENTS / "rollout" / "bin" / "python", HERE / "families_in_rollout.py", engine]
+    made = subprocess.run(
+        [*command, json.dumps(options), json.dumps(PROMPT), *(folder / family for family in families)],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert made.returncode == 0, made.stderr[-4000:]
+    for family, line in zip(families, made.stdout.splitlines(), strict=True):
+        context, tokens, found = json.loads(line)
+        assert context == CONTEXTS[family], family
+        assert found == pytest.approx(log_probs(family, tokens), abs=1e-4), family
