@@ -1,5 +1,5 @@
-"""Run with the rollout's environment: `python families_in_rollout.py ENGINE OPTIONS PROMPT FOLDER…` prints a line for
-each folder, in JSON: the engine's longest context, and a completion that fills it: tokens, log-probs.
+"""Run with the rollout's environment: `python families_in_rollout.py PROMPT FOLDER…` prints a line for each folder, in
+JSON: the longest context of the transformers engine, and a completion that fills it: tokens, log-probs.
 """
 
 import asyncio
@@ -9,9 +9,9 @@ import sys
 from quartet_rollout.engines import SamplingSettings, create_engine
 
 
-async def main(name: str, options: str, prompt: str, *folders: str) -> None:
+async def main(prompt: str, *folders: str) -> None:
     for folder in folders:
-        engine = create_engine(name, folder, json.loads(options))
+        engine = create_engine("transformers", folder, {"place": "thread", "device": "cpu"})
         await engine.start()
         sampling = SamplingSettings(max_new_tokens=1000, seed=1)
         async for made in engine.generate(folder, json.loads(prompt), 1, sampling):

@@ -14,8 +14,16 @@ VOCAB_SIZE = 128
 EOS = 95
 
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1 + n / 8 for n in range(16)],
+    "long_factor": [9.0] * 16,
+    "original_max_position_embeddings": 512,
+}
+
+
 def config_dict(tied: bool, **changes: object) -> dict:
-    """config.json in the 4.51 form: rope_theta at the top level."""
+    """config.json in the 4.51 form: rope_theta at the top level. Untied embeddings come with longrope frequencies."""
     return {
         "architectures": ["Qwen2ForCausalLM"],
         "attention_dropout": 0.0,
@@ -25,14 +33,14 @@ def config_dict(tied: bool, **changes: object) -> dict:
         "hidden_size": 128,
         "initializer_range": 0.08,
         "intermediate_size": 256,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": 512 if tied else 1024,
         "max_window_layers": 2,
         "model_type": "qwen2",
         "num_attention_heads": 4,
         "num_hidden_layers": 2,
         "num_key_value_heads": 2,
         "rms_norm_eps": 1e-06,
-        "rope_scaling": None,
+        "rope_scaling": None if tied else LONGROPE,
         "rope_theta": 1000000.0,
         "sliding_window": None,
         "tie_word_embeddings": tied,
