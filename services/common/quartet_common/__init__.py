@@ -10,6 +10,7 @@ A service's life, from the top down:
 - `channel`, `handshake`: how a service reaches another.
 - `errors`: statuses with rich details, made by servers, described for people by clients.
 - `tensors`, `weights`: the wire form of arrays and of weight updates (numpy and xxhash: the extra `tensors`).
+- `rope`: up to which length a model's rotary frequencies are fixed.
 - `wire`: large messages put together from bytes.
 - `log`, `metrics`, `durations`: small things everyone needs.
 """

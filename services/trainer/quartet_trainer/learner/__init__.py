@@ -9,6 +9,7 @@
 | `distributed` | `initialize`: ColossalAI's launch, under torchrun or alone; this rank's place |
 | `colossalai_cures` | what ColossalAI 0.5.0 needs on a CPU with this torch |
 | `policy` | the causal language model, giving log-probs of completion tokens and nothing else |
+| `loading` | loads the causal language model, and compares its log-probs with the family's own |
 | `shared_attention` | attention where the completions of a group share their prompt |
 | `booster_learner` | `BoosterLearner`: a step, the weights, checkpoints, under any plugin |
 | `plugin_settings` | the keys that choose plugin, sizes and adapters (no torch) |
