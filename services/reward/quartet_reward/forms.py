@@ -229,8 +229,10 @@ def _matrix(text: str) -> Form | None:
 def _rounded(text: str) -> Form | None:
     """`1/3 \\approx 0.333` is 1/3; `x \\approx 11` defines x as an equation does."""
     parts = split_outside_brackets(text, _APPROX)
-    if len(parts) != 2 or not all(parts):
+    if len(parts) != _SIDES or not parts[1]:
         return None
+    if not parts[0]:
+        return _read(parts[1])
     if is_name(parts[0]):
         return _read(" = ".join(parts))
     return Form(Kind.ROUNDED, text, tuple(map(_read, parts)))

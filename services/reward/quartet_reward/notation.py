@@ -34,7 +34,7 @@ _CHARACTERS = str.maketrans(
     }
 )
 _SEVERAL_SPELLINGS = re.compile(r"[\\=~{]|\s\s|[\t\n]")
-_FUNCTIONS = "arc(?:sin|cos|tan)|(?:sin|cos|tan)h?|cot|sec|csc|ln|log|exp|max|min|gcd|lcm|det"
+_FUNCTIONS = "arc(?:sin|cos|tan)|(?:sin|cos|tan)h?|cot|sec|csc|ln|log|exp|gcd|lcm|det"
 _SPELLINGS = tuple(
     (re.compile(pattern), spelling)
     for pattern, spelling in (

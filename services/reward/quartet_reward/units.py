@@ -18,7 +18,9 @@ _CANONICAL = {name: unit for unit, names in _NAMES.items() for name in names.spl
 UNIT_WORDS = frozenset(f"{name}{end}" for name in _CANONICAL if name != "%" for end in ("", "s")) - {"in"}
 
 _NUMBER = r"(?P<number>[-+]?[\d.][-+\d.,\s/^{}:]*|.*[\d})\]]|.*\\pi)"
-_TEXT_UNIT = re.compile(rf"{_NUMBER}\s*\\text\s*\{{(?P<unit>[^{{}}\\]*)\}}\s*(?:\^\{{?(?P<power>\d)\}}?)?", re.DOTALL)
+_TEXT_UNIT = re.compile(
+    rf"{_NUMBER}\s*\\text\s*\{{(?P<unit>[^{{}}\\\d()=<>:;?]+)\}}\s*(?:\^\{{?(?P<power>\d)\}}?)?", re.DOTALL
+)
 # A single letter is a unit only where a space parts it from the number, for 5m may be a product.
 _BARE_UNIT = re.compile(
     r"(?P<number>[-+]?(?:\d[\d.,:/ ]*|\.\d+|\\frac\{\d+\}\{\d+\}))"
@@ -26,8 +28,10 @@ _BARE_UNIT = re.compile(
 )
 _SIGNED = re.compile(r"(?P<sign>-?)\s*(?:\\?\$|(?P<currency>[€£¥₹₽₩₿]))\s*(?P<number>[^$]*\d[^$]*)")
 _TRAILING = re.compile(r"(?P<number>.*[\w})])\s*(?P<unit>\^\\circ|\\?%)\s*(?:\\text\s*\{\s*)?(?P<scale>[CF]?)\s*\}?")
-_BASED = re.compile(r"(?P<number>\d[\dA-F]{0,40})\s*_\s*(?:\{(?P<base>\d{1,2})\}|(?P<digit>\d))", re.ASCII)
-_NO_UNIT = frozenset(re.findall(r"\w+", "is are for if and or where when with than x sin cos tan log ln pi sqrt mod"))
+_BASED = re.compile(r"(?P<number>\d[\dA-F]{0,40})\s*_\s*(?:\{(?P<base>\d{1,2})\}|(?P<digit>\d{1,2}))", re.ASCII)
+_NO_UNIT = frozenset(
+    re.findall(r"\w+", "is are not but to for if and or where when with than x sin cos tan log ln pi sqrt mod")
+)
 
 
 def quantity(text: str) -> tuple[str, str] | None:
