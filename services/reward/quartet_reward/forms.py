@@ -24,7 +24,16 @@ _SET_BUILDER = re.compile(r"\\\{\s*[a-zA-Z]\s*(?:\\in\s*(?:\\mathbb\s*\{?R\}?|R)
 _MATRIX = re.compile(r"\\begin\{[pbB]?(?:small)?matrix\}(.*?)(?:\\\\\s*)?\\end\{[pbB]?(?:small)?matrix\}", re.DOTALL)
 _TEXT = re.compile(r"\\text\s*\{([^{}\\]*)\}")
 _CHOICE = re.compile(r"\(\s*(?:\\text\s*\{\s*)?([A-Z])\s*\}?\s*\)")
-_LETTER = re.compile(r"[a-zA-Z]")
+# An expression is reduced from within: an atom is A, and so is what can be made of atoms.
+_ATOM = re.compile(r"\\(?!(?:pi|infty|theta|alpha|beta)(?![a-zA-Z]))[a-zA-Z]+|(\d+(?:\.\d+)?|[a-zA-Z]|\\[a-zA-Z]+)")
+_SUM = r"[-+]?A(?:(?:[-+*/]|\\cdot|\\times)?A)*"
+_MADE_OF_ATOMS = re.compile(
+    rf"\\frac\{{{_SUM}\}}\{{{_SUM}\}}|\\sqrt(?:A|\{{{_SUM}\}})|A\^(?:A|\{{{_SUM}\}})|\({_SUM}\)"
+)
+_INTERVAL = rf"[(\[]{_SUM},{_SUM}[)\]]"
+_EXPRESSION = re.compile(rf"{_SUM}|{_INTERVAL}(?:\\cup{_INTERVAL})*")
+_WORD = re.compile(r"(?<![\\a-zA-Z])[a-z]{2,}", re.IGNORECASE)
+_ZERO_BELOW = re.compile(r"[{/]\s*0(?![.\d])")
 _CLOCK = re.compile(r"(\d{1,2}):([0-5]\d)", re.ASCII)
 _WORDS = re.compile(r"[^\W_]+(?:[ ,:'’.-]+[^\W_]+)*[.!]?")
 _ARGUMENTS = re.compile(r"(?<=\w)\([\w,|]*\)$")
@@ -87,10 +96,10 @@ class Form:
 
     @property
     def is_plain(self) -> bool:
-        """True if it is made of numbers, letters and words, which need no library."""
+        """True if it is made of words, numbers and simple expressions, which every library can read."""
         return all(
             leaf.kind in (Kind.WORDS, Kind.CLOCK)
-            or (leaf.kind is Kind.VALUE and (_LETTER.fullmatch(leaf.text) or parse_rational(leaf.text) is not None))
+            or (leaf.kind is Kind.VALUE and (parse_rational(leaf.text) is not None or _is_expression(leaf.text)))
             for leaf in self.leaves()
         )
 
@@ -126,6 +135,16 @@ def _read(text: str) -> Form:
         if (form := way(text)) is not None:
             return form
     return Form(Kind.VALUE, text)
+
+
+def _is_expression(text: str) -> bool:
+    """Return True for sums, products, quotients, powers, roots of numbers and letters, and unions of intervals."""
+    if _ZERO_BELOW.search(text) or _MATHEMATICAL.intersection(map(str.casefold, _WORD.findall(text))):
+        return False
+    text, count = _ATOM.sub(lambda match: "A" if match[1] else match[0], text).replace(" ", ""), 1
+    while count:
+        text, count = _MADE_OF_ATOMS.subn("A", text)
+    return _EXPRESSION.fullmatch(text) is not None
 
 
 def folded_words(text: str) -> str | None:

@@ -63,6 +63,28 @@ def test_what_an_answer_is(text, kind):
 
 
 @pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        (r"\frac{11+9a}{20} - 3\sqrt{x^{2} + y_1}", False),
+        (r"\frac{11+9a}{20} - 3\sqrt{x^{2} + y}", True),
+        (r"2 \cdot (x+1)^2/4", True),
+        (r"(-\infty, 2) \cup (3, \infty)", True),
+        (r"\begin{pmatrix} \sqrt2 \\ -\pi \end{pmatrix}", True),
+        (r"\text{east}", True),
+        (r"\frac{x}{0}", False),
+        ("1/0", False),
+        ("1//2", False),
+        (r"\sin x", False),
+        (r"\frac{1}{", False),
+        ("x + 1 = x", False),
+        ("x + ", False),
+    ],
+)
+def test_a_simple_reference_needs_no_judgment(text, plain):
+    assert read(text).is_plain is plain
+
+
+@pytest.mark.parametrize(
     ("reference", "answer", "equal"),
     [
         (r"\cot x", r"\cot{x}", None),
