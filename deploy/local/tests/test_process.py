@@ -1,12 +1,16 @@
 """One supervised process, and how it is ended."""
 
 import asyncio
+import os
 import signal
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from quartet_local.process import Process
+from quartet_local.redis import redis_process, wait_until_ready
 
 pytestmark = pytest.mark.timeout(120)
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf'); signal.pause()"
@@ -32,3 +36,22 @@ def test_one_that_does_not_drain_is_killed(tmp_path, grace, hurried):
 def test_last_words_that_are_no_json_are_shown_as_they_are(tmp_path):
     (tmp_path / "log").write_text('{"message": "an error", "level": "ERROR"}\n{"a": ' + "[" * 5000 + "\n")
     assert Process("any", [], tmp_path / "log").last_words() == "an error"
+
+
+def test_the_embedded_redis_has_a_share_of_the_memory_and_refuses_more(tmp_path):
+    async def body():
+        with tempfile.TemporaryDirectory() as sockets:
+            process, url = redis_process(tmp_path / "redis", tmp_path / "log", Path(sockets), memory_share=0.25)
+            process.start()
+            await wait_until_ready(process, url, 30)
+            reader, writer = await asyncio.open_unix_connection(url.removeprefix("unix://"))
+            settings = {}
+            for name in ("maxmemory", "maxmemory-policy"):
+                writer.write(f"CONFIG GET {name}\r\n".encode())
+                *_, settings[name] = [(await reader.readline()).strip().decode() for _ in range(5)]
+            writer.close()
+            await process.stop(10, asyncio.Event())
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        assert settings == {"maxmemory": str(memory // 4), "maxmemory-policy": "noeviction"}
+
+    asyncio.run(asyncio.wait_for(body(), 60))

@@ -227,7 +227,7 @@ def _counts(pairs: list[bytes]) -> dict[str, int]:
 
 def _differences(kept: dict[str, int], anew: dict[str, int]) -> Iterator[str]:
     passes = sorted({name for name in (*kept, *anew) if name.startswith("pass ")})
-    for name in (*_NOW, "open_bytes", "unscored_bytes", *passes):
+    for name in (*_NOW, "open_bytes", "unscored_bytes", "prompt_bytes", *passes):
         if kept.get(name, 0) != anew.get(name, 0):
             what = f"instances alive of data {name}" if name in passes else name
             yield f"{what}: the broker counts {kept.get(name, 0)}, there are {anew.get(name, 0)}"

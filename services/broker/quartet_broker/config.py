@@ -33,6 +33,13 @@ class BrokerSection(Section):
     max_result_bytes: int = Field(
         256 << 20, ge=0, description="Most bytes of transcripts kept to be collected, per run and purpose."
     )
+    max_runs: int = Field(10_000, ge=1, description="Most runs, ended ones included, until they are deleted.")
+    max_prompt_bytes: int = Field(
+        1 << 30,
+        ge=1 << 20,
+        description="Most bytes of a run's prompts that wait, are under way or dead, and of its evaluation sets; each "
+        "counts 1 KiB more. Evaluations under way may take as much again.",
+    )
     max_event_bytes: int = Field(
         64 << 20, ge=1 << 20, description="Most bytes of a run's events that are kept; the oldest go first."
     )

@@ -5,7 +5,7 @@ from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_broker import keys, validation
 from quartet_broker.bell import Bell
-from quartet_broker.prompts import digest
+from quartet_broker.prompts import digest, overflow
 from quartet_broker.store import Store, Value
 from quartet_common.errors import already_exists, not_found, resource_exhausted
 
@@ -38,6 +38,8 @@ class Evaluations:
             await self._store.run("list_members", run_id)
             raise not_found("evaluation set", evaluation_set, "submit its prompts with PURPOSE_EVALUATE")
         reply = await self._store.run("start_evaluation", run_id, *arguments)
+        if reply[0] == b"OVERFLOW":
+            raise overflow(run_id, reply)
         if reply[0] == b"CONFLICT":
             raise already_exists("prompt instance", reply[1].decode(), "an evaluation needs this id for its own")
         return broker_pb2.StartEvaluationResponse(evaluation_id=evaluation_id, prompts=int(reply[1]))

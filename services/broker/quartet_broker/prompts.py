@@ -55,6 +55,12 @@ def _forgotten(run_id: str, instance_id: str) -> ContractError:
     )
 
 
+def overflow(run_id: str, reply: list) -> ContractError:
+    """Return the refusal of prompts that a script answers with OVERFLOW."""
+    description = f"{reply[1]} bytes are kept and at most {reply[2]} may be (broker.max_prompt_bytes)"
+    return resource_exhausted(f"prompts of run '{run_id}'", description, _QUEUE_RETRY_SECONDS)
+
+
 class Prompts:
     """The queue of prompts and their leases."""
 
@@ -110,6 +116,8 @@ class Prompts:
                     came=f"{len(request.instances)} of them",
                     allowed=f"at most max_queued_prompts ({reply[1]})",
                 )
+            case b"OVERFLOW":
+                raise overflow(run_id, reply)
             case b"SET_FULL":
                 description = f"it has {reply[1]} prompts and at most {validation.MOST_EVALUATION_PROMPTS} are stored"
                 raise resource_exhausted(f"evaluation set '{request.evaluation_set}'", description)

@@ -11,7 +11,13 @@ from quartet_broker.members import Members
 from quartet_broker.metrics import forget_run
 from quartet_broker.spec import complete, first_difference, script_fields
 from quartet_broker.store import Store, run_not_found
-from quartet_common.errors import aborted, already_exists, failed_precondition, invalid_argument
+from quartet_common.errors import (
+    aborted,
+    already_exists,
+    failed_precondition,
+    invalid_argument,
+    resource_exhausted,
+)
 from quartet_common.log import get_logger
 
 log = get_logger(__name__)
@@ -47,6 +53,7 @@ class Runs:
         """Make the run, or confirm that it stands with the same specification."""
         spec = complete(request.spec)
         event = state_event(broker_pb2.RUN_STATE_ACTIVE)
+        await self._check_room(spec.run_id)
         # Listed before it stands: a run is never there without being listed. ListRuns leaves out what does not stand.
         await self._store.read([("ZADD", keys.RUNS, "NX", time.time() * 1000, spec.run_id)])
         reply = await self._store.run(
@@ -62,6 +69,12 @@ class Runs:
             log.info("run made", extra={"run": spec.run_id})
             await self.list_again(spec.run_id)  # in case the end of a deletion came in between
         return broker_pb2.CreateRunResponse(run=await self.load(spec.run_id), created=reply[0] == b"OK")
+
+    async def _check_room(self, run_id: str) -> None:
+        listed, runs = await self._store.read([("ZSCORE", keys.RUNS, run_id), ("ZCARD", keys.RUNS)])
+        if listed is None and runs >= self._section.max_runs:
+            description = f"there are {runs} and at most {self._section.max_runs} may be (broker.max_runs)"
+            raise resource_exhausted("runs", description + "; delete some")
 
     async def load(self, run_id: str) -> broker_pb2.Run:
         """Return a run as it stands. Raises NOT_FOUND."""

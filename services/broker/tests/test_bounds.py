@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Struct
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import common_pb2, experience_pb2
-from world import EVALUATE, SERVE, World, group, instance
+from world import EVALUATE, SERVE, TRAIN, World, group, instance
 
 from quartet_broker import keys
 from quartet_broker.spec import complete
@@ -311,6 +311,58 @@ async def test_listings_go_on_behind_the_last_page_and_end(world):
         with pytest.raises(grpc.RpcError) as caught:
             await ask("yesterday:x")
         assert caught.value.code() == INVALID and "page_token" in caught.value.details()
+
+
+@pytest.mark.parametrize("purpose", [TRAIN, EVALUATE, SERVE])
+async def test_prompts_are_kept_up_to_a_number_of_bytes_and_settled_ones_do_not_count(redis_server, admin, purpose):
+    async with serving(redis_server.url, max_prompt_bytes=1 << 20) as (stub, _, _):
+        world = World(stub, admin, "prompts")
+        await world.create(groups_per_step=1)
+        sets = {"evaluation_set": "set"} if purpose == EVALUATE else {}
+        half = 500_000
+
+        def submit(name: str):
+            instances = [instance(name, "x" * half, purpose=purpose)]
+            return stub.SubmitPrompts(pb.SubmitPromptsRequest(run_id="prompts", instances=instances, **sets))
+
+        await submit("a")
+        await submit("b")
+        with pytest.raises(grpc.RpcError) as caught:
+            await submit("c")
+        assert caught.value.code() == EXHAUSTED and "broker.max_prompt_bytes" in caught.value.details()
+        if purpose == EVALUATE:
+
+            def start(version: int):
+                request = pb.StartEvaluationRequest(run_id="prompts", evaluation_set="set", policy_version=version)
+                return stub.StartEvaluation(request)
+
+            await start(0)
+            with pytest.raises(grpc.RpcError) as caught:
+                await start(1)
+            assert caught.value.code() == EXHAUSTED and "broker.max_prompt_bytes" in caught.value.details()
+            await world.roll_out()
+            await start(1)
+        else:
+            await world.open()
+            await world.roll_out()
+            if purpose == TRAIN:
+                await world.batch(0)
+                await world.trained(0)
+                await world.commit(1)
+            await submit("c")
+        summary = [part async for part in stub.AuditRun(pb.AuditRunRequest(run_id="prompts"))][-1].summary
+        assert not summary.faults
+
+
+async def test_there_are_so_many_runs_and_no_more(redis_server, admin):
+    async with serving(redis_server.url, max_runs=2) as (stub, _, _):
+        for run_id in ("one", "two", "two"):
+            await World(stub, admin, run_id).create()
+        with pytest.raises(grpc.RpcError) as caught:
+            await World(stub, admin, "three").create()
+        assert caught.value.code() == EXHAUSTED and "broker.max_runs" in caught.value.details()
+        await stub.DeleteRun(pb.DeleteRunRequest(run_id="one", force=True))
+        await World(stub, admin, "three").create()
 
 
 async def test_a_run_has_a_limit_of_members_and_says_so(redis_server, admin):

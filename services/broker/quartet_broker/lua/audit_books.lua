@@ -169,8 +169,8 @@ local owned = {} -- names under which groups are stored
 local STATES = { STORED = 1, QUEUED = 1, LEASED = 1, READY = 1, LEASED_TO_TRAINER = 1, DEAD = 1 }
 for _, id in ipairs(ids) do
   local key = instance(id)
-  local state, purpose, stream, ticket, lease, step, bytes, pass, name = unpack(
-    call('HMGET', key, 'state', 'purpose', 'stream', 'ticket', 'lease', 'step', 'bytes', 'pass', 'stored'))
+  local state, purpose, stream, ticket, lease, step, bytes, pass, name, size = unpack(
+    call('HMGET', key, 'state', 'purpose', 'stream', 'ticket', 'lease', 'step', 'bytes', 'pass', 'stored', 'size'))
   if not state then
     if call('EXISTS', key) == 1 then fault('%s has no state', id) end
     for _, place_of in ipairs(tickets[id] or {}) do
@@ -187,6 +187,7 @@ for _, id in ipairs(ids) do
       fault(dead[id] and '%s is among the dead, but is %s' or '%s is DEAD, but not among the dead', id, state)
     end
     if call('HEXISTS', SETTLED, id) == 1 then fault('%s is settled and %s at once', id, state) end
+    if size then recount('prompt_bytes', size) end
     local stands = check_batch(id, state, step)
     -- Counts. Of those that are not trained only what is under way is counted.
     if state == 'DEAD' then

@@ -1,5 +1,6 @@
 -- StartEvaluation: STORED prompts of a set -> new QUEUED instances, pinned to a policy version or for whichever is live.
--- ARGV: evaluation id, version or "", then instance id, digest, prompt of each. Returns OK, number of prompts.
+-- ARGV: evaluation id, version or "", then instance id, digest, prompt of each. Returns OK, number of prompts;
+-- or OVERFLOW, bytes of prompts, most.
 local state = run_state()
 if not state then return { 'NOT_FOUND' } end
 local evaluation, version = ARGV[1], ARGV[2]
@@ -11,12 +12,17 @@ for n = 3, #ARGV, 3 do
   local id = ARGV[n]
   if call('EXISTS', instance(id)) == 1 or call('HEXISTS', SETTLED, id) == 1 then return { 'CONFLICT', id } end
 end
-local total = (#ARGV - 2) / 3
+local total, bytes = (#ARGV - 2) / 3, 0
+for n = 3, #ARGV, 3 do bytes = bytes + size_of(ARGV[n + 2]) end
+-- Prompts that were submitted do not keep an evaluation of them from starting.
+local kept = prompts_overflow(bytes, 2)
+if kept then return { 'OVERFLOW', kept, 2 * number('max_prompt_bytes') } end
+count('prompt_bytes', bytes)
 call('HSET', key, 'prompts', total, 'dead', 0)
 for n = 3, #ARGV, 3 do
   local id = ARGV[n]
   call('HSET', instance(id), 'digest', ARGV[n + 1], 'purpose', 'EVALUATE', 'prompt', ARGV[n + 2], 'attempt', 0,
-    'evaluation', evaluation)
+    'evaluation', evaluation, 'size', size_of(ARGV[n + 2]))
   if version ~= '' then call('HSET', instance(id), 'pinned', version) end
   enqueue(id, version ~= '' and 'prompts:pin:' .. version or 'prompts:serve')
   shift('EVALUATE', nil, 'QUEUED')

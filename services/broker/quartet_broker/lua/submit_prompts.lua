@@ -12,7 +12,7 @@ local first_pass, newest_pass = number('first_pass'), number('newest_pass')
 local ids = {}
 for at = FIRST, #ARGV, FIELDS do table.insert(ids, ARGV[at]) end
 local settled = call('HMGET', SETTLED, unpack(ids))
-local fresh, queued, trained, duplicates = {}, 0, 0, 0
+local fresh, queued, trained, duplicates, bytes = {}, 0, 0, 0, 0
 for n, id in ipairs(ids) do
   local at = FIRST + (n - 1) * FIELDS
   local digest, purpose, pass = ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 4])
@@ -21,6 +21,7 @@ for n, id in ipairs(ids) do
   if not known and purpose == 'TRAIN' and pass < first_pass then known = '' end -- of a pass that is over
   if not known then
     table.insert(fresh, at)
+    bytes = bytes + size_of(ARGV[at + 5])
     if purpose ~= 'EVALUATE' then queued = queued + 1 end
     if purpose == 'TRAIN' then trained = trained + 1 end
   elseif known ~= digest and known ~= '' then -- '': of unknown content; see settle_consumed
@@ -30,6 +31,8 @@ for n, id in ipairs(ids) do
   end
 end
 if trained > 0 and call('HGET', RUN, 'prompts_ended') == '1' then return { 'ENDED' } end
+local kept = prompts_overflow(bytes, 1)
+if kept then return { 'OVERFLOW', kept, number('max_prompt_bytes') } end
 if #fresh > queued then
   local stored = call('LLEN', P .. 'set:' .. ARGV[1])
   if stored + #fresh - queued > tonumber(ARGV[3]) then return { 'SET_FULL', stored } end
@@ -52,7 +55,7 @@ local born = moment('S', now())
 for _, at in ipairs(fresh) do
   local id, digest, purpose, pinned, pass, prompt = unpack(ARGV, at, at + FIELDS - 1)
   call('HSET', instance(id), 'digest', digest, 'purpose', purpose, 'prompt', prompt, 'attempt', 0, 'state', 'STORED',
-    'life', born)
+    'life', born, 'size', size_of(prompt))
   if purpose == 'EVALUATE' then
     call('RPUSH', P .. 'set:' .. ARGV[1], id)
   else
@@ -71,5 +74,6 @@ for _, at in ipairs(fresh) do
 end
 if trained > 0 then call('HSET', RUN, 'newest_pass', newest_pass) end
 count('submitted', #fresh)
+count('prompt_bytes', bytes)
 if queued > 0 then ring('prompts') end
 return { 'OK', #fresh, duplicates }

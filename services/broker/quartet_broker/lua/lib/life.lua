@@ -33,6 +33,15 @@ local function live(pass, by)
   if pass then tally(PASSES, pass, by) end
 end
 
+-- What a prompt takes in Redis: until it is settled it counts toward max_prompt_bytes, in `size`.
+local function size_of(prompt) return #prompt + 1024 end
+
+-- How many bytes of prompts there are, if `bytes` more would be too many in `times` times the run's limit.
+local function prompts_overflow(bytes, times)
+  local most, kept = number('max_prompt_bytes'), gauge('prompt_bytes')
+  return most and kept + bytes > most * times and kept -- a run that an older broker made has no limit
+end
+
 -- Puts a ticket for the instance at the end of a prompt stream.
 local function enqueue(id, stream)
   if call('EXISTS', P .. stream) == 0 then call('XGROUP', 'CREATE', P .. stream, 'rollouts', '0', 'MKSTREAM') end
