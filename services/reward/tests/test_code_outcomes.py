@@ -111,8 +111,8 @@ programs = st.builds(
     errors | groups,
 )
 
-CASES = {"cases": [("[1]", '"quartet"'), ("[2]", '["quartet", 1]')], "entry_point": "f"}
-LISTS = {"cases": [("[1]", '["quartet", 1]')], "entry_point": "f"}
+CASES = {"cases": [("[1]", "7")], "entry_point": "f"}
+LISTS = {"cases": [("[1]", '["quartet", 7]')], "entry_point": "f"}
 ADD = {"cases": [("[1, 2]", "3")], "entry_point": "f"}
 CHECK = {
     "test_program": "def check(candidate):\n    assert candidate(1) == 'quartet', candidate(1)",
@@ -120,7 +120,7 @@ CHECK = {
 }
 TRY = """
 try:
-    assert abs(f(1)) == "quartet"
+    assert abs(f(1)) == 7
 except ValueError:
     assert str(f(2)) == "quartet"
 """
@@ -141,6 +141,7 @@ STYLES = (
     (LISTS, {"any_order": True, "tolerance": 0.1}),
     (LISTS, {"checker": CHECKER}),
     (CHECK, {}),
+    (CHECK, {"strict": False}),
     ({"test_program": UNITTEST}, {}),
     ({"test_program": TRY}, {}),
     ({"cases": [("1", "quartet")]}, {"any_order": True, "tolerance": 0.1}),
@@ -212,7 +213,7 @@ DEEP = "def deep(n):\n    made = ()\n    for _ in range(n): made = (made,)\n    
         ("f = hostile(object, '__call__', 'zero')()", *STYLES[0], INCORRECT),
         (LONG, *STYLES[0], NOT_COMPILED),
         (LONG, *STYLES[5], NOT_COMPILED),
-        ("print('no')", STYLES[8][0], {"checker": "def check(i, o, e): return o == e or exit(o)"}, INCORRECT),
+        ("print('no')", STYLES[9][0], {"checker": "def check(i, o, e): return o == e or exit(o)"}, INCORRECT),
         # What the test does before its first call depends on what the program defines.
         ("f = None", *STYLES[5], INCORRECT),
         ("f = object()", *STYLES[5], INCORRECT),
