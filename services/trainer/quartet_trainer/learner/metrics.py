@@ -62,7 +62,8 @@ METRICS: dict[str, str] = {
     "value_clip_ratio": "Share of trained tokens whose critic's gradient the value clip took away.",
     "value_mean": "Mean of the critic's values over trained tokens, before the step.",
     "return_mean": "Mean return over trained tokens: advantage + value, before the whitening.",
-    "value_explained_variance": "1 - variance of (return - value) / variance of return, over trained tokens.",
+    "value_explained_variance": "1 - variance of (return - value) / variance of return, over trained tokens; 0 where "
+    "returns are equal up to rounding.",
     "critic_grad_norm": "Norm of the critic's gradient before it was scaled down to max_grad_norm; no head's.",
     "critic_seconds": "Time of the critic's passes with gradient and its update; the slowest rank's; no head's.",
     "ptx_loss": "Language-model loss of ptx.data, mean over its tokens in the step; with ptx.coefficient > 0 only.",
@@ -157,10 +158,11 @@ def target_metrics(mask: Tensor, old_values: Tensor, returns: Tensor) -> dict[st
     returns, old = returns[mask], old_values[mask]
     spread = returns.var(correction=0).item() if returns.numel() else 0.0
     unexplained = (returns - old).var(correction=0).item() if returns.numel() else 0.0
+    rounding = 1e-20 * returns.square().mean().item() if returns.numel() else 0.0
     return {
         "value_mean": old.sum().item() / max(1, old.numel()),
         "return_mean": returns.sum().item() / max(1, returns.numel()),
-        "value_explained_variance": 1 - unexplained / spread if spread > 0 else 0.0,
+        "value_explained_variance": 1 - unexplained / spread if spread > rounding else 0.0,
     }
 
 

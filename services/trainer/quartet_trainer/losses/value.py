@@ -21,5 +21,6 @@ def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip
     loss = (values - returns) ** 2
     if not clip:
         return loss / 2, torch.zeros_like(loss, dtype=torch.bool)
-    bounded = (old_values + (values - old_values).clamp(-clip, clip) - returns) ** 2
+    # The value itself is held: old + (value - old) may differ from it by rounding, and would count as bounded.
+    bounded = (values.clamp(old_values - clip, old_values + clip) - returns) ** 2
     return torch.maximum(loss, bounded) / 2, (bounded > loss).detach()

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import tensor
 
+from quartet_trainer.learner.metrics import target_metrics
 from quartet_trainer.losses.kl import k1, k2
-from quartet_trainer.losses.policy import clipped_ratio_loss, clipped_weight_loss, sequence_ratio_loss
+from quartet_trainer.losses.policy import TokenLosses, clipped_ratio_loss, clipped_weight_loss, sequence_ratio_loss
 from quartet_trainer.losses.returns import generalized_advantages, returns_to_go, token_rewards, whitened
 from quartet_trainer.losses.value import clipped_value_loss
 
@@ -58,6 +59,38 @@ def test_value_loss_by_hand() -> None:
     assert gradient.tolist() == pytest.approx([-0.9, 0.0, -2.0])
     free, _ = clipped_value_loss(values, torch.ones(3), torch.full((3,), 2.0), clip=0.0)
     assert free.tolist() == pytest.approx([0.405, 0.0, 2.0])
+
+
+LOSSES = {
+    "value": lambda now, old, target: clipped_value_loss(now, old, target, 0.3),
+    "value, a wide clip": lambda now, old, target: clipped_value_loss(now, old, target, 10.0),
+    "ratio": lambda now, old, target: as_pair(clipped_ratio_loss(now, old, target, 0.2, 0.28)),
+    "dual clip": lambda now, old, target: as_pair(clipped_ratio_loss(now, old, target, 0.2, 0.28, 3.0)),
+    "sequence": lambda now, old, target: as_pair(sequence_ratio_loss(now, old, target, torch.arange(len(now)), 0.2, 0.2)),
+}
+
+
+def as_pair(tokens: TokenLosses) -> tuple[torch.Tensor, torch.Tensor]:
+    return tokens.loss, tokens.clipped_low | tokens.clipped_high
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_token_counts_as_clipped_if_and_only_if_it_has_no_gradient(name: str, dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(0)
+    now, old, target = torch.randn(3, 10_000, dtype=dtype, generator=random)
+    loss, clipped = LOSSES[name](now.requires_grad_(), old, target)
+    (gradient,) = torch.autograd.grad(loss.sum(), now)
+    assert torch.equal(clipped, gradient == 0)
+    assert clipped.any() != ("wide" in name)
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 1e6 + 0.1])
+def test_returns_that_differ_by_rounding_alone_have_no_variance_to_explain(value: float) -> None:
+    for count in range(1, 100):
+        returns = torch.full((count,), value, dtype=torch.float64) + 1e-16 * value * (torch.arange(count) % 3 - 1)
+        metrics = target_metrics(torch.ones(count).bool(), torch.linspace(0, 1, count).double(), returns)
+        assert metrics["value_explained_variance"] == 0.0
 
 
 def test_dual_clip_at_ratios_of_a_half_one_and_ten() -> None:
