@@ -64,9 +64,40 @@ def group_of(instance: experience_pb2.PromptInstance, version: int, attempt: int
         attempt=attempt,
     )
     transcript = experience_pb2.GroupTranscript(instance=instance, prompt_text=instance.prompt.text)
-    return experience_pb2.ExperienceGroup(
+    group = experience_pb2.ExperienceGroup(
         header=header, tensors=tensors.SerializeToString(), transcript=transcript.SerializeToString()
     )
+    if instance.instance_id in INVALID:
+        INVALID[instance.instance_id](group)
+    return group
+
+
+def cut_off(group: experience_pb2.ExperienceGroup) -> None:
+    """Its tensors end too early."""
+    group.tensors = group.tensors[:-9]
+
+
+def unreadable(group: experience_pb2.ExperienceGroup) -> None:
+    """Its transcript is none."""
+    group.transcript = b"garbage"
+
+
+def infinite(group: experience_pb2.ExperienceGroup) -> None:
+    """A reward is infinite."""
+    tensors = experience_pb2.GroupTensors.FromString(group.tensors)
+    tensors.rewards.CopyFrom(floats([1.0, 0.0, float("inf"), 0.0]))
+    group.tensors = tensors.SerializeToString()
+
+
+def foreign(group: experience_pb2.ExperienceGroup) -> None:
+    """A token is not in the vocabulary."""
+    tensors = experience_pb2.GroupTensors.FromString(group.tensors)
+    tensors.completion_token_ids.data = struct.pack("<i", VOCABULARY) + tensors.completion_token_ids.data[4:]
+    group.tensors = tensors.SerializeToString()
+
+
+INVALID = {f"invalid/{spoil.__name__}": spoil for spoil in (cut_off, unreadable, infinite, foreign)}
+"""By instance id: what the producer does to their groups."""
 
 
 class Producer:

@@ -13,12 +13,13 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 import numpy as np
-from producer import COMPLETIONS, Producer
+from producer import COMPLETIONS, INVALID, Producer
 from quartet.v1 import broker_pb2, broker_pb2_grpc, experience_pb2
 from safetensors.numpy import load_file
 
@@ -68,6 +69,10 @@ class Left:
     metrics: list[dict]
     stats: broker_pb2.RunStats
     state: int
+    audit: dict
+    """What `quartet audit --json` says."""
+    dropped: dict[str, str]
+    """Why, of the invalid instances of the run."""
     lives: int = 0
     killed: Counter = field(default_factory=Counter)
     """Kills by what the trainer was doing."""
@@ -165,21 +170,25 @@ class Town:
         self._snapshot.rename(self._data)
         self._redis = self._start(self._redis_command)
 
-    def make_run(self, steps: int) -> None:
-        """Make the run and submit exactly the prompts of `steps` steps."""
+    def make_run(self, steps: int, invalid: bool) -> None:
+        """Make the run and submit exactly the prompts of `steps` steps; with `invalid`, those of INVALID among them."""
         spec = broker_pb2.RunSpec(
             run_id=RUN, group_size=COMPLETIONS, groups_per_step=GROUPS_PER_STEP, max_staleness=0, max_steps=steps
         )
         spec.member_ttl.FromSeconds(600)
         spec.prompt_lease_ttl.FromSeconds(600)
         self.stub.CreateRun(broker_pb2.CreateRunRequest(spec=spec), timeout=60, wait_for_ready=True)
+        names = [f"pass-0/{n}" for n in range(steps * GROUPS_PER_STEP)]
+        if invalid:
+            for place, name in enumerate(INVALID):
+                names.insert(3 * place, name)
         instances = [
             experience_pb2.PromptInstance(
-                instance_id=f"pass-0/{n}",
+                instance_id=name,
                 purpose=experience_pb2.PURPOSE_TRAIN,
-                prompt=experience_pb2.Prompt(prompt_id=str(n), text=f"{n}+1=?"),
+                prompt=experience_pb2.Prompt(prompt_id=name, text=f"{name}+1=?"),
             )
-            for n in range(steps * GROUPS_PER_STEP)
+            for name in names
         ]
         self.stub.SubmitPrompts(broker_pb2.SubmitPromptsRequest(run_id=RUN, instances=instances), timeout=60)
         self.stub.EndPrompts(broker_pb2.EndPromptsRequest(run_id=RUN), timeout=20)
@@ -187,6 +196,11 @@ class Town:
     def run(self) -> broker_pb2.Run:
         """The run as it stands."""
         return self.stub.GetRun(broker_pb2.GetRunRequest(run_id=RUN), timeout=20).run
+
+    def why_dropped(self, instance_id: str) -> str:
+        """What the trainer said of a group that it dropped."""
+        request = broker_pb2.GetGroupRequest(run_id=RUN, instance_id=instance_id)
+        return self.stub.GetGroup(request, timeout=20).moments[-1].reason
 
     def close(self) -> None:
         """End what was started."""
@@ -221,12 +235,16 @@ def train(
     kills: list[Kill],
     checkpoint_every: int = 1,
     restore: Restore | None = None,
+    invalid: bool = False,
 ) -> Left:
-    """Play a run of `steps` steps in `folder`, killing its trainer at `kills`, or restoring its Redis."""
+    """Play a run of `steps` steps in `folder`, killing its trainer at `kills`, or restoring its Redis.
+
+    `invalid`: some groups, besides those of the steps, cannot be trained.
+    """
     town = Town(folder)
     killed: Counter = Counter()
     try:
-        town.make_run(steps)
+        town.make_run(steps, invalid)
         producer = Producer(town.stub, RUN)
         producer.start()
         settings = {
@@ -263,7 +281,7 @@ def train(
         producer.close()
         if producer.failure is not None:
             raise RuntimeError(f"the producer failed: {producer.failure}")
-        return _left(town, folder / "run", lives, killed)
+        return _left(town, folder / "run", lives, killed, INVALID if invalid else ())
     finally:
         town.close()
 
@@ -321,11 +339,15 @@ def _being_written(checkpoints: Path) -> bool:
     return checkpoints.is_dir() and any(path.name.startswith(".writing-") for path in checkpoints.iterdir())
 
 
-def _left(town: Town, folder: Path, lives: int, killed: Counter) -> Left:
+def _left(town: Town, folder: Path, lives: int, killed: Counter, invalid: Iterable[str]) -> Left:
     run = town.run()
     newest = sorted((folder / "checkpoints").glob("step-*"))[-1]
     manifest = json.loads((newest / "manifest.json").read_text(encoding="utf-8"))
+    audit = [sys.executable, "-m", "quartet_client", "audit", RUN, "--broker", town.address, "--json"]
+    told = subprocess.run([*audit, "--checkpoints", folder / "checkpoints"], capture_output=True, text=True, timeout=60)
     return Left(
+        audit=json.loads(told.stdout),
+        dropped={name: town.why_dropped(name) for name in invalid},
         weights=load_file(folder / "model" / "model.safetensors"),
         ledger=read_ledger(folder / "checkpoints" / LEDGER_FILE, manifest["ledger"]),
         metrics=[json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()],
@@ -352,6 +374,8 @@ def wrong(left: Left, steps: int) -> list[str]:
         found.append(f"the run is {broker_pb2.RunState.Name(left.state)}")
     if left.stats.committed != len(wanted):
         found.append(f"{left.stats.committed} groups are committed, not {len(wanted)}")
+    if not left.audit["ok"] or left.audit["exactly_once"] != len(wanted):
+        found.append(f"the audit says {left.audit}")
     if [line["step"] for line in left.metrics if line["kind"] == "step"] != list(range(steps)):
         found.append("metrics.jsonl has not every step once")
     return found

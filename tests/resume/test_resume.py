@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import producer
 import pytest
 import resume
 
@@ -11,14 +12,23 @@ STEPS, KILLS, SEED = 6, 3, 5
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_killed_trainer_ends_with_the_weights_of_one_that_was_not(tmp_path: Path):
+    """Though it gets groups too that cannot be trained: they are dropped, and accounted for."""
     trainers = resume.Trainers(tmp_path)
     try:
         unkilled = resume.train(tmp_path / "unkilled", trainers, STEPS, [])
-        killed = resume.train(tmp_path / "killed", trainers, STEPS, resume.draw(SEED, STEPS, KILLS))
+        killed = resume.train(tmp_path / "killed", trainers, STEPS, resume.draw(SEED, STEPS, KILLS), invalid=True)
     finally:
         trainers.close()
     right, text = resume.main_summary(killed, unkilled, STEPS)
     assert right, text
+    assert killed.audit["dropped"] == len(producer.INVALID)
+    for name, reason in (
+        ("cut_off", "Error parsing message with type 'quartet.v1.GroupTensors'"),
+        ("unreadable", "Error parsing message with type 'quartet.v1.GroupTranscript'"),
+        ("infinite", "rewards has values that are not finite"),
+        ("foreign", "completion_token_ids has ids from 18 to 128; this model's are 0 to 127"),
+    ):
+        assert killed.dropped[f"invalid/{name}"].startswith(f"invalid group of producer: {reason}")
     assert killed.lives == KILLS + 1 and sum(killed.killed.values()) == KILLS
 
 

@@ -148,7 +148,7 @@ class Experience:
         run_id = validation.name("run_id", request.run_id)
         validation.version("step", request.step)
         reply = await self._store.run(
-            "drop_experience", run_id, request.session_epoch, request.step, *request.instance_ids
+            "drop_experience", run_id, request.session_epoch, request.step, request.reason, *request.instance_ids
         )
         refuse(run_id, request.step, reply)
         return broker_pb2.DropExperienceResponse(dropped=reply[1])

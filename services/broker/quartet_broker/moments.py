@@ -37,7 +37,7 @@ def read_moments(life: bytes | None) -> list[broker_pb2.GroupMoment]:
                 moment.who, moment.policy_version = holder, int(detail)
             case "B" | "C":
                 moment.step = int(detail or -1)
-            case "R" | "X":
+            case "R" | "X" | "D":
                 moment.reason = detail
         moments.append(moment)
     return moments

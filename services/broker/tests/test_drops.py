@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from quartet.v1 import broker_pb2 as pb
+from test_moments import look
 
 DROP, TRAIN = pb.PARTIAL_BATCH_POLICY_DROP, pb.PARTIAL_BATCH_POLICY_TRAIN
 
@@ -31,6 +32,7 @@ async def test_drops_are_counted_once_and_free_their_bytes(world):
     assert (stats.dropped, stats.leased_to_trainer, stats.committed) == (2, 1, 0)
     assert stats.experience_bytes * 3 == before.experience_bytes
     assert await world.state_of("a") == "DROPPED"
+    assert (await look(world, "a")).moments[-1].reason == "zero variance"
     again = await world.submit("a")
     assert (again.accepted, again.duplicates) == (0, 1), "dropped for good"
     await healthy(world)

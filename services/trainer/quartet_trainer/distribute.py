@@ -72,6 +72,10 @@ class Ensemble:
         """As Learner.lora: the adapter whose tensors `weights` yields, or None."""
         return getattr(self._learner, "lora", None)
 
+    def check_group(self, group: experience_pb2.GroupTensors) -> None:
+        """As Learner.check_group."""
+        self._learner.check_group(group)
+
     def train_step(self, groups: Sequence[experience_pb2.GroupTensors]) -> dict[str, float]:
         """As Learner.train_step."""
         self._announcements.send("train_step", [group.SerializeToString() for group in groups])

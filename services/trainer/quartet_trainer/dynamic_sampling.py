@@ -4,7 +4,7 @@ A group whose rewards are all equal has advantage 0 everywhere. Such groups are 
 trained, and the broker tops the batch up, at most `max_refills` times a step. What is there then is trained as it is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from quartet.v1 import experience_pb2
@@ -12,7 +12,6 @@ from quartet.v1 import experience_pb2
 from quartet_common.log import get_logger
 from quartet_common.tensors import decode
 from quartet_trainer.config import TrainerSection
-from quartet_trainer.errors import TrainingError
 from quartet_trainer.session import Batch, BrokerSession
 
 log = get_logger(__name__)
@@ -20,21 +19,9 @@ log = get_logger(__name__)
 REASON = "zero variance"
 
 
-def without_variance(groups: Sequence[experience_pb2.ExperienceGroup]) -> list[str]:
-    """Return the ids of the groups whose rewards are all equal.
-
-    Raises:
-        TrainingError: a group's rewards are no tensor.
-    """
-    flat = []
-    for group in groups:
-        try:
-            rewards = decode(experience_pb2.GroupTensors.FromString(group.tensors).rewards)
-        except ValueError as error:
-            raise TrainingError(f"group '{group.header.instance_id}' cannot be trained: rewards: {error}") from error
-        if rewards.size and bool(np.all(rewards == rewards.flat[0])):
-            flat.append(group.header.instance_id)
-    return flat
+def without_variance(groups: Mapping[str, experience_pb2.GroupTensors]) -> list[str]:
+    """Return the ids of the groups whose rewards are all equal."""
+    return [name for name, group in groups.items() if np.ptp(decode(group.rewards)) == 0]
 
 
 class DynamicSampling:
@@ -48,8 +35,10 @@ class DynamicSampling:
         self._dropped = 0
         self._refills = 0
 
-    def filter(self, step: int, batch: Batch) -> bool:
+    def filter(self, step: int, batch: Batch, tensors: Mapping[str, experience_pb2.GroupTensors]) -> bool:
         """Drop what teaches nothing from a batch that was just granted. True: lease the step again, for it is short.
+
+        `tensors`: of its groups, by instance id.
 
         A batch granted before is left as it is: trained once, it may be trained again after a restart, and must be the
         same. So is the last one of the data: nothing will come to fill it up.
@@ -58,7 +47,7 @@ class DynamicSampling:
             self._step, self._dropped, self._refills = step, 0, 0
         if not self._enabled or self._refills >= self._most or batch.manifest.replayed or batch.manifest.end_of_data:
             return False
-        flat = without_variance(batch.groups)
+        flat = without_variance(tensors)
         if not flat:
             return False
         self._session.drop(step, flat, REASON)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from google.protobuf.message import DecodeError
 from quartet.v1 import broker_pb2, experience_pb2, trainer_pb2
 
 from quartet_common.log import get_logger
@@ -84,8 +85,13 @@ class Evaluator:
         if evaluation_id is None or not self._wait(evaluation_id, keep_current):
             return {}
         full = self._session.evaluation_results(evaluation_id)
-        transcripts = [experience_pb2.GroupTranscript.FromString(data) for data in full.transcripts]
-        metrics = evaluation_metrics(name, transcripts, full.dead)
+        transcripts, unreadable = [], 0
+        for data in full.transcripts:
+            try:
+                transcripts.append(experience_pb2.GroupTranscript.FromString(data))
+            except DecodeError:
+                unreadable += 1
+        metrics = evaluation_metrics(name, transcripts, full.dead + unreadable)
         with writing(self._folder):
             path = write_evaluation(self._folder, name, version, transcripts)
         self._journal.evaluation(name, version, metrics)
@@ -93,10 +99,11 @@ class Evaluator:
             evaluation=broker_pb2.EvaluationFinished(evaluation_set=name, policy_version=version, metrics=metrics)
         )
         accuracy = metrics.get(f"eval/{name}/ans_acc")
-        if full.dead:
+        if full.dead or unreadable:
             self._warn(
-                f"evaluation {evaluation_id} is incomplete: {full.finished} of {full.prompts}; the others were set "
-                "aside (quartet dead list), so there is no figure"
+                f"evaluation {evaluation_id} is incomplete: {full.finished - unreadable} of {full.prompts}; "
+                f"{full.dead} were set aside (quartet dead list), the transcripts of {unreadable} cannot be read, so "
+                "there is no figure"
             )
         log.info("evaluated", extra={"set": name, "version": version, "ans_acc": accuracy, "path": str(path)})
         return metrics

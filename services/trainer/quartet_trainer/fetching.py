@@ -1,8 +1,8 @@
 """Batches of experience, the next one fetched while the present one is trained.
 
-One thread leases, filters (dynamic sampling) and decodes; the loop says which step it wants next, and takes it when it
-is there. The broker gives a step the same batch however often it is asked, so a batch that was fetched and never
-trained, because the process ended, is fetched again by the next life.
+One thread leases, decodes and filters (invalid groups, dynamic sampling); the loop says which step it wants next, and
+takes it when it is there. The broker gives a step the same batch however often it is asked, so a batch that was fetched
+and never trained, because the process ended, is fetched again by the next life.
 """
 
 import queue
@@ -11,12 +11,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from google.protobuf.message import DecodeError
 from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_trainer.control import Attention
 from quartet_trainer.dynamic_sampling import DynamicSampling
-from quartet_trainer.errors import TrainingError
+from quartet_trainer.invalid_groups import InvalidGroups
 from quartet_trainer.session import BrokerSession
 
 JOIN_SECONDS = 5.0
@@ -29,6 +28,7 @@ class Fetched:
     step: int
     manifest: broker_pb2.BatchManifest
     groups: list[experience_pb2.ExperienceGroup] = field(default_factory=list)
+    """By instance id: rollouts finish in any order, and the order decides what a mini-batch is and how sums round."""
     tensors: list[experience_pb2.GroupTensors] = field(default_factory=list)
     """Decoded, in the order of `groups`."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -39,9 +39,16 @@ class Fetched:
 class BatchFetcher:
     """Fetches one batch at a time, in the order in which they are asked for."""
 
-    def __init__(self, session: BrokerSession, sampling: DynamicSampling, on_arrival: Callable[[], None]):
+    def __init__(
+        self,
+        session: BrokerSession,
+        invalid: InvalidGroups,
+        sampling: DynamicSampling,
+        on_arrival: Callable[[], None],
+    ):
         """`on_arrival`: called, in the fetching thread, whenever `take` has something new to say."""
         self._session = session
+        self._invalid = invalid
         self._sampling = sampling
         self._on_arrival = on_arrival
         self._asked = -1
@@ -100,18 +107,12 @@ class BatchFetcher:
             if batch is None:
                 continue
             if batch.manifest.granted:
-                if self._sampling.filter(step, batch):
-                    continue  # some groups teach nothing: others will take their place
-                return Fetched(
-                    step, batch.manifest, batch.groups, _decode(step, batch.groups), self._sampling.metrics()
-                )
+                tensors = self._invalid.drop(step, batch)
+                if tensors is None or self._sampling.filter(step, batch, tensors):
+                    continue  # others will take the place of those that were dropped
+                groups = sorted(batch.groups, key=lambda group: group.header.instance_id)
+                ordered = [tensors[group.header.instance_id] for group in groups]
+                return Fetched(step, batch.manifest, groups, ordered, self._sampling.metrics())
             if batch.manifest.run_finished or batch.manifest.end_of_data:
                 return Fetched(step, batch.manifest)
         return None
-
-
-def _decode(step: int, groups: list[experience_pb2.ExperienceGroup]) -> list[experience_pb2.GroupTensors]:
-    try:
-        return [experience_pb2.GroupTensors.FromString(group.tensors) for group in groups]
-    except DecodeError as error:
-        raise TrainingError(f"the batch of step {step} cannot be read: {error}") from error

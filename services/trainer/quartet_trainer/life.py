@@ -28,6 +28,7 @@ from quartet_trainer.errors import TrainingError
 from quartet_trainer.evaluation import Evaluator
 from quartet_trainer.fetching import BatchFetcher
 from quartet_trainer.handout import WeightHandout
+from quartet_trainer.invalid_groups import InvalidGroups
 from quartet_trainer.learner import Learner, create_learner
 from quartet_trainer.learner.distributed import shutdown
 from quartet_trainer.loop import TrainingLoop
@@ -204,7 +205,9 @@ def _run_loop(
         journal=journal,
         reporter=reporter,
     )
-    batches = BatchFetcher(session, DynamicSampling(settings, session), on_arrival=control.attention.call_for)
+    invalid = InvalidGroups(session, learner.check_group, partial(reporter.notice, "warning"))
+    sampling = DynamicSampling(settings, session)
+    batches = BatchFetcher(session, invalid, sampling, on_arrival=control.attention.call_for)
     parts.callback(batches.close)
     parts.callback(closing.set)  # first of all: an update under way need not come to its end
     facts = TrainingFacts(

@@ -9,14 +9,12 @@ from quartet.v1 import broker_pb2, experience_pb2, trainer_pb2
 
 from quartet_common.durations import now_timestamp, to_duration
 from quartet_common.log import get_logger
-from quartet_trainer.batches import ExperienceError
 from quartet_trainer.callbacks import Callbacks
 from quartet_trainer.checkpointing import Checkpointer
 from quartet_trainer.checkpoints.best import Patience
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control, Stopped
 from quartet_trainer.distribute import Alone, Ensemble
-from quartet_trainer.errors import TrainingError
 from quartet_trainer.evaluation import Evaluator, RunEnded
 from quartet_trainer.fetching import BatchFetcher, Fetched
 from quartet_trainer.handout import WeightHandout
@@ -187,10 +185,7 @@ class TrainingLoop:
         self.callbacks.batch(step, fetched.tensors, groups)
         began = time.perf_counter()
         with self.traces.step(step, groups):
-            try:
-                learned = public_names(self.learner.train_step(fetched.tensors))
-            except ExperienceError as error:
-                raise TrainingError(f"the batch of step {step} cannot be trained: {error}") from error
+            learned = public_names(self.learner.train_step(fetched.tensors))
             self.session.mark_trained(step, fetched.manifest.instance_ids)
         if self.group_rows is not None:
             self.group_rows.trained(fetched, began, time.perf_counter())

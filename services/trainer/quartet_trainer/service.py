@@ -20,7 +20,7 @@ from quartet_trainer.control import Control
 from quartet_trainer.errors import TrainingError
 from quartet_trainer.learner.base import LearnerError
 from quartet_trainer.learner.model_folder import ModelFolderError, check_completion_length, check_model_folder
-from quartet_trainer.learner.settings import check_schedule
+from quartet_trainer.learner.settings import LOWEST_TEMPERATURE, check_schedule
 from quartet_trainer.servicer import TrainerServicer
 from quartet_trainer.status import Status
 
@@ -44,6 +44,11 @@ def preflight(config: Config) -> dict[str, Any]:
         existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
         if not existing.is_dir() or not os.access(existing, os.W_OK):
             raise ConfigError(f"run.folder: '{folder}' cannot be made: '{existing}' is not a folder one may write to")
+    if config.run.temperature_schedule is None and config.run.sampling.temperature < LOWEST_TEMPERATURE:
+        raise ConfigError(
+            f"run.sampling.temperature: got {config.run.sampling.temperature:g}, at which nothing can be trained; "
+            f"allowed: {LOWEST_TEMPERATURE:g} or above"
+        )
     check_transport(config.section.weights)
     check_callbacks(config.section.callbacks)
     return {

@@ -166,6 +166,13 @@ class BrokerSession:
             )
         return batch
 
+    def rollout_of(self, instance_id: str) -> str:
+        """Return the rollout that put a group, "unknown" if the broker has no record of it."""
+        request = broker_pb2.GetGroupRequest(run_id=self._run_id, instance_id=instance_id)
+        group = self._insist("GetGroup", partial(self._stub.GetGroup, request, timeout=CALL_SECONDS))
+        put = [moment.who for moment in group.moments if moment.kind == broker_pb2.GROUP_MOMENT_KIND_PUT]
+        return (put and put[-1]) or "unknown"
+
     def drop(self, step: int, instance_ids: Sequence[str], reason: str) -> int:
         """Take groups out of a step's batch for good. Returns how many were."""
         request = broker_pb2.DropExperienceRequest(

@@ -355,7 +355,7 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DropExperience(self, request, context):
-        """DropExperience takes groups out of a step's batch for good (dynamic sampling: nothing to learn from). The next
+        """DropExperience takes groups out of a step's batch for good (nothing to learn from, or invalid). The next
         LeaseExperience of the step tops the batch up.
 
         Called by: the trainer's rank 0. Idempotent; safe to retry. Errors: FAILED_PRECONDITION as LeaseExperience.

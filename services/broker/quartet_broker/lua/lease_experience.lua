@@ -63,10 +63,11 @@ local over = prompts_are_over()
 local partial = call('HGET', RUN, 'partial_batch')
 if fresh < needed and over and partial == 'DROP' then
   -- The last groups do not make a batch: drop them, those of a batch cut short by DropExperience included.
-  settle(call('LRANGE', batch(name), 0, -1), 'DROPPED', at)
+  local why = 'the last groups do not make a batch'
+  settle(call('LRANGE', batch(name), 0, -1), 'DROPPED', at, nil, why)
   local ids = {}
   take_off(fresh, function(group) table.insert(ids, group[2]) end)
-  settle(ids, 'DROPPED', at)
+  settle(ids, 'DROPPED', at, nil, why)
   call('UNLINK', batch(name))
   call('HDEL', BATCHES, name)
   call('HDEL', BATCH_BYTES, name)

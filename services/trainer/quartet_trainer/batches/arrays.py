@@ -8,12 +8,13 @@ from quartet.v1 import tensor_pb2
 _NUMPY: dict[int, np.dtype] = {
     tensor_pb2.DTYPE_UINT8: np.dtype(np.uint8),
     tensor_pb2.DTYPE_INT32: np.dtype(np.int32),
+    tensor_pb2.DTYPE_INT64: np.dtype(np.int64),
     tensor_pb2.DTYPE_FLOAT32: np.dtype(np.float32),
 }
 
 
 class ExperienceError(ValueError):
-    """A group is not what the contract says; the text is one sentence that names group, field and what was expected."""
+    """A group is not what the contract says; the text is one sentence that names the field and what was expected."""
 
 
 def one_dimension(message: tensor_pb2.Tensor, dtype: int, where: str) -> np.ndarray:
@@ -28,12 +29,21 @@ def one_dimension(message: tensor_pb2.Tensor, dtype: int, where: str) -> np.ndar
 
 def all_rows(message: tensor_pb2.RaggedTensor, dtype: int, lengths: np.ndarray, where: str) -> np.ndarray:
     """All rows of a ragged tensor, one after another; they have these lengths. Raises ExperienceError."""
-    values = view(message.dtype, message.data, dtype, where)
-    if not np.array_equal(np.array(message.lengths, dtype=np.int64), lengths):
+    values, own = rows(message, dtype, where)
+    if not np.array_equal(own, lengths):
         raise ExperienceError(f"{where} has other row lengths than completion_token_ids")
-    if (lengths < 0).any() or lengths.sum() != values.size:
-        raise ExperienceError(f"{where} has {values.size} elements in rows of {lengths.sum()}")
     return values
+
+
+def rows(message: tensor_pb2.RaggedTensor, dtype: int, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """All rows of a ragged tensor, one after another, and their lengths, int64. Raises ExperienceError."""
+    values = view(message.dtype, message.data, dtype, where)
+    lengths = np.array(message.lengths, dtype=np.int64)
+    if (lengths < 0).any():
+        raise ExperienceError(f"{where} has a row of {lengths.min()} elements")
+    if lengths.sum() != values.size:
+        raise ExperienceError(f"{where} has {values.size} elements in rows of {lengths.sum()}")
+    return values, lengths
 
 
 def view(came: int, data: bytes, dtype: int, where: str) -> np.ndarray:

@@ -9,7 +9,7 @@ import torch
 from quartet.v1 import experience_pb2, tensor_pb2
 from torch import Tensor
 
-from quartet_trainer.batches.arrays import ExperienceError, all_rows, view
+from quartet_trainer.batches.arrays import ExperienceError, all_rows, rows
 
 
 @dataclass(frozen=True)
@@ -36,30 +36,25 @@ def decode_candidates(
     completions: np.ndarray,
     lengths: np.ndarray,
     loss_mask: np.ndarray,
-    where: str,
     vocabulary_size: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """A group's candidates: int32 counts of each completion token and all ids. Raises ExperienceError."""
     if not group.HasField("sampling_mask_counts"):
-        raise ExperienceError(
-            f"{where}: sampling_mask_counts is missing; with run.sampling_masks = true every group has it"
-        )
-    counts = all_rows(
-        group.sampling_mask_counts, tensor_pb2.DTYPE_INT32, lengths, where_counts := f"{where}: sampling_mask_counts"
-    )
+        raise ExperienceError("sampling_mask_counts is missing; with run.sampling_masks = true every group has it")
+    counts = all_rows(group.sampling_mask_counts, tensor_pb2.DTYPE_INT32, lengths, "sampling_mask_counts")
     if (counts < 0).any() or (counts > vocabulary_size).any():
-        raise ExperienceError(f"{where_counts} has {counts.min()} to {counts.max()}; allowed: 0 to {vocabulary_size}")
+        raise ExperienceError(
+            f"sampling_mask_counts has {counts.min()} to {counts.max()}; allowed: 0 to {vocabulary_size}"
+        )
     row_of = np.repeat(np.arange(lengths.size), lengths)
     per_row = np.bincount(row_of, weights=counts, minlength=lengths.size).astype(np.int64)
-    where_ids = f"{where}: sampling_mask_token_ids"
-    ids = view(
-        group.sampling_mask_token_ids.dtype, group.sampling_mask_token_ids.data, tensor_pb2.DTYPE_INT32, where_ids
-    )
-    if list(group.sampling_mask_token_ids.lengths) != per_row.tolist() or per_row.sum() != ids.size:
-        raise ExperienceError(f"{where_ids} has {ids.size} ids; sampling_mask_counts says {per_row.tolist()}")
+    where = "sampling_mask_token_ids"
+    ids, given = rows(group.sampling_mask_token_ids, tensor_pb2.DTYPE_INT32, where)
+    if not np.array_equal(given, per_row):
+        raise ExperienceError(f"{where} has {ids.size} ids; sampling_mask_counts says {per_row.tolist()}")
     if ids.size and not (ids.min() >= 0 and ids.max() < vocabulary_size):
         raise ExperienceError(
-            f"{where_ids} has ids from {ids.min()} to {ids.max()}; this model's are 0 to {vocabulary_size - 1}"
+            f"{where} has ids from {ids.min()} to {ids.max()}; this model's are 0 to {vocabulary_size - 1}"
         )
     cut = np.flatnonzero(counts)
     if cut.size:
@@ -67,5 +62,5 @@ def decode_candidates(
         among = np.logical_or.reduceat(drawn, np.cumsum(counts[cut]) - counts[cut])
         lost = cut[~among & (loss_mask[cut] != 0)]
         if lost.size:
-            raise ExperienceError(f"{where_ids} lacks the token itself at {lost.size} places, the first at {lost[0]}")
+            raise ExperienceError(f"{where} lacks the token itself at {lost.size} places, the first at {lost[0]}")
     return counts, ids

@@ -11,8 +11,9 @@ from quartet.v1 import experience_pb2, tensor_pb2
 from torch import Tensor
 
 from quartet_common.rope import at_most
-from quartet_trainer.batches.arrays import ExperienceError, all_rows, must_be_finite, one_dimension
+from quartet_trainer.batches.arrays import ExperienceError, all_rows, must_be_finite, one_dimension, rows
 from quartet_trainer.batches.candidates import Candidates, decode_candidates
+from quartet_trainer.learner.settings import LOWEST_TEMPERATURE
 
 
 @dataclass(frozen=True)
@@ -85,19 +86,12 @@ def decode_groups(
     """
     if not groups:
         raise ExperienceError("the batch has no group; a step trains at least one")
-    parts = [_decode(group, f"group {index}", vocabulary_size, longest) for index, group in enumerate(groups)]
-    candidates = None
-    if sampling_masks:
-        found = [
-            decode_candidates(group, part.completions, part.lengths, part.loss_mask, f"group {index}", vocabulary_size)
-            for index, (group, part) in enumerate(zip(groups, parts, strict=True))
-        ]
-        counts = np.concatenate([one for one, _ in found]).astype(np.int64)
-        candidates = Candidates(
-            counts=torch.from_numpy(counts),
-            starts=torch.from_numpy(np.cumsum(counts) - counts),
-            token_ids=torch.from_numpy(np.concatenate([ids for _, ids in found])),
-        )
+    parts = []
+    for index, group in enumerate(groups):
+        try:
+            parts.append(_decode(group, vocabulary_size, sampling_masks, longest))
+        except ExperienceError as error:
+            raise ExperienceError(f"group {index}: {error}") from error
     prompt_lengths = np.array([part.prompt.size for part in parts])
     sizes = np.array([part.lengths.size for part in parts])
     group_of_row = np.repeat(np.arange(len(parts)), sizes)
@@ -106,6 +100,10 @@ def decode_groups(
     def join(field: str) -> Tensor:
         return torch.from_numpy(np.concatenate([getattr(part, field) for part in parts]))
 
+    candidates = None
+    if sampling_masks:
+        counts = join("mask_counts").long()
+        candidates = Candidates(counts=counts, starts=counts.cumsum(0) - counts, token_ids=join("mask_ids"))
     return ExperienceBatch(
         tokens=torch.from_numpy(np.concatenate([*(p.prompt for p in parts), *(p.completions for p in parts)])),
         prompt_starts=torch.from_numpy((np.cumsum(prompt_lengths) - prompt_lengths)[group_of_row]),
@@ -125,6 +123,17 @@ def decode_groups(
     )
 
 
+def check_group(
+    group: experience_pb2.GroupTensors,
+    vocabulary_size: int,
+    *,
+    sampling_masks: bool = False,
+    longest: int | None = None,
+) -> None:
+    """Raise the ExperienceError that `decode_groups` raises of a batch with this group, without its number."""
+    _decode(group, vocabulary_size, sampling_masks, longest)
+
+
 @dataclass(frozen=True)
 class _Group:
     """One group's arrays, still views of the message's bytes."""
@@ -139,45 +148,53 @@ class _Group:
     truncated: np.ndarray
     format_acc: np.ndarray
     ans_acc: np.ndarray
+    mask_counts: np.ndarray | None
+    mask_ids: np.ndarray | None
 
 
-def _decode(group: experience_pb2.GroupTensors, where: str, vocabulary_size: int, longest: int | None) -> _Group:
-    prompt = one_dimension(group.prompt_token_ids, tensor_pb2.DTYPE_INT32, f"{where}: prompt_token_ids")
-    lengths = np.array(group.completion_token_ids.lengths, dtype=np.int64)
-    completions = all_rows(
-        group.completion_token_ids, tensor_pb2.DTYPE_INT32, lengths, f"{where}: completion_token_ids"
-    )
+def _decode(
+    group: experience_pb2.GroupTensors, vocabulary_size: int, sampling_masks: bool, longest: int | None
+) -> _Group:
+    prompt = one_dimension(group.prompt_token_ids, tensor_pb2.DTYPE_INT32, "prompt_token_ids")
+    completions, lengths = rows(group.completion_token_ids, tensor_pb2.DTYPE_INT32, "completion_token_ids")
     if prompt.size == 0:
-        raise ExperienceError(f"{where}: prompt_token_ids is empty; a prompt has at least one token")
+        raise ExperienceError("prompt_token_ids is empty; a prompt has at least one token")
     if lengths.size == 0:
-        raise ExperienceError(f"{where}: completion_token_ids has no row; a group has at least one completion")
+        raise ExperienceError("completion_token_ids has no row; a group has at least one completion")
     tokens = prompt.size + int(lengths.max())
     if longest is not None and tokens > longest:
-        raise ExperienceError(f"{where}: a completion has {tokens} tokens with its prompt; allowed: {at_most(longest)}")
+        raise ExperienceError(f"a completion has {tokens} tokens with its prompt; allowed: {at_most(longest)}")
     for name, ids in (("prompt_token_ids", prompt), ("completion_token_ids", completions)):
         if ids.size and not (ids.min() >= 0 and ids.max() < vocabulary_size):
             raise ExperienceError(
-                f"{where}: {name} has ids from {ids.min()} to {ids.max()}; this model's are 0 to {vocabulary_size - 1}"
+                f"{name} has ids from {ids.min()} to {ids.max()}; this model's are 0 to {vocabulary_size - 1}"
             )
     if group.HasField("loss_mask") and group.loss_mask.lengths:
-        loss_mask = all_rows(group.loss_mask, tensor_pb2.DTYPE_UINT8, lengths, f"{where}: loss_mask")
+        loss_mask = all_rows(group.loss_mask, tensor_pb2.DTYPE_UINT8, lengths, "loss_mask")
     else:
         loss_mask = np.ones(completions.size, dtype=np.uint8)
+    _, spans = rows(group.version_spans, tensor_pb2.DTYPE_INT64, "version_spans")
+    if spans.size != lengths.size or (spans % 3).any():
+        raise ExperienceError(f"version_spans has rows of {spans.tolist()[:8]}; a completion has one, of triples")
 
     def per_completion(field: str, dtype: int = tensor_pb2.DTYPE_FLOAT32) -> np.ndarray:
-        array = one_dimension(getattr(group, field), dtype, f"{where}: {field}")
+        array = one_dimension(getattr(group, field), dtype, field)
         if array.size != lengths.size:
-            raise ExperienceError(f"{where}: {field} has {array.size} values for {lengths.size} completions")
-        must_be_finite(array, f"{where}: {field}")
+            raise ExperienceError(f"{field} has {array.size} values for {lengths.size} completions")
+        must_be_finite(array, field)
         return array
 
-    log_probs = all_rows(group.rollout_log_probs, tensor_pb2.DTYPE_FLOAT32, lengths, f"{where}: rollout_log_probs")
-    must_be_finite(log_probs, f"{where}: rollout_log_probs")
+    log_probs = all_rows(group.rollout_log_probs, tensor_pb2.DTYPE_FLOAT32, lengths, "rollout_log_probs")
+    must_be_finite(log_probs, "rollout_log_probs")
     temperatures = per_completion("temperatures")
-    if temperatures.min() <= 0:
+    if temperatures.min() < LOWEST_TEMPERATURE:
         raise ExperienceError(
-            f"{where}: temperatures has {temperatures.min():g}; only completions sampled above 0 can be trained on"
+            f"temperatures has {temperatures.min():g}; only completions sampled at {LOWEST_TEMPERATURE:g} or above can "
+            "be trained on"
         )
+    mask_counts, mask_ids = None, None
+    if sampling_masks:
+        mask_counts, mask_ids = decode_candidates(group, completions, lengths, loss_mask, vocabulary_size)
     return _Group(
         prompt=prompt,
         completions=completions,
@@ -189,4 +206,6 @@ def _decode(group: experience_pb2.GroupTensors, where: str, vocabulary_size: int
         truncated=per_completion("truncated", tensor_pb2.DTYPE_UINT8),
         format_acc=per_completion("format_acc"),
         ans_acc=per_completion("ans_acc"),
+        mask_counts=mask_counts,
+        mask_ids=mask_ids,
     )

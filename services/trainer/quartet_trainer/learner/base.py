@@ -43,11 +43,15 @@ class Learner(Protocol):
     step: int
     """Optimizer steps done, which is the policy version of the weights."""
 
+    def check_group(self, group: experience_pb2.GroupTensors) -> None:
+        """Local, and for any thread. Raises ExperienceError for a group that `train_step` would refuse."""
+
     def train_step(self, groups: Sequence[experience_pb2.GroupTensors]) -> dict[str, float]:
         """Train on one global batch, with exactly one optimizer step.
 
         Args:
-            groups: the whole batch, the same on every rank; each rank takes its share of it.
+            groups: the whole batch, the same in the same order on every rank; each rank takes its share of it. With
+                several mini-batches their order decides which groups are updated on together.
 
         Returns:
             Metrics of the global batch, the same on every rank; `quartet_trainer.learner.metrics` names them.

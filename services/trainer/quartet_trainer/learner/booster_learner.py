@@ -20,7 +20,7 @@ from quartet_common.log import get_logger
 from quartet_common.rope import fixed_rope_length
 from quartet_common.weights import folder_checksum
 from quartet_trainer.algorithms import create_algorithm
-from quartet_trainer.batches import ExperienceBatch, decode_groups
+from quartet_trainer.batches import ExperienceBatch, check_group, decode_groups
 from quartet_trainer.checkpoints import atomic_folder
 from quartet_trainer.learner import distributed, storage
 from quartet_trainer.learner.accumulation import Accumulator
@@ -127,6 +127,11 @@ class BoosterLearner:
         if self._settings.gradient_checkpointing and not frozen:
             causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return causal_lm
+
+    def check_group(self, group: experience_pb2.GroupTensors) -> None:
+        """See `Learner.check_group`."""
+        vocabulary = self._causal_lm.config.vocab_size
+        check_group(group, vocabulary, sampling_masks=self._sampling_masks, longest=self._longest)
 
     def train_step(self, groups: Sequence[experience_pb2.GroupTensors]) -> dict[str, float]:
         """See `Learner.train_step`."""

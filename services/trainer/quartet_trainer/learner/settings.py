@@ -17,6 +17,8 @@ OWN_ALGORITHMS = ("grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "reinforce_
 ALGORITHM_ENTRY_POINTS = "quartet.algorithms"
 """The group of entry points by which other packages bring algorithms, see docs/extend.md."""
 AggregationName = Literal["token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "constant"]
+LOWEST_TEMPERATURE = 1e-6
+"""Of completions that can be trained on: logits divided by it stay finite in float32."""
 
 
 HEAD_PLUGINS = ("torch_ddp", "low_level_zero")

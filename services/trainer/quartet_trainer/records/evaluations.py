@@ -8,6 +8,7 @@ from pathlib import Path
 from quartet.v1 import experience_pb2, reward_pb2
 
 from quartet_common.text import visible
+from quartet_trainer.records.samples import outcome_name
 
 # A completion counts as solved from this answer accuracy on.
 SOLVED = 0.5
@@ -74,7 +75,7 @@ def _line(transcript: experience_pb2.GroupTranscript, completion: experience_pb2
         "ans_valid": score.ans_acc,
         "response_length": completion.tokens,
         "reward": score.reward,
-        "outcome": reward_pb2.Outcome.Name(score.outcome).removeprefix("OUTCOME_").lower(),
+        "outcome": outcome_name(score.outcome),
         "reason": score.reason,
         "prompt_id": transcript.instance.prompt.prompt_id,
         "policy_versions": sorted({span.policy_version for span in completion.version_spans}),
@@ -97,8 +98,7 @@ def _tests(score: reward_pb2.Score) -> tuple[list[int] | None, dict[str, object]
     tested = next((verifier for verifier in score.verifiers if verifier.tests), None)
     if tested is None:
         return None, {}
-    name = reward_pb2.Outcome.Name(tested.outcome).removeprefix("OUTCOME_").lower()
-    metadata = {"outcome": name, "reason": tested.reason, "tests": tested.tests}
+    metadata = {"outcome": outcome_name(tested.outcome), "reason": tested.reason, "tests": tested.tests}
     if not tested.HasField("tests_passed"):
         return None, metadata
     last = [] if tested.outcome == reward_pb2.OUTCOME_CORRECT else [_TEST_RESULTS.get(tested.outcome, -1)]

@@ -31,9 +31,15 @@ def _group(transcript: experience_pb2.GroupTranscript) -> str:
     return "\n".join(lines)
 
 
+def outcome_name(outcome: int) -> str:
+    """Return e.g. "runtime_error"; its number where this release has no such outcome."""
+    known = outcome in reward_pb2.Outcome.values()
+    return reward_pb2.Outcome.Name(outcome).removeprefix("OUTCOME_").lower() if known else str(outcome)
+
+
 def _heading(completion: experience_pb2.CompletionInfo) -> str:
     score = completion.score
-    outcome = reward_pb2.Outcome.Name(score.outcome).removeprefix("OUTCOME_").lower().replace("_", " ")
+    outcome = outcome_name(score.outcome).replace("_", " ")
     versions = ", ".join(f"v{span.policy_version}[{span.begin}:{span.end}]" for span in completion.version_spans)
     cut = ", cut off" if completion.finish_reason == experience_pb2.FINISH_REASON_LENGTH else ""
     why = f": {score.reason}" if score.reason else ""

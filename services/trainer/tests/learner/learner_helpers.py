@@ -102,6 +102,7 @@ def make_group(
         rewards=encode(rewards.astype(np.float32)),
         temperatures=encode(temperatures.astype(np.float32)),
         truncated=encode(np.asarray([0] * n if truncated is None else truncated, dtype=np.uint8)),
+        version_spans=encode_ragged([np.array([0, 0, length]) for length in lengths], tensor_pb2.DTYPE_INT64),
         format_acc=encode(np.ones(n, dtype=np.float32)),
         ans_acc=encode((rewards > 0).astype(np.float32)),
     )

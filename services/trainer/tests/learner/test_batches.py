@@ -7,13 +7,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from google.protobuf.message import DecodeError
 from learner_helpers import VOCABULARY, make_batch, make_group
 from quartet.v1 import experience_pb2, tensor_pb2
 
 from quartet_common.tensors import decode, decode_ragged, encode, encode_ragged
-from quartet_trainer.batches import ExperienceError, collate, decode_groups, plan_step
+from quartet_trainer.batches import ExperienceError, check_group, collate, decode_groups, plan_step
 from quartet_trainer.batches.dealing import ENOUGH_TOKENS
 from quartet_trainer.learner import LearnerSettings
+from quartet_trainer.records.step_metrics import batch_metrics
 
 
 def plan_all(batch, **values):
@@ -143,6 +145,32 @@ def _greedy(group: experience_pb2.GroupTensors) -> None:
     group.temperatures.CopyFrom(encode(np.array([1, 0, 1], dtype=np.float32)))
 
 
+def _nearly_greedy(group: experience_pb2.GroupTensors) -> None:
+    group.temperatures.CopyFrom(encode(np.array([1, 1e-10, 1], dtype=np.float32)))
+
+
+def _impossible_token(group: experience_pb2.GroupTensors) -> None:
+    rows = [np.full(n, -np.inf, dtype=np.float32) for n in (5, 3, 2)]
+    group.rollout_log_probs.CopyFrom(encode_ragged(rows, tensor_pb2.DTYPE_FLOAT32))
+
+
+def _negative_length(group: experience_pb2.GroupTensors) -> None:
+    group.completion_token_ids.lengths[:] = [5, -3, 8]
+
+
+def _two_gigabytes(group: experience_pb2.GroupTensors) -> None:
+    group.completion_token_ids.lengths[0] = 2**31 - 1
+
+
+def _no_spans(group: experience_pb2.GroupTensors) -> None:
+    group.ClearField("version_spans")
+
+
+def _half_a_span(group: experience_pb2.GroupTensors) -> None:
+    rows = [np.zeros(n, dtype=np.int64) for n in (3, 2, 3)]
+    group.version_spans.CopyFrom(encode_ragged(rows, tensor_pb2.DTYPE_INT64))
+
+
 def _other_rows(group: experience_pb2.GroupTensors) -> None:
     rows = [np.zeros(n, dtype=np.float32) for n in (2, 3, 5)]
     group.rollout_log_probs.CopyFrom(encode_ragged(rows, tensor_pb2.DTYPE_FLOAT32))
@@ -167,7 +195,16 @@ def _no_completion(group: experience_pb2.GroupTensors) -> None:
         (_wrong_dtype, "group 1: rewards is float64; the contract says float32"),
         (_wrong_count, "group 1: rewards has 2 values for 3 completions"),
         (_not_finite, "group 1: rewards has values that are not finite"),
-        (_greedy, "group 1: temperatures has 0; only completions sampled above 0 can be trained on"),
+        (_greedy, "group 1: temperatures has 0; only completions sampled at 1e-06 or above can be trained on"),
+        (
+            _nearly_greedy,
+            "group 1: temperatures has 1e-10; only completions sampled at 1e-06 or above can be trained on",
+        ),
+        (_impossible_token, "group 1: rollout_log_probs has values that are not finite"),
+        (_negative_length, "group 1: completion_token_ids has a row of -3 elements"),
+        (_two_gigabytes, "group 1: completion_token_ids has 10 elements in rows of 2147483652"),
+        (_no_spans, "group 1: version_spans is unspecified; the contract says int64"),
+        (_half_a_span, "group 1: version_spans has rows of [3, 2, 3]; a completion has one, of triples"),
         (_other_rows, "group 1: rollout_log_probs has other row lengths than completion_token_ids"),
         (_foreign_token, "group 1: prompt_token_ids has ids from 3 to 64; this model's are 0 to 63"),
         (_cut_off, "group 1: completion_token_ids has 9 elements in rows of 10"),
@@ -183,6 +220,28 @@ def test_bad_groups_are_refused_in_one_sentence(
     with pytest.raises(ExperienceError) as refusal:
         decode_groups(groups, VOCABULARY)
     assert str(refusal.value) == message
+
+
+def test_bytes_that_are_changed_at_random_are_refused_or_harmless() -> None:
+    """What is accepted has a micro-batch and metrics; nothing but the two refusals is raised."""
+    chance, outcomes = np.random.default_rng(1), set()
+    for seed in range(2000):
+        (group,) = make_batch(seed=seed, groups=1, size=2, longest=4)
+        data = bytearray(group.SerializeToString())
+        for place in chance.integers(len(data), size=chance.integers(1, 3)):
+            data[place] = chance.integers(256)
+        try:
+            group = experience_pb2.GroupTensors.FromString(bytes(data[: len(data) - 3 * (seed % 10 == 0)]))
+            check_group(group, VOCABULARY)
+        except (DecodeError, ExperienceError) as refusal:
+            outcomes.add(type(refusal))
+            continue
+        batch = decode_groups([group], VOCABULARY)
+        plan = plan_all(batch)
+        collate(batch, plan, plan.micro_batches[0])
+        batch_metrics(0, [group], [experience_pb2.GroupHeader()])
+        outcomes.add(None)
+    assert outcomes == {DecodeError, ExperienceError, None}
 
 
 def test_an_empty_batch_is_refused() -> None:

@@ -66,7 +66,9 @@ LOSSES = {
     "value, a wide clip": lambda now, old, target: clipped_value_loss(now, old, target, 10.0),
     "ratio": lambda now, old, target: as_pair(clipped_ratio_loss(now, old, target, 0.2, 0.28)),
     "dual clip": lambda now, old, target: as_pair(clipped_ratio_loss(now, old, target, 0.2, 0.28, 3.0)),
-    "sequence": lambda now, old, target: as_pair(sequence_ratio_loss(now, old, target, torch.arange(len(now)), 0.2, 0.2)),
+    "sequence": lambda now, old, target: as_pair(
+        sequence_ratio_loss(now, old, target, torch.arange(len(now)), 0.2, 0.2)
+    ),
 }
 
 

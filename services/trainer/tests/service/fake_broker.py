@@ -90,10 +90,13 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
         self.trained: list[int] = []
         self.committed: list[int] = []
         self.dropped: list[str] = []
-        self.drop_reasons: set[str] = set()
+        self.drop_reasons: dict[str, str] = {}  # by instance
         self.batches: dict[int, list[str]] = {}
         self.granted: set[int] = set()
         self.flat: set[str] = set()
+        self.contents: dict[str, experience_pb2.ExperienceGroup] = {}  # of instances that have no random group
+        self.rollouts: dict[str, str] = {}  # who put an instance, if not "rollout-1"
+        self.transcripts: list[bytes] = []  # of evaluations, besides the readable ones
         self.spare: list[str] = []
         self.events: list[broker_pb2.RunEvent] = []
         self.finished: list[broker_pb2.FinishRunRequest] = []
@@ -196,7 +199,7 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
             manifest.end_of_data = True
         yield broker_pb2.LeaseExperienceResponse(manifest=manifest)
         for seed, name in enumerate(manifest.instance_ids):
-            group = make_group(name, max(0, request.step - 1), seed, flat=name in self.flat)
+            group = self.contents.get(name) or make_group(name, max(0, request.step - 1), seed, flat=name in self.flat)
             yield broker_pb2.LeaseExperienceResponse(group=group)
 
     def _can_fill(self, step: int) -> bool:
@@ -217,12 +220,19 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
         self._check(context, request.session_epoch)
         with self.changed:
             self.dropped.extend(request.instance_ids)
-            self.drop_reasons.add(request.reason)
+            self.drop_reasons |= dict.fromkeys(request.instance_ids, request.reason)
             for name in request.instance_ids:
                 self.batches[request.step].remove(name)
             self.granted.discard(request.step)
             self.changed.notify_all()
         return broker_pb2.DropExperienceResponse(dropped=len(request.instance_ids))
+
+    def GetGroup(self, request, context):
+        self._check(context, self.session_epoch)
+        put = broker_pb2.GroupMoment(
+            kind=broker_pb2.GROUP_MOMENT_KIND_PUT, who=self.rollouts.get(request.instance_id, "rollout-1")
+        )
+        return broker_pb2.GetGroupResponse(moments=[put])
 
     def MarkTrained(self, request, context):
         self._check(context, request.session_epoch)
@@ -293,6 +303,7 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
         if complete and not request.summary_only:
             transcripts = [make_transcript(f"e/{i}", version, [float(i)]) for i in range(lost, 2)]
             answer.transcripts.extend(transcript.SerializeToString() for transcript in transcripts)
+            answer.transcripts.extend(self.transcripts)
         return answer
 
     def ReportProgress(self, request, context):

@@ -22,25 +22,6 @@ from quartet_common.ports import free_port
 pytestmark = pytest.mark.timeout(240)
 
 
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen2 of 128 tokens that any CPU trains in a moment."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    folder = tmp_path_factory.mktemp("model")
-    config = Qwen2Config(
-        vocab_size=128,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        tie_word_embeddings=True,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder, safe_serialization=True)
-    return folder
-
-
 class TrainerProcess:
     """`python -m quartet_trainer`, as a person starts it."""
 
@@ -255,6 +236,10 @@ def test_a_lost_rank_ends_the_trainer(trainer: Start, broker: FakeBroker):
         ("trainer.weights.transport=pigeon", "trainer.weights.transport: got 'pigeon'"),
         ("trainer.ranks=0", "trainer.ranks: got 0 on the command line: input should be greater than or equal to 1"),
         ("trainer.checkpoint.keep_last=0", "trainer.checkpoint.keep_last: got 0"),
+        (
+            "run.sampling.temperature=0",
+            "run.sampling.temperature: got 0, at which nothing can be trained; allowed: 1e-06 or above",
+        ),
         ("run.folder=/proc/version/run", "run.folder: '/proc/version/run' cannot be made"),
     ],
 )

@@ -12,6 +12,7 @@ from quartet.v1 import broker_pb2, common_pb2, experience_pb2, tensor_pb2
 
 from quartet_common.config import load_config
 from quartet_trainer import life
+from quartet_trainer.batches import check_group
 from quartet_trainer.checkpoints import atomic_folder
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control
@@ -25,9 +26,11 @@ class CountingLearner:
         self.step = 0
         self.before_step: Callable[[int], None] = lambda step: None
         self.exported: Path | None = None
+        self.batches: list[Sequence[experience_pb2.GroupTensors]] = []
 
     def train_step(self, groups: Sequence[experience_pb2.GroupTensors]) -> dict[str, float]:
         self.before_step(self.step)
+        self.batches.append(groups)
         self.step += 1
         completions = sum(len(group.completion_token_ids.lengths) for group in groups)
         tokens = sum(sum(group.completion_token_ids.lengths) for group in groups)
@@ -38,6 +41,9 @@ class CountingLearner:
             "completions": float(completions),
             "completion_tokens": float(tokens),
         }
+
+    def check_group(self, group: experience_pb2.GroupTensors) -> None:
+        check_group(group, vocabulary_size=100)
 
     def weight_specs(self) -> list[tuple[str, int, tuple[int, ...]]]:
         return [("count", tensor_pb2.DTYPE_FLOAT32, (4,))]

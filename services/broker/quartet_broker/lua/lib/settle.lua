@@ -66,10 +66,10 @@ end
 local ENDS = { COMMITTED = 'C', DROPPED = 'D', DELIVERED = 'E' } -- as moments
 
 -- Any state -> COMMITTED, DROPPED or DELIVERED: instances are forgotten but for one line each. `from`: the state they
--- are in, when it is not the one in their hash.
-local function settle(ids, final, at, from)
+-- are in, when it is not the one in their hash. `why`: in words, for people; of DROPPED.
+local function settle(ids, final, at, from, why)
   if #ids == 0 then return end
-  local lines, gone, lives, last = {}, {}, {}, moment(ENDS[final], at)
+  local lines, gone, lives, last = {}, {}, {}, moment(ENDS[final], at, why and in_words(why))
   for _, id in ipairs(ids) do
     local h = call('HMGET', instance(id), 'purpose', 'state', 'digest', 'attempt', 'step', 'bytes', 'stored',
       'shown', 'finished', 'pass', 'life', 'taken', 'size')
