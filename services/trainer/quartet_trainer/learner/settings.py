@@ -204,6 +204,11 @@ class LearnerSettings(PluginSettings):
         """
         return self.old_log_probs or ("recompute" if self.algorithm == "gspo" else "rollout")
 
+    @property
+    def masks_truncated(self) -> bool:
+        """`mask_truncated`, or where it is unset that of our own algorithms."""
+        return self.algorithm == "dapo" if self.mask_truncated is None else self.mask_truncated
+
     @model_validator(mode="before")
     @classmethod
     def _below_what_is_written(cls, values: Any) -> Any:

@@ -1,0 +1,39 @@
+"""What the trainer says of a run file before it starts: refusals are in test_service.py."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from quartet_common.config import load_config
+from quartet_trainer.config import TrainerSection
+from quartet_trainer.service import preflight
+
+LENGTH = "run.verifiers=[{name='math'}, {name='length'}]"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "warning"),
+    [
+        ([], None),
+        (["run.sampling.top_p=0.9"], "run.sampling: top_p = 0.9 without run.sampling_masks biases every"),
+        (["run.sampling.top_k=20", "run.sampling.min_p=0.05"], "run.sampling: top_k = 20, min_p = 0.05 without"),
+        (["run.sampling.top_p=0.9", "run.sampling_masks=true"], None),
+        (["run.evaluation_sampling.top_p=0.9"], None),
+        (["trainer.algorithm=dapo"], None),
+        ([LENGTH], None),
+        (
+            ["trainer.algorithm=dapo", LENGTH],
+            "trainer.mask_truncated leaves completions out of the loss that the verifier",
+        ),
+        (["trainer.mask_truncated=true", LENGTH], "trainer.mask_truncated leaves completions out of the loss"),
+        (["trainer.algorithm=dapo", "trainer.mask_truncated=false", LENGTH], None),
+    ],
+)
+def test_a_combination_that_is_hardly_meant_is_warned_of(
+    model: Path, tmp_path: Path, caplog, overrides: list[str], warning: str | None
+):
+    caplog.set_level(logging.WARNING)
+    basics = [f"model.path={model}", f"run.folder={tmp_path}"]
+    preflight(load_config("trainer", TrainerSection, None, [*basics, *overrides]))
+    assert [record.message.startswith(warning or "nothing") for record in caplog.records] == [True] * bool(warning)
