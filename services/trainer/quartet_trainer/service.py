@@ -3,7 +3,7 @@
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,7 @@ def preflight(config: Config) -> dict[str, Any]:
             f"allowed: {LOWEST_TEMPERATURE:g} or above"
         )
     if launch.rank() == 0:
-        for warning in _warnings(config):
-            log.warning(warning)
+        _warn(config)
     check_transport(config.section.weights)
     check_callbacks(config.section.callbacks)
     return {
@@ -65,21 +64,19 @@ def preflight(config: Config) -> dict[str, Any]:
     }
 
 
-def _warnings(config: Config) -> Iterator[str]:
-    """Yield what the run file combines that can be trained, but hardly as it was meant."""
+def _warn(config: Config) -> None:
+    """Log what the run file combines that can be trained, but hardly as it was meant."""
     run, settings = config.run, config.section
     every = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    cuts = [
-        f"{key} = {getattr(run.sampling, key):g}" for key, all_ in every.items() if getattr(run.sampling, key) != all_
-    ]
+    cuts = [f"{key} = {value:g}" for key, value in run.sampling if key in every and value != every[key]]
     if cuts and not run.sampling_masks:
-        yield (
+        log.warning(
             f"run.sampling: {', '.join(cuts)} without run.sampling_masks biases every importance ratio: the rollout's "
             "log-probs are of the candidates that are left, the trainer's of the whole vocabulary; set "
             "run.sampling_masks = true"
         )
     if settings.masks_truncated and any(verifier.name == "length" for verifier in run.verifiers):
-        yield (
+        log.warning(
             "trainer.mask_truncated leaves completions out of the loss that the verifier 'length' punishes most, and "
             "their rewards in the mean of their group; with that verifier set trainer.mask_truncated = false"
         )

@@ -48,13 +48,15 @@ def decode_candidates(
         )
     row_of = np.repeat(np.arange(lengths.size), lengths)
     per_row = np.bincount(row_of, weights=counts, minlength=lengths.size).astype(np.int64)
-    where = "sampling_mask_token_ids"
-    ids, given = rows(group.sampling_mask_token_ids, tensor_pb2.DTYPE_INT32, where)
+    ids, given = rows(group.sampling_mask_token_ids, tensor_pb2.DTYPE_INT32, "sampling_mask_token_ids")
     if not np.array_equal(given, per_row):
-        raise ExperienceError(f"{where} has {ids.size} ids; sampling_mask_counts says {per_row.tolist()}")
+        raise ExperienceError(
+            f"sampling_mask_token_ids has {ids.size} ids; sampling_mask_counts says {per_row.tolist()}"
+        )
     if ids.size and not (ids.min() >= 0 and ids.max() < vocabulary_size):
         raise ExperienceError(
-            f"{where} has ids from {ids.min()} to {ids.max()}; this model's are 0 to {vocabulary_size - 1}"
+            f"sampling_mask_token_ids has ids from {ids.min()} to {ids.max()}; this model's are 0 to "
+            f"{vocabulary_size - 1}"
         )
     cut = np.flatnonzero(counts)
     if cut.size:
@@ -62,5 +64,7 @@ def decode_candidates(
         among = np.logical_or.reduceat(drawn, np.cumsum(counts[cut]) - counts[cut])
         lost = cut[~among & (loss_mask[cut] != 0)]
         if lost.size:
-            raise ExperienceError(f"{where} lacks the token itself at {lost.size} places, the first at {lost[0]}")
+            raise ExperienceError(
+                f"sampling_mask_token_ids lacks the token itself at {lost.size} places, the first at {lost[0]}"
+            )
     return counts, ids
