@@ -57,8 +57,11 @@ def _forgotten(run_id: str, instance_id: str) -> ContractError:
 
 def overflow(run_id: str, reply: list) -> ContractError:
     """Return the refusal of prompts that a script answers with OVERFLOW."""
-    description = f"{reply[1]} bytes are kept and at most {reply[2]} may be (broker.max_prompt_bytes)"
-    return resource_exhausted(f"prompts of run '{run_id}'", description, _QUEUE_RETRY_SECONDS)
+    return resource_exhausted(
+        f"prompts of run '{run_id}'",
+        f"{reply[1]} bytes are kept and at most {reply[2]} may be (broker.max_prompt_bytes)",
+        _QUEUE_RETRY_SECONDS,
+    )
 
 
 class Prompts:
@@ -119,8 +122,10 @@ class Prompts:
             case b"OVERFLOW":
                 raise overflow(run_id, reply)
             case b"SET_FULL":
-                description = f"it has {reply[1]} prompts and at most {validation.MOST_EVALUATION_PROMPTS} are stored"
-                raise resource_exhausted(f"evaluation set '{request.evaluation_set}'", description)
+                raise resource_exhausted(
+                    f"evaluation set '{request.evaluation_set}'",
+                    f"it has {reply[1]} prompts and at most {validation.MOST_EVALUATION_PROMPTS} are stored",
+                )
             case b"FULL":
                 description = f"{reply[1]} prompts wait and at most {reply[2]} may (max_queued_prompts)"
                 raise resource_exhausted(f"queue of run '{run_id}'", description, _QUEUE_RETRY_SECONDS)

@@ -73,8 +73,9 @@ class Runs:
     async def _check_room(self, run_id: str) -> None:
         listed, runs = await self._store.read([("ZSCORE", keys.RUNS, run_id), ("ZCARD", keys.RUNS)])
         if listed is None and runs >= self._section.max_runs:
-            description = f"there are {runs} and at most {self._section.max_runs} may be (broker.max_runs)"
-            raise resource_exhausted("runs", description + "; delete some")
+            raise resource_exhausted(
+                "runs", f"there are {runs} and at most {self._section.max_runs} may be (broker.max_runs); delete some"
+            )
 
     async def load(self, run_id: str) -> broker_pb2.Run:
         """Return a run as it stands. Raises NOT_FOUND."""

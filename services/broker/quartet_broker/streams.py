@@ -32,8 +32,9 @@ class Streams:
                     async with asyncio.timeout(patience):
                         await context.write(answer)
                 except TimeoutError:
-                    description = f"its reader took no message for {patience:g} s; watch again from the last one"
-                    raise resource_exhausted("stream", description, retry_after_seconds=0.5) from None
+                    raise resource_exhausted(
+                        "stream", f"its reader took no message for {patience:g} s; watch again from the last one", 0.5
+                    ) from None
                 except grpc.aio.InternalError:
                     return  # the caller has gone
 
@@ -44,8 +45,10 @@ class Streams:
     def _admit(self, context: grpc.aio.ServicerContext) -> None:
         peer = peer_of(context)
         if self._open[peer] >= self._most:
-            description = f"{self._most} are open, the most that a peer may have (broker.max_streams_per_peer)"
-            raise resource_exhausted(f"streams of {peer}", description)
+            raise resource_exhausted(
+                f"streams of {peer}",
+                f"{self._most} are open, the most that a peer may have (broker.max_streams_per_peer)",
+            )
         self._open[peer] += 1
         context.add_done_callback(lambda _: self._close(peer))
 
