@@ -176,6 +176,7 @@ STACK = "class Stack(list):\n    push = list.append\nclass Box:\n    def __init_
             "'OpaqueObject' object has no attribute",
         ),
         ("class Solution:\n    def f(self): return 4", "Solution().f", "assert Solution().f() == 4", CORRECT, ""),
+        ("def f(): return 4", "f", "from statistics import *\nassert f() == mean([4])", CORRECT, ""),
         ("def g(): return 4", "f", "def check(c):\n    assert g() == 4", CORRECT, ""),
         ("def g(): return 4", "f", "def check(c):\n    assert g() == 5", INCORRECT, ""),
         (

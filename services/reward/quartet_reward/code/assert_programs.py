@@ -12,7 +12,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from quartet_reward.code import unittest_cases, usual_imports
-from quartet_reward.code.names import MODULES, Names, avoids, read_names
+from quartet_reward.code.names import MODULES, Names, avoids, read_names, starred
 from quartet_reward.code.report import Finding, Verdict, describe, tell_begun
 
 if TYPE_CHECKING:
@@ -117,6 +117,8 @@ def _helpers(prefix: str, names: set[str]) -> dict[str, Any]:
 def _under_test(source: str, entry_point: str, undefined: set[str]) -> str:
     """The one function of the program that a strict test uses."""
     others = undefined - {entry_point, entry_point.partition("()")[0]}
+    if others:
+        others.difference_update(*(usual_imports.module_names(_module(each)) for each in starred(source)))
     if not others:
         return entry_point
     if len(others) == 1 and avoids(source, _FILE, entry_point):  # CodeT's MBPP names each solution's first function

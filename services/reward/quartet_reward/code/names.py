@@ -79,6 +79,12 @@ def _uses(table: symtable.SymbolTable, name: str) -> bool:
     )
 
 
+def starred(source: str) -> list[str]:
+    """Return the modules of which a test program imports all names."""
+    imports = [each for each in ast.walk(ast.parse(source)) if isinstance(each, ast.ImportFrom)]
+    return [each.module or "" for each in imports if each.names[0].name == "*"]
+
+
 def _used_and_bound(table: symtable.SymbolTable) -> tuple[set[str], set[str]]:
     """Names that are read from the module's scope, in it or below, and those that the module binds."""
     bound = {each.get_name() for each in table.get_symbols() if each.is_assigned() or each.is_imported()}
