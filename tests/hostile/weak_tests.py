@@ -171,6 +171,18 @@ STILL_POSSIBLE = (
         "try:\n    f(-1)\nexcept Exception:\n    pass\nelse:\n    assert False",
     ),
     Deception(
+        "ends_a_sequence",
+        "raise IndexError in a loop over a sequence of the test's own, whose `__getitem__` calls the program",
+        "def f(n): raise IndexError",
+        "class Each:\n    def __getitem__(self, index): return f(index)\nassert all(each == 7 for each in Each())",
+    ),
+    Deception(
+        "no_order",
+        "answer with NaN where the test asks for no more than an order that must not be",
+        "def f(n): return float('nan')",
+        "assert not f(2) < 4\nassert not f(2) > 4",
+    ),
+    Deception(
         "own_helper_not_strict",
         "define a helper of the test's, with strict = false",
         _SAME,
