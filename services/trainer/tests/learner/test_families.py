@@ -12,6 +12,7 @@ import torch
 import transformers
 from learner_helpers import Run, gradients, make_group, settings
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
 from quartet_trainer.batches import ExperienceError
 from quartet_trainer.learner import LearnerError, create_learner
@@ -91,7 +92,6 @@ def test_what_small_weights_hide_at_load_counts_once_they_have_grown(family: str
 @pytest.mark.parametrize(
     ("family", "values", "message"),
     [
-        ("Phimoe", {**SIZES, "num_local_experts": 4}, "PhimoeForCausalLM draws random numbers in training: two"),
         # A cap by another key, which logits as small as these hide; and ALiBi, which fused attention scales otherwise.
         ("RecurrentGemma", {**SIZES, "lru_width": 32}, "RecurrentGemmaForCausalLM has other log-probs in training"),
         ("Falcon", {**OLDER, "alibi": True}, "FalconForCausalLM has other log-probs in training"),
@@ -108,6 +108,13 @@ def test_families_that_training_would_compute_wrongly(
     small = 0.01 if family == "RecurrentGemma" else 0.4
     with pytest.raises(LearnerError, match=message):
         load_causal_lm(save(tmp_path, family, small, **values), torch.float32)
+
+
+def test_a_family_that_draws_random_numbers_whatever_its_config_says(tmp_path: Path, monkeypatch) -> None:
+    forward = Qwen2MLP.forward
+    monkeypatch.setattr(Qwen2MLP, "forward", lambda mlp, x: torch.dropout(forward(mlp, x), 0.1, mlp.training))
+    with pytest.raises(LearnerError, match="Qwen2ForCausalLM draws random numbers in training: two forward passes"):
+        load_causal_lm(save(tmp_path, "Qwen2", **SIZES), torch.float32)
 
 
 LONGROPE = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [9.0] * 4}
