@@ -98,7 +98,7 @@ def stored(field: str, value: Message, most: int | None = None) -> bytes:
 def _parameters(field: str, value: Struct) -> None:
     """Check how deep structs and lists are nested, and the numbers in them."""
     _depth(field, value, 1)
-    struct_content(value, field)
+    struct_content(value, field, invalid_argument)
 
 
 def _depth(field: str, value: Struct | ListValue, depth: int) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from google.protobuf.struct_pb2 import Struct, Value
 
-from quartet_common.errors import invalid_argument
 from quartet_common.text import encodable
 
 LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
@@ -37,9 +36,7 @@ def check_values(value: Any, key: str = "") -> None:
                 check_values(each, f"{key}[{n}]")
 
 
-def struct_content(
-    struct: Struct, field: str, refusal: Callable[[str, object, str], Exception] = invalid_argument
-) -> dict[str, Any]:
+def struct_content(struct: Struct, field: str, refusal: Callable[[str, object, str], Exception]) -> dict[str, Any]:
     """Return what a Struct holds; whole numbers, up to where doubles are exact, as int.
 
     Args:

@@ -149,6 +149,11 @@ async def test_failed_handshakes_are_in_the_log_with_their_peer_and_are_counted(
     assert served.records()[-1]["message"] == "stopped"
 
 
+def test_the_command_line_is_read_before_grpc_which_reads_what_to_trace_when_it_is_imported():
+    code = "import sys, quartet_common.cli; sys.exit('grpc' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
 async def test_each_line_is_a_record_to_the_last_words_of_a_crash(keys, served):
     await served.until("serving at")
     async with connect(served.address, held(keys / "pki" / "keys" / "rollout"), service="reward") as channel:

@@ -45,7 +45,7 @@ class SpecReader:
         key = spec.SerializeToString(deterministic=True)
         bound = self._read.get(key)
         if bound is None:
-            parameters = struct_content(spec.parameters, f"{field}.parameters")
+            parameters = struct_content(spec.parameters, f"{field}.parameters", invalid_argument)
             bound = self.bind(spec.name, spec.weight, parameters, field)
             self._read[key] = bound
             if len(self._read) > _CACHED_SPECS:
