@@ -19,7 +19,7 @@ from quartet_client.runs import ServiceStatus
 from quartet_client.terminal import Terminal
 from quartet_client.types import Group as SampleGroup
 from quartet_common.repeats import Repeats, without_numbers
-from quartet_common.text import one_line
+from quartet_common.text import block, one_line
 
 _STATE_STYLES = {
     "waiting": "yellow",
@@ -73,7 +73,7 @@ class RunView:
 
     def _print(self, line: str) -> None:
         # Programs read these lines too: no styling, no wrapping.
-        self.console.print(line, soft_wrap=True)
+        self.console.print(Text(block(line)), soft_wrap=True)
 
     def refresh(self) -> None:
         """Draw the live picture as it is now."""

@@ -19,7 +19,7 @@ from quartet_client import cli as command_line
 from quartet_client.__main__ import main as entry
 from quartet_client.cli import cli, main
 from quartet_client.doctor import program
-from quartet_common.text import one_line, visible
+from quartet_common.text import block, one_line, visible
 
 # Clipboard, title, clear, conceal, C1's CSI, next line, direction, line separator, delete.
 SEQUENCES = "\x1b]52;c;ZXZpbA==\x1b\\\x1b]0;title\x1b\\\x1b[2J\x1b[8m\x9b1A\x85\u202e\u2028\x7f"
@@ -240,4 +240,5 @@ def test_each_command_is_tried():
 )
 def test_controls_are_shown_as_their_escapes_and_json_stays_the_same(text, shown):
     assert visible(text) == shown and one_line(text) == shown.replace("\n", "\\n")
+    assert block(text) == shown.replace("\n", "\n    ")
     assert json.loads(visible(json.dumps({"a": text}, ensure_ascii=False))) == {"a": text}

@@ -78,7 +78,7 @@ def test_what_a_mended_verifier_scores_was_drawn_before(by_hand, tmp_path, monke
     for name in SERVICES:
         services.start(name)
     client = services.client("run", "--attach", "--plain", *services.arguments)
-    raised = f"error: verifier 'faulty' raised KeyError: 'an odd one' ({module}:{RAISES})\nTraceback"
+    raised = f"error: verifier 'faulty' raised KeyError: 'an odd one' ({module}:{RAISES})\n    Traceback"
     services.wait_for("client", raised, "evaluation heldout at version 0: incomplete:", seconds=240)
 
     with Client(services.addresses["broker"]) as quartet:

@@ -4,6 +4,7 @@ Terminals obey control characters, and a line feed forges a line.
 """
 
 import re
+from textwrap import indent
 
 # C0 but tab and line feed, DEL, C1, what changes the direction of text, Unicode's own line breaks, lone surrogates.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -36,3 +37,8 @@ def visible(text: str) -> str:
 def one_line(text: str) -> str:
     """Return `visible` text with its line feeds escaped, too."""
     return visible(text).replace("\n", "\\n")
+
+
+def block(text: str) -> str:
+    """Return `visible` text whose lines after the first are indented: none of them passes for a line of its own."""
+    return indent(visible(text), "    ").removeprefix("    ")
