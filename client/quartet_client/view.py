@@ -73,7 +73,7 @@ class RunView:
 
     def _print(self, line: str) -> None:
         # Programs read these lines too: no styling, no wrapping.
-        self.console.print(Text(block(line)), soft_wrap=True)
+        self.console.print(Text(line), soft_wrap=True)
 
     def refresh(self) -> None:
         """Draw the live picture as it is now."""
@@ -97,16 +97,18 @@ def plain_line(state: RunProgress, event: RunEvent) -> str:
         case StepFinished() as step:
             of = f"/{state.max_steps}" if state.max_steps else ""
             figures = [f"{name} {value}" for name, value in _figures(state)]
-            return "  ".join([f"step {step.step + 1}{of}", *figures])
+            return one_line("  ".join([f"step {step.step + 1}{of}", *figures]))
         case EvaluationFinished() as evaluation:
             point = state.evaluations[evaluation.evaluation_set][-1]
             figures_of_it = f"accuracy {_number(point.accuracy)}  reward {_number(point.reward)}"
             at = f"{evaluation.evaluation_set} at version {evaluation.policy_version}"
-            return f"evaluation {at}: {point.incomplete or figures_of_it}"
+            return one_line(f"evaluation {at}: {point.incomplete or figures_of_it}")
         case RunStateChanged() as changed:
-            return f"run {state.run_id} is {changed.state}" + (f": {changed.reason}" if changed.reason else "")
+            return one_line(
+                f"run {state.run_id} is {changed.state}" + (f": {changed.reason}" if changed.reason else "")
+            )
         case Notice() as notice if notice.level != "info":
-            return f"{notice.level}: {notice.text}"
+            return block(f"{notice.level}: {notice.text}")  # a verifier's traceback has several lines
         case _:
             return ""
 

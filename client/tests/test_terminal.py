@@ -25,7 +25,13 @@ from quartet_common.text import block, one_line, visible
 SEQUENCES = "\x1b]52;c;ZXZpbA==\x1b\\\x1b]0;title\x1b\\\x1b[2J\x1b[8m\x9b1A\x85\u202e\u2028\x7f"
 LINE = SEQUENCES + "\nforged"
 BLOCK = SEQUENCES + "\nsecond line"
-BLOCKS = {("CompletionInfo", "text"), ("Prompt", "text"), ("GroupTranscript", "prompt_text"), ("Message", "content")}
+BLOCKS = {
+    ("CompletionInfo", "text"),
+    ("Prompt", "text"),
+    ("GroupTranscript", "prompt_text"),
+    ("Message", "content"),
+    ("Notice", "text"),
+}
 KEYS = ("run_id", "event_id", "instance_id", "evaluation_id", "level")  # by which the client decides what to show
 OWN = re.compile(r"\x1b\[(?:[0-9;]*m|\?25[hl]|1?[AG]|2K|H)")  # rich: styles, and its live picture
 CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e]")
