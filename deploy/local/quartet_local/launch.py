@@ -5,7 +5,6 @@ import fcntl
 import logging
 import os
 import signal
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -20,7 +19,7 @@ from quartet_common.config import ConfigError, LoadedConfig, Section, load_confi
 from quartet_local.config import LaunchError, LauncherSection
 from quartet_local.preflight import check_services, service_command
 from quartet_local.process import Process
-from quartet_local.redis import redis_process
+from quartet_local.redis import redis_process, socket_folder
 from quartet_local.supervisor import Supervisor
 
 _DRAIN_SECONDS = 4.0  # the services' own limit, under that of supervisor.STOP_ORDER
@@ -79,15 +78,13 @@ class Launch(ABC):
             _private_files(),
             _locked(self._folder),
             _logging_to(logs / "launcher.log"),
-            tempfile.TemporaryDirectory(prefix="quartet-") as sockets,
+            socket_folder(self._folder) as sockets,
         ):
             processes: dict[str, Process] = {}
             redis_url = None
             if own_redis:
                 data, log = self._folder / "redis", logs / "redis.log"
-                processes["redis"], redis_url = redis_process(
-                    data, log, Path(sockets), config.section.embedded_redis_memory
-                )
+                processes["redis"], redis_url = redis_process(data, log, sockets, config.section.embedded_redis_memory)
                 overrides.append(f'broker.redis_url="{redis_url}"')
             for name in names:
                 command = [*service_command(name, path, overrides), "--log-format", "json"]

@@ -5,6 +5,9 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from quartet_local.checkout import service_python
@@ -21,8 +24,7 @@ def redis_process(folder: Path, log: Path, sockets: Path, memory_share: float) -
     """Return an embedded Redis, not yet started, and its URL. Its data is kept in `folder`, every second on disk.
 
     Args:
-        sockets: the folder of the socket at which alone it listens: whoever may enter it may use the Redis. Not the
-            run's, whose path may be longer than a socket's may be.
+        sockets: the folder of the socket at which alone it listens: whoever may enter it may use the Redis.
         memory_share: of the host's memory, what its data may take.
 
     Raises:
@@ -40,6 +42,25 @@ def redis_process(folder: Path, log: Path, sockets: Path, memory_share: float) -
         "--auto-aof-rewrite-min-size", "512mb", "--rdbcompression", "no",
     ]  # fmt: skip
     return Process("redis", command, log), f"{_SCHEME}{socket}"
+
+
+@contextmanager
+def socket_folder(run_folder: Path) -> Iterator[Path]:
+    """Yield a fresh folder that this user alone may enter, removed at the end; for who holds the run folder's lock.
+
+    It is not in the run folder, whose path may be longer than a socket's may be. A link there names it, so that the
+    folder of a launcher that was killed is removed by the next one.
+    """
+    link = run_folder / "sockets"
+    if link.is_symlink():
+        shutil.rmtree(link.resolve(), ignore_errors=True)
+        link.unlink()
+    with tempfile.TemporaryDirectory(prefix="quartet-") as folder:
+        link.symlink_to(folder)
+        try:
+            yield Path(folder)
+        finally:
+            link.unlink()
 
 
 def find_server() -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from quartet_local.process import Process
-from quartet_local.redis import redis_process, wait_until_ready
+from quartet_local.redis import redis_process, socket_folder, wait_until_ready
 
 pytestmark = pytest.mark.timeout(120)
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf'); signal.pause()"
@@ -55,3 +55,15 @@ def test_the_embedded_redis_has_a_share_of_the_memory_and_refuses_more(tmp_path)
         assert settings == {"maxmemory": str(memory // 4), "maxmemory-policy": "noeviction"}
 
     asyncio.run(asyncio.wait_for(body(), 60))
+
+
+def test_the_socket_folder_of_a_launcher_that_was_killed_is_removed_by_the_next(tmp_path):
+    with socket_folder(tmp_path) as killed:
+        pass
+    killed.mkdir()
+    (killed / "redis.sock").touch()
+    (tmp_path / "sockets").symlink_to(killed)
+    with socket_folder(tmp_path) as sockets:
+        assert not killed.exists() and sockets.stat().st_mode & 0o777 == 0o700
+        assert (tmp_path / "sockets").resolve() == sockets.resolve()
+    assert not sockets.exists() and list(tmp_path.iterdir()) == []
