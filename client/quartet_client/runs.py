@@ -75,8 +75,8 @@ class Run:
         state: "active", "succeeded", "failed" or "cancelled".
         spec: its whole specification, defaults filled in (the contract's RunSpec).
         committed_step: every step below it is in a durable checkpoint.
-        ending: what ended it: "max_steps", "data", "early_stop", "requested" or "dead_prompts"; "unspecified" while it
-            is active, or where broker or trainer do not say.
+        ending: what ended it: "max_steps", "data", "early_stop", "requested", "dead_prompts" or "invalid_groups";
+            "unspecified" while it is active, or where broker or trainer do not say.
         members: live members; filled by `run`, not by `runs`.
     """
 

@@ -125,6 +125,9 @@ class TrainerSection(LearnerSettings):
     dynamic_sampling: DynamicSamplingSection = Field(
         DynamicSamplingSection(), description="Groups that teach nothing are replaced."
     )
+    max_invalid_groups: int = Field(
+        1000, ge=0, description="Groups in a row that cannot be trained after which the run has failed; 0: any number."
+    )
     early_stop: EarlyStopSection = Field(EarlyStopSection(), description="When a run ends before its last step.")
     prefetch: bool = Field(True, description="Fetch the next batch while this one is trained.")
     checkpoint: CheckpointSection = Field(CheckpointSection(), description="Checkpoints.")

@@ -5,5 +5,9 @@ class TrainingError(Exception):
     """The training cannot go on; the text is one sentence for a person."""
 
 
+class NoValidGroups(TrainingError):
+    """So many groups in a row could not be trained that no other is to be expected."""
+
+
 class SessionLost(TrainingError):
     """The broker refuses this session: another trainer has the run, or broker and checkpoints disagree."""

@@ -104,6 +104,7 @@ class BatchFetcher:
         """Ask until the broker has decided; None: closing."""
         while not self._closing.is_set():
             batch = self._session.lease(step, self._cancel)
+            self._invalid.forget_gone()
             if batch is None:
                 continue
             if batch.manifest.granted:

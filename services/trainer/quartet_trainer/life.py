@@ -205,7 +205,9 @@ def _run_loop(
         journal=journal,
         reporter=reporter,
     )
-    invalid = InvalidGroups(session, learner.check_group, partial(reporter.notice, "warning"))
+    invalid = InvalidGroups(
+        session, learner.check_group, partial(reporter.notice, "warning"), members.alive, settings.max_invalid_groups
+    )
     sampling = DynamicSampling(settings, session)
     batches = BatchFetcher(session, invalid, sampling, on_arrival=control.attention.call_for)
     parts.callback(batches.close)

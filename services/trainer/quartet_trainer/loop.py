@@ -15,6 +15,7 @@ from quartet_trainer.checkpoints.best import Patience
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control, Stopped
 from quartet_trainer.distribute import Alone, Ensemble
+from quartet_trainer.errors import NoValidGroups
 from quartet_trainer.evaluation import Evaluator, RunEnded
 from quartet_trainer.fetching import BatchFetcher, Fetched
 from quartet_trainer.handout import WeightHandout
@@ -49,6 +50,8 @@ class Ending(Enum):
     """No batch will come any more: the run is finished."""
     EARLY_STOP = "the evaluations have stopped getting better"
     """trainer.early_stop: the run is finished."""
+    INVALID_GROUPS = "no group can be trained"
+    """trainer.max_invalid_groups in a row could not: the run is finished, and has failed."""
     RUN_ENDED = "the run was ended"
     """By someone else, e.g. cancelled."""
     STOPPED = "the trainer was asked to stop"
@@ -65,6 +68,7 @@ _RECORDED = {
     Ending.MAX_STEPS: broker_pb2.RUN_ENDING_MAX_STEPS,
     Ending.END_OF_DATA: broker_pb2.RUN_ENDING_DATA,
     Ending.EARLY_STOP: broker_pb2.RUN_ENDING_EARLY_STOP,
+    Ending.INVALID_GROUPS: broker_pb2.RUN_ENDING_INVALID_GROUPS,
 }
 
 
@@ -99,6 +103,8 @@ class TrainingLoop:
     """Of early stopping; None: the run is not ended early."""
     callbacks: Callbacks = field(default_factory=Callbacks)
     _last_batch: bool = False
+    _failure: str = ""
+    """Why the run has failed, whatever was trained."""
     _stopped_early: bool = False
     _updates: list[Published] = field(default_factory=list)
     """Weight updates that ended since the last step was reported."""
@@ -135,6 +141,9 @@ class TrainingLoop:
             return Ending.END_OF_DATA if self._last_batch else Ending.MAX_STEPS
         except Stopped:
             return Ending.STOPPED
+        except NoValidGroups as error:
+            self._failure = str(error)
+            return Ending.INVALID_GROUPS
         except RunEnded:
             return Ending.RUN_ENDED
 
@@ -323,7 +332,7 @@ class TrainingLoop:
         steps = self.learner.step
         if steps > 0:
             self.learner.export(self.folder / "model")
-        outcome = judge(ending.value, steps, self.session.run(), self.session.dead)
+        outcome = judge(ending.value, steps, self.session.run(), self.session.dead, self._failure)
         if outcome.state == broker_pb2.RUN_STATE_FAILED:
             log.error("the run has failed: %s", outcome.reason, extra={"step": steps})
         self.session.finish(outcome.state, outcome.reason, _RECORDED[ending], self.learner.step)

@@ -70,9 +70,9 @@ class Members:
             return dict(self._rollouts)
 
     def alive(self, instance_id: str) -> bool:
-        """Whether a rollout is still there."""
+        """Whether a rollout is still there; all are until the membership is first heard."""
         with self._lock:
-            return instance_id in self._rollouts
+            return not self._epoch or instance_id in self._rollouts
 
     def _watch(self) -> None:
         outage = Outage(first=RETRY_SECONDS)

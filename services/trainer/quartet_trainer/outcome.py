@@ -18,16 +18,23 @@ class Outcome:
 
 
 def judge(
-    ending: str, steps: int, run: broker_pb2.Run, list_dead: Callable[[], Iterable[broker_pb2.DeadPrompt]]
+    ending: str,
+    steps: int,
+    run: broker_pb2.Run,
+    list_dead: Callable[[], Iterable[broker_pb2.DeadPrompt]],
+    failure: str = "",
 ) -> Outcome:
-    """Return the outcome of a run; it has failed if it trained no step, or if most of its prompts are dead.
+    """Return the outcome of a run; it has failed if it trained no step, if most of its prompts are dead, or by `failure`.
 
     Args:
         ending: why the training ended, in words.
         steps: optimizer steps in the weights.
         run: as it stands after the last commit.
         list_dead: returns dead prompts, as many as are worth counting.
+        failure: why it has failed whatever was trained; "": see for yourself.
     """
+    if failure:
+        return Outcome(broker_pb2.RUN_STATE_FAILED, f"{ending}: {steps} steps trained; {failure}")
     stats, trained = run.stats, f"{ending}: {steps} steps trained"
     done = stats.dead_training + stats.committed + stats.trained + stats.dropped
     if steps > 0 and 2 * stats.dead_training <= done:

@@ -48,6 +48,7 @@ class RunEnding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RUN_ENDING_EARLY_STOP: _ClassVar[RunEnding]
     RUN_ENDING_REQUESTED: _ClassVar[RunEnding]
     RUN_ENDING_DEAD_PROMPTS: _ClassVar[RunEnding]
+    RUN_ENDING_INVALID_GROUPS: _ClassVar[RunEnding]
 
 class GateReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -120,6 +121,7 @@ RUN_ENDING_DATA: RunEnding
 RUN_ENDING_EARLY_STOP: RunEnding
 RUN_ENDING_REQUESTED: RunEnding
 RUN_ENDING_DEAD_PROMPTS: RunEnding
+RUN_ENDING_INVALID_GROUPS: RunEnding
 GATE_REASON_UNSPECIFIED: GateReason
 GATE_REASON_STALENESS: GateReason
 GATE_REASON_MEMORY: GateReason

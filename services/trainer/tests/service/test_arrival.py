@@ -1,6 +1,7 @@
 """What arrives at the trainer: invalid groups are dropped, each by itself; the order of the others changes nothing."""
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from fake_broker import FakeBroker, make_group
 from prometheus_client import REGISTRY
-from quartet.v1 import broker_pb2, experience_pb2
+from quartet.v1 import broker_pb2, common_pb2, experience_pb2
 from test_loop import Train, names_of, train  # noqa: F401  (a fixture)
 from training import Training
 
@@ -108,6 +109,44 @@ def test_invalid_groups_in_a_row_are_counted_by_rollout(train: Train, broker: Fa
     assert in_a_row("broken") == 0 and metric("quartet_trainer_invalid_groups_total", "broken") == 12
     training.control.stop()
     training.join()
+
+
+def test_metrics_of_a_rollout_that_has_left_are_removed(train: Train, broker: FakeBroker, caplog):  # noqa: F811
+    caplog.set_level(logging.INFO)
+    for name in ("leaving", "staying"):
+        kind, state = common_pb2.SERVICE_KIND_ROLLOUT, broker_pb2.MEMBER_STATE_JOINING
+        broker.add_member(broker_pb2.Member(instance_id=name, kind=kind, state=state, address="127.0.0.1:1"))
+    names = {"pass-0/0": "leaving", "pass-0/2": "staying"}
+    broker.change(contents={name: invalid(name) for name in names}, rollouts=names, spare=["x", "y"], batches_allowed=2)
+    training = train().start()
+    broker.wait_until(lambda: broker.trained == [0, 1])
+    assert (in_a_row("leaving"), in_a_row("staying")) == (1, 1)
+    broker.remove_member("leaving")
+    while "rollout left" not in caplog.text:
+        time.sleep(0.01)
+    broker.change(batches_allowed=3)
+    assert training.join() == "all steps are done"
+    for series in ("quartet_trainer_invalid_groups_total", "quartet_trainer_invalid_groups_in_a_row"):
+        assert REGISTRY.get_sample_value(series, {"rollout": "leaving"}) is None
+        assert REGISTRY.get_sample_value(series, {"rollout": "staying"}) == 1
+
+
+def test_a_run_none_of_whose_groups_can_be_trained_has_failed_and_says_of_what(train: Train, broker: FakeBroker):  # noqa: F811
+    bad = [f"bad-{n}" for n in range(9)]
+    contents = {name: invalid(name) for name in bad}
+    # What is valid between them begins the count anew, once: in "pass-0/1" it has been seen before.
+    broker.change(
+        contents=contents, batches={0: ["pass-0/0", *bad[:1]], 1: ["pass-0/1", bad[1]]}, spare=["x", *bad[2:]]
+    )
+    training = train("trainer.max_invalid_groups=5").start()
+    assert training.join() == "no group can be trained"
+    assert broker.trained == [0] and broker.dropped == bad[:6] and broker.committed == [1]
+    (finished,) = broker.finished
+    assert (finished.state, finished.ending) == (broker_pb2.RUN_STATE_FAILED, broker_pb2.RUN_ENDING_INVALID_GROUPS)
+    assert finished.reason.startswith(
+        "no group can be trained: 1 steps trained; the last 5 groups cannot be trained (trainer.max_invalid_groups); "
+        "the last of them, of rollout 'rollout-1': rewards has values that are not finite"
+    )
 
 
 def test_a_last_batch_that_is_invalid_ends_the_data(train: Train, broker: FakeBroker):  # noqa: F811
