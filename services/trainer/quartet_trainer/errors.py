@@ -5,7 +5,7 @@ class TrainingError(Exception):
     """The training cannot go on; the text is one sentence for a person."""
 
 
-class NoValidGroups(TrainingError):
+class InvalidGroupsError(TrainingError):
     """So many groups in a row could not be trained that no other is to be expected."""
 
 

@@ -12,7 +12,7 @@ from quartet_common import metrics
 from quartet_common.log import get_logger
 from quartet_common.repeats import Repeats
 from quartet_trainer.batches import ExperienceError
-from quartet_trainer.errors import NoValidGroups
+from quartet_trainer.errors import InvalidGroupsError
 from quartet_trainer.session import Batch, BrokerSession
 
 log = get_logger(__name__)
@@ -61,7 +61,7 @@ class InvalidGroups:
         A batch that was granted before is checked too: if a group of it is invalid, it was never trained.
 
         Raises:
-            NoValidGroups: the last `most` groups were all invalid.
+            InvalidGroupsError: the last `most` groups were all invalid.
         """
         if step != self._step:
             self._step, self._valid = step, {}
@@ -112,7 +112,7 @@ class InvalidGroups:
             log.warning(warning, extra={"step": step})
             self._notice(warning)
         if 0 < self._most <= self._since_valid:
-            raise NoValidGroups(
-                f"the last {self._since_valid} groups cannot be trained (trainer.max_invalid_groups); the last of them, "
-                f"of rollout '{rollout}': {reason}"
+            raise InvalidGroupsError(
+                f"the last {self._since_valid} groups cannot be trained (trainer.max_invalid_groups); the last of "
+                f"them, of rollout '{rollout}': {reason}"
             )

@@ -15,7 +15,7 @@ from quartet_trainer.checkpoints.best import Patience
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control, Stopped
 from quartet_trainer.distribute import Alone, Ensemble
-from quartet_trainer.errors import NoValidGroups
+from quartet_trainer.errors import InvalidGroupsError
 from quartet_trainer.evaluation import Evaluator, RunEnded
 from quartet_trainer.fetching import BatchFetcher, Fetched
 from quartet_trainer.handout import WeightHandout
@@ -141,7 +141,7 @@ class TrainingLoop:
             return Ending.END_OF_DATA if self._last_batch else Ending.MAX_STEPS
         except Stopped:
             return Ending.STOPPED
-        except NoValidGroups as error:
+        except InvalidGroupsError as error:
             self._failure = str(error)
             return Ending.INVALID_GROUPS
         except RunEnded:
