@@ -24,7 +24,7 @@ def judge(
     list_dead: Callable[[], Iterable[broker_pb2.DeadPrompt]],
     failure: str = "",
 ) -> Outcome:
-    """Return the outcome of a run; it has failed by `failure`, or if it trained no step or most of its prompts are dead.
+    """Return the outcome of a run; it has failed by `failure`, if it trained no step, or if most prompts are dead.
 
     Args:
         ending: why the training ended, in words.
