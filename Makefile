@@ -6,11 +6,13 @@ ENVIRONMENTS = $(PYTHON) deploy/local/environments.py
 DEV = .quartet/envs/dev/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench learn chaos resume fuzz soak hostile agreement clean
+.PHONY: help demo test mutations lint bench learn chaos resume fuzz soak hostile agreement clean
 
 help:
 	@echo 'make demo [ENGINE=transformers]   four services train a small model on this machine'
 	@echo 'make test [SUITES="broker ..."]   all tests, or some; tests/run.py --list names them'
+	@echo 'make test T=path::name              one test, in its environment'
+	@echo 'make mutations [M="broker/*"]     slips of tests/mutations, each applied to a clone: do the tests catch it?'
 	@echo 'make lint                         ruff, mypy, buf lint, buf breaking'
 	@echo 'make bench [BENCHMARKS=broker]    benchmarks, each against a named peer or limit'
 	@echo 'make learn [LEARN="ppo grpo"]     learning curves of every algorithm, 3 seeds each (docs/learning.md)'
@@ -28,7 +30,11 @@ demo:
 
 test:
 	@$(ENVIRONMENTS) --with-tests
-	@$(DEV)/python tests/run.py $(SUITES)
+	@$(DEV)/python tests/run.py $(SUITES) $(if $(T),'$(T)')
+
+mutations:
+	@$(ENVIRONMENTS) dev
+	@$(DEV)/python tests/mutations/run.py $(foreach name,$(M),'$(name)')
 
 lint:
 	@$(ENVIRONMENTS) dev

@@ -132,12 +132,12 @@ def test_what_was_trained_since_the_broker_was_asked_is_no_fault_while_the_run_g
 
 
 @pytest.mark.parametrize(
-    "place", [*map(Place, STATES), Place("dropped", 1), Place("dead"), Place("committed", 0), Place("trained", 2)]
+    "place", [*map(Place, STATES), Place("dropped", 1), Place("dead"), Place("committed", 0), Place("trained", 1)]
 )
 def test_in_the_weights_but_elsewhere_at_the_broker_is_a_fault(place):
-    report = audit(books({**committed(3), "pass-0/2": place}, state="active"), ledger(3))
+    report = audit(books({**committed(3), "pass-0/4": place}, state="active"), ledger(3))
     assert not report.ok and report.exactly_once == 5
-    assert "pass-0/2 is in the weights by step 1, but " in report.faults[0]
+    assert "pass-0/4 is in the weights by step 2, but " in report.faults[0]
 
 
 def test_what_a_checkpoint_told_the_broker_is_of_no_step_there():

@@ -1,0 +1,175 @@
+"""`make mutations`: is each slip in tests/mutations caught by the tests that it names?
+
+    .quartet/envs/dev/bin/python tests/mutations/run.py [--lanes N] [--limit SECONDS] [SERVICE/NAME ...]
+
+Names may be patterns (`'broker/*'`). Each lane is a clone of this checkout, uncommitted changes included, in
+`.quartet/mutations`, with its own environments. There a patch is applied, its tests run up to the first failure, the
+patch is reverted, and the test that failed runs again, as it must pass without the patch. A mutation is
+
+    caught   a test failed with it and passes without it, or a patch that says `Hang: yes` reached the limit
+    missed   no test failed, or none within the limit
+    broken   it does not apply, no test ran or could be collected, or the test that failed fails without it too
+
+A table is printed and written to `.quartet/results/mutations.json`; the exit status is 1 unless all are caught.
+"""
+
+import argparse
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from patches import Mutation, read_mutations
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / ".quartet" / "results"
+END_SECONDS = 30  # what tests/run.py has to end what it started
+
+
+@dataclass
+class Verdict:
+    """What came of a mutation."""
+
+    mutation: str
+    verdict: str  # caught, missed, broken
+    by: str  # the test that caught it, or why none did
+    seconds: float
+
+
+class Lane:
+    """A clone of the checkout in which mutations are tried one after the other."""
+
+    def __init__(self, number: int, commit: str, limit: float) -> None:
+        self._folder = ROOT / ".quartet" / "mutations" / str(number)
+        self._limit = limit
+        if not (self._folder / ".git").exists():
+            git(ROOT, "clone", "--quiet", "--shared", "--no-checkout", str(ROOT), str(self._folder))
+        git(self._folder, "reset", "--quiet", "--hard", commit)
+        git(self._folder, "clean", "--quiet", "-fd")
+        subprocess.run(
+            [sys.executable, "deploy/local/environments.py", "--with-tests", "--quiet"], cwd=self._folder, check=True
+        )
+
+    def try_out(self, mutation: Mutation) -> Verdict:
+        started = time.monotonic()
+        verdict, by = self._judge(mutation)
+        return Verdict(mutation.name, verdict, by, round(time.monotonic() - started, 1))
+
+    def _judge(self, mutation: Mutation) -> tuple[str, str]:
+        try:
+            self._apply(mutation)
+        except subprocess.CalledProcessError as error:
+            return "broken", f"does not apply: {error.stderr.strip()}"
+        try:
+            ended = self._run_tests(mutation, "--cache-clear")
+        finally:
+            self._apply(mutation, "--reverse")
+        if not ended:
+            return ("caught" if mutation.hangs else "missed"), f"the tests ran longer than {self._limit:.0f} s"
+        ran, failed, uncollected = self._read_report()
+        if uncollected or not ran:
+            return "broken", f"cannot be collected: {uncollected[0]}" if uncollected else "no test ran"
+        if not failed:
+            return "missed", f"{ran} tests passed"
+        if not self._run_tests(mutation, "--last-failed") or self._read_report()[1:] != ([], []):
+            return "broken", f"fails without the mutation too: {failed[0]}"
+        return "caught", failed[0]
+
+    def _apply(self, mutation: Mutation, *options: str) -> None:
+        git(self._folder, "apply", *options, str(mutation.path))
+        for file in mutation.files:  # as a change of the same size within a second leaves its byte code valid
+            path = self._folder / file
+            for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
+                compiled.unlink()
+
+    def _run_tests(self, mutation: Mutation, option: str) -> bool:
+        """Run the tests up to the first failure; return whether they ended within the limit."""
+        program = [sys.executable, "tests/run.py", "--at-a-time", "1", *mutation.tests, "--", "-x", option]
+        process = subprocess.Popen(
+            program, cwd=self._folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            process.wait(self._limit)
+            return True
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGINT)
+                process.wait(END_SECONDS)
+
+    def _read_report(self) -> tuple[int, list[str], list[str]]:
+        """How many tests ran, which failed, and which files could not be collected."""
+        cases = list(ElementTree.parse(self._folder / ".quartet" / "results" / "junit.xml").iter("testcase"))
+        bad = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
+        ran = sum(case.find("skipped") is None for case in cases)
+        failed = [f"{case.get('classname')}.{case.get('name')}" for case in bad if case.get("classname")]
+        return ran, failed, [case.get("name", "") for case in bad if not case.get("classname")]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Try the mutations of tests/mutations.")
+    parser.add_argument("names", nargs="*", metavar="SERVICE/NAME", help="or a pattern; default: all")
+    parser.add_argument("--lanes", type=int, default=2, help="clones side by side (default: %(default)s)")
+    parser.add_argument("--limit", type=float, default=240, help="seconds of a mutation's tests (default: %(default)s)")
+    arguments = parser.parse_args()
+    mutations = read_mutations(arguments.names)
+    if not mutations:
+        parser.error("no mutation has such a name")
+    lanes = make_lanes(min(arguments.lanes, len(mutations)), arguments.limit)
+    with ThreadPoolExecutor(lanes.qsize()) as pool:
+        verdicts = list(pool.map(lambda mutation: on_a_lane(lanes, mutation), mutations))
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / "mutations.json").write_text(json.dumps([asdict(verdict) for verdict in verdicts], indent=2) + "\n")
+    print()
+    print("\n".join(f"{one.verdict:7} {one.seconds:6.1f} s  {one.mutation:45} {one.by}" for one in verdicts))
+    caught = sum(verdict.verdict == "caught" for verdict in verdicts)
+    print(f"\n{caught} of {len(verdicts)} caught")
+    return 0 if caught == len(verdicts) else 1
+
+
+def make_lanes(count: int, limit: float) -> queue.SimpleQueue[Lane]:
+    commit = commit_of_work_tree()
+    lanes: queue.SimpleQueue[Lane] = queue.SimpleQueue()
+    for number in range(count):
+        print(f"lane {number}: making its environments", flush=True)
+        lanes.put(Lane(number, commit, limit))
+    return lanes
+
+
+def commit_of_work_tree() -> str:
+    """A commit of everything that git does not ignore, on no branch."""
+    with tempfile.TemporaryDirectory() as folder:
+        index = {"GIT_INDEX_FILE": f"{folder}/index"}
+        git(ROOT, "add", "--all", variables=index)
+        tree = git(ROOT, "write-tree", variables=index)
+    person = ("-c", "user.name=mutations", "-c", "user.email=mutations@localhost")
+    return git(ROOT, *person, "commit-tree", tree, "-p", "HEAD", "-m", "mutations")
+
+
+def git(folder: Path, *arguments: str, variables: dict[str, str] | None = None) -> str:
+    environment = {**os.environ, **(variables or {})}
+    done = subprocess.run(["git", *arguments], cwd=folder, env=environment, check=True, text=True, capture_output=True)
+    return done.stdout.strip()
+
+
+def on_a_lane(lanes: queue.SimpleQueue[Lane], mutation: Mutation) -> Verdict:
+    lane = lanes.get()
+    try:
+        verdict = lane.try_out(mutation)
+    finally:
+        lanes.put(lane)
+    print(f"{verdict.verdict:7} {verdict.seconds:6.1f} s  {verdict.mutation}  {verdict.by}", flush=True)
+    return verdict
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""Runs one suite: its processes under a guard, its events followed, what came of it counted."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from progress import Progress, Running
+from suites import ROOT, Suite
+
+RESULTS = ROOT / ".quartet" / "results"
+GUARD = ROOT / "deploy" / "local" / "quartet_local" / "guard.py"
+TAIL_LINES = 40
+GRACE_SECONDS = 5
+POLL_SECONDS = 0.1
+
+
+@dataclass
+class Result:
+    """What became of a suite."""
+
+    suite: str
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0  # user and system, with all processes that it started
+    reason: str = ""  # why it failed, beyond failing tests
+    durations: dict[str, float] = field(default_factory=dict)  # seconds of each test
+
+
+class SuiteRun:
+    """A suite while it runs."""
+
+    def __init__(self, suite: Suite, options: list[str], progress: Progress) -> None:
+        self._suite = suite
+        self._options = options
+        self._progress = progress
+        self._log, self._report, self._events = (
+            RESULTS / f"{suite.name}.{suffix}" for suffix in ("log", "xml", "events")
+        )
+        self._result = Result(suite.name)
+        self._durations: Counter[str] = Counter()
+
+    def run(self) -> Result:
+        started = time.monotonic()
+        for file in (self._report, self._events):
+            file.unlink(missing_ok=True)
+        self._log.write_text("")
+        self._events.touch()
+        running = self._progress.start(self._suite.name)
+        try:
+            self._run_commands(running, started + self._suite.limit)
+        finally:
+            self._progress.end(running)
+        self._result.seconds = round(time.monotonic() - started, 1)
+        self._result.cpu_seconds = round(self._result.cpu_seconds, 1)
+        self._result.durations = dict(self._durations)
+        self._progress.say(line_of(self._result))
+        if self._result.reason or (self._suite.commands and self._result.failed):
+            lines = self._log.read_text(errors="replace").splitlines()
+            self._progress.say("\n".join([f"{self._log}:", *lines[-TAIL_LINES:]]))
+        return self._result
+
+    def _run_commands(self, running: Running, deadline: float) -> None:
+        result, suite = self._result, self._suite
+        for command in suite.commands or (self._pytest(),):
+            status = self._run_command(command, running, deadline)
+            if status is None:
+                result.reason = f"killed after its {suite.limit:.0f} s, in {running.test or command[0]}"
+            if suite.commands:
+                result.passed, result.failed = result.passed + (status == 0), result.failed + (status != 0)
+        if suite.folder:
+            count(self._report, result)
+            if (status is None or status not in (0, 5)) and not result.failed:  # 5: it has no tests
+                result.failed = 1
+                result.reason = result.reason or f"pytest ended with status {status}, in {running.test}"
+
+    def _pytest(self) -> tuple[str, ...]:
+        options = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), f"--junitxml={self._report}", "-ra")
+        tests = self._suite.tests or (self._suite.folder,)
+        return ("python", "tests/pytest_events.py", str(self._events), *tests, *options, *self._options)
+
+    def _run_command(self, command: tuple[str, ...], running: Running, deadline: float) -> int | None:
+        """Run a program of the environment, its output added to the log. Return its status, None after the deadline."""
+        folder = ROOT / ".quartet" / "envs" / self._suite.environment / "bin"
+        guarded = [sys.executable, "-I", "-S", str(GUARD), str(GRACE_SECONDS), str(folder / command[0]), *command[1:]]
+        with self._log.open("a") as output, self._events.open() as events:
+            print(f"$ {' '.join(command)}", file=output, flush=True)
+            process = subprocess.Popen(
+                guarded, cwd=ROOT, env=variables(folder), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+            try:
+                while (status := self._wait(process)) is None and time.monotonic() < deadline:
+                    self._follow(events, running)
+                self._follow(events, running)
+                return status
+            finally:
+                self._end(process)
+
+    def _wait(self, process: subprocess.Popen) -> int | None:
+        """The status of a process that has ended, with its CPU time and that of all it started added up."""
+        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+        if not pid:
+            time.sleep(POLL_SECONDS)
+            return None
+        self._result.cpu_seconds += usage.ru_utime + usage.ru_stime
+        process.returncode = os.waitstatus_to_exitcode(status)
+        return process.returncode
+
+    def _end(self, process: subprocess.Popen) -> None:
+        """The guard ends what it guards: gently at the first signal, at once at the second."""
+        for _ in range(2):
+            if process.returncode is None:
+                process.terminate()
+                deadline = time.monotonic() + GRACE_SECONDS + 5
+                while self._wait(process) is None and time.monotonic() < deadline:
+                    pass
+
+    def _follow(self, events: object, running: Running) -> None:
+        """Read what is new: a failure is printed at once."""
+        while (line := events.readline()).endswith("\n"):
+            event = json.loads(line)
+            running.tests += event.get("tests", 0)
+            if "started" in event:
+                running.test, running.ended = event["started"], running.ended + bool(running.test)
+            if "ended" in event:
+                self._durations[event["ended"]] += event["seconds"]
+                if event["text"]:
+                    self._progress.say(f"{self._suite.name}: FAILED {event['ended']}\n{event['text']}\n")
+
+
+def variables(folder: Path) -> dict[str, str]:
+    """The environment variables of a suite."""
+    result = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+    result.pop("PYTHONPATH", None)
+    # Where nothing is compiled ahead, each of the hundreds of services that the tests start would compile its imports.
+    result.pop("PYTHONDONTWRITEBYTECODE", None)
+    # buf keeps a cache, pytest plug-ins look for a home: there is none in some build machines.
+    result.setdefault("HOME", str(ROOT / ".quartet" / "cache"))
+    return result
+
+
+def count(report: Path, result: Result) -> None:
+    """Add up pytest's own report."""
+    if not report.exists():
+        return
+    for suite in ElementTree.parse(report).getroot().iter("testsuite"):
+        total, skipped = int(suite.get("tests", 0)), int(suite.get("skipped", 0))
+        failed = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+        result.failed += failed
+        result.skipped += skipped
+        result.passed += max(0, total - failed - skipped)
+
+
+def line_of(result: Result) -> str:
+    verdict = "FAILED" if result.failed else "ok"
+    counts = f"{result.passed:5} {result.failed:7} {result.skipped:8} {result.seconds:8.1f} {result.cpu_seconds:8.1f}"
+    return f"{verdict:7} {result.suite:12} {counts}  {result.reason}".rstrip()
