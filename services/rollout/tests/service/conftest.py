@@ -1,10 +1,12 @@
 """A whole rollout service on real sockets, with a scripted engine, between a broker and a reward service."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 import pytest
 from doubles import InTestBroker, InTestReward, ScriptedEngine, quiet_host
 from quartet.v1 import broker_pb2_grpc, experience_pb2, reward_pb2, reward_pb2_grpc, rollout_pb2, rollout_pb2_grpc
@@ -18,9 +20,10 @@ from quartet_common.config import (
     SecuritySection,
     ServerSection,
 )
+from quartet_common.durations import to_duration
+from quartet_common.errors import describe
 from quartet_common.host import ServiceHost
 from quartet_rollout.config import RolloutSection
-from quartet_rollout.engines import EngineError
 from quartet_rollout.scoring import BATCHES
 from quartet_rollout.service import RolloutService
 
@@ -49,7 +52,6 @@ class World:
     host: ServiceHost | None = None
     service: RolloutService | None = None
     stub: rollout_pb2_grpc.RolloutServiceStub | None = None
-    section: dict = field(default_factory=dict)
     _task: asyncio.Task | None = None
     _channel: object = None
 
@@ -63,21 +65,25 @@ class World:
             ),
             security=SecuritySection(),
             server=ServerSection(metrics=False, drain_seconds=drain_seconds),
-            section=RolloutSection(**{"lease_wait_seconds": 0.5, "engine": "transformers", **section}),
+            section=RolloutSection(**{"engine": "transformers", **section}),
         )
         self.host = quiet_host("rollout")
         self.service = ServiceUnderTest(config, self.host, self.engine)
         self._task = asyncio.create_task(self.service.run())
-        async with asyncio.timeout(20):
-            while self.host.address.endswith(":0"):
-                await asyncio.sleep(0.01)
+        await self.until(lambda: not self.host.address.endswith(":0"))
         self._channel = connect(self.host.address)
         self.stub = rollout_pb2_grpc.RolloutServiceStub(self._channel)
+
+    async def ready(self, **section) -> None:
+        """Start it, and wait until it has its engine and its run."""
+        await self.start(**section)
+        await self.until(lambda: self.service._servicer.updates is not None and self.service.state.run is not None)
 
     async def stop(self) -> int:
         """Stop it as SIGTERM would; return the exit code."""
         if self._task is not None:
             self.host.stop("the test ends")
+            await self.broker.close()
             async with asyncio.timeout(20):
                 await self._task
             await self._channel.close()
@@ -90,33 +96,80 @@ class World:
             while not condition():
                 await asyncio.sleep(0.01)
 
-    async def load(self, version: int, epoch: int = 1) -> None:
+    async def put(self, *instances, timeout: float = 20.0) -> None:
+        """Submit instances, to a rollout that is started if none runs, and wait until a group of each was put."""
+        wanted = len(self.broker.puts) + len(instances)
+        await self._submit(instances)
+        await self.broker.until(lambda: len(self.broker.puts) >= wanted, timeout)
+
+    async def release(self, *instances):
+        """As `put`, for leases that are given back; return the last release."""
+        wanted = len(self.broker.releases) + len(instances)
+        await self._submit(instances)
+        await self.broker.until(lambda: len(self.broker.releases) >= wanted)
+        return self.broker.releases[-1]
+
+    async def _submit(self, instances) -> None:
+        if self._task is None:
+            await self.start()
+        await self.broker.submit(*instances)
+
+    async def load(self, version: int, epoch: int = 1, run_id: str = "demo", **begin) -> None:
         """Bring weights in, as a trainer does."""
-        await self.stub.JoinWeightGroup(join_request(epoch), timeout=10)
-        await self.stub.BeginWeightUpdate(begin_request(version, epoch), timeout=10)
-        await self.stub.FinishWeightUpdate(finish_request(version, epoch), timeout=10)
+        await self.stub.JoinWeightGroup(join_request(epoch, run_id=run_id), timeout=10)
+        await self.stub.BeginWeightUpdate(begin_request(version, epoch, run_id=run_id, **begin), timeout=10)
+        await self.stub.FinishWeightUpdate(finish_request(version, epoch, run_id=run_id), timeout=10)
 
 
-@pytest.fixture
-async def world(tmp_path) -> AsyncIterator[World]:
-    (tmp_path / "config.json").write_text("{}")
-    broker, reward = InTestBroker(), InTestReward()
-    broker.create_run()
+@asynccontextmanager
+async def neighbours(folder: Path, broker) -> AsyncIterator[Callable[[], World]]:
+    """A broker and a reward service; yields what makes worlds around them, which are stopped at the end."""
+    (folder / "config.json").write_text("{}")
+    reward, worlds = InTestReward(), []
     broker_host, reward_host = quiet_host("broker"), quiet_host("reward")
     broker_pb2_grpc.add_BrokerServiceServicer_to_server(broker, broker_host.server)
     reward_pb2_grpc.add_RewardServiceServicer_to_server(reward, reward_host.server)
     reward_host.capabilities.append(BATCHES)
-    await broker_host.start()
-    await reward_host.start()
-    engine = ScriptedEngine()
-    engine.policy_version = 0
-    made = World(broker, reward, engine, broker_host, reward_host, tmp_path)
+    await asyncio.gather(broker_host.start(), reward_host.start())
+
+    def make() -> World:
+        worlds.append(World(broker, reward, ScriptedEngine(), broker_host, reward_host, folder))
+        return worlds[-1]
+
     try:
-        yield made
+        yield make
     finally:
-        await made.stop()
-        await broker_host.drain()
-        await reward_host.drain()
+        for world in worlds:
+            await world.stop()
+        await asyncio.gather(broker_host.drain(), reward_host.drain())
+
+
+@pytest.fixture
+async def world(tmp_path) -> AsyncIterator[World]:
+    broker = InTestBroker()
+    broker.create_run()
+    async with neighbours(tmp_path, broker) as make:
+        made = make()
+        made.engine.policy_version = 0
+        yield made
+
+
+@pytest.fixture
+async def ready(world) -> World:
+    await world.ready()
+    return world
+
+
+async def refused(call, code: grpc.StatusCode) -> str:
+    """Return the sentence with which a call is refused."""
+    return describe(await refusal(call, code))
+
+
+async def refusal(call, code: grpc.StatusCode) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    assert caught.value.code() == code, caught.value
+    return caught.value
 
 
 def instance(name: str = "pass-0/0", text: str = "1+1=?", purpose=experience_pb2.PURPOSE_TRAIN, **fields):
@@ -126,39 +179,31 @@ def instance(name: str = "pass-0/0", text: str = "1+1=?", purpose=experience_pb2
 
 
 def join_request(epoch: int = 1, **fields) -> rollout_pb2.JoinWeightGroupRequest:
-    request = rollout_pb2.JoinWeightGroupRequest(
-        run_id="demo",
-        group_epoch=epoch,
-        transport=rollout_pb2.WEIGHT_TRANSPORT_GLOO,
-        store_host="127.0.0.1",
-        store_port=29500,
-        rank=1,
-        world_size=2,
-        secret=b"s",
-    )
-    request.timeout.seconds = 5
-    for name in fields:
-        request.ClearField(name)  # merging leaves out what is at its default
-    request.MergeFrom(rollout_pb2.JoinWeightGroupRequest(**fields))
-    return request
+    fields = {
+        "run_id": "demo",
+        "transport": rollout_pb2.WEIGHT_TRANSPORT_GLOO,
+        "store_host": "127.0.0.1",
+        "store_port": 29500,
+        "rank": 1,
+        "world_size": 2,
+        "secret": b"s",
+        "timeout": to_duration(5.0),
+        "group_epoch": epoch,
+        **fields,
+    }
+    return rollout_pb2.JoinWeightGroupRequest(**fields)
 
 
-def begin_request(version: int, epoch: int = 1, seconds: int = 20, **fields) -> rollout_pb2.BeginWeightUpdateRequest:
+def begin_request(version: int, epoch: int = 1, seconds: float = 20.0, **fields):
     manifest = rollout_pb2.WeightManifest(
         kind=rollout_pb2.WEIGHT_KIND_FULL, bucket_bytes=[16], checksum_algorithm="xxh3_64"
     )
     manifest.tensors.add(name="w", dtype=6, shape=[4], bucket=0, offset=0)
-    request = rollout_pb2.BeginWeightUpdateRequest(
-        run_id="demo", group_epoch=epoch, policy_version=version, manifest=manifest, **fields
-    )
-    request.timeout.seconds = seconds
-    return request
+    update = {"group_epoch": epoch, "policy_version": version, "timeout": to_duration(seconds), "manifest": manifest}
+    return rollout_pb2.BeginWeightUpdateRequest(**{"run_id": "demo", **update, **fields})
 
 
-def finish_request(version: int, epoch: int = 1, checksum: int = 0xC0FFEE) -> rollout_pb2.FinishWeightUpdateRequest:
+def finish_request(version: int, epoch: int = 1, checksum: int = 0xC0FFEE, run_id: str = "demo"):
     return rollout_pb2.FinishWeightUpdateRequest(
-        run_id="demo", group_epoch=epoch, policy_version=version, checksum=checksum
+        run_id=run_id, group_epoch=epoch, policy_version=version, checksum=checksum
     )
-
-
-__all__ = ["EngineError", "World", "begin_request", "finish_request", "instance", "join_request"]

@@ -46,7 +46,7 @@ class CharTokenizer:
 
 
 class ScriptedEngine:
-    """Completion i of a prompt is `length + i` times the letter 'a' + i, a token every `step` seconds.
+    """Completion i of a prompt is `length + grows * i` times the letter 'a' + i, a token every `step` seconds.
 
     After `hold(k)` no completion gets more than k tokens until `let_go`: what a test does meanwhile falls between two
     tokens of what runs, however slow the machine is. The first `free` requests are not held.
@@ -57,6 +57,9 @@ class ScriptedEngine:
 
     def __init__(self, max_model_len: int = 64, length: int = 3, step: float = 0.0):
         self.max_model_len, self.length, self.step = max_model_len, length, step
+        self.grows = 1
+        self.alter: Callable[[EngineCompletion], EngineCompletion] = lambda completion: completion
+        """Of each completion that has ended."""
         self.policy_version = UNKNOWN_VERSION
         self.failure = ""
         self.requests: list[tuple[str, list[int], int, SamplingSettings]] = []
@@ -119,7 +122,7 @@ class ScriptedEngine:
                 if self.aborting:
                     self.running -= len(tokens)
                     for index in list(tokens):
-                        yield _completion(index, tokens.pop(index), versions[index], "abort")
+                        yield completion(index, tokens.pop(index), versions[index], "abort")
                     return
                 await self.unpaused.wait()
                 if self.generate_error is not None:
@@ -128,12 +131,12 @@ class ScriptedEngine:
                     tokens[index].append(ord("a") + index)
                     versions[index].append(self.policy_version)
                     self.tokens_total += 1
-                    done = len(tokens[index])
-                    if done >= min(self.length + index, sampling.max_new_tokens):
-                        reason = "stop" if done >= self.length + index else "length"
+                    made, whole = len(tokens[index]), self.length + self.grows * index
+                    if made >= min(whole, sampling.max_new_tokens):
                         self.running -= 1
-                        done = _completion(index, tokens.pop(index), versions[index], reason)
-                        yield replace(done, mask=_mask(done.token_ids)) if sampling.masks else done
+                        reason = "stop" if made >= whole else "length"
+                        done = completion(index, tokens.pop(index), versions[index], reason)
+                        yield self.alter(replace(done, mask=_mask(done.token_ids)) if sampling.masks else done)
         finally:
             self.running -= len(tokens)
 
@@ -213,7 +216,7 @@ def _mask(token_ids: np.ndarray) -> SamplingMask:
     return SamplingMask(np.asarray([0] + [2] * len(pairs), np.int32), np.concatenate(pairs))
 
 
-def _completion(index: int, tokens: list[int], versions: list[int], reason: str) -> EngineCompletion:
+def completion(index: int, tokens: list[int], versions: list[int], reason: str) -> EngineCompletion:
     spans = []
     for position, version in enumerate(versions):
         if spans and spans[-1][0] == version:
@@ -253,6 +256,7 @@ class InTestBroker(broker_pb2_grpc.BrokerServiceServicer):
         self.lease_versions: list[int] = []
         self.left: list[str] = []
         self.changed = asyncio.Condition()
+        self._closed = False
         self._ids = itertools.count(1)
 
     def create_run(self, **fields) -> None:
@@ -278,6 +282,11 @@ class InTestBroker(broker_pb2_grpc.BrokerServiceServicer):
         """Wait for a condition on what rollouts have done."""
         async with asyncio.timeout(timeout), self.changed:
             await self.changed.wait_for(condition)
+
+    async def close(self) -> None:
+        """Answer requests for prompts at once from now on: a rollout that stops waits for those under way."""
+        self._closed = True
+        await self.submit()
 
     def transcript(self, put: int = 0) -> experience_pb2.GroupTranscript:
         return experience_pb2.GroupTranscript.FromString(self.puts[put].group.transcript)
@@ -329,7 +338,7 @@ class InTestBroker(broker_pb2_grpc.BrokerServiceServicer):
         async with self.changed:
             try:
                 async with asyncio.timeout(to_seconds(request.wait)):
-                    await self.changed.wait_for(lambda: self._grantable(request.policy_version))
+                    await self.changed.wait_for(lambda: self._closed or self._grantable(request.policy_version))
             except TimeoutError:
                 pass
             for instance in self._grantable(request.policy_version)[: request.max_prompts]:

@@ -18,6 +18,10 @@ class ManyRuns(broker_pb2_grpc.BrokerServiceServicer):
         made.run.created_at.seconds = len(self.runs)
         return made
 
+    async def close(self) -> None:
+        for one in self.runs.values():
+            await one.close()
+
     async def ListRuns(self, request, context):  # noqa: N802
         return broker_pb2.ListRunsResponse(runs=[one.run for one in self.runs.values()])
 

@@ -109,7 +109,7 @@ class FullEngine(ScriptedEngine):
 
 
 async def test_no_more_prompts_are_leased_than_the_cache_holds(world):
-    world.engine = FullEngine(step=0.01, length=20)
+    world.engine = FullEngine(step=0.005, length=20)
     world.engine.policy_version = 0
     await world.start(max_running_completions=16)
     seen = []

@@ -3,8 +3,7 @@
 import asyncio
 
 import grpc
-import pytest
-from conftest import instance
+from conftest import instance, join_request, refusal, refused
 from quartet.v1 import experience_pb2, rollout_pb2
 
 from quartet_common.errors import describe, retry_delay
@@ -15,21 +14,39 @@ def generate(world, n: int = 1, tokens: int = 8, text: str = "x", timeout: float
     return asyncio.ensure_future(world.stub.Generate(rollout_pb2.GenerateRequest(prompt=prompt), timeout=timeout))
 
 
-async def code_of(call) -> tuple[grpc.StatusCode, grpc.aio.AioRpcError]:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value.code(), caught.value
-
-
 def order(world) -> list[str]:
     """The prompts that the engine has been given, as text."""
     return ["".join(chr(token) for token in prompt) for _, prompt, _, _ in world.engine.requests]
 
 
+async def test_calls_wait_for_the_engine(world):
+    loading = asyncio.Event()
+    world.engine.start = loading.wait
+    await world.start()
+    assert "engine loading" in list(world.host.waiting)
+    await refused(world.stub.JoinWeightGroup(join_request(), timeout=20), grpc.StatusCode.UNAVAILABLE)
+    error = await refusal(generate(world), grpc.StatusCode.UNAVAILABLE)
+    assert "still loading" in describe(error) and retry_delay(error)
+    loading.set()
+    await world.until(lambda: world.service.state.run is not None)
+    await generate(world)
+
+
+async def test_cancelling_a_stream_aborts_the_generation(world):
+    world.engine.hold(1)
+    await world.ready()
+    prompt = experience_pb2.Prompt(text="hi", sampling={"n": 2, "max_new_tokens": 60})
+    stream = world.stub.GenerateStream(rollout_pb2.GenerateStreamRequest(prompt=prompt), timeout=30)
+    read = asyncio.ensure_future(stream.read())
+    await world.until(lambda: world.engine.running == 2)
+    stream.cancel()
+    await asyncio.gather(read, return_exceptions=True)
+    await world.until(lambda: world.engine.running == 0)
+
+
 async def test_requests_wait_for_their_turn_and_are_served_in_order(world):
     world.engine.unpaused.clear()
-    await world.start(max_direct_completions=2, max_direct_queued=6)
-    await world.until(lambda: world.service.state.run is not None)
+    await world.ready(max_direct_completions=2, max_direct_queued=6)
     calls = [generate(world, 2, text="a")]
     await world.until(lambda: world.engine.running == 2)
     for name in "bcd":
@@ -37,9 +54,8 @@ async def test_requests_wait_for_their_turn_and_are_served_in_order(world):
         calls.append(generate(world, 2, text=name))
         await world.until(lambda before=before: world.service.admission.waiting == before + 2)
     assert world.engine.running == 2
-    code, error = await code_of(generate(world))
-    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED and 0.5 <= retry_delay(error) <= 30.0
-    assert "6 wait" in describe(error)
+    error = await refusal(generate(world), grpc.StatusCode.RESOURCE_EXHAUSTED)
+    assert 0.5 <= retry_delay(error) <= 30.0 and "6 wait" in describe(error)
     world.engine.unpaused.set()
     answers = await asyncio.gather(*calls)
     assert [len(answer.completions) for answer in answers] == [2, 2, 2, 2]
@@ -48,30 +64,26 @@ async def test_requests_wait_for_their_turn_and_are_served_in_order(world):
 
 
 async def test_more_than_is_ever_allowed_is_refused_without_a_time_to_come_again(world):
-    await world.start(max_direct_completions=2)
-    await world.until(lambda: world.service.state.run is not None)
-    code, error = await code_of(generate(world, 3))
-    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED and retry_delay(error) is None
-    assert "3 completions were asked for; allowed: 2" in describe(error)
+    await world.ready(max_direct_completions=2)
+    error = await refusal(generate(world, 3), grpc.StatusCode.RESOURCE_EXHAUSTED)
+    assert retry_delay(error) is None and "3 completions were asked for; allowed: 2" in describe(error)
 
 
 async def test_a_deadline_ends_waiting_and_generating(world):
     world.engine.unpaused.clear()
-    await world.start(max_direct_completions=1)
-    await world.until(lambda: world.service.state.run is not None)
-    runs, waits = generate(world, timeout=2.5), generate(world, timeout=2.0)
+    await world.ready(max_direct_completions=1)
+    runs, waits = generate(world, timeout=1.5), generate(world, timeout=1.0)
     await world.until(lambda: world.service.admission.waiting == 1)
-    assert (await code_of(waits))[0] == grpc.StatusCode.DEADLINE_EXCEEDED
+    await refused(waits, grpc.StatusCode.DEADLINE_EXCEEDED)
     await world.until(lambda: world.service.admission.waiting == 0)
-    assert (await code_of(runs))[0] == grpc.StatusCode.DEADLINE_EXCEEDED
+    await refused(runs, grpc.StatusCode.DEADLINE_EXCEEDED)
     await world.until(lambda: world.service.admission.running == 0)
     await world.until(lambda: world.engine.running == 0)  # aborted
 
 
 async def test_whoever_hangs_up_while_waiting_loses_his_place_only(world):
     world.engine.unpaused.clear()
-    await world.start(max_direct_completions=1)
-    await world.until(lambda: world.service.state.run is not None)
+    await world.ready(max_direct_completions=1)
     first = generate(world, text="a")
     await world.until(lambda: world.engine.running == 1)
     second = generate(world, text="b")
@@ -108,8 +120,7 @@ async def test_the_runs_prompts_and_direct_requests_share_the_engine(world):
 
 async def test_direct_requests_may_have_what_the_run_leaves_free(world):
     world.engine.unpaused.clear()
-    await world.start(max_running_completions=16, direct_share=0.25, max_direct_completions=12)
-    await world.until(lambda: world.service.state.run is not None)
+    await world.ready(max_running_completions=16, direct_share=0.25, max_direct_completions=12)
     calls = [generate(world, 2) for _ in range(8)]
     await world.until(lambda: world.service.admission.running == 12)
     assert world.service.admission.waiting == 4
@@ -119,15 +130,13 @@ async def test_direct_requests_may_have_what_the_run_leaves_free(world):
 
 async def test_a_rollout_that_stops_turns_away_who_waits_and_finishes_what_runs(world):
     world.engine.unpaused.clear()
-    await world.start(drain_seconds=60.0, max_direct_completions=1)
-    await world.until(lambda: world.service.state.run is not None)
+    await world.ready(drain_seconds=60.0, max_direct_completions=1)
     runs = generate(world)
     await world.until(lambda: world.engine.running == 1)
     waits = generate(world)
     await world.until(lambda: world.service.admission.waiting == 1)
     stopping = asyncio.ensure_future(world.stop())
-    code, error = await code_of(waits)
-    assert code == grpc.StatusCode.UNAVAILABLE and "it is stopping; ask another rollout" in describe(error)
+    assert "it is stopping; ask another rollout" in await refused(waits, grpc.StatusCode.UNAVAILABLE)
     assert world.engine.running == 1 and not world.engine.closed  # the other one goes on meanwhile
     world.engine.unpaused.set()
     assert len((await runs).completions) == 1
@@ -136,15 +145,13 @@ async def test_a_rollout_that_stops_turns_away_who_waits_and_finishes_what_runs(
 
 async def test_what_a_stopping_rollout_cannot_finish_in_time_is_aborted(world):
     world.engine.unpaused.clear()
-    await world.start(drain_seconds=1.5)
-    await world.until(lambda: world.service.state.run is not None)
+    await world.ready(drain_seconds=1.5)
     unary = generate(world)
     stream = world.stub.GenerateStream(rollout_pb2.GenerateStreamRequest(prompt={"text": "x"}), timeout=30.0)
     reading = asyncio.ensure_future(stream.read())
     await world.until(lambda: world.engine.running == 3)
     stopping = asyncio.ensure_future(world.stop())
     for call in (unary, reading):
-        code, error = await code_of(call)
-        assert code == grpc.StatusCode.UNAVAILABLE and "not finished in time" in describe(error)
+        assert "not finished in time" in await refused(call, grpc.StatusCode.UNAVAILABLE)
     assert world.engine.running == 0
     assert await stopping == 0

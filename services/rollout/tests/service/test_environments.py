@@ -6,13 +6,12 @@ from dataclasses import replace
 import grpc
 import numpy as np
 import pytest
-from conftest import begin_request, finish_request, instance, join_request
+from conftest import instance, refused
 from environments_under_test import Broken, Echo
 from google.protobuf.duration_pb2 import Duration
 from quartet.v1 import experience_pb2, rollout_pb2
 
 from quartet_common.config import ConfigError, EnvironmentSection, ModelSection, RunSection, load_config
-from quartet_common.errors import describe
 from quartet_common.tensors import decode, decode_ragged
 from quartet_rollout.config import RolloutSection, preflight
 from quartet_rollout.environments import registry
@@ -41,9 +40,7 @@ def prompt(spec: experience_pb2.EnvironmentSpec, max_new_tokens: int = 40, **fie
 
 async def test_turns_and_answers_are_one_completion(world):
     world.engine.policy_version = 7
-    await world.start(lease_wait_seconds=0.05)
-    await world.broker.submit(prompt(environment(max_turns=3, parameters={"text": "!?"})))
-    await world.broker.until(lambda: world.broker.puts)
+    await world.put(prompt(environment(max_turns=3, parameters={"text": "!?"})))
 
     tensors = world.broker.tensors()
     rows = ["".join(map(chr, row)) for row in decode_ragged(tensors.completion_token_ids)]
@@ -68,10 +65,8 @@ async def test_turns_and_answers_are_one_completion(world):
 
 
 async def test_a_turn_s_prompt_is_the_ids_so_far(world):
-    await world.start(lease_wait_seconds=0.05)
     spec = environment(max_turns=3, parameters={"text": "!?"})
-    await world.broker.submit(prompt(spec, max_new_tokens=20))
-    await world.broker.until(lambda: world.broker.puts)
+    await world.put(prompt(spec, max_new_tokens=20))
     start = [ord(character) for character in "1+1=?"]
     first, *others = world.engine.requests
     assert first[1] == start and first[2] == 2 and first[3].max_new_tokens == 20 and first[3].stop == ("#",)
@@ -83,9 +78,7 @@ async def test_a_turn_s_prompt_is_the_ids_so_far(world):
 
 
 async def test_an_environment_sees_what_the_policy_wrote(world):
-    await world.start(lease_wait_seconds=0.05)
-    await world.broker.submit(prompt(environment(parameters={"answers": 1})))
-    await world.broker.until(lambda: world.broker.puts)
+    await world.put(prompt(environment(parameters={"answers": 1})))
     episode = next(one for one in Echo.episodes if one.start.index == 1)
     assert episode.start.prompt.reference.answer == "2" and episode.start.prompt_text == "1+1=?"
     assert episode.start.run_id == "demo" and episode.closed == 1
@@ -96,10 +89,8 @@ async def test_an_environment_sees_what_the_policy_wrote(world):
 
 
 async def test_the_last_turn_alone_may_be_scored(world):
-    await world.start(lease_wait_seconds=0.05)
     spec = environment(max_turns=2, scored_text=experience_pb2.SCORED_TEXT_LAST_TURN)
-    await world.broker.submit(prompt(spec))
-    await world.broker.until(lambda: world.broker.puts)
+    await world.put(prompt(spec))
     assert [item.completion for item in world.reward.items] == ["aaa", "aaa"]
     assert sorted(item.completion_tokens for item in world.reward.items) == [7, 8]
 
@@ -108,9 +99,7 @@ async def test_the_run_s_environment_is_that_of_prompts_without_one(world):
     spec = environment(max_turns=2)
     world.broker.run.spec.environment.CopyFrom(spec)
     world.broker.run.spec.sampling.max_new_tokens = 30
-    await world.start(lease_wait_seconds=0.05)
-    await world.broker.submit(instance("a"), prompt(environment("single_turn"), name="b"))
-    await world.broker.until(lambda: len(world.broker.puts) == 2)
+    await world.put(instance("a"), prompt(environment("single_turn"), name="b"))
     turns = {}
     for put in range(2):
         transcript = world.broker.transcript(put)
@@ -118,77 +107,51 @@ async def test_the_run_s_environment_is_that_of_prompts_without_one(world):
     assert turns == {"a": [2, 2], "b": [1, 1]}
 
 
-async def test_without_an_environment_nothing_is_masked(world):
-    await world.start(lease_wait_seconds=0.05)
-    await world.broker.submit(instance("a"))
-    await world.broker.until(lambda: world.broker.puts)
-    assert not world.broker.tensors().HasField("loss_mask")
-    assert [(info.turns, info.inserted_tokens) for info in world.broker.transcript().completions] == [(1, 0), (1, 0)]
-
-
-@pytest.mark.parametrize(
-    ("budget", "text"),
-    [
+async def test_answers_and_turns_keep_to_the_budget(world):
+    for budget, text in (
         (11, "aaa"),  # an answer of one token would leave 7 of the 8 that a turn has at least
         (12, "aaa!aaa"),  # as many as there must be; after the second turn there is no room for another
         (4, "aaa"),
         (2, "aa"),  # cut off in its first turn
-    ],
-)
-async def test_answers_and_turns_keep_to_the_budget(world, budget, text):
-    await world.start(lease_wait_seconds=0.05)
-    await world.broker.submit(prompt(environment(), max_new_tokens=budget))
-    await world.broker.until(lambda: world.broker.puts)
-    info = world.broker.transcript().completions[0]
-    assert (info.text, info.finish_reason) == (text, experience_pb2.FINISH_REASON_LENGTH)
-    assert decode(world.broker.tensors().truncated)[0] == 1
+    ):
+        await world.put(prompt(environment(), max_new_tokens=budget))
+        info = world.broker.transcript(-1).completions[0]
+        assert (info.text, info.finish_reason) == (text, experience_pb2.FINISH_REASON_LENGTH)
+        assert decode(world.broker.tensors(-1).truncated)[0] == 1
 
 
 async def test_a_long_answer_is_shortened_where_it_can_be_seen(world):
-    await world.start(lease_wait_seconds=0.05)
     long = "".join(chr(33 + i % 90) for i in range(500))
     spec = environment(max_turns=2, max_answer_tokens=60, parameters={"text": long})
     without_room = environment(max_turns=2, parameters={"text": long})
-    await world.broker.submit(prompt(spec, max_new_tokens=59), prompt(without_room, max_new_tokens=59, name="b"))
-    await world.broker.until(lambda: len(world.broker.puts) == 2)
+    await world.put(prompt(spec, max_new_tokens=59), prompt(without_room, max_new_tokens=59, name="b"))
     for put in range(2):
         text = world.broker.transcript(put).completions[0].text
         assert text.startswith("aaa" + long[:4]) and text.endswith(long[-4:] + "aaa")
         assert "left out ...]" in text and len(text) == 59 - 8 + 3  # the answer leaves 8, of which the turn took 3
+    await world.put(prompt(environment(max_turns=2, max_answer_tokens=16, parameters={"text": "x" * 16})))
+    assert world.broker.transcript(2).completions[0].text == "aaa" + "x" * 16 + "aaa"  # as long as allowed
 
 
 async def test_an_answer_s_lone_surrogates_are_escaped(world):
-    await world.start(lease_wait_seconds=0.05)
-    await world.broker.submit(prompt(environment("broken", parameters={"how": "answers"})))
-    await world.broker.until(lambda: world.broker.puts)
+    await world.put(prompt(environment("broken", parameters={"how": "answers"})))
     assert world.broker.transcript().completions[0].text == r"aaa\ud800aaa"
 
 
-async def test_an_answer_as_long_as_allowed_is_whole(world):
-    await world.start(lease_wait_seconds=0.05)
-    spec = environment(max_turns=2, max_answer_tokens=16, parameters={"text": "x" * 16})
-    await world.broker.submit(prompt(spec))
-    await world.broker.until(lambda: world.broker.puts)
-    assert world.broker.transcript().completions[0].text == "aaa" + "x" * 16 + "aaa"
-
-
 async def test_a_turn_that_is_cut_off_ends_its_completion(world):
-    await world.start(lease_wait_seconds=0.05)
-    await world.broker.submit(prompt(environment(max_turn_tokens=3)))
-    await world.broker.until(lambda: world.broker.puts)
+    await world.put(prompt(environment(max_turn_tokens=3)))
     first, second = world.broker.transcript().completions
     assert first.turns == 8  # the default; its turns are three tokens
     assert (second.text, second.finish_reason) == ("bbb", experience_pb2.FINISH_REASON_LENGTH)
 
 
 async def test_a_chat_is_answered_in_the_form_of_its_template(world):
-    await world.start(lease_wait_seconds=0.05)
+    await world.start()
     chat = experience_pb2.Chat(messages=[experience_pb2.Message(role="user", content="hi")])
     for name, role in (("a", "tool"), ("b", "")):
         made = prompt(environment(max_turns=2, parameters={"text": "42", "role": role}), name=name)
         made.prompt.chat.CopyFrom(chat)
-        await world.broker.submit(made)
-    await world.broker.until(lambda: len(world.broker.puts) == 2)
+        await world.put(made)
     texts = {}
     for put in range(2):
         transcript = world.broker.transcript(put)
@@ -196,32 +159,25 @@ async def test_a_chat_is_answered_in_the_form_of_its_template(world):
     assert texts == {"a": "aaa[tool]42[assistant]aaa", "b": "aaa42aaa"}
 
 
-@pytest.mark.parametrize(
-    ("how", "failure", "permanent"),
-    [
-        ("raises", "environment: it raised ZeroDivisionError: division by zero", True),
-        ("begin", "environment: it raised KeyError: 'no level 7'", True),
-        ("fails", "environment: the game server is gone", False),
-        ("permanent", "environment: the level does not exist", True),
-        ("hangs", "environment: no answer to turn 0 within 0.2 s", False),
-        ("odd", "environment: it answered str; allowed: Answer or None", True),
-        ("surrogate", "environment: no level '\\ud800'", False),
-        ("unprintable", "environment: it raised Unprintable: its text cannot be made (RuntimeError)", True),
-    ],
-)
-async def test_a_failure_of_an_environment_is_never_a_reward(world, how, failure, permanent):
-    await world.start(lease_wait_seconds=0.05)
-    spec = environment("broken", parameters={"how": how}, answer_deadline=Duration(nanos=200_000_000))
-    await world.broker.submit(prompt(spec))
-    await world.broker.until(lambda: world.broker.releases)
-    release = world.broker.releases[0]
-    assert (release.failure, release.permanent) == (failure, permanent)
+async def test_a_failure_of_an_environment_is_never_a_reward(world):
+    for how, failure, permanent in (
+        ("raises", "it raised ZeroDivisionError: division by zero", True),
+        ("begin", "it raised KeyError: 'no level 7'", True),
+        ("fails", "the game server is gone", False),
+        ("permanent", "the level does not exist", True),
+        ("hangs", "no answer to turn 0 within 0.1 s", False),
+        ("odd", "it answered str; allowed: Answer or None", True),
+        ("surrogate", "no level '\\ud800'", False),
+        ("unprintable", "it raised Unprintable: its text cannot be made (RuntimeError)", True),
+    ):
+        spec = environment("broken", parameters={"how": how}, answer_deadline=Duration(nanos=100_000_000))
+        release = await world.release(prompt(spec))
+        assert (release.failure, release.permanent) == (f"environment: {failure}", permanent)
     assert not world.broker.puts and world.engine.running == 0
 
 
-@pytest.mark.parametrize(
-    ("spec", "failure", "permanent"),
-    [
+async def test_an_environment_that_cannot_be_used_is_said_by_field(world):
+    for spec, failure, permanent in (
         (environment("chess"), "prompt.environment.name: this rollout has no environment 'chess'; it has: broken, ", 0),
         (environment(max_turns=-1), "prompt.environment.max_turns: got -1; allowed: 1 to 1024", 1),
         (environment(max_answer_tokens=3), "prompt.environment.max_answer_tokens: got 3; allowed: 16 to", 1),
@@ -229,20 +185,15 @@ async def test_a_failure_of_an_environment_is_never_a_reward(world, how, failure
         (environment(parameters={"txt": "x"}), "parameters.txt: got an unknown parameter; allowed: text, role", 1),
         (environment(parameters={"answers": -1}), "parameters.answers: got -1", 1),
         (environment(parameters={"answers": math.nan}), "parameters.answers: got nan; allowed: a finite number", 1),
-    ],
-)
-async def test_an_environment_that_cannot_be_used_is_said_by_field(world, spec, failure, permanent):
-    await world.start(lease_wait_seconds=0.05)
-    await world.broker.submit(prompt(spec))
-    await world.broker.until(lambda: world.broker.releases)
-    release = world.broker.releases[0]
-    assert failure in release.failure and release.permanent is bool(permanent)
+    ):
+        release = await world.release(prompt(spec))
+        assert failure in release.failure and release.permanent is bool(permanent)
 
 
 async def test_turns_of_two_versions_are_told_apart(world):
     world.engine.length = 4
     world.engine.hold(2, free=1)
-    await world.start(lease_wait_seconds=0.05)
+    await world.start()
     await world.broker.submit(prompt(environment(max_turns=3), max_new_tokens=50))
     await world.until(lambda: world.engine.tokens_total == 4 + 5 + 2 + 2)  # both are in their second turn
     await world.load(version=1)
@@ -260,21 +211,19 @@ async def test_turns_of_two_versions_are_told_apart(world):
 async def test_a_turn_that_an_update_aborts_is_drawn_again_from_the_same_ids(world):
     world.engine.length = 4
     world.engine.hold(2, free=1)
-    await world.start(lease_wait_seconds=0.05)
+    await world.start()
     await world.broker.submit(prompt(environment(max_turns=2)))
     await world.until(lambda: world.engine.tokens_total == 4 + 5 + 2 + 2)
-    await world.stub.JoinWeightGroup(join_request(), timeout=10)
-    await world.stub.BeginWeightUpdate(begin_request(1, pause_mode=rollout_pb2.PAUSE_MODE_ABORT), timeout=10)
-    await world.stub.FinishWeightUpdate(finish_request(1), timeout=10)
+    await world.load(1, pause_mode=rollout_pb2.PAUSE_MODE_ABORT)
     world.engine.let_go()
     await world.broker.until(lambda: world.broker.puts)
     assert [info.text for info in world.broker.transcript().completions] == ["aaaa!aaaa", "bbbbb!aaaa"]
 
 
 async def test_a_lost_lease_ends_its_episodes(world):
-    world.engine.step = 0.02
-    world.broker.create_run(prompt_lease_ttl=Duration(seconds=1))
-    await world.start(lease_wait_seconds=0.05)
+    world.engine.step = 0.01
+    world.broker.run.spec.prompt_lease_ttl.CopyFrom(Duration(nanos=300_000_000))
+    await world.start()
     await world.broker.submit(prompt(environment(max_turns=1000), max_new_tokens=50))
     world.engine.max_model_len = 10**6
     await world.until(lambda: len(world.engine.requests) > 2)
@@ -284,11 +233,9 @@ async def test_a_lost_lease_ends_its_episodes(world):
 
 
 async def test_seeds_of_turns_differ(world):
-    await world.start(lease_wait_seconds=0.05)
     made = prompt(environment(max_turns=3))
     made.prompt.sampling.seed = 5
-    await world.broker.submit(made)
-    await world.broker.until(lambda: world.broker.puts)
+    await world.put(made)
     seeds = [request[3].seed for request in world.engine.requests]
     assert seeds[0] == 5 and len(set(seeds)) == len(seeds) == 5
     assert set(seeds[1:]) == {5 + index + (turn << 32) for index in (0, 1) for turn in (1, 2)}
@@ -296,20 +243,19 @@ async def test_seeds_of_turns_differ(world):
 
 async def test_direct_use_is_one_turn(world):
     world.broker.run.spec.environment.CopyFrom(environment())
-    await world.start(lease_wait_seconds=0.05)
+    await world.start()
     await world.until(lambda: world.service.state.spec)
     asked = prompt(environment()).prompt
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await world.stub.Generate(rollout_pb2.GenerateRequest(prompt=asked), timeout=10)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert describe(caught.value).startswith("prompt.environment.name: got 'echo'; allowed: 'single_turn'")
+    call = world.stub.Generate(rollout_pb2.GenerateRequest(prompt=asked), timeout=10)
+    sentence = await refused(call, grpc.StatusCode.INVALID_ARGUMENT)
+    assert sentence.startswith("prompt.environment.name: got 'echo'; allowed: 'single_turn'")
     asked.ClearField("environment")
     answer = await world.stub.Generate(rollout_pb2.GenerateRequest(prompt=asked), timeout=10)
     assert [completion.info.turns for completion in answer.completions] == [1, 1]
 
 
 async def test_the_handshake_names_the_environments(world):
-    await world.start(lease_wait_seconds=0.05)
+    await world.start()
     await world.until(lambda: "environment.single_turn" in world.host.capabilities)
     assert {"environment.python_tool", "environment.echo"} <= set(world.host.capabilities)
 

@@ -2,21 +2,24 @@
 
 import asyncio
 
-import pytest
 from conftest import instance
 from google.protobuf.duration_pb2 import Duration
-from quartet.v1 import broker_pb2, rollout_pb2
+from prometheus_client import REGISTRY
+from quartet.v1 import broker_pb2, experience_pb2, rollout_pb2
+
+from quartet_rollout import membership
+from quartet_rollout.engines import EngineError
 
 
 async def test_it_says_what_it_waits_for(world):
     world.broker.run = None
     world.engine.policy_version = -1
     await world.start()
-    await world.until(lambda: "run 'demo' to be created" in list(world.host.waiting))
-    await world.until(lambda: "weights from the trainer" in list(world.host.waiting))
+    wanted = {"run 'demo' to be created", "weights from the trainer"}
+    await world.until(lambda: wanted <= set(world.host.waiting) and len(list(world.host.waiting)) == 2)
     status = await world.stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest(), timeout=5)
     assert status.policy_version == -1 and status.group_epoch == -1 and status.run_id == ""
-    assert set(status.waiting_for) == {"run 'demo' to be created", "weights from the trainer"}
+    assert set(status.waiting_for) == wanted
     world.broker.create_run()
     await world.broker.until(lambda: world.broker.members)
     await world.load(version=0)
@@ -24,8 +27,7 @@ async def test_it_says_what_it_waits_for(world):
 
 
 async def test_it_is_up_without_broker_and_reward(world):
-    await world.broker_host.drain()
-    await world.reward_host.drain()
+    await asyncio.gather(world.broker_host.drain(), world.reward_host.drain())
     await world.start()
     wanted = {f"broker at {world.broker_host.address}", f"reward service at {world.reward_host.address}"}
     await world.until(lambda: wanted <= set(world.host.waiting))
@@ -35,10 +37,11 @@ async def test_it_is_up_without_broker_and_reward(world):
 
 async def test_nothing_is_leased_without_weights(world):
     world.engine.policy_version = -1
-    await world.start()
+    await world.ready()
     await world.broker.submit(instance())
     await world.broker.until(lambda: "heartbeat" in world.broker.calls)
-    await asyncio.sleep(0.5)
+    await world.until(lambda: world.service.state.reward_ready)
+    await asyncio.sleep(0.1)
     assert not world.broker.lease_versions
     member = next(iter(world.broker.members.values()))
     assert member.state == broker_pb2.MEMBER_STATE_JOINING and member.policy_version == -1
@@ -49,8 +52,7 @@ async def test_nothing_is_leased_without_weights(world):
 async def test_weights_of_the_model_folder_that_have_a_version_are_leased_for_without_a_trainer(world):
     world.engine.policy_version = -1
     await world.start(initial_version=40)
-    await world.broker.submit(instance())
-    await world.broker.until(lambda: world.broker.puts)
+    await world.put(instance())
     assert set(world.broker.lease_versions) == {40}
     await world.load(version=41)  # as any other weights, they make place for a trainer's
     await world.until(lambda: world.engine.policy_version == 41)
@@ -72,8 +74,7 @@ async def test_a_forgotten_member_registers_again(world):
     await world.broker.until(lambda: "heartbeat" in world.broker.calls)
     world.broker.members.clear()
     await world.broker.until(lambda: world.broker.calls.count("register") == 2)
-    await world.broker.submit(instance())
-    await world.broker.until(lambda: world.broker.puts)
+    await world.put(instance())
 
 
 async def test_a_drain_gives_leases_back_without_a_failure_and_leaves(world):
@@ -90,7 +91,7 @@ async def test_a_drain_gives_leases_back_without_a_failure_and_leaves(world):
 
 async def test_a_drain_ends_in_time_without_broker(world):
     world.engine.unpaused.clear()
-    await world.start(drain_seconds=3.0)
+    await world.start(drain_seconds=1.2)
     await world.broker.submit(instance())
     await world.until(lambda: world.engine.requests)
     await world.broker_host.drain()
@@ -98,7 +99,8 @@ async def test_a_drain_ends_in_time_without_broker(world):
         assert await world.stop() == 0
 
 
-async def test_work_of_a_finished_run_stops_and_a_new_run_starts_without_weights(world):
+async def test_work_of_a_finished_run_stops_and_a_new_run_starts_without_weights(world, monkeypatch):
+    monkeypatch.setattr(membership, "_ENDED_POLL_SECONDS", 0.1)
     world.engine.unpaused.clear()
     await world.start()
     await world.broker.submit(instance())
@@ -116,20 +118,18 @@ async def test_work_of_a_finished_run_stops_and_a_new_run_starts_without_weights
     await world.until(lambda: world.engine.policy_version == -1)
     await world.broker.until(lambda: world.broker.members)
     await world.load(version=0, epoch=1)
-    await world.broker.submit(instance("again"))
-    await world.broker.until(lambda: world.broker.puts)
+    await world.put(instance("again"))
 
 
 async def test_an_engine_that_cannot_be_loaded_ends_the_service_with_a_sentence(world, caplog):
     caplog.set_level("INFO")
-    from quartet_rollout.engines import EngineError
 
     async def fail() -> None:
         raise EngineError("no such model")
 
     world.engine.start = fail
     await world.start()
-    await world.until(lambda: world.host.stopping.is_set())
+    await world.until(world.host.stopping.is_set)
     assert await world.stop() == 1
     assert "the engine could not be loaded: no such model" in caplog.text
 
@@ -138,19 +138,16 @@ async def test_an_engine_that_is_lost_while_nothing_is_generated_ends_the_servic
     caplog.set_level("INFO")
     await world.start()
     world.engine.failure = "the test engine failed: its process ended with signal 9"
-    await world.until(lambda: world.host.stopping.is_set())
+    await world.until(world.host.stopping.is_set)
     assert await world.stop() == 1
     assert "stopping: the test engine failed: its process ended with signal 9" in caplog.text
 
 
-@pytest.mark.parametrize("purpose", ["train", "evaluate"])
-async def test_metrics_have_been_counted(world, purpose):
-    from prometheus_client import REGISTRY
-    from quartet.v1 import experience_pb2
+async def test_metrics_count_the_tokens_of_each_purpose(world):
+    def counted() -> list[float]:
+        name = "quartet_rollout_tokens_total"
+        return [REGISTRY.get_sample_value(name, {"purpose": purpose}) or 0 for purpose in ("train", "evaluate")]
 
-    name = "quartet_rollout_tokens_total"
-    before = REGISTRY.get_sample_value(name, {"purpose": purpose}) or 0
-    await world.start()
-    await world.broker.submit(instance(purpose=experience_pb2.Purpose.Value(f"PURPOSE_{purpose.upper()}")))
-    await world.broker.until(lambda: world.broker.puts)
-    assert REGISTRY.get_sample_value(name, {"purpose": purpose}) - before == (7 if purpose == "train" else 3)
+    train, evaluate = counted()
+    await world.put(instance("a"), instance("b", purpose=experience_pb2.PURPOSE_EVALUATE))
+    assert counted() == [train + 7, evaluate + 3]

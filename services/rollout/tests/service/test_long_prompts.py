@@ -122,8 +122,6 @@ def test_the_other_policy_refuses() -> None:
 async def test_a_run_may_have_its_long_prompts_shortened(world):
     policy = broker_pb2.LONG_PROMPT_POLICY_TRUNCATE_LEFT
     world.broker.create_run(max_prompt_tokens=4, long_prompts=policy)
-    await world.start()
-    await world.broker.submit(instance(text="12345678"))
-    await world.broker.until(lambda: world.broker.puts)
+    await world.put(instance(text="12345678"))
     assert world.broker.transcript().prompt_text == "5678"
     assert bytes(decode(world.broker.tensors().prompt_token_ids).astype("uint8")) == b"5678"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import instance
-from doubles import ScriptedEngine
+from doubles import ScriptedEngine, completion
 from quartet.v1 import experience_pb2
 
 from quartet_common.tensors import decode_ragged
@@ -40,13 +40,9 @@ class Guesser(ScriptedEngine):
         text = "".join(map(chr, prompt_token_ids))
         for guess, word in re.findall(r"(\d+)\? Too (low|high)", text):
             low, high = (int(guess) + 1, high) if word == "low" else (low, int(guess) - 1)
+        said = f"{(low + high) // 2}?" if "?" in text else "hm?"
         for index in range(n):
-            yield self.completion(index, f"{(low + high) // 2}?" if "?" in text else "hm?")
-
-    def completion(self, index, text):
-        from doubles import _completion
-
-        return _completion(index, [ord(character) for character in text], [self.policy_version] * len(text), "stop")
+            yield completion(index, list(map(ord, said)), [self.policy_version] * len(said), "stop")
 
 
 async def test_the_page_s_environment_plays(installed, world):
@@ -55,7 +51,7 @@ async def test_the_page_s_environment_plays(installed, world):
     spec = world.broker.run.spec
     spec.sampling.max_new_tokens = 300
     spec.environment.name = "guess"
-    await world.start(lease_wait_seconds=0.05)
+    await world.start()
     await world.until(lambda: "environment.guess" in world.host.capabilities)
     made = instance(text="guess ")
     made.prompt.reference.answer = "37"

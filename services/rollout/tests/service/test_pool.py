@@ -4,14 +4,10 @@ import asyncio
 
 import grpc
 import pytest
-from conftest import World, begin_request, finish_request, instance, join_request
-from doubles import InTestReward, ScriptedEngine, quiet_host
+from conftest import World, begin_request, finish_request, instance, join_request, neighbours, refused
 from google.protobuf.duration_pb2 import Duration
 from many_runs import ManyRuns
-from quartet.v1 import broker_pb2, broker_pb2_grpc, reward_pb2_grpc, rollout_pb2
-
-from quartet_common.errors import describe
-from quartet_rollout.scoring import BATCHES
+from quartet.v1 import broker_pb2, rollout_pb2
 
 QUICK = Duration(seconds=3)
 """A membership's ttl: a heartbeat a second, and with it a look at the other runs."""
@@ -20,54 +16,21 @@ QUICK = Duration(seconds=3)
 @pytest.fixture
 async def pool(tmp_path):
     """A broker of no runs yet; returns it and a maker of rollouts."""
-    (tmp_path / "config.json").write_text("{}")
-    broker, reward = ManyRuns(), InTestReward()
-    broker_host, reward_host = quiet_host("broker"), quiet_host("reward")
-    broker_pb2_grpc.add_BrokerServiceServicer_to_server(broker, broker_host.server)
-    reward_pb2_grpc.add_RewardServiceServicer_to_server(reward, reward_host.server)
-    reward_host.capabilities.append(BATCHES)
-    await broker_host.start()
-    await reward_host.start()
-    rollouts: list[World] = []
+    broker = ManyRuns()
+    async with neighbours(tmp_path, broker) as make:
 
-    async def rollout(*runs: str, **section) -> World:
-        made = World(broker, reward, ScriptedEngine(), broker_host, reward_host, tmp_path)
-        rollouts.append(made)
-        await made.start(runs=list(runs), **section)
-        return made
+        async def rollout(*runs: str, **section) -> World:
+            made = make()
+            await made.start(runs=list(runs), **section)
+            return made
 
-    try:
         yield broker, rollout
-    finally:
-        for made in rollouts:
-            await made.stop()
-        await broker_host.drain()
-        await reward_host.drain()
-
-
-def of(run_id: str, request):
-    request.run_id = run_id
-    return request
-
-
-async def load(rollout: World, run_id: str, version: int, epoch: int = 1) -> None:
-    """Bring weights in, as the run's trainer does."""
-    await rollout.stub.JoinWeightGroup(of(run_id, join_request(epoch)), timeout=10)
-    await rollout.stub.BeginWeightUpdate(of(run_id, begin_request(version, epoch)), timeout=10)
-    await rollout.stub.FinishWeightUpdate(of(run_id, finish_request(version, epoch)), timeout=10)
 
 
 def generate(rollout: World, run_id: str = "", tokens: int = 8):
     prompt = {"text": "x", "sampling": {"n": 1, "max_new_tokens": tokens}}
     call = rollout.stub.Generate(rollout_pb2.GenerateRequest(prompt=prompt, run_id=run_id), timeout=20)
     return asyncio.ensure_future(call)
-
-
-async def refused(call, code: grpc.StatusCode) -> str:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    assert caught.value.code() == code, caught.value
-    return describe(caught.value)
 
 
 async def works_for(rollout: World, run_id: str) -> None:
@@ -83,14 +46,14 @@ async def test_two_runs_at_once_share_a_pool_and_see_nothing_of_each_other(pool)
     second = await rollout("t*", "one")
     await works_for(second, "two")  # the one that has fewer
 
-    await load(first, "one", version=5)
-    await load(second, "two", version=9)
+    await first.load(5, run_id="one")
+    await second.load(9, run_id="two")
     for theirs, mine, other in ((first, "one", "two"), (second, "two", "one")):
         said = f"run_id: this rollout works for run '{mine}', the call is about '{other}'"
         for call in (
-            theirs.stub.JoinWeightGroup(of(other, join_request(2)), timeout=10),
-            theirs.stub.BeginWeightUpdate(of(other, begin_request(10)), timeout=10),
-            theirs.stub.FinishWeightUpdate(of(other, finish_request(10)), timeout=10),
+            theirs.stub.JoinWeightGroup(join_request(2, run_id=other), timeout=10),
+            theirs.stub.BeginWeightUpdate(begin_request(10, run_id=other), timeout=10),
+            theirs.stub.FinishWeightUpdate(finish_request(10, run_id=other), timeout=10),
             theirs.stub.AbortWeightUpdate(rollout_pb2.AbortWeightUpdateRequest(run_id=other), timeout=10),
             generate(theirs, other),
         ):
@@ -114,7 +77,7 @@ async def test_when_its_run_ends_a_rollout_takes_the_next_with_nothing_of_the_la
     one = broker.create("one")
     made = await rollout("*", lease_wait_seconds=30.0)
     await works_for(made, "one")
-    await load(made, "one", version=7, epoch=4)
+    await made.load(7, run_id="one", epoch=4)
     await one.until(lambda: one.lease_versions == [7])  # a request for prompts that waits
     assert len((await generate(made, "one")).completions) == 1
 
@@ -130,9 +93,9 @@ async def test_when_its_run_ends_a_rollout_takes_the_next_with_nothing_of_the_la
     said = await refused(generate(made), grpc.StatusCode.UNAVAILABLE)
     assert "no weights of a known version" in said
     await refused(generate(made, "one"), grpc.StatusCode.FAILED_PRECONDITION)
-    join = made.stub.JoinWeightGroup(of("one", join_request(5)), timeout=10)
+    join = made.stub.JoinWeightGroup(join_request(5, run_id="one"), timeout=10)
     await refused(join, grpc.StatusCode.FAILED_PRECONDITION)
-    await load(made, "two", version=0, epoch=1)  # its epochs are counted anew
+    await made.load(0, run_id="two", epoch=1)  # its epochs are counted anew
 
     await one.submit(instance("late"))  # granted to the request that still waits
     await one.until(lambda: one.releases)
@@ -149,7 +112,7 @@ async def test_a_run_without_rollouts_gets_one_of_two_and_the_last_policy_is_gon
     both = [await rollout("one", "two") for _ in range(2)]
     for each in both:
         await works_for(each, "one")
-        await load(each, "one", version=3)
+        await each.load(3, run_id="one")
         each.engine.hold(2)
     leaver, stayer = sorted(both, key=lambda each: each.host.instance_id, reverse=True)
     await one.submit(instance("a"), instance("b"), instance("c"))
@@ -163,7 +126,7 @@ async def test_a_run_without_rollouts_gets_one_of_two_and_the_last_policy_is_gon
     assert leaver.engine.running == 0 and leaver.engine.policy_version == -1
     assert stayer.engine.policy_version == 3 and set(one.members) == {stayer.host.instance_id}
     assert not any(release.failure for release in one.releases)
-    await load(leaver, "two", version=1)
+    await leaver.load(1, run_id="two")
     leaver.engine.let_go()
     await two.submit(instance("d"))
     await two.until(lambda: two.puts)
@@ -185,8 +148,8 @@ async def test_an_update_that_waited_while_the_rollout_went_over_is_refused(pool
         await wait_joined(request)
 
     updates._wait_joined = wait
-    await made.stub.JoinWeightGroup(of("one", join_request(1)), timeout=10)
-    begin = asyncio.ensure_future(made.stub.BeginWeightUpdate(of("one", begin_request(1)), timeout=20))
+    await made.stub.JoinWeightGroup(join_request(1, run_id="one"), timeout=10)
+    begin = asyncio.ensure_future(made.stub.BeginWeightUpdate(begin_request(1, run_id="one"), timeout=20))
     await asyncio.wait_for(entered.wait(), 20)
     broker.create("two")
     one.run.state = broker_pb2.RUN_STATE_CANCELLED

@@ -79,16 +79,13 @@ async def test_each_sample_carries_the_temperature_it_was_drawn_at(world):
     spec.temperature_schedule.curve = LINEAR
     for version, value in POINTS:
         spec.temperature_schedule.points.add(policy_version=version, temperature=value)
-    await world.start(lease_wait_seconds=0.05)
     own = instance("own")
     own.prompt.sampling.temperature = 0.3
     served = instance("served", purpose=experience_pb2.PURPOSE_SERVE)
     evaluated = instance("evaluated", purpose=experience_pb2.PURPOSE_EVALUATE)
-    await world.broker.submit(instance("scheduled"), own, served, evaluated)
-    await world.broker.until(lambda: len(world.broker.puts) == 4)
+    await world.put(instance("scheduled"), own, served, evaluated)
     await world.load(version=30)
-    await world.broker.submit(instance("later"))
-    await world.broker.until(lambda: len(world.broker.puts) == 5)
+    await world.put(instance("later"))
     drawn = {
         put.group.header.instance_id: decode(world.broker.tensors(i).temperatures).tolist()
         for i, put in enumerate(world.broker.puts)

@@ -2,10 +2,9 @@
 
 import grpc
 import pytest
-from conftest import begin_request, instance, join_request
+from conftest import begin_request, instance, join_request, refused
 from quartet.v1 import rollout_pb2
 
-from quartet_common.errors import describe
 from quartet_rollout.engines import EngineError
 
 
@@ -17,20 +16,11 @@ async def level_of(world) -> int:
     return (await world.stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest(), timeout=5)).sleep_level
 
 
-async def refused(call, code: grpc.StatusCode) -> str:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    assert caught.value.code() == code, caught.value
-    return describe(caught.value)
-
-
 @pytest.fixture
-async def able(world):
+async def able(ready):
     """A rollout whose engine can sleep."""
-    world.engine.can_sleep = True
-    await world.start()
-    await world.until(lambda: world.service.state.run is not None and world.service._servicer.updates is not None)
-    return world
+    ready.engine.can_sleep = True
+    return ready
 
 
 async def test_asleep_it_leases_nothing_and_what_was_running_goes_on_afterwards(able):
@@ -41,10 +31,8 @@ async def test_asleep_it_leases_nothing_and_what_was_running_goes_on_afterwards(
     assert await set_sleep(able, 1) == version and await level_of(able) == 1
     await able.broker.submit(instance("later"))
     able.engine.let_go()
-    error = await refused(
-        able.stub.Generate(rollout_pb2.GenerateRequest(prompt={"text": "x"}), timeout=5), grpc.StatusCode.UNAVAILABLE
-    )
-    assert "it sleeps" in error
+    generate = able.stub.Generate(rollout_pb2.GenerateRequest(prompt={"text": "x"}), timeout=5)
+    assert "it sleeps" in await refused(generate, grpc.StatusCode.UNAVAILABLE)
     assert len(able.engine.requests) == 1 and not able.broker.puts
     assert await set_sleep(able, 0) == version and await level_of(able) == 0
     # What a request of before brought meanwhile was given back (here it stays away), else it is leased now.
@@ -55,8 +43,9 @@ async def test_asleep_it_leases_nothing_and_what_was_running_goes_on_afterwards(
 async def test_each_call_may_be_repeated_and_a_deeper_sleep_begins_awake(able):
     for level in (1, 1, 0, 0, 2):
         await set_sleep(able, level)
-    error = await refused(set_sleep(able, 1), grpc.StatusCode.FAILED_PRECONDITION)
-    assert "it sleeps at level 2: wake it first" in error
+    assert "it sleeps at level 2: wake it first" in await refused(
+        set_sleep(able, 1), grpc.StatusCode.FAILED_PRECONDITION
+    )
     assert able.engine.calls[-5:] == ["sleep 1", "sleep 1", "wake", "wake", "sleep 2"]
     await set_sleep(able, 0)
 
@@ -77,14 +66,11 @@ async def test_an_engine_that_fails_to_sleep_is_awake(able):
     able.engine.sleep_error = EngineError("no memory on the host")
     assert "no memory on the host" in await refused(set_sleep(able, 1), grpc.StatusCode.UNAVAILABLE)
     assert await level_of(able) == 0
-    await able.broker.submit(instance("goes on"))
-    await able.broker.until(lambda: len(able.broker.puts) == 1)
+    await able.put(instance("goes on"))
 
 
-async def test_an_engine_that_cannot_sleep_says_so(world):
-    await world.start()
-    await world.until(lambda: world.service.state.engine is not None)
-    error = await refused(set_sleep(world, 1), grpc.StatusCode.UNIMPLEMENTED)
+async def test_an_engine_that_cannot_sleep_says_so(ready):
+    error = await refused(set_sleep(ready, 1), grpc.StatusCode.UNIMPLEMENTED)
     assert "a rollout with the capability 'sleep'" in error
-    await refused(set_sleep(world, 3), grpc.StatusCode.INVALID_ARGUMENT)
-    assert "wake" not in world.engine.calls
+    await refused(set_sleep(ready, 3), grpc.StatusCode.INVALID_ARGUMENT)
+    assert "wake" not in ready.engine.calls
