@@ -20,6 +20,10 @@ from quartet_common.config import SecuritySection, ServerSection
 from quartet_common.host import ServiceHost
 
 _run_numbers = itertools.count()
+KINDS = ("redis", "valkey")
+
+on_both = pytest.mark.parametrize("redis_server", KINDS, indirect=True)
+"""Marks tests that run on a Redis and on a Valkey: together they call every script."""
 
 
 def executable_of(kind: str) -> str:
@@ -30,17 +34,30 @@ def executable_of(kind: str) -> str:
     return found
 
 
-@pytest.fixture(scope="session", params=["redis", "valkey"])
-def redis_server(request, tmp_path_factory):
-    """A Redis, then a Valkey, for all tests that do not kill it; the broker has no more rights than the docs say."""
-    folder = tmp_path_factory.mktemp(request.param)
-    server = RedisProcess(folder, "--appendfsync", "no", executable=executable_of(request.param))
-    server.start()
-    with server.client() as client:
-        client.execute_command("ACL", "SETUSER", *documented_user())
-    server.url = server.url.replace("redis://", "redis://quartet:SECRET@")
+@pytest.fixture(scope="session")
+def redis_servers(tmp_path_factory):
+    """A server of each kind that a test asked for; the broker has no more rights there than the docs say."""
+    servers: dict[str, RedisProcess] = {}
+
+    def server(kind: str) -> RedisProcess:
+        if kind not in servers:
+            folder = tmp_path_factory.mktemp(kind)
+            made = servers[kind] = RedisProcess(folder, "--appendfsync", "no", executable=executable_of(kind))
+            made.start()
+            with made.client() as client:
+                client.execute_command("ACL", "SETUSER", *documented_user())
+            made.url = made.url.replace("redis://", "redis://quartet:SECRET@")
+        return servers[kind]
+
     yield server
-    server.kill()
+    for each in servers.values():
+        each.kill()
+
+
+@pytest.fixture
+def redis_server(request, redis_servers):
+    """The Redis of all tests that do not kill it; tests marked with `on_both` have a Valkey, too."""
+    return redis_servers(getattr(request, "param", "redis"))
 
 
 def documented_user() -> list[str]:

@@ -57,9 +57,12 @@ class Guarded:
 
     def start(self) -> None:
         """Start all, wait until the Sentinels know each other and the replica."""
-        for process in (self.master, self.replica, *self.sentinels):
-            process.start()
+        self.master.start()
+        self.replica.start()
         until(lambda: self.replica.client().info("replication")["master_link_status"] == "up", "the replica follows")
+        # Last: a Sentinel that sees the replica before it follows takes it for no good one for another ten seconds.
+        for each in self.sentinels:
+            each.start()
         for each in self.sentinels:
             until(lambda each=each: self._is_ready(each), "the Sentinels know all")
 

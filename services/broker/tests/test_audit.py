@@ -5,8 +5,9 @@ import re
 
 import grpc
 import pytest
+from conftest import on_both
 from quartet.v1 import broker_pb2 as pb
-from world import EVALUATE, SERVE, World, group
+from world import EVALUATE, SERVE, World, group, refused
 
 from quartet_broker import keys
 
@@ -38,6 +39,7 @@ async def faults(world) -> list[str]:
     return list((await audit(world))[1].faults)
 
 
+@on_both
 async def test_a_healthy_run_is_right_in_every_state(world):
     await world.create(groups_per_step=2, max_staleness=0, max_deliveries=1)
     assert await healthy(world) == {}
@@ -86,6 +88,7 @@ async def test_a_healthy_run_is_right_in_every_state(world):
     assert sorted(places.values()) == [("COMMITTED", 0)] * 2 + [("DROPPED", 0)] + [("QUEUED", -1)] * 5
 
 
+@on_both
 async def test_what_a_checkpoint_settled_is_right_wherever_it_was(world):
     await world.create(groups_per_step=2, max_staleness=4)
     await world.submit(*"abcdefgh")
@@ -200,9 +203,7 @@ async def test_data_passes_are_told(world):
 
 
 async def test_a_run_that_is_not_there_is_not_found(world):
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await audit(world)
-    assert refused.value.code() == grpc.StatusCode.NOT_FOUND
+    await refused(audit(world), grpc.StatusCode.NOT_FOUND)
 
 
 async def test_the_audit_of_one_run_does_not_see_another(world, broker):

@@ -93,7 +93,7 @@ async def test_a_change_at_one_node_wakes_who_waits_at_another_broker(cluster):
             there = World(other_stub, here.redis, here.run_id)
             await here.create()
             prompts = asyncio.create_task(there.lease(wait=20))
-            await asyncio.sleep(0.3)  # let it begin to wait
+            await asyncio.sleep(0.1)  # let it begin to wait
             async with asyncio.timeout(10):
                 await here.submit("a")
                 assert len(await prompts) == 1

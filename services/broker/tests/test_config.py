@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import documented_user
+from conftest import documented_user, on_both
 from redis_process import free_port
 
 from quartet_broker.__main__ import preflight
@@ -16,6 +16,7 @@ def run(*arguments: str) -> int:
     return service_main("broker", BrokerSection, preflight, serve=None, argv=["--dry-run", *arguments])
 
 
+@on_both
 def test_a_dry_run_names_redis_and_its_version_without_the_password(redis_server, capsys):
     assert run("--set", f"broker.redis_url={redis_server.url}") == 0
     output = capsys.readouterr().out

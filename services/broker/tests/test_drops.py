@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from quartet.v1 import broker_pb2 as pb
 from test_moments import look
+from world import refused
 
 DROP, TRAIN = pb.PARTIAL_BATCH_POLICY_DROP, pb.PARTIAL_BATCH_POLICY_TRAIN
 
@@ -51,27 +52,14 @@ async def test_the_gate_lets_as_many_in_as_were_dropped(world, staleness, droppe
     await world.drop(0, *batch[:dropped])
     assert len(await world.roll_out()) == dropped
     assert not await leased_now(world), "and shut again"
+    assert "not whole" in await refused(world.trained(0))
     topped_up = await world.batch(0)
     assert len(topped_up) == per_step and topped_up[: per_step - dropped] == batch[dropped:]
     await world.trained(0)
+    assert "final" in await refused(world.drop(0, topped_up[0]))
     assert not await leased_now(world, version=0), "older weights than the newest are not let in"
     assert len(await world.roll_out(version=1)) == per_step
     assert (await world.stats()).stale == 0
-    await healthy(world)
-
-
-async def test_several_rounds_of_drops_in_a_synchronous_run(world):
-    await world.create(groups_per_step=2, max_staleness=0)
-    await world.submit(*"abcdefgh")
-    await world.open()
-    assert await world.roll_out() == ["a", "b"]
-    for lost, new in ("a", "c"), ("b", "d"), ("d", "e"):
-        assert lost in await world.batch(0)
-        assert await world.drop(0, lost) == 1
-        assert await world.roll_out() == [new]
-    assert await world.batch(0) == ["c", "e"]
-    assert await world.trained(0) == 1
-    assert (await world.stats()).dropped == 3
     await healthy(world)
 
 

@@ -4,11 +4,14 @@ import asyncio
 
 import grpc
 import pytest
+from conftest import on_both
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import experience_pb2
 from world import EVALUATE, group
 
 from quartet_common.durations import to_duration
+
+pytestmark = on_both
 
 
 async def start(world, version: int, name: str = "heldout") -> pb.StartEvaluationResponse:
@@ -40,7 +43,7 @@ async def test_an_evaluation_runs_a_stored_set_at_one_version(world):
     half = await get(world, "heldout@3")
     assert (half.complete, half.prompts, half.finished) == (False, 2, 1)
     waiting = asyncio.create_task(get(world, "heldout@3", wait=20))
-    await asyncio.sleep(0.3)  # let it begin to wait
+    await asyncio.sleep(0.1)  # let it begin to wait
     await world.put(group(leases[1], 3))
     whole = await waiting
     assert whole.complete and [header.instance_id for header in whole.headers] == ["e1@3", "e2@3"]
@@ -100,7 +103,7 @@ async def test_dead_prompts_complete_an_evaluation(world):
     first, second = await world.lease()
     await world.put(group(first))
     waiting = asyncio.create_task(get(world, "heldout@0", wait=20))
-    await asyncio.sleep(0.3)  # let it begin to wait
+    await asyncio.sleep(0.1)  # let it begin to wait
     await world.release(second.lease_id, "bad reference", permanent=True)
     result = await waiting
     assert (result.complete, result.finished, result.dead) == (True, 1, 1)

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import grpc
 import pytest
-from conftest import executable_of, serving
+from conftest import KINDS, executable_of, on_both, serving
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 from quartet.v1 import broker_pb2 as pb
@@ -17,7 +17,7 @@ from quartet_common.channel import connect
 from quartet_common.durations import to_duration
 
 
-@pytest.fixture(params=["redis", "valkey"])
+@pytest.fixture(params=KINDS)
 def own_redis(request, tmp_path):
     """A Redis for one test, that loses nothing when it is killed."""
     server = RedisProcess(tmp_path, "--appendfsync", "always", executable=executable_of(request.param))
@@ -61,7 +61,7 @@ async def test_while_redis_is_away_calls_are_unavailable_and_then_go_on(own_redi
         assert await code_of(world.put(group(lease))) == grpc.StatusCode.UNAVAILABLE
         assert await code_of(world.ask()) == grpc.StatusCode.UNAVAILABLE
         assert state_of_redis() == "away"
-        await asyncio.sleep(1.5)  # several sweeps and tries to subscribe
+        await asyncio.sleep(0.8)  # several sweeps and tries to subscribe
         own_redis.start()
         await health_becomes(host, "SERVING")
         assert state_of_redis() == "ok"
@@ -138,6 +138,7 @@ async def test_without_the_replicas_redis_was_told_to_want_nothing_is_changed(ow
         assert (await world.submit("a")).accepted == 1, "it was not submitted before"
 
 
+@on_both
 async def test_forgotten_scripts_are_loaded_again(world):
     await world.create()
     await world.submit("a", "b")
@@ -146,18 +147,29 @@ async def test_forgotten_scripts_are_loaded_again(world):
     assert await world.put(*map(group, leases)) == ["ACCEPTED", "ACCEPTED"]
 
 
+@on_both
 async def test_a_change_through_one_broker_wakes_those_who_wait_at_another(redis_server, admin):
     async with serving(redis_server.url) as (stub, servicer, _), serving(redis_server.url) as (other_stub, _, _):
         here, there = World(stub, admin, "two-brokers"), World(other_stub, admin, "two-brokers")
         await here.create(groups_per_step=1)
         there.session = (await here.open()).session_epoch
         prompts, batch = asyncio.create_task(there.lease(wait=20)), asyncio.create_task(there.take(0, wait=20))
-        await asyncio.sleep(0.3)  # let both begin to wait
+        await asyncio.sleep(0.1)  # let both begin to wait
         async with asyncio.timeout(15):
             await here.submit("a")
             (lease,) = await prompts
             await here.put(group(lease))
             assert (await batch)[0].granted
+
+
+async def test_what_changes_while_the_subscription_is_down_is_not_missed(world):
+    await world.create()
+    waiting = asyncio.create_task(world.lease(wait=20))
+    await asyncio.sleep(0.1)  # let it begin to wait
+    await world.redis.client_kill_filter(_type="pubsub")
+    await world.submit("a")
+    async with asyncio.timeout(15):
+        assert len(await waiting) == 1
 
 
 async def test_stopping_lets_everyone_who_waits_go(redis_server):
@@ -168,7 +180,7 @@ async def test_stopping_lets_everyone_who_waits_go(redis_server):
         watch = asyncio.ensure_future(stub.WatchMembers(pb.WatchMembersRequest(run_id="stopping")).read())
         events = stub.WatchRun(pb.WatchRunRequest(run_id="stopping", after_event_id="$"))
         event = asyncio.ensure_future(events.read())
-        await asyncio.gather(watch, asyncio.sleep(0.3))  # let the others begin to wait
+        await asyncio.gather(watch, asyncio.sleep(0.1))  # let the others begin to wait
         host.stop("the test says so")
         async with asyncio.timeout(10):
             await host.drain()

@@ -14,7 +14,7 @@ async def asked(world: World) -> int:
 
 async def waiting(world: World, version: int, names: list[str]) -> list[asyncio.Task]:
     tasks = [asyncio.create_task(world.lease(1, version, wait=20, holder=name)) for name in names]
-    await asyncio.sleep(1)  # until all have asked once, which nothing tells
+    await asyncio.sleep(0.4)  # until all have asked once, which nothing tells
     return tasks
 
 

@@ -21,7 +21,7 @@ from model_books import MAX_FIRST_DEAD
 from model_machine import BrokerMachine
 from model_run import Bench
 
-STEPS = int(os.environ.get("MODEL_STEPS", "10000"))
+STEPS = int(os.environ.get("MODEL_STEPS", "3000"))
 SEED = int(os.environ.get("MODEL_SEED", "0"))
 PHASES = [Phase.generate, Phase.shrink] if os.environ.get("MODEL_SHRINK") else [Phase.generate]
 

@@ -4,7 +4,7 @@ import grpc
 import pytest
 from conftest import serving
 from quartet.v1 import broker_pb2 as pb
-from world import SERVE, World, group, instance
+from world import SERVE, World, group, instance, refused
 
 from quartet_broker import keys
 
@@ -52,9 +52,7 @@ async def test_a_pass_that_is_over_is_remembered_by_its_number(world):
     assert (again.accepted, again.duplicates) == (0, 3)
     again = await submit(world, 1, "b0", "b3")
     assert (again.accepted, again.duplicates) == (0, 2)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await world.state_of("a0")
-    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+    await refused(world.state_of("a0"), grpc.StatusCode.NOT_FOUND)
 
 
 async def test_a_pass_that_goes_on_is_remembered_whole(world):
@@ -120,9 +118,7 @@ async def test_a_run_that_is_not_there_stores_nothing(world):
     await submit(world, 0, "a0")
     [lease] = await world.lease(1, 99)
     nowhere = World(world.stub, world.redis, world.run_id + "-nowhere")
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await nowhere.put(group(lease, 0))
-    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+    await refused(nowhere.put(group(lease, 0)), grpc.StatusCode.NOT_FOUND)
     assert await stored(nowhere) == []
 
 
@@ -131,10 +127,7 @@ async def test_a_call_with_a_wrong_purpose_is_refused_whole(world):
     first, second = await world.lease(2, 99)
     wrong = group(second, 0)
     wrong.group.header.purpose = SERVE
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await world.put(group(first, 0), wrong)
-    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert "groups[1].group.header.purpose" in caught.value.details()
+    await refused(world.put(group(first, 0), wrong), grpc.StatusCode.INVALID_ARGUMENT, "groups[1].group.header.purpose")
     assert await world.state_of("a0") == "LEASED" and await stored(world) == []
     assert await world.put(group(first, 0), group(second, 0)) == ["ACCEPTED", "ACCEPTED"]
 

@@ -4,12 +4,14 @@ import asyncio
 
 import grpc
 import pytest
-from conftest import serving
+from conftest import on_both, serving
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import experience_pb2
-from world import SERVE, World, group
+from world import SERVE, World, group, refused
 
 from quartet_common.durations import to_duration
+
+pytestmark = on_both
 
 
 def collect(world, *names: str):
@@ -59,9 +61,7 @@ async def test_results_are_let_go_after_their_time(world):
     async with asyncio.timeout(20):
         while await world.redis.exists(f"q:{{{world.run_id}}}:result:s"):
             await asyncio.sleep(0.1)  # the sweeper lets it go
-    with pytest.raises(grpc.RpcError) as caught:
-        await collect(world, "s").read()
-    assert caught.value.code() == grpc.StatusCode.NOT_FOUND and "result_ttl" in caught.value.details()
+    await refused(collect(world, "s").read(), grpc.StatusCode.NOT_FOUND, "result_ttl")
 
 
 async def test_results_are_bounded_in_bytes_oldest_first(redis_server):
@@ -81,15 +81,11 @@ async def test_collecting_ends_with_the_run(world):
     await world.submit("s", purpose=SERVE)
     call = collect(world, "s")
     reading = asyncio.ensure_future(call.read())
-    await asyncio.sleep(0.3)  # let it begin to wait
+    await asyncio.sleep(0.1)  # let it begin to wait
     await world.finish()
-    with pytest.raises(grpc.RpcError) as caught:
-        await reading
-    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    await refused(reading, grpc.StatusCode.FAILED_PRECONDITION)
 
 
 async def test_an_unknown_instance_is_named(world):
     await world.create()
-    with pytest.raises(grpc.RpcError) as caught:
-        await collect(world, "nobody").read()
-    assert caught.value.code() == grpc.StatusCode.NOT_FOUND and "'nobody'" in caught.value.details()
+    await refused(collect(world, "nobody").read(), grpc.StatusCode.NOT_FOUND, "'nobody'")

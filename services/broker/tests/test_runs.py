@@ -5,7 +5,7 @@ import math
 
 import grpc
 import pytest
-from conftest import serving
+from conftest import on_both, serving
 from google.rpc import error_details_pb2, status_pb2
 from prometheus_client import REGISTRY
 from quartet.v1 import broker_pb2 as pb
@@ -119,6 +119,7 @@ async def test_the_first_outcome_stands(world):
     assert code == grpc.StatusCode.FAILED_PRECONDITION
 
 
+@on_both
 async def test_a_deleted_run_leaves_nothing(world):
     await world.create()
     await world.submit("e", purpose=EVALUATE, evaluation_set="heldout")
@@ -165,6 +166,7 @@ async def until_gone(world: World) -> None:
             await asyncio.sleep(0.05)  # nobody is told: the run does not exist any more
 
 
+@on_both
 async def test_everything_of_a_run_is_deleted(world):
     await fill(world)
     kinds = {key.split(b":", 3)[2] for key in await keys_of(world)}
@@ -173,6 +175,7 @@ async def test_everything_of_a_run_is_deleted(world):
     assert await keys_of(world) == []
 
 
+@on_both
 async def test_the_lists_of_a_run_name_nearly_all_there_is(world, broker):
     """So that a deletion frees memory at once, and a scan only finds the rest."""
     _, servicer, _ = broker

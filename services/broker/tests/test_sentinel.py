@@ -114,7 +114,7 @@ async def test_a_master_that_hangs_is_left_and_who_listened_there_hears_again(gu
             await promotion(guarded)
             await health_becomes(host, "SERVING")
             waiting = asyncio.create_task(settled(world.lease, wait=25))  # health may not have left SERVING yet
-            await asyncio.sleep(0.3)  # let it begin to wait
+            await asyncio.sleep(0.1)  # let it begin to wait
             async with asyncio.timeout(20):
                 await settled(world.submit, "a")
                 assert len(await waiting) == 1

@@ -4,20 +4,13 @@ import hashlib
 
 import grpc
 import pytest
-from conftest import serving
+from conftest import on_both, serving
 from quartet.v1 import broker_pb2 as pb
-from world import World, group, instance
+from world import World, group, instance, refused
 
 from quartet_broker import keys
 
 Ledger = list[tuple[int, list[str]]]
-
-
-async def refused(call) -> str:
-    with pytest.raises(grpc.RpcError) as caught:
-        await call
-    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION, caught.value
-    return caught.value.details()
 
 
 async def photograph(world: World) -> dict[bytes, bytes]:
@@ -79,6 +72,7 @@ async def behind(world):
     return world
 
 
+@on_both
 async def test_what_the_books_lack_is_settled_before_the_first_lease(behind):
     opened = await behind.open(checkpoint=4, settles_ledger=True)
     assert opened.settle_from_step == 1 and opened.run.policy_version == 4
@@ -100,9 +94,9 @@ async def test_what_the_books_lack_is_settled_before_the_first_lease(behind):
 async def test_the_lines_come_without_a_gap_and_not_beyond_the_checkpoint(behind):
     await behind.open(checkpoint=4, settles_ledger=True)
     assert "next step to be settled is 1" in await refused(settle(behind, behind.ledger[2:]))
-    with pytest.raises(grpc.RpcError) as caught:
-        await settle(behind, [behind.ledger[1], behind.ledger[3]])
-    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT and "steps[1].step" in caught.value.details()
+    await refused(
+        settle(behind, [behind.ledger[1], behind.ledger[3]]), grpc.StatusCode.INVALID_ARGUMENT, "steps[1].step"
+    )
     await settle(behind, behind.ledger)
     assert "4 steps" in await refused(settle(behind, [(4, ["p9"])]))
     assert await behind.state_of("p9") != "COMMITTED"
@@ -194,9 +188,7 @@ async def test_who_feeds_is_told_that_the_broker_forgot(world):
     picture = await photograph(world)
     await world.submit("a", "b")
     await put_back(world, picture)
-    with pytest.raises(grpc.RpcError) as caught:
-        await feed(world, 0, "c", follows="b")
-    assert caught.value.code() == grpc.StatusCode.ABORTED and "from the first prompt" in caught.value.details()
+    await refused(feed(world, 0, "c", follows="b"), grpc.StatusCode.ABORTED, "from the first prompt")
     assert (await world.stats()).submitted == 0
     assert (await feed(world, 0, "a", "b")).accepted == 2
     assert (await feed(world, 0, "c", follows="b")).accepted == 1
@@ -236,11 +228,12 @@ async def test_what_only_the_ledger_knows_is_remembered_until_it_is_submitted_ag
         await steps(world, ledger, 1)
         assert await admin.hlen(keys.prefix(world.run_id) + "settled") <= 8
         assert (await feed(world, 3, "3/0")).duplicates == 1 and not await faults(world)
-        with pytest.raises(grpc.RpcError) as caught:
-            await stub.SubmitPrompts(
+        await refused(
+            stub.SubmitPrompts(
                 pb.SubmitPromptsRequest(run_id=world.run_id, instances=[instance("4/0", "other", data_pass=4)])
-            )
-        assert caught.value.code() == grpc.StatusCode.ALREADY_EXISTS
+            ),
+            grpc.StatusCode.ALREADY_EXISTS,
+        )
 
 
 async def test_a_late_holder_puts_nothing_that_is_settled(behind):

@@ -8,7 +8,7 @@ import pytest
 from conftest import serving
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import broker_pb2_grpc
-from world import World
+from world import World, refused
 
 from quartet_common.channel import channel_options
 
@@ -91,9 +91,7 @@ async def test_a_peer_has_so_many_streams_and_no_more(redis_server, admin):
             stub.CollectResults(pb.CollectResultsRequest(run_id="many", instance_ids=["a"])),
             stub.LeaseExperience(pb.LeaseExperienceRequest(run_id="many")),
         ):
-            with pytest.raises(grpc.RpcError) as caught:
-                await one_more.read()
-            assert caught.value.code() == EXHAUSTED and "broker.max_streams_per_peer" in caught.value.details()
+            await refused(one_more.read(), EXHAUSTED, "broker.max_streams_per_peer")
         assert (await world.run()).spec.run_id == "many", "calls are not streams"
         calls[0].cancel()
         async with asyncio.timeout(10):

@@ -1,11 +1,13 @@
 """Completions that a verifier failed on: kept with the dead prompt, granted for scoring, let go when a group is put."""
 
 import grpc
-import pytest
+from conftest import on_both
 from quartet.v1 import broker_pb2 as pb
-from world import EVALUATE, group
+from world import EVALUATE, group, refused
 
 from quartet_broker import keys
+
+pytestmark = on_both
 
 KEPT = b"an UnscoredGroup" * 10
 
@@ -62,9 +64,7 @@ async def test_completions_are_kept_until_a_group_is_put(world):
     await audited(world)
     assert await world.put(group(lease)) == ["ACCEPTED"]
     assert await contents(world) == 1
-    with pytest.raises(grpc.RpcError) as refused:
-        await unscored(world, "a")
-    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+    await refused(unscored(world, "a"), grpc.StatusCode.NOT_FOUND)
     await audited(world)
 
 

@@ -1,5 +1,7 @@
 """A run and those who work for it, in few words: what the tests are written in."""
 
+import grpc
+import pytest
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import common_pb2, experience_pb2
 
@@ -36,6 +38,15 @@ def group(lease, version: int = 0, newest: int | None = None, size: int = 100) -
             header=header, tensors=bytes(size), transcript=transcript.SerializeToString()
         ),
     )
+
+
+async def refused(call, code: grpc.StatusCode = grpc.StatusCode.FAILED_PRECONDITION, *words: str) -> str:
+    """Make a call, which must be refused with a code and a sentence that has these words; return the sentence."""
+    with pytest.raises(grpc.RpcError) as caught:
+        await call
+    details = caught.value.details()
+    assert caught.value.code() is code and all(word in details for word in words), caught.value
+    return details
 
 
 class World:

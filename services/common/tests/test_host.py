@@ -116,13 +116,19 @@ async def test_health_reflection_and_handshake():
 
 
 async def test_a_token_is_asked_of_every_call_but_probes(tmp_path):
-    (tmp_path / "token").write_text("s3cret\n")
-    security = SecuritySection(token_file=tmp_path / "token")
+    for name, token in (("token", "s3cret\n"), ("guess", "secr3t\n")):
+        (tmp_path / name).write_text(token)
+    security, guess = (SecuritySection(token_file=tmp_path / name) for name in ("token", "guess"))
     host = await serve(security)
-    async with connect(host.address) as stranger, connect(host.address, security) as friend:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await handshake(stranger, 5)
-        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    async with (
+        connect(host.address) as stranger,
+        connect(host.address, guess) as guesser,
+        connect(host.address, security) as friend,
+    ):
+        for channel in (stranger, guesser):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await handshake(channel, 5)
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert await health_pb2_grpc.HealthStub(stranger).Check(health_pb2.HealthCheckRequest(), timeout=5)
         assert (await handshake(friend, 5)).instance_id == host.instance_id
         stream = reward_pb2_grpc.RewardServiceStub(friend).ScoreStream(iter(()), timeout=5)
