@@ -44,6 +44,9 @@ class BrokerSection(Section):
         64 << 20, ge=1 << 20, description="Most bytes of a run's events that are kept; the oldest go first."
     )
     max_members: int = Field(1024, ge=1, le=4096, description="Most live members of a run.")
+    any_member_address: bool = Field(
+        False, description="Let members register addresses at hosts that their certificates do not name."
+    )
     max_first_dead: int = Field(
         20,
         ge=0,

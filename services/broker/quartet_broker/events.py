@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from google.protobuf.timestamp_pb2 import Timestamp
 from quartet.v1 import broker_pb2
 
-from quartet_broker import keys, validation
+from quartet_broker import keys, rights, validation
 from quartet_broker.bell import Bell
 from quartet_broker.shared_reads import SharedReads
 from quartet_broker.store import Store, run_not_found
@@ -133,14 +133,17 @@ class Events:
     async def report(self, request: broker_pb2.ReportProgressRequest) -> broker_pb2.ReportProgressResponse:
         """Add an event of a trainer or rollout."""
         validation.name("run_id", request.run_id)
-        if request.event.WhichOneof("event") in (None, "run_state"):
-            came = request.event.WhichOneof("event") or "no event"
-            raise invalid_argument("event", came=came, allowed="any kind but run_state (use FinishRun)")
+        kind = request.event.WhichOneof("event")
+        if kind in (None, "run_state"):
+            raise invalid_argument("event", kind or "no event", allowed="any kind but run_state (use FinishRun)")
+        source = request.event.notice.source
+        rights.check_event(kind, source)
         event = broker_pb2.RunEvent()
         event.CopyFrom(request.event)
         event.ClearField("event_id")
         event.ClearField("at")
-        reply = await self._store.run("add_event", request.run_id, validation.stored("event", event))
+        said = validation.stored("event", event), int(kind in rights.OF_THE_TRAINING), source
+        reply = await self._store.run("add_event", request.run_id, *said)
         return broker_pb2.ReportProgressResponse(event_id=reply[1].decode())
 
     async def watch(self, request: broker_pb2.WatchRunRequest) -> AsyncGenerator[bytes]:

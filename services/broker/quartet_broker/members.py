@@ -5,7 +5,7 @@ from functools import partial
 
 from quartet.v1 import broker_pb2, common_pb2
 
-from quartet_broker import validation
+from quartet_broker import rights, validation
 from quartet_broker.bell import Bell
 from quartet_broker.shared_reads import SharedReads
 from quartet_broker.store import Store
@@ -34,13 +34,14 @@ def _changed(member: broker_pb2.Member) -> bytes:
 class Members:
     """RegisterMember, Heartbeat, LeaveMember, WatchMembers."""
 
-    def __init__(self, store: Store, watched: Store, bell: Bell, most: int):
-        """`watched`: what watchers read from. `most`: live members of a run."""
+    def __init__(self, store: Store, watched: Store, bell: Bell, most: int, any_address: bool = False):
+        """`watched`: what watchers read from. `most`: live members of a run. `any_address`: see `rights`."""
         self._store = store
         self._watched = watched
         self._bell = bell
         self._reads = SharedReads(_READS_AT_ONCE)
         self._most = most
+        self._any_address = any_address
 
     async def register(self, run_id: str, member: broker_pb2.Member) -> int:
         """Announce a member; return the group epoch after it joined."""
@@ -49,6 +50,7 @@ class Members:
         if member.kind not in _KINDS:
             raise invalid_argument("member.kind", came=member.kind, allowed="SERVICE_KIND_ROLLOUT or _TRAINER")
         validation.identifier("member.address", member.address)
+        rights.check_member(member, self._any_address)
         reply = await self._store.run(
             "register_member",
             run_id,

@@ -11,6 +11,7 @@ from quartet_broker.members import Members
 from quartet_broker.metrics import forget_run
 from quartet_broker.spec import complete, first_difference, script_fields
 from quartet_broker.store import Store, run_not_found
+from quartet_common import identity
 from quartet_common.errors import (
     aborted,
     already_exists,
@@ -27,7 +28,10 @@ _END_STATES = (broker_pb2.RUN_STATE_SUCCEEDED, broker_pb2.RUN_STATE_FAILED, brok
 # Most keys that a DeleteRun looks through itself, in about a second; with more the sweeper does.
 _SCANNED_AT_ONCE = 1_000_000
 _LISTED_AT_ONCE = 64
-_RUN_FIELDS = ("state", "reason", "spec", "created", "policy_version", "committed_step", "prompts_ended", "ending")
+_RUN_FIELDS = (
+    *("state", "reason", "spec", "created", "policy_version", "committed_step", "prompts_ended", "ending"),
+    *("made_by", "trained_by"),
+)
 
 
 def state_name(state: broker_pb2.RunState) -> str:
@@ -52,12 +56,17 @@ class Runs:
     async def create(self, request: broker_pb2.CreateRunRequest) -> broker_pb2.CreateRunResponse:
         """Make the run, or confirm that it stands with the same specification."""
         spec = complete(request.spec)
-        event = state_event(broker_pb2.RUN_STATE_ACTIVE)
+        event, made_by = state_event(broker_pb2.RUN_STATE_ACTIVE), identity.caller()
         await self._check_room(spec.run_id)
         # Listed before it stands: a run is never there without being listed. ListRuns leaves out what does not stand.
         await self._store.read([("ZADD", keys.RUNS, "NX", time.time() * 1000, spec.run_id)])
         reply = await self._store.run(
-            "create_run", spec.run_id, validation.stored("spec", spec), event, *script_fields(spec, self._section)
+            "create_run",
+            spec.run_id,
+            validation.stored("spec", spec),
+            event,
+            *("made_by", made_by.name if made_by else ""),
+            *script_fields(spec, self._section),
         )
         if reply[0] == b"DELETING":
             raise aborted(f"run '{spec.run_id}'", "a run of this name is being deleted; retry")
@@ -140,14 +149,9 @@ class Runs:
             return
         reason = why.decode(errors="replace")
         log.warning("the run is ended: %s", reason, extra={"run": run_id})
-        await self.finish(
-            broker_pb2.FinishRunRequest(
-                run_id=run_id,
-                state=broker_pb2.RUN_STATE_FAILED,
-                reason=reason,
-                ending=broker_pb2.RUN_ENDING_DEAD_PROMPTS,
-            )
-        )
+        state, ending = broker_pb2.RUN_STATE_FAILED, broker_pb2.RUN_ENDING_DEAD_PROMPTS
+        with identity.of_the_service():
+            await self.finish(broker_pb2.FinishRunRequest(run_id=run_id, state=state, reason=reason, ending=ending))
 
     async def delete(self, request: broker_pb2.DeleteRunRequest) -> broker_pb2.DeleteRunResponse:
         """Remove a finished run and all its data."""
@@ -213,7 +217,7 @@ class Runs:
 
 
 def _run(fields: list[bytes | None], stats: list[bytes | None], dead: int) -> broker_pb2.Run | None:
-    state, reason, spec, created, version, committed, ended, ending = fields
+    state, reason, spec, created, version, committed, ended, ending, made_by, trained_by = fields
     if state is None or state == b"DELETING":
         return None
     assert reason is not None and spec is not None and created is not None
@@ -227,5 +231,7 @@ def _run(fields: list[bytes | None], stats: list[bytes | None], dead: int) -> br
         committed_step=int(committed or 0),
         prompts_ended=ended == b"1",
         ending=int(ending or 0),
+        made_by=(made_by or b"").decode(),
+        trained_by=(trained_by or b"").decode(),
         stats=broker_pb2.RunStats(dead=dead, **counts),
     )

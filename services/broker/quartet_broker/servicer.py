@@ -41,7 +41,8 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         self._streams = Streams(section.max_streams_per_peer, section.watcher_patience)
         self.bell = Bell(servers)
         most_members = answer_bytes // (2 * validation.MOST_BYTES[broker_pb2.Member])  # registration and heartbeat
-        self.members = Members(self.store, watched, self.bell, min(section.max_members, most_members))
+        most_members = min(section.max_members, most_members)
+        self.members = Members(self.store, watched, self.bell, most_members, section.any_member_address)
         self.runs = Runs(self.store, self.members, section, answer_bytes)
         self.prompts = Prompts(self.store, self.bell, self.runs, answer_bytes)
         self.dead = Dead(self.store, answer_bytes)

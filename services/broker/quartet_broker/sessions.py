@@ -153,7 +153,7 @@ class Sessions:
         if requeued:
             text = f"{requeued} group{'s'[: requeued != 1]} that no verifier could score will be scored again"
             notice = broker_pb2.Notice(level="warning", text=text, source="broker")
-            await self._store.run("add_event", run_id, broker_pb2.RunEvent(notice=notice).SerializeToString())
+            await self._store.run("add_event", run_id, broker_pb2.RunEvent(notice=notice).SerializeToString(), 0, "")
 
     async def mark_trained(self, request: broker_pb2.MarkTrainedRequest) -> broker_pb2.MarkTrainedResponse:
         """Record that a step's batch is in the weights."""

@@ -11,13 +11,14 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MovedError, NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from quartet_broker import keys
+from quartet_broker import keys, rights
 from quartet_broker.config import BrokerSection
 from quartet_broker.redis_url import without_password
 from quartet_broker.scripts import Script, script
 from quartet_broker.servers import Servers, Single, connect
 from quartet_broker.trips import Command, Value, trip
 from quartet_common.errors import ContractError, failed_precondition, not_found, unavailable
+from quartet_common.identity import not_the_owner
 from quartet_common.wire import Bytes
 
 # Redis answers but cannot write just now. Inside a script the code stands somewhere in the sentence.
@@ -134,7 +135,7 @@ class Store:
         with self.failures():
             for _ in range(_ATTEMPTS):
                 server = await self.servers.of(key)
-                commands = [("EVALSHA", chosen.sha, 1, key, *calls[n]) for n in left]
+                commands = [("EVALSHA", chosen.sha, 1, key, rights.owner(), *calls[n]) for n in left]
                 for n, answer in zip(left, await self._trip(server, commands), strict=True):
                     replies[n] = answer
                 left = [n for n in left if isinstance(replies[n], NoScriptError | MovedError)]
@@ -156,7 +157,7 @@ class Store:
             ("MULTI",),
             ("MSET", *(part for pair in values.items() for part in pair)),
             # The text, not its SHA: a server that has forgotten the script would store the values all the same.
-            ("EVAL", chosen.text, 1, key, *arguments),
+            ("EVAL", chosen.text, 1, key, rights.owner(), *arguments),
             ("EXEC",),
         ]
         for attempt in range(1, _ATTEMPTS + 1):
@@ -279,6 +280,8 @@ def _refuse_common(run_id: str, reply: list[Any]) -> None:
             raise run_not_found(run_id)
         case b"FINISHED":
             raise failed_precondition(f"run '{run_id}'", f"it is finished ({reply[1].decode()})")
+        case b"DENIED":
+            raise not_the_owner(f"{reply[1].decode()} (run '{run_id}')", reply[2].decode())
 
 
 def other_layout(theirs: str, ours: str) -> ContractError:

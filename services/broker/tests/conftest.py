@@ -68,12 +68,14 @@ def documented_user() -> list[str]:
 
 
 @asynccontextmanager
-async def serving(url: str, sweeping: bool = True, server: dict | None = None, **settings):
+async def serving(
+    url: str, sweeping: bool = True, server: dict | None = None, security: SecuritySection | None = None, **settings
+):
     """A broker over the Redis at `url`: yields (stub, servicer, host). `sweeping`: what time does is looked for."""
     section = BrokerSection(redis_url=url, sweep_interval=settings.pop("sweep_interval", 0.2), **settings)
     client = connect_redis(section)
     server_section = ServerSection(metrics=False, drain_seconds=5, **(server or {}))
-    host = ServiceHost("broker", "127.0.0.1:0", SecuritySection(), server_section)
+    host = ServiceHost("broker", "127.0.0.1:0", security or SecuritySection(), server_section)
     servicer = BrokerServicer(client, section, server_section.max_message_bytes)
     add_to(host.server, servicer)
     host.on_drain(servicer.bell.close)
@@ -84,7 +86,7 @@ async def serving(url: str, sweeping: bool = True, server: dict | None = None, *
     async with asyncio.timeout(20):
         await servicer.bell.listening.wait()
     try:
-        async with connect(host.address) as channel:
+        async with connect(host.address, security, service="broker") as channel:
             yield broker_pb2_grpc.BrokerServiceStub(channel), servicer, host
     finally:
         host.stop("the test is over")

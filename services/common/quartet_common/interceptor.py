@@ -12,12 +12,12 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from quartet_common import metrics, tracing
+from quartet_common import identity, metrics, tracing
 from quartet_common.errors import ContractError, permission_denied, unauthenticated, unimplemented, unreadable
 from quartet_common.log import get_logger
 from quartet_common.rate_limits import RateLimits, peer_of
 from quartet_common.repeats import Repeats
-from quartet_common.roles import ROLE_URI, allowed_roles, is_open, roles_of
+from quartet_common.roles import ROLE_URI, allowed_roles, is_open
 
 log = get_logger(__name__)
 
@@ -178,10 +178,10 @@ class _Guard:
             error = unauthenticated("got no valid token; send the metadata 'authorization: Bearer TOKEN'")
             await self._turn_away(error, frozenset())
         if self._allowed is not None:
-            names = self._context.auth_context().get("x509_subject_alternative_name", ())
-            roles = roles_of(names)
-            if not roles & self._allowed:
-                await self._turn_away(self._forbidden(roles), roles)
+            caller = identity.of_certificate(self._context.auth_context())
+            if not caller.roles & self._allowed:
+                await self._turn_away(self._forbidden(caller.roles), caller.roles)
+            identity.begin(caller)
         # After who it is: a stranger cannot use up a peer's calls.
         if self._limits is not None:
             refusal = self._limits.refusal(self._method, peer_of(self._context))

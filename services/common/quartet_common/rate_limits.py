@@ -13,6 +13,7 @@ import grpc
 from quartet_common import metrics
 from quartet_common.config import ServerSection
 from quartet_common.errors import ContractError, resource_exhausted
+from quartet_common.identity import name_in
 
 _LIMITED = metrics.counter(
     "quartet_grpc_rate_limited_total",
@@ -86,9 +87,8 @@ class RateLimits:
 
 def peer_of(context: grpc.aio.ServicerContext) -> str:
     """Return who calls: "certificate NAME", or "host ADDRESS"."""
-    for key in ("x509_common_name", "x509_subject_alternative_name"):
-        for name in context.auth_context().get(key, ()):
-            return f"certificate {name.decode(errors='replace')}"
+    if name := name_in(context.auth_context()):
+        return f"certificate {name}"
     # "ipv4:127.0.0.1:4711", "ipv6:%5B::1%5D:4711", "unix:..."
     address = context.peer()
     return f"host {address.rpartition(':')[0]}" if address.startswith("ip") else f"host {address}"

@@ -4,6 +4,8 @@ even_when_full()
 if not run_state() then return { 'NOT_FOUND' } end
 local at, id = now(), ARGV[1]
 expire_members(at)
+local refusal = not_this_member(id)
+if refusal then return refusal end
 local key = P .. 'member:' .. id
 local state, mark = unpack(call('HMGET', key, 'state', 'mark'))
 if not state then return { 'GONE' } end

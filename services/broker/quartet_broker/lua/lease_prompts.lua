@@ -10,6 +10,8 @@ local at, holder, most, version, answer = now(), ARGV[1], tonumber(ARGV[2]), ton
 local is_full = false
 local alive = call('ZSCORE', MEMBERS, holder)
 if not alive or tonumber(alive) <= at then return { 'NOT_MEMBER' } end
+local refusal = not_this_member(holder)
+if refusal then return refusal end
 expire_leases(at, 100)
 
 local h = call('HMGET', RUN, 'policy_version', 'max_staleness', 'groups_per_step', 'max_experience_bytes',
@@ -38,8 +40,8 @@ local function grant(stream, n)
     is_full = #prompt > answer and #expiries > 0
     if is_full then break end
     answer, granted, attempt = answer - #prompt, granted + 1, attempt + 1
-    call('HSET', instance(id), 'state', 'LEASED', 'lease', lease, 'holder', holder, 'attempt', attempt,
-      'life', lived(life, leased_line))
+    call('HSET', instance(id), 'state', 'LEASED', 'lease', lease, 'holder', holder, 'owner', CALLER, 'attempt',
+      attempt, 'life', lived(life, leased_line))
     shift(purpose, 'QUEUED', 'LEASED')
     if attempt > 1 then count('redelivered', 1) end
     for _, value in ipairs({ at + ttl, lease }) do table.insert(expiries, value) end

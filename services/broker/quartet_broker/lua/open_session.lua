@@ -5,6 +5,11 @@
 -- the ledger; or BEHIND, steps committed; or UNCOVERED, steps committed, first step of which the ids are.
 even_when_full()
 if not run_state() then return { 'NOT_FOUND' } end
+local refusal = not_this_member(ARGV[1])
+if refusal then return refusal end
+local trainer, owner = unpack(call('HMGET', RUN, 'trainer', 'trained_by'))
+local alive = is_foreign(owner) and call('ZSCORE', MEMBERS, trainer)
+if alive and tonumber(alive) > now() then return denied("the run's session", owner) end
 local checkpoint = tonumber(ARGV[2])
 local committed, version = number('committed_step'), number('policy_version')
 if checkpoint < committed then return { 'BEHIND', committed } end
@@ -18,7 +23,8 @@ end
 
 -- By the clock, so that an epoch is not given twice even if Redis forgot the newest one.
 local epoch = math.max(number('session') + 1, now())
-call('HSET', RUN, 'session', string.format('%d', epoch), 'trainer', ARGV[1], 'policy_version', checkpoint, 'settle_to',
+call('HSET', RUN, 'session', string.format('%d', epoch), 'trainer', ARGV[1], 'trained_by', CALLER,
+  'policy_version', checkpoint, 'settle_to',
   checkpoint, 'first_pass', math.max(number('first_pass'), tonumber(ARGV[5])))
 local replayable = 0
 for _, step in ipairs(call('HKEYS', BATCHES)) do

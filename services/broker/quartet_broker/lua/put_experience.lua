@@ -58,7 +58,7 @@ local function show(name, bytes)
 end
 
 local listed, put_line = {}, moment('P', at, '')
-local KEPT = { 'state', 'purpose', 'stream', 'ticket', 'pinned', 'evaluation', 'lease', 'life', 'stored' }
+local KEPT = { 'state', 'purpose', 'stream', 'ticket', 'pinned', 'evaluation', 'lease', 'life', 'stored', 'owner' }
 local known = {}
 
 local function put(n)
@@ -70,7 +70,7 @@ local function put(n)
   end
   if state ~= 'ACTIVE' then return 'RUN_FINISHED' end
   local expiry = expiries[(n - 2) / FIELDS + 1]
-  if h[1] ~= 'LEASED' or h[7] ~= lease or not expiry or tonumber(expiry) <= at then
+  if h[1] ~= 'LEASED' or h[7] ~= lease or is_foreign(h[10]) or not expiry or tonumber(expiry) <= at then
     lost = true
     return 'LEASE_LOST'
   end

@@ -3,11 +3,14 @@
 if not run_state() then return { 'NOT_FOUND' } end
 local at, id, kind, address = now(), ARGV[1], ARGV[2], ARGV[3]
 expire_members(at)
+local refusal = not_this_member(id)
+if refusal then return refusal end
 local alive = call('ZCARD', MEMBERS)
 if alive >= tonumber(ARGV[8]) and not call('ZSCORE', MEMBERS, id) then return { 'FULL', alive } end
 local key = P .. 'member:' .. id
 local known = call('HGET', key, 'address')
 call('HSET', key, 'kind', kind, 'address', address, 'state', ARGV[4], 'mark', ARGV[5], 'registration', ARGV[6])
+if CALLER ~= '' then call('HSET', key, 'owner', CALLER) end
 call('HDEL', key, 'beat')
 call('ZADD', MEMBERS, at + number('member_ttl_ms'), id)
 if known ~= address and kind == 'ROLLOUT' then call('HINCRBY', RUN, 'group_epoch', 1) end

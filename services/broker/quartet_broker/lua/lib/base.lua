@@ -3,6 +3,8 @@
 -- KEYS[1] is "q:{run}:run". All keys of a run share its hash tag, so in a Redis Cluster they stand on one server and a
 -- script may reach them although only KEYS[1] is declared.
 local call = redis.call
+-- The name of the caller's certificate; '' may do all: an operator, the broker itself, everyone without certificates.
+local CALLER = table.remove(ARGV, 1)
 local RUN = KEYS[1]
 local P = string.sub(RUN, 1, -4)
 local STATS, LEASES, READY, DEAD, MEMBERS = P .. 'stats', P .. 'leases', P .. 'ready', P .. 'dead', P .. 'members'
@@ -91,6 +93,10 @@ local function run_state()
   if layout ~= LAYOUT then error('LAYOUT ' .. (layout or '1') .. ' of ' .. LAYOUT) end
   return state
 end
+
+-- What belongs to the holder of a certificate is refused to others. `owner`: its name; false or '': nobody's.
+local function is_foreign(owner) return CALLER ~= '' and owner and owner ~= '' and owner ~= CALLER end
+local function denied(what, owner) return { 'DENIED', what, owner } end
 
 -- Writes and tells what came together in a script. Returns the script's answer.
 local function finish(reply)

@@ -163,10 +163,12 @@ local function fail(id, reason, permanent, at)
   return false
 end
 
--- The instance a lease is for, if it is held and has not expired. A lease id is "NONCE-N:INSTANCE".
+-- The instance a lease is for, if the caller holds it and it has not expired. A lease id is "NONCE-N:INSTANCE".
 local function leased(lease, at)
   local id = string.match(lease, '^[^:]*:(.*)$')
-  if not id or call('HGET', instance(id), 'lease') ~= lease then return nil end
+  if not id then return nil end
+  local held, owner = unpack(call('HMGET', instance(id), 'lease', 'owner'))
+  if held ~= lease or is_foreign(owner) then return nil end
   local expiry = call('ZSCORE', LEASES, lease)
   return expiry and tonumber(expiry) > at and id
 end

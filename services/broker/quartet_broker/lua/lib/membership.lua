@@ -1,5 +1,11 @@
 -- Members: q:{run}:member:ID is what a member last said; the sorted set q:{run}:members says until when it lives.
 
+-- The refusal of a member's call that the holder of another certificate makes than registered it; nil if it may.
+local function not_this_member(id)
+  local owner = call('HGET', P .. 'member:' .. id, 'owner')
+  if is_foreign(owner) then return denied('member ' .. id, owner) end
+end
+
 -- Takes a member out; the set of rollouts changed, so the group epoch grows.
 local function drop_member(id, reason)
   local key = P .. 'member:' .. id

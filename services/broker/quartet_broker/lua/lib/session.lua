@@ -4,7 +4,9 @@
 local function refuse(session, settling)
   even_when_full()
   if not run_state() then return { 'NOT_FOUND' } end
-  local newest, committed, settle_to = unpack(call('HMGET', RUN, 'session', 'committed_step', 'settle_to'))
+  local newest, committed, settle_to, owner = unpack(
+    call('HMGET', RUN, 'session', 'committed_step', 'settle_to', 'trained_by'))
+  if is_foreign(owner) then return denied("the run's session", owner) end
   if newest ~= session or newest == '0' then -- 0: none was opened yet
     -- A session that is newer than the newest: Redis was restored from a state before it. The trainer that has the one
     -- known here was replaced then, so from now on that one is fenced too.

@@ -1,0 +1,272 @@
+"""Whose something is: over mTLS, every RPC called with each certificate, about what is its holder's or another's."""
+
+import contextlib
+import itertools
+from types import SimpleNamespace
+
+import grpc
+import pytest
+import pytest_asyncio
+from conftest import serving
+from quartet.v1 import broker_pb2 as pb
+from quartet.v1 import broker_pb2_grpc, common_pb2
+from tls import Authority
+from world import EVALUATE, World, group, instance
+
+from quartet_common.channel import connect
+from quartet_common.config import SecuritySection
+from quartet_common.errors import describe
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+DENIED, INVALID = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INVALID_ARGUMENT
+ROLLOUT, TRAINER = common_pb2.SERVICE_KIND_ROLLOUT, common_pb2.SERVICE_KIND_TRAINER
+# Certificates by file: common name, role, a host besides 127.0.0.1. The last is what a renewal makes of the first.
+CERTIFICATES = {
+    "gpu7": ("gpu7", "rollout", "gpu7.example"),
+    "gpu8": ("gpu8", "rollout", "*.pool.example"),
+    "trainer": ("trainer", "trainer", "trainer.example"),
+    "trainer2": ("trainer2", "trainer", "trainer2.example"),
+    "alice": ("alice", "client", "a.example"),
+    "bob": ("bob", "client", "b.example"),
+    "reward": ("reward", "reward", "r.example"),
+    "operator": ("operator", "operator", "o.example"),
+    "renewed": ("gpu7", "rollout", "gpu7.example"),
+}
+ROLLOUTS, TRAINERS, CLIENTS = {"gpu7", "gpu8"}, {"trainer", "trainer2"}, {"alice", "bob"}
+# Alice made the run, gpu7 is its member r1, trainer its member t1 and has its session. Who gets through each RPC about
+# them; the operator always does.
+MAY = {
+    "CreateRun": CLIENTS,
+    "GetRun": ROLLOUTS | TRAINERS | CLIENTS,
+    "ListRuns": ROLLOUTS | TRAINERS | CLIENTS,
+    "FinishRun": {"alice", "trainer"},
+    "DeleteRun": {"alice"},
+    "SubmitPrompts": CLIENTS,
+    "EndPrompts": {"alice"},
+    "LeasePrompts": {"gpu7"},
+    "RenewLeases": ROLLOUTS,  # another's lease is lost to them, see below; as in the next two
+    "ReleaseLeases": ROLLOUTS,
+    "GetUnscored": ROLLOUTS | CLIENTS,
+    "PutExperience": ROLLOUTS,
+    "OpenSession": {"trainer"},
+    "SettleTrained": {"trainer"},
+    "LeaseExperience": {"trainer"},
+    "DropExperience": {"trainer"},
+    "MarkTrained": {"trainer"},
+    "Commit": {"trainer"},
+    "RegisterMember": {"gpu7"},
+    "Heartbeat": {"gpu7"},
+    "LeaveMember": {"gpu7"},
+    "WatchMembers": TRAINERS | CLIENTS,
+    "StartEvaluation": TRAINERS | CLIENTS,
+    "GetEvaluation": TRAINERS | CLIENTS,
+    "CollectResults": CLIENTS,
+    "ReportProgress": {"trainer"},
+    "WatchRun": CLIENTS,
+    "ListDead": TRAINERS | CLIENTS,
+    "RequeueDead": CLIENTS,
+    "GetGroup": TRAINERS | CLIENTS,
+    "AuditRun": CLIENTS,
+}
+METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["BrokerService"].methods]
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    made = Authority(tmp_path_factory.mktemp("identities"))
+    made.issue("broker", "broker", "urn:quartet:role:broker")
+    for file, (name, role, host) in CERTIFICATES.items():
+        made.issue(file, name, f"urn:quartet:role:{role}", host)
+    return made
+
+
+def security(authority: Authority, file: str) -> SecuritySection:
+    return SecuritySection(
+        tls_ca=authority.folder / "ca.pem",
+        tls_certificate=authority.folder / f"{file}.pem",
+        tls_key=authority.folder / f"{file}-key.pem",
+    )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stubs(redis_server, authority):
+    """A stub of one broker for each certificate; `open` is of a broker without TLS over the same Redis."""
+    async with contextlib.AsyncExitStack() as stack:
+        limits = {"max_members": 6}
+        _, _, host = await stack.enter_async_context(
+            serving(redis_server.url, security=security(authority, "broker"), **limits)
+        )
+        found = {"open": (await stack.enter_async_context(serving(redis_server.url)))[0]}
+        for file in CERTIFICATES:
+            channel = await stack.enter_async_context(
+                connect(host.address, security(authority, file), service="broker")
+            )
+            found[file] = broker_pb2_grpc.BrokerServiceStub(channel)
+        yield found
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def run(stubs):
+    """A run of alice's as each sees it: run.alice, run.gpu7, ...; r1 is gpu7's, t1 trainer's, who has the session."""
+    name = f"identities-{next(_numbers)}"
+    made = SimpleNamespace(**{file: World(stub, None, name) for file, stub in stubs.items()}, id=name)
+    await made.alice.create(members=())
+    await made.gpu7.register("r1")
+    await made.trainer.open(holder="t1")
+    await made.trainer.register("t1", kind=TRAINER)
+    await made.alice.submit("a", "b")
+    await made.alice.submit("e", purpose=EVALUATE, evaluation_set="set")
+    return made
+
+
+def request(method: str, run: str, session: int):
+    """A request about the run, and what belongs to somebody in it."""
+    made = getattr(pb, f"{method}Request")()
+    fields = {field.name for field in made.DESCRIPTOR.fields}
+    rollout = {"instance_id": "r1", "kind": ROLLOUT, "address": "127.0.0.1:1", "state": pb.MEMBER_STATE_ACTIVE}
+    values = {
+        "run_id": run, "spec": pb.RunSpec(run_id=run, groups_per_step=2, max_deliveries=3), "max_prompts": 1,
+        "holder": "t1" if method == "OpenSession" else "r1", "session_epoch": session, "member": rollout,
+        "instance_id": "r1" if method == "LeaveMember" else "a", "evaluation_set": "set", "evaluation_id": "set@0",
+        "state": pb.RUN_STATE_CANCELLED, "force": True, 
+        "instance_ids": [] if method == "CollectResults" else ["a"],  # it would wait for them
+        "event": {"step": {"step": 0, "policy_version": 1}}, "steps": [{"step": 0, "instance_ids": ["a"]}],
+    }  # fmt: skip
+    if method == "SubmitPrompts":
+        values |= {"instances": [instance("c")], "evaluation_set": ""}
+    return type(made)(**{name: value for name, value in values.items() if name in fields})
+
+
+async def code_of(stub, method: str, message) -> grpc.StatusCode:
+    call = getattr(stub, method)(message, timeout=20)
+    try:
+        if hasattr(call, "read"):
+            await call.read()
+            call.cancel()
+        else:
+            await call
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
+
+
+async def test_every_rpc_is_in_the_table():
+    assert list(MAY) == METHODS
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_who_gets_through(stubs, run, method):
+    message = request(method, run.id, run.trainer.session)
+    callers = sorted((*CERTIFICATES, "open"), key=lambda who: who in MAY[method] or who in ("operator", "open"))
+    same = {"renewed": "gpu7"}
+    denied = {who for who in callers if await code_of(stubs[who], method, message) == DENIED}
+    assert denied == {who for who in callers if same.get(who, who) not in MAY[method] | {"operator", "open"}}
+
+
+async def test_a_lease_is_its_holders(run):
+    await run.gpu8.register("r2")
+    (mine,), (theirs,) = await run.gpu7.lease(1), await run.gpu8.lease(1, holder="r2")
+    renewed = await run.gpu8.stub.RenewLeases(
+        pb.RenewLeasesRequest(run_id=run.id, lease_ids=[mine.lease_id, theirs.lease_id])
+    )
+    assert list(renewed.lost) == [mine.lease_id]
+    assert list((await run.gpu8.release(mine.lease_id, "no")).lost) == [mine.lease_id]
+    assert await run.gpu8.put(group(mine), group(theirs)) == ["LEASE_LOST", "ACCEPTED"]
+    assert await run.gpu7.put(group(mine)) == ["ACCEPTED"]
+
+
+async def refused(call, code=DENIED) -> str:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    assert caught.value.code() == code, describe(caught.value)
+    return describe(caught.value)
+
+
+async def test_an_id_is_free_again_when_its_member_has_left_and_a_renewed_certificate_is_the_same(run):
+    assert "certificate 'gpu7', the caller's is 'gpu8'" in await refused(run.gpu8.register("r1"))
+    await run.renewed.register("r1")
+    (lease,) = await run.renewed.lease(1)
+    assert await run.gpu7.put(group(lease)) == ["ACCEPTED"]
+    await run.gpu7.stub.LeaveMember(pb.LeaveMemberRequest(run_id=run.id, instance_id="r1"))
+    await run.gpu8.register("r1")
+    await refused(run.gpu7.register("r1"))
+
+
+async def test_another_trainer_takes_over_when_the_one_before_is_gone(run):
+    assert "session" in await refused(run.trainer2.open(holder="t2"))
+    await run.trainer.stub.LeaveMember(pb.LeaveMemberRequest(run_id=run.id, instance_id="t1"))
+    await run.trainer2.open(holder="t2")
+    await refused(run.trainer.trained(0))
+    finished = pb.FinishRunRequest(run_id=run.id, state=pb.RUN_STATE_FAILED)
+    await refused(run.trainer.stub.FinishRun(finished))
+    response = await run.trainer2.stub.FinishRun(finished)
+    assert (response.run.made_by, response.run.trained_by) == ("alice", "trainer2")
+
+
+async def test_a_member_is_of_the_kind_of_its_role(run):
+    for who, kind in itertools.product(("gpu8", "trainer2"), (ROLLOUT, TRAINER)):
+        registered = getattr(run, who).register(f"{who}-{kind}", kind=kind)
+        if (kind == ROLLOUT) == (who == "gpu8"):
+            await registered
+        else:
+            assert "member.kind" in await refused(registered)
+
+
+EVENTS = {
+    "step": {"step": {}},
+    "evaluation": {"evaluation": {}},
+    "weights": {"weights": {}},
+    "checkpoint": {"checkpoint": {}},
+    "sample": {"sample": {}},
+    "member": {"member": {}},
+    "notice": {"notice": {}},
+    "notice of r1": {"notice": {"source": "r1"}},
+    "notice of t1": {"notice": {"source": "t1"}},
+    "notice of the broker": {"notice": {"source": "broker"}},
+}
+REPORTERS = {"member": set(), "notice": ROLLOUTS | TRAINERS, "notice of r1": {"gpu7"}, "notice of the broker": set()}
+
+
+@pytest.mark.parametrize("kind", EVENTS)
+async def test_who_reports_an_event(run, kind):
+    message = pb.ReportProgressRequest(run_id=run.id, event=EVENTS[kind])
+    callers = ROLLOUTS | TRAINERS | {"operator"}
+    through = {who for who in callers if await code_of(getattr(run, who).stub, "ReportProgress", message) != DENIED}
+    assert through == REPORTERS.get(kind, {"trainer"}) | {"operator"}
+
+
+@pytest.mark.parametrize(
+    ("who", "address", "code"),
+    [
+        ("gpu7", "gpu7.example:7103", None),
+        ("gpu7", "GPU7.example:7103", None),
+        ("gpu7", "127.0.0.1:7103", None),
+        ("gpu8", "a.pool.example:7103", None),
+        ("gpu8", "a.b.pool.example:7103", DENIED),
+        ("gpu8", "gpu7.example:7103", DENIED),
+        ("gpu8", "[::1]:7103", DENIED),
+        ("operator", "gpu7.example:7103", None),
+        ("open", "anything_1.example:7103", None),
+        ("open", "[fe80::1]:7103", None),
+        *((who, address, INVALID) for who in ("gpu7", "open") for address in (
+            "gpu7.example", "gpu7.example:0", "gpu7.example:70000", "dns:///gpu7.example:7103", "unix:/tmp/x:1",
+            "http://gpu7.example:80", "user@gpu7.example:1", "gpu7 example:1", ":7103")),
+    ],
+)  # fmt: skip
+async def test_an_address_is_at_a_host_that_the_certificate_names(run, who, address, code):
+    registered = getattr(run, who).register("r-new", address=address)
+    if code is None:
+        await registered
+    else:
+        assert "member.address" in await refused(registered, code)
+
+
+async def test_what_was_made_without_a_certificate_is_everyones(stubs):
+    name = f"identities-{next(_numbers)}"
+    worlds = {file: World(stub, None, name) for file, stub in stubs.items()}
+    await worlds["open"].create(members=("r1",))
+    await worlds["gpu8"].register("r1")
+    await worlds["bob"].end_prompts()
+    assert (await stubs["bob"].DeleteRun(pb.DeleteRunRequest(run_id=name, force=True))).deleted
