@@ -130,7 +130,7 @@ def request(method: str, run: str, session: int):
         "run_id": run, "spec": pb.RunSpec(run_id=run, groups_per_step=2, max_deliveries=3), "max_prompts": 1,
         "holder": "t1" if method == "OpenSession" else "r1", "session_epoch": session, "member": rollout,
         "instance_id": "r1" if method == "LeaveMember" else "a", "evaluation_set": "set", "evaluation_id": "set@0",
-        "state": pb.RUN_STATE_CANCELLED, "force": True, 
+        "state": pb.RUN_STATE_CANCELLED, "force": True,
         "instance_ids": [] if method == "CollectResults" else ["a"],  # it would wait for them
         "event": {"step": {"step": 0, "policy_version": 1}}, "steps": [{"step": 0, "instance_ids": ["a"]}],
     }  # fmt: skip

@@ -119,7 +119,7 @@ class RolloutService:
             reserved=lambda: self.admission.reserved,
         )
         self._direct = DirectGeneration(self.state, self.admission)
-        self._servicer = RolloutServicer(self.state, host, section, self._direct, self._rate)
+        self._servicer = RolloutServicer(self.state, host, section, self._direct, self._rate, link)
 
     async def run(self) -> None:
         """Serve until the host stops."""

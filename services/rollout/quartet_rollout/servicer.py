@@ -1,13 +1,16 @@
 """RolloutService on the wire: checks what comes, hands it on, words the answer."""
 
-from quartet.v1 import rollout_pb2, rollout_pb2_grpc
+import grpc
+from quartet.v1 import broker_pb2, rollout_pb2, rollout_pb2_grpc
 
 from quartet_common.durations import to_duration, to_seconds
-from quartet_common.errors import failed_precondition, invalid_argument, unavailable, unimplemented
+from quartet_common.errors import describe, failed_precondition, invalid_argument, unavailable, unimplemented
 from quartet_common.host import ServiceHost
+from quartet_common.identity import check_owner, restricted
 from quartet_common.log import get_logger
 from quartet_common.transports import is_reserved
 from quartet_common.weights import check_manifest
+from quartet_rollout.broker_link import BrokerLink
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.direct import DirectGeneration
 from quartet_rollout.engines.base import PauseMode, WeightGroupInfo
@@ -44,8 +47,10 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         section: RolloutSection,
         direct: DirectGeneration,
         rate: TokenRate,
+        link: BrokerLink,
     ):
-        self._state, self._host, self._section = state, host, section
+        self._state, self._host, self._section, self._link = state, host, section, link
+        self._trainer = ("", "")  # a run, and the certificate that is known to have its session
         self._direct, self._rate = direct, rate
         self.updates: WeightUpdates | None = None
         """Set when the engine is loaded."""
@@ -72,7 +77,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         return response
 
     async def JoinWeightGroup(self, request, context):  # noqa: N802
-        updates = self._updates_of(request)
+        updates = await self._updates_of(request)
         transport = _transport_of(request)
         needs_store = transport in ("gloo", "nccl")
         if needs_store and not request.store_host:
@@ -105,7 +110,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         return rollout_pb2.JoinWeightGroupResponse(ranks=await updates.join(info))
 
     async def BeginWeightUpdate(self, request, context):  # noqa: N802
-        updates = self._updates_of(request)
+        updates = await self._updates_of(request)
         if request.pause_mode not in _PAUSE_MODES:
             raise invalid_argument("pause_mode", request.pause_mode, ", ".join(rollout_pb2.PauseMode.keys()))
         if request.manifest.kind == rollout_pb2.WEIGHT_KIND_UNSPECIFIED:
@@ -128,17 +133,18 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         return rollout_pb2.BeginWeightUpdateResponse(paused_completions=await updates.begin(update))
 
     async def FinishWeightUpdate(self, request, context):  # noqa: N802
-        updates = self._updates_of(request)
+        updates = await self._updates_of(request)
         version = _policy_version(request)
         paused = await updates.finish(request.group_epoch, version, request.checksum)
         return rollout_pb2.FinishWeightUpdateResponse(policy_version=version, paused=to_duration(paused))
 
     async def AbortWeightUpdate(self, request, context):  # noqa: N802
-        updates = self._updates_of(request)
+        updates = await self._updates_of(request)
         stands = await updates.abort(request.group_epoch, _policy_version(request), request.reason)
         return rollout_pb2.AbortWeightUpdateResponse(policy_version=stands)
 
     async def SetSleep(self, request, context):  # noqa: N802
+        await self._check_trainer()
         return rollout_pb2.SetSleepResponse(policy_version=await set_sleep(self._state, request.level))
 
     async def Generate(self, request, context):  # noqa: N802
@@ -150,14 +156,29 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         async for completion in self._direct.completions(request):
             yield rollout_pb2.GenerateStreamResponse(completion=completion)
 
-    def _updates_of(self, request) -> WeightUpdates:
+    async def _updates_of(self, request) -> WeightUpdates:
         if request.run_id != self._state.run_id:
             raise failed_precondition("run_id", f"{self._state.works_for}, the call is about '{request.run_id}'")
+        await self._check_trainer()
         if not 0 <= request.group_epoch <= _MAX_VERSION:
             raise invalid_argument("group_epoch", request.group_epoch, f"0 to {_MAX_VERSION}")
         if self.updates is None:
             raise unavailable("engine", "it is still loading", retry_after_seconds=1.0)
         return self.updates
+
+    async def _check_trainer(self) -> None:
+        """Refuse trainers without the session of this rollout's run. The broker is asked when another one calls."""
+        caller, run_id = restricted(), self._state.run_id
+        if caller is None or not run_id or (run_id, caller.name) == self._trainer:
+            return
+        try:
+            run = (await self._link.call("GetRun", broker_pb2.GetRunRequest(run_id=run_id))).run
+        except grpc.RpcError as error:
+            raise unavailable(
+                "broker", f"GetRun failed, so the trainer of run '{run_id}' is not known: {describe(error)}"
+            ) from error
+        check_owner(f"the training of run '{run_id}'", run.trained_by)
+        self._trainer = run_id, run.trained_by
 
     def _timeout(self, duration) -> float:
         seconds = to_seconds(duration)

@@ -89,6 +89,7 @@ def live(around: Surroundings) -> str:
     try:
         status.enter(trainer_pb2.TRAINER_PHASE_WAITING_FOR_BROKER)
         run = session.wait_for_run(while_waiting=learner.idle)
+        status.made_by = run.made_by
         status.enter(trainer_pb2.TRAINER_PHASE_STARTING)
         if run.state != broker_pb2.RUN_STATE_ACTIVE:
             state = broker_pb2.RunState.Name(run.state).removeprefix("RUN_STATE_").lower()

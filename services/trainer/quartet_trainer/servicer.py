@@ -9,6 +9,7 @@ from quartet.v1 import trainer_pb2, trainer_pb2_grpc
 
 from quartet_common.durations import to_seconds
 from quartet_common.errors import failed_precondition, invalid_argument
+from quartet_common.identity import check_owner
 from quartet_common.log import get_logger
 from quartet_trainer.checkpointing import as_message
 from quartet_trainer.checkpoints import find_checkpoints
@@ -63,6 +64,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
             yield report
 
     async def SaveCheckpoint(self, request, context):  # noqa: N802
+        self._check_owner()
         if not self._status.step:
             raise failed_precondition("checkpoint", "no batch has been trained yet: there is nothing to save")
         if self._status.phase == trainer_pb2.TRAINER_PHASE_FINISHED:
@@ -78,12 +80,14 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         return trainer_pb2.ListCheckpointsResponse(checkpoints=[as_message(folder) for folder in found])
 
     async def Stop(self, request, context):  # noqa: N802
+        self._check_owner()
         training = self._status.phase == trainer_pb2.TRAINER_PHASE_TRAINING
         step = self._status.step + (1 if training else 0)
         self._stop(f"asked to by Stop: {request.reason or 'no reason given'}")
         return trainer_pb2.StopResponse(step=step)
 
     async def Pause(self, request, context):  # noqa: N802
+        self._check_owner()
         self._refuse_when_finished("pause")
         limit = to_seconds(request.limit)
         if limit < 0:
@@ -92,9 +96,13 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         return trainer_pb2.PauseResponse(step=max(self._control.hold(limit or math.inf), self._status.step))
 
     async def Resume(self, request, context):  # noqa: N802
+        self._check_owner()
         self._refuse_when_finished("resume")
         self._control.let_go()
         return trainer_pb2.ResumeResponse(step=self._status.step)
+
+    def _check_owner(self) -> None:
+        check_owner(f"run '{self._status.run_id}'", self._status.made_by)
 
     def _refuse_when_finished(self, what: str) -> None:
         if self._status.phase == trainer_pb2.TRAINER_PHASE_FINISHED:

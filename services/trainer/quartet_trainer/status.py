@@ -36,6 +36,8 @@ class Status:
     published_version: int = -1
     group_epoch: int = -1
     session_epoch: int = -1
+    made_by: str = ""
+    """Name of the certificate that the run was made with; "" until the run is known, and without certificates."""
     batches: int = 0
     """Batches trained by this process."""
     on_waiting: Callable[[str, str], None] | None = None

@@ -52,6 +52,7 @@ class World:
     host: ServiceHost | None = None
     service: RolloutService | None = None
     stub: rollout_pb2_grpc.RolloutServiceStub | None = None
+    security: SecuritySection | None = None  # of the rollout's server
     _task: asyncio.Task | None = None
     _channel: object = None
 
@@ -67,11 +68,11 @@ class World:
             server=ServerSection(metrics=False, drain_seconds=drain_seconds),
             section=RolloutSection(**{"engine": "transformers", **section}),
         )
-        self.host = quiet_host("rollout")
+        self.host = quiet_host("rollout", security=self.security)
         self.service = ServiceUnderTest(config, self.host, self.engine)
         self._task = asyncio.create_task(self.service.run())
         await self.until(lambda: not self.host.address.endswith(":0"))
-        self._channel = connect(self.host.address)
+        self._channel = connect(self.host.address, self.security, service="rollout")
         self.stub = rollout_pb2_grpc.RolloutServiceStub(self._channel)
 
     async def ready(self, **section) -> None:

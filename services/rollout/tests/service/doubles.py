@@ -232,9 +232,10 @@ def completion(index: int, tokens: list[int], versions: list[int], reason: str) 
     )
 
 
-def quiet_host(kind: str, address: str = "127.0.0.1:0") -> ServiceHost:
+def quiet_host(kind: str, address: str = "127.0.0.1:0", security: SecuritySection | None = None) -> ServiceHost:
     """Return a host on a free loopback port, without metrics."""
-    return ServiceHost(kind, address, SecuritySection(), ServerSection(metrics=False, drain_seconds=6.0))
+    security = security or SecuritySection()
+    return ServiceHost(kind, address, security, ServerSection(metrics=False, drain_seconds=6.0))
 
 
 class InTestBroker(broker_pb2_grpc.BrokerServiceServicer):
