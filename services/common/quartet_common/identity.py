@@ -109,6 +109,7 @@ def check_owner(what: str, owner: str) -> None:
 
 def not_the_owner(what: str, owner: str) -> ContractError:
     """Return the refusal of a caller whose certificate has another name than that of the owner of `what`."""
-    found = _caller.get()
-    came = f"the caller's is '{found.name}'" if found is not None else "the caller has none"
-    return permission_denied(what, f"it belongs to the certificate '{owner}', {came}; allowed: its owner, operators")
+    name = found.name if (found := _caller.get()) is not None else ""
+    return permission_denied(
+        what, f"it belongs to the certificate '{owner}', the caller's is '{name}'; allowed: its owner, operators"
+    )
