@@ -126,8 +126,10 @@ class RunData:
             raise InputError("data.train is missing: name the JSONL file of the training prompts")
         if section.passes == 0 and config.run.max_steps == 0:
             raise InputError("data.passes = 0 goes on until run.max_steps, which is not set: set either above 0")
-        train = load_prompts(section.train, section.require_reference)
-        sets = {name: load_prompts(path, section.require_reference) for name, path in section.evaluation.items()}
+        # A function may read any column, or none.
+        require_reference = section.require_reference and not any(one.file for one in config.run.verifiers)
+        train = load_prompts(section.train, require_reference)
+        sets = {name: load_prompts(path, require_reference) for name, path in section.evaluation.items()}
         for path, prompts in ((section.train, train), *((section.evaluation[name], sets[name]) for name in sets)):
             _check_chat_template(config.model.path, path, prompts)
         return cls(section, train, sets)

@@ -1,5 +1,6 @@
 """A prompt as its author writes it, in a line of JSONL or in Python: one vocabulary, ColossalChat's extended."""
 
+import difflib
 import json
 import struct
 from collections.abc import Mapping
@@ -75,6 +76,31 @@ class Prompt(Section):
         description="What answers the policy's turns on this prompt, by name or with parameters; unset: the run's.",
     )
     metadata: dict[str, Annotated[str, BeforeValidator(_note_text)]] = Field({}, description="Notes, kept as text.")
+    columns: dict[str, Any] = Field(
+        {}, description="What reward functions read; so is each key that is not listed here."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _columns(cls, fields: Any) -> Any:
+        """Move keys that are no fields to `columns`, but for those that look like a misspelt field."""
+        if not isinstance(fields, dict):
+            return fields
+        columns = {key: value for key, value in fields.items() if key not in cls.model_fields}
+        for key in columns:
+            if close := difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.85):
+                raise ValueError(f'unknown field "{key}"; did you mean "{close[0]}"?')
+        known = {key: value for key, value in fields.items() if key not in columns}
+        return {**known, "columns": columns | known.get("columns", {})} if columns else fields
+
+    @field_validator("columns")
+    @classmethod
+    def _are_json(cls, value: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"values that JSON has are allowed: {error}") from error
+        return value
 
     @field_validator("messages", mode="before")
     @classmethod
@@ -104,7 +130,8 @@ class Prompt(Section):
     def _one_input(self) -> "Prompt":
         given = [name for name in ("messages", "prompt", "token_ids") if getattr(self, name) is not None]
         if len(given) != 1:
-            came = " and ".join(f'"{name}"' for name in given) if given else "none of them"
+            others = f", but {', '.join(self.columns)}" if self.columns else ""
+            came = " and ".join(f'"{name}"' for name in given) if given else f"none of them{others}"
             raise ValueError(f'got {came}; exactly one of "messages", "prompt" and "token_ids" is allowed')
         return self
 
@@ -153,6 +180,7 @@ class Prompt(Section):
             reference=self.reference(),
             verifiers=[verifier_spec(verifier) for verifier in self.verifiers],
             metadata=self.metadata,
+            columns=json.dumps(self.columns, ensure_ascii=False) if self.columns else "",
         )
         if self.messages is not None:
             turns = [experience_pb2.Message(role=turn.role, content=turn.content) for turn in self.messages]

@@ -69,7 +69,7 @@ def test_broken_prompts_are_refused_before_anything_is_submitted(services, quart
     path = write("p.jsonl", '{"prompt": "a"}\n{"promt": "b"}\n')
     status, out, err = quartet("submit", str(path), "--run", "demo")
     assert (status, out) == (2, "")
-    assert err.startswith(f'quartet: {path}, line 2: unknown field "promt"; allowed: messages, prompt,')
+    assert err.startswith(f'quartet: {path}, line 2: unknown field "promt"; did you mean "prompt"?')
     assert err.count("\n") == 1 and not services.broker.instances["demo"]
 
 

@@ -65,12 +65,31 @@ class SamplingSection(Section):
     n: int = Field(0, ge=0, le=1024, description="Completions per prompt; 0: the group size (1 in evaluations).")
 
 
-class VerifierSection(Section):
-    """A verifier with its weight and parameters."""
+FunctionPath = Annotated[str, Field(pattern=r"^.+\.py:[A-Za-z_]\w*$")]
+"""A function in a Python file: `reward.py:close`."""
 
-    name: str = Field(description="A verifier of the reward service.")
+
+class VerifierSection(Section):
+    """A verifier with its weight and parameters: one of the service's by `name`, or a function by `file`."""
+
+    name: str = Field("", description="A verifier of the reward service.")
+    file: FunctionPath | None = Field(
+        None, description='Instead of a name: a reward function in a Python file, "reward.py:close".'
+    )
     weight: float = Field(1.0, description="Multiplies the verifier's reward before the sum.")
-    parameters: SentParameters = Field({}, description="Parameters of the verifier.")
+    parameters: SentParameters = Field({}, description="Parameters of the verifier; arguments of a function.")
+
+    @model_validator(mode="after")
+    def _one(self) -> "VerifierSection":
+        if bool(self.name) == (self.file is not None):
+            came = f"name '{self.name}' and file '{self.file}'" if self.name else "neither name nor file"
+            raise ValueError(f"got {came}; exactly one of them is allowed")
+        return self
+
+    @property
+    def spec_name(self) -> str:
+        """What VerifierSpec.name says: the name, or the file and its function as the run file has them."""
+        return self.file or self.name
 
 
 class EnvironmentSection(Section):

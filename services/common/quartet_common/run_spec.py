@@ -82,7 +82,7 @@ def _sampling_params(sampling: SamplingSection, unset: SamplingSection) -> exper
 
 def verifier_spec(verifier: VerifierSection) -> reward_pb2.VerifierSpec:
     """Return the verifier's choice with its parameters as a Struct."""
-    spec = reward_pb2.VerifierSpec(name=verifier.name, weight=verifier.weight)
+    spec = reward_pb2.VerifierSpec(name=verifier.spec_name, weight=verifier.weight)
     spec.parameters.update(verifier.parameters)
     return spec
 

@@ -17,4 +17,20 @@ From the call down to the arithmetic:
 - `code/`: programs judged by their tests, in the `sandbox/`.
 """
 
+from dataclasses import dataclass
+
 __version__ = "0.1.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a reward function may return instead of a number."""
+
+    reward: float
+    """Before the weight. Finite."""
+    correct: bool | None = None
+    """Whether the answer is right; None: the function does not judge answers."""
+    answer: str = ""
+    """The answer as read from the completion."""
+    reason: str = ""
+    """Why, in words."""

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from quartet_common.config import Section
+from quartet_common.config import FunctionPath, Section
 from quartet_reward.reward_model.config import RewardModelSection
 from quartet_reward.sandbox.settings import SandboxSection
 from quartet_reward.stream import MOST_ITEMS
@@ -24,5 +24,12 @@ class RewardSection(Section):
         64 << 20, ge=0, description="Bytes of answers, references and verdicts of workers to remember; 0: none."
     )
     queue_seconds: float = Field(300.0, gt=0, description="Longest wait for a worker before an item fails (retryable).")
+    functions: list[FunctionPath] = Field(
+        [], description='Reward functions beside those of run.verifiers: "FILE.py:FUNCTION".'
+    )
+    function_workers: int = Field(1, ge=1, le=1024, description="Processes for each reward function.")
+    function_seconds: float = Field(
+        30.0, ge=0.1, le=3600, description="Seconds after which a call of a reward function is killed."
+    )
     reward_model: RewardModelSection = Field(RewardModelSection(), description="The learned reward model.")
     sandbox: SandboxSection = Field(SandboxSection(), description="How programs are isolated.")

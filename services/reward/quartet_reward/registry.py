@@ -10,6 +10,7 @@ from quartet_reward.verifiers.boxed import Boxed
 from quartet_reward.verifiers.code import Code
 from quartet_reward.verifiers.exact import Exact
 from quartet_reward.verifiers.format import Format
+from quartet_reward.verifiers.function import RewardFunction
 from quartet_reward.verifiers.length import Length
 from quartet_reward.verifiers.math import Math
 from quartet_reward.verifiers.reward_model import RewardModel
@@ -22,14 +23,17 @@ _BUILT_IN: tuple[Any, ...] = (Boxed, Code, Exact, Format, Length, Math, RewardMo
 _PARTS = ("name", "description", "parameters", "verify")
 
 
-def load_verifiers(points: Iterable[EntryPoint] | None = None) -> dict[str, Verifier]:
+def load_verifiers(
+    functions: Iterable[RewardFunction] = (), points: Iterable[EntryPoint] | None = None
+) -> dict[str, Verifier]:
     """Return all verifiers by name, in alphabetical order.
 
     Args:
+        functions: the user's reward functions.
         points: the entry points to load; by default those of the installed packages.
 
     Raises:
         ConfigError: an entry point cannot be loaded, is no verifier, or takes a name that is taken.
     """
-    own = [one() for one in _BUILT_IN]
+    own = [*(one() for one in _BUILT_IN), *functions]
     return load_plugins("verifier", ENTRY_POINT_GROUP, own, _PARTS, Parameters, points)

@@ -10,6 +10,7 @@ from quartet_reward.reward_model.batching import RewardModel
 from quartet_reward.reward_model.process import model_pool
 from quartet_reward.sandbox.chosen import ChosenSandbox
 from quartet_reward.verifiers.base import Tools
+from quartet_reward.verifiers.function import RewardFunction
 from quartet_reward.worker_pool import Limits, WorkerPool
 
 
@@ -19,9 +20,10 @@ class Resources:
 
     mathematics: WorkerPool
     tools: Tools
+    functions: list[RewardFunction]
 
     @classmethod
-    def of(cls, section: RewardSection) -> "Resources":
+    def of(cls, section: RewardSection, functions: list[RewardFunction]) -> "Resources":
         """Return what the configuration names; nothing runs yet."""
         limits = Limits(
             section.deadline_seconds, section.worker_memory_bytes, section.recycle_after, section.queue_seconds
@@ -31,7 +33,7 @@ class Resources:
         if section.reward_model.path is not None:
             model = RewardModel(model_pool(section.reward_model, section.queue_seconds), section.reward_model)
         sandbox = FairSandbox(ChosenSandbox(section.sandbox), section.sandbox.slots, section.queue_seconds)
-        return cls(mathematics, Tools(MathEquality(mathematics, section.cache_bytes), sandbox, model))
+        return cls(mathematics, Tools(MathEquality(mathematics, section.cache_bytes), sandbox, model), functions)
 
     def serve(self, verifier: str) -> bool:
         """Tell whether a verifier can work with what there is."""
@@ -40,12 +42,14 @@ class Resources:
     async def start(self) -> None:
         """Begin to start the processes; work may come at once and waits for them."""
         self.mathematics.start()
+        for function in self.functions:
+            function.pool.start()
         if self.tools.reward_model is not None:
             self.tools.reward_model.start()
 
     async def close(self) -> None:
         """Kill them; work that waits or runs fails with SHUT_DOWN. May be called again."""
-        closing = [self.mathematics.close()]
+        closing = [self.mathematics.close(), *(function.pool.close() for function in self.functions)]
         if self.tools.reward_model is not None:
             closing.append(self.tools.reward_model.close())
         if self.tools.sandbox is not None:

@@ -170,7 +170,11 @@ def _is_from_outside(error: BaseException) -> bool:
 
 def _checked(verdict: Verdict, start: float, one: BoundVerifier) -> _Finding:
     """Return the verdict with its part of the score. Raises whatever a verdict with values of other types causes."""
-    numbers = {"reward": verdict.reward, "format_acc": verdict.format_acc or 0.0, "ans_acc": verdict.ans_acc or 0.0}
+    numbers = {
+        "reward": verdict.reward or 0.0,
+        "format_acc": verdict.format_acc or 0.0,
+        "ans_acc": verdict.ans_acc or 0.0,
+    }
     for name, number in numbers.items():
         if not math.isfinite(number):
             raise ValueError(f"its {name} is {number}, which is no finite number")
@@ -181,7 +185,7 @@ def _checked(verdict: Verdict, start: float, one: BoundVerifier) -> _Finding:
     )
     part = reward_pb2.VerifierScore(
         name=one.verifier.name,
-        reward=verdict.reward,
+        reward=verdict.reward or 0.0,
         outcome=verdict.outcome,
         reason=verdict.reason,
         tests_passed=verdict.tests_passed,
@@ -193,9 +197,13 @@ def _checked(verdict: Verdict, start: float, one: BoundVerifier) -> _Finding:
 
 
 def _combined(item_id: str, bound: list[BoundVerifier], findings: list[_Finding], elapsed: float) -> Result:
-    verdicts = [finding.verdict for finding in findings]
-    weights = [one.weight for one in bound]
-    rewards = [weight * verdict.reward for weight, verdict in zip(weights, verdicts, strict=True)]
+    judged = [(one.weight, finding.verdict) for one, finding in zip(bound, findings, strict=True)]
+    judged = [(weight, verdict) for weight, verdict in judged if verdict.reward is not None]
+    if not judged:
+        message = "no verifier has a verdict: each function returned None"
+        return failure(item_id, VerifierFailure(reward_pb2.FAILURE_KIND_INVALID_ITEM, message))
+    weights, verdicts = [weight for weight, _ in judged], [verdict for _, verdict in judged]
+    rewards = [weight * (verdict.reward or 0.0) for weight, verdict in judged]
     if not abs(total := sum(rewards)) <= LARGEST_FLOAT32:
         message = f"the weighted sum of the rewards is {total:g}, beyond {LARGEST_FLOAT32:g}, the largest float32"
         return failure(item_id, VerifierFailure(reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, message))

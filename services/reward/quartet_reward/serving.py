@@ -21,6 +21,7 @@ from quartet_reward.sandbox.chosen import check as check_sandbox
 from quartet_reward.scoring import Scorer
 from quartet_reward.service import RewardServicer
 from quartet_reward.specs import SpecReader
+from quartet_reward.verifiers.function import RewardFunction
 
 # Of the time to drain: the rest is for telling callers what was not done.
 _SHARE_TO_FINISH = 0.7
@@ -30,11 +31,11 @@ def preflight(config: LoadedConfig[RewardSection]) -> dict[str, Any]:
     """Check that math-verify is installed and that the run's verifiers exist and take their parameters."""
     if find_spec("math_verify") is None:
         raise ConfigError("the package math-verify is not installed in the reward service's environment")
-    verifiers = load_verifiers()
+    verifiers = load_verifiers(load_functions(config))
     specs = SpecReader(verifiers)
     for i, section in enumerate(config.run.verifiers):
         try:
-            specs.bind(section.name, section.weight, section.parameters, f"run.verifiers[{i}]")
+            specs.bind(section.spec_name, section.weight, section.parameters, f"run.verifiers[{i}]")
         except ContractError as error:
             raise ConfigError(error.message) from error
         if section.name == "reward_model" and config.section.reward_model.path is None:
@@ -52,6 +53,17 @@ def preflight(config: LoadedConfig[RewardSection]) -> dict[str, Any]:
     return plan
 
 
+def load_functions(config: LoadedConfig[RewardSection]) -> list[RewardFunction]:
+    """Return the reward functions that the run's verifiers and `reward.functions` name.
+
+    Raises:
+        ConfigError: a file or function cannot be used: which, and why.
+    """
+    named = {one.file: f"run.verifiers[{i}].file" for i, one in enumerate(config.run.verifiers) if one.file}
+    named |= {path: f"reward.functions[{i}]" for i, path in enumerate(config.section.functions)}
+    return [RewardFunction(path, field, config.section) for path, field in named.items()]
+
+
 async def serve(config: LoadedConfig[RewardSection], host: ServiceHost) -> None:
     """Serve RewardService until stopped."""
     resources = assemble(config, host)
@@ -65,9 +77,10 @@ async def serve(config: LoadedConfig[RewardSection], host: ServiceHost) -> None:
 def assemble(config: LoadedConfig[RewardSection], host: ServiceHost) -> Resources:
     """Add RewardService to the host; return what it works with, to be started before the host and closed after it."""
     section = config.section
-    resources = Resources.of(section)
+    functions = load_functions(config)
+    resources = Resources.of(section, functions)
     room = Room(section.max_queue)
-    verifiers = load_verifiers()
+    verifiers = load_verifiers(functions)
     scorer = Scorer(SpecReader(verifiers), resources.tools)
     offered = {name: verifier for name, verifier in verifiers.items() if resources.serve(name)}
     sandbox = resources.tools.sandbox

@@ -42,19 +42,28 @@ class WorkerDied(Exception):
 class WorkerProcess:
     """A process that speaks frames, and the socket to it. Serves one task at a time."""
 
-    def __init__(self, module: str, arguments: Sequence[str], variables: Mapping[str, str], start_seconds: float):
-        """Start the process; `await_ready` tells when it serves.
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+        start_seconds: float,
+        may_wait: bool = False,
+    ):
+        """Start the process; `await_ready` returns when it serves.
 
         Args:
             module: run by `python -m`, with `arguments` and `--parent`, the service's process id.
             variables: environment variables beyond the few that every worker has.
             start_seconds: longest time until it says that it is ready.
+            may_wait: a task may use little CPU, as one that calls a server; else that counts as starved at the deadline.
 
         Raises:
             OSError: there can be no process.
         """
         self._socket, theirs = socket.socketpair()
         self._start_seconds = start_seconds
+        self._may_wait = may_wait
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         with theirs:
             # Not asyncio's own subprocesses: in Python 3.11 a cancelled start of one waits for ever.
@@ -95,7 +104,7 @@ class WorkerProcess:
         except TimeoutError:
             used = self._cpu_seconds() - cpu_before
             self.kill()
-            if used < _STARVED * deadline_seconds:
+            if used < _STARVED * deadline_seconds and not self._may_wait:
                 raise WorkerDied(f"it got only {used:.1f} s of CPU in {deadline_seconds:g} s") from None
             raise TaskTimedOut(deadline_seconds) from None
         self.tasks_done += 1

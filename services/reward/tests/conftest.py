@@ -13,6 +13,7 @@ from quartet_common.config import load_config
 from quartet_common.host import ServiceHost
 from quartet_reward.config import RewardSection
 from quartet_reward.serving import assemble
+from quartet_reward.verifiers.function import RewardFunction
 from quartet_reward.worker_pool import Limits, WorkerPool
 
 
@@ -23,10 +24,11 @@ class Running:
     stub: reward_pb2_grpc.RewardServiceStub
     pool: WorkerPool
     host: ServiceHost
+    functions: list[RewardFunction]
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[Running]:
+async def serving(*overrides: str) -> AsyncIterator[Running]:
     """One worker, a short deadline, the smallest queue."""
     config = load_config(
         "reward",
@@ -36,6 +38,7 @@ async def serving() -> AsyncIterator[Running]:
             f"reward.deadline_seconds={DEADLINE_SECONDS}",
             "reward.max_queue=1024",
             "server.drain_seconds=2.5",  # less than the deadline
+            *overrides,
         ],
     )
     host = ServiceHost("reward", config.addresses.reward, config.security, config.server)
@@ -43,9 +46,11 @@ async def serving() -> AsyncIterator[Running]:
     await resources.start()
     await host.start()
     async with grpc.aio.insecure_channel(host.address) as channel:
-        yield Running(reward_pb2_grpc.RewardServiceStub(channel), resources.mathematics, host)
-    await host.drain()
-    await resources.close()
+        try:
+            yield Running(reward_pb2_grpc.RewardServiceStub(channel), resources.mathematics, host, resources.functions)
+        finally:
+            await host.drain()
+            await resources.close()
 
 
 @pytest_asyncio.fixture

@@ -152,7 +152,7 @@ class Point:
 
 
 def test_a_users_verifier_is_found_by_its_entry_point():
-    verifiers = load_verifiers([Point(Polite)])
+    verifiers = load_verifiers(points=[Point(Polite)])
     assert list(verifiers) == sorted(verifiers)
     assert verifiers["polite"].verify(item("please"), Parameters(), None).reward == 1.0
 
@@ -168,4 +168,4 @@ def test_a_users_verifier_is_found_by_its_entry_point():
 )
 def test_an_unusable_entry_point_is_named(thing, complaint):
     with pytest.raises(ConfigError, match=complaint):
-        load_verifiers([Point(thing)])
+        load_verifiers(points=[Point(thing)])

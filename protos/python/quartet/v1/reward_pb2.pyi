@@ -91,7 +91,7 @@ class VerifierSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., weight: _Optional[float] = ..., parameters: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class ScoreItem(_message.Message):
-    __slots__ = ("item_id", "completion", "reference", "verifiers", "completion_tokens", "max_new_tokens", "truncated", "run_id", "prompt", "traceparent")
+    __slots__ = ("item_id", "completion", "reference", "verifiers", "completion_tokens", "max_new_tokens", "truncated", "run_id", "prompt", "traceparent", "columns", "messages")
     ITEM_ID_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_FIELD_NUMBER: _ClassVar[int]
     REFERENCE_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +102,8 @@ class ScoreItem(_message.Message):
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
     item_id: str
     completion: str
     reference: Reference
@@ -112,7 +114,9 @@ class ScoreItem(_message.Message):
     run_id: str
     prompt: str
     traceparent: str
-    def __init__(self, item_id: _Optional[str] = ..., completion: _Optional[str] = ..., reference: _Optional[_Union[Reference, _Mapping]] = ..., verifiers: _Optional[_Iterable[_Union[VerifierSpec, _Mapping]]] = ..., completion_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., truncated: _Optional[bool] = ..., run_id: _Optional[str] = ..., prompt: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    columns: str
+    messages: str
+    def __init__(self, item_id: _Optional[str] = ..., completion: _Optional[str] = ..., reference: _Optional[_Union[Reference, _Mapping]] = ..., verifiers: _Optional[_Iterable[_Union[VerifierSpec, _Mapping]]] = ..., completion_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., truncated: _Optional[bool] = ..., run_id: _Optional[str] = ..., prompt: _Optional[str] = ..., traceparent: _Optional[str] = ..., columns: _Optional[str] = ..., messages: _Optional[str] = ...) -> None: ...
 
 class Score(_message.Message):
     __slots__ = ("reward", "format_acc", "ans_acc", "outcome", "parsed_answer", "reason", "verifiers", "elapsed")

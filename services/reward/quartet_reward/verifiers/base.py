@@ -43,8 +43,8 @@ SpecialTokens = Annotated[list[Annotated[str, Field(max_length=256)]], Field(max
 class Verdict:
     """What a verifier found out about a completion."""
 
-    reward: float
-    """Before the weight. Finite."""
+    reward: float | None
+    """Before the weight. Finite. None: no verdict; the other verifiers' are the item's."""
     outcome: int
     """A value of the contract's Outcome."""
     reason: str

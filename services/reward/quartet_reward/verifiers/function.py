@@ -1,0 +1,149 @@
+"""A reward function of the user's, `FILE.py:NAME`, called in processes of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from pydantic import ConfigDict, model_validator
+from quartet.v1 import reward_pb2
+
+from quartet_common.config import ConfigError
+from quartet_reward.config import RewardSection
+from quartet_reward.failures import VerifierFailure
+from quartet_reward.reading import SPECIAL_TOKENS, without_trailing_special_tokens
+from quartet_reward.verifiers.base import Later, Parameters, Tools, Verdict
+from quartet_reward.worker_pool import Limits, PoolClosed, Reply, WorkerPool
+from quartet_reward.worker_process import TaskTimedOut, WorkerDied, WorkerProcess
+
+_MODULE = "quartet_reward.function_worker"
+# The file may import torch.
+_START_SECONDS = 120.0
+_CALLS = 1_000_000_000
+
+
+class RewardFunction:
+    """Calls the function with the completion, the prompt, the reference answer and the row's columns, by name."""
+
+    def __init__(self, path: str, field: str, section: RewardSection):
+        """`field`: where the run file names `path`.
+
+        Raises:
+            ConfigError: the file cannot be read or raises, has no such function, or one that takes no completion.
+        """
+        self.name = path
+        taken = _describe(path, field)
+        self.description = taken["description"] or "A reward function."
+        self.parameters = _parameters(path, taken["names"], taken["takes_any"])
+        limits = Limits(section.function_seconds, 0, _CALLS, section.queue_seconds)
+        self.pool = WorkerPool(section.function_workers, limits, self._start, path)
+
+    def _start(self, memory_bytes: int) -> WorkerProcess:
+        # Its environment is the service's: it may call a judge, and needs its key.
+        return WorkerProcess(_MODULE, [f"--function={self.name}"], os.environ, _START_SECONDS, may_wait=True)
+
+    def verify(self, item: reward_pb2.ScoreItem, parameters: Any, tools: Tools) -> Later:
+        """See `Verifier`."""
+        request = {
+            "completion": without_trailing_special_tokens(item.completion, SPECIAL_TOKENS),
+            "answer": item.reference.answer,
+            "prompt": item.prompt,
+            "messages": _json_of(item, "messages", list) if item.messages else None,
+            "columns": _json_of(item, "columns", dict) if item.columns else {},
+            "parameters": parameters.model_dump(),
+        }
+
+        async def later() -> Verdict:
+            try:
+                reply = await self._run(request)
+            except TaskTimedOut as error:
+                raise self._crashed(f"took too long: {error} (reward.function_seconds)") from error
+            except PoolClosed as error:
+                raise VerifierFailure(reward_pb2.FAILURE_KIND_SHUT_DOWN, str(error)) from error
+            except WorkerDied as error:
+                raise self._crashed(f"ended its process: {error}") from error
+            return self._verdict(reply.message, reply.queued_seconds)
+
+        return later
+
+    async def _run(self, request: dict[str, Any]) -> Reply:
+        try:
+            return await self.pool.run(request)
+        except WorkerDied as error:
+            if error.crashed:
+                raise
+            return await self.pool.run(request)  # killed from outside, maybe while it was idle
+
+    def _verdict(self, answer: dict[str, Any], queued_seconds: float) -> Verdict:
+        match answer["event"]:
+            case "scored":
+                correct = answer["correct"]
+                outcome = reward_pb2.OUTCOME_INCORRECT if correct is False else reward_pb2.OUTCOME_CORRECT
+                return Verdict(
+                    answer["reward"],
+                    outcome,
+                    answer["reason"],
+                    answer["answer"],
+                    ans_acc=None if correct is None else float(correct),
+                    queued_seconds=queued_seconds,
+                )
+            case "none":
+                return Verdict(None, reward_pb2.OUTCOME_UNSPECIFIED, "no verdict", queued_seconds=queued_seconds)
+            case "missing":
+                raise VerifierFailure(
+                    reward_pb2.FAILURE_KIND_INVALID_ITEM,
+                    f"'{self.name}' requires {', '.join(answer['names'])}, which the prompt's row does not have",
+                )
+            case _:
+                raise self._crashed(answer["reason"], answer["place"], answer.get("traceback", ""))
+
+    def _crashed(self, what: str, place: str = "", traceback: str = "") -> VerifierFailure:
+        where = f" ({place})" if place else ""
+        kind = reward_pb2.FAILURE_KIND_VERIFIER_CRASHED
+        return VerifierFailure(kind, f"verifier '{self.name}' {what}{where}", place, traceback)
+
+
+def _describe(path: str, field: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", _MODULE, f"--function={path}", "--describe"]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=_START_SECONDS)
+        taken = json.loads(ended.stdout)
+    except subprocess.TimeoutExpired:
+        taken = {"error": f"'{path}' was not loaded within {_START_SECONDS:g} s"}
+    except ValueError:
+        taken = {"error": f"'{path}' ended its process with status {ended.returncode}: {ended.stderr[-500:].strip()}"}
+    if "error" in taken:
+        raise ConfigError(f"{field}: {taken['error']}")
+    return taken
+
+
+def _parameters(path: str, names: list[str], takes_any: bool) -> type[Parameters]:
+    class FunctionParameters(Parameters):
+        """Arguments of the function, by name."""
+
+        model_config = ConfigDict(extra="allow")
+
+        @model_validator(mode="after")
+        def _known(self) -> "FunctionParameters":
+            unknown = [name for name in self.model_extra or () if name not in names and not takes_any]
+            if unknown:
+                allowed = ", ".join(names) or "none"
+                raise ValueError(f"'{path}' takes no argument '{unknown[0]}'; allowed: {allowed}")
+            return self
+
+    return FunctionParameters
+
+
+def _json_of(item: reward_pb2.ScoreItem, field: str, kind: type) -> Any:
+    text = getattr(item, field)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, kind):
+        allowed = "a JSON object" if kind is dict else "a JSON array"
+        raise VerifierFailure(
+            reward_pb2.FAILURE_KIND_INVALID_ITEM, f"item.{field}: got {text[:80]!r}; allowed: {allowed}"
+        )
+    return value

@@ -1,0 +1,180 @@
+"""Reward functions from a file: what they are given, what they may return, and what becomes of those that do not."""
+
+import json
+import os
+import signal
+
+import pytest
+from conftest import serving
+from quartet.v1 import reward_pb2
+
+from quartet_common.config import ConfigError, load_config
+from quartet_reward.config import RewardSection
+from quartet_reward.serving import load_functions, preflight
+
+FILE = """
+import asyncio, os, time
+from quartet_reward import Score
+
+def close(completion, answer, tolerance=0.0, **columns):
+    "Near the answer."
+    return abs(float(completion) - float(answer)) <= tolerance
+
+def scored(completion, level, scale=1):
+    return Score(scale * level["n"], correct=False, answer=completion, reason="because")
+
+def echo(completion, **columns):
+    return Score(0, reason=repr((completion, sorted(columns.items()))))
+
+async def later(completion):
+    await asyncio.sleep(0)
+    return len(completion)
+
+def none(completion): return None
+def word(completion): return "yes"
+def infinite(completion): return float("inf")
+def undecided(completion): return Score(1, correct=1)
+def raises(completion): raise KeyError("a")
+def leaves(completion): raise SystemExit(3)
+def dies(completion): os._exit(3)
+def slow(completion): time.sleep(600)
+
+def trl(completions, prompts, answer, **columns):
+    assert sorted(columns) == ["gt_answer", "level"], columns
+    return [float(text == right and level > 1) for text, right, level in zip(completions, answer, columns["level"])]
+
+def chats(prompts, completions, **columns):
+    return [float(chat[-1]["content"] == answer[0]["content"]) for chat, answer in zip(prompts, completions)]
+
+def two(completions): return [1.0, 2.0]
+def bare(completions): return 1.0
+def unsure(completions): return [None]
+"""
+CORRECT, INCORRECT = reward_pb2.OUTCOME_CORRECT, reward_pb2.OUTCOME_INCORRECT
+CRASHED, INVALID = reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, reward_pb2.FAILURE_KIND_INVALID_ITEM
+RETURNS = "allowed: a number, a bool, None, quartet_reward.Score; numbers are finite"
+
+
+def line_of(text: str) -> int:
+    return next(number for number, line in enumerate(FILE.splitlines(), 1) if text in line)
+
+
+# The function; what the item has; reward, accuracy and reason of its score, or kind and message of its failure.
+CASES = [
+    ("close", {"completion": "2.5<|im_end|>", "columns": {"tolerance": 0.5}}, (1.0, 1.0, "")),
+    ("close", {"completion": "2.5"}, (0.0, 0.0, "")),
+    ("close", {"completion": "2.5", "parameters": {"tolerance": 1}}, (1.0, 1.0, "")),
+    ("scored", {"columns": {"level": {"n": 3}}, "parameters": {"scale": 2}}, (6.0, 0.0, "because")),
+    ("scored", {}, (INVALID, "'{0}:scored' requires level, which the prompt's row does not have")),
+    (
+        "echo",
+        {"columns": {"id": 2**60, "of": ["é", None]}},
+        (0.0, 0.0, f"('2', [('id', {2**60}), ('of', ['é', None])])"),
+    ),
+    ("echo", {"columns": "[1]"}, (INVALID, "item.columns: got '[1]'; allowed: a JSON object")),
+    ("later", {"completion": "four"}, (4.0, 0.0, "")),
+    ("none", {}, (INVALID, "no verifier has a verdict: each function returned None")),
+    ("word", {}, (CRASHED, f"verifier '{{0}}:word' returned 'yes' (str); {RETURNS} ({{0}}:{line_of('def word')})")),
+    (
+        "infinite",
+        {},
+        (CRASHED, f"verifier '{{0}}:infinite' returned inf (float); {RETURNS} ({{0}}:{line_of('def infinite')})"),
+    ),
+    ("undecided", {}, (CRASHED, "verifier '{0}:undecided' returned a Score whose correct is 1 (int)")),
+    ("raises", {}, (CRASHED, f"verifier '{{0}}:raises' raised KeyError: 'a' ({{0}}:{line_of('KeyError')})")),
+    ("leaves", {}, (CRASHED, f"verifier '{{0}}:leaves' raised SystemExit: 3 ({{0}}:{line_of('SystemExit')})")),
+    ("dies", {}, (CRASHED, "verifier '{0}:dies' ended its process: it exited with status 3")),
+    ("slow", {}, (CRASHED, "verifier '{0}:slow' took too long: killed after 1.0 s (reward.function_seconds)")),
+    ("trl", {"columns": {"level": 2}}, (1.0, 0.0, "")),
+    ("chats", {"messages": [{"role": "user", "content": "2"}]}, (1.0, 0.0, "")),
+    ("two", {}, (CRASHED, "verifier '{0}:two' returned 2 numbers for 1 completion")),
+    ("bare", {}, (CRASHED, "verifier '{0}:bare' returned 1.0 (float); allowed, as it takes 'completions': a list")),
+    ("unsure", {}, (INVALID, "no verifier has a verdict: each function returned None")),
+]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("functions") / "reward.py"
+    path.write_text(FILE)
+    return path
+
+
+def item_of(file, number, function, completion="2", columns=None, messages=None, parameters=None, also=()):
+    spec = reward_pb2.VerifierSpec(name=f"{file}:{function}")
+    spec.parameters.update(parameters or {})
+    return reward_pb2.ScoreItem(
+        item_id=str(number),
+        completion=completion,
+        reference=reward_pb2.Reference(answer="2"),
+        verifiers=[spec, *also],
+        columns=columns if isinstance(columns, str) else json.dumps(columns) if columns else "",
+        messages=json.dumps(messages) if messages else "",
+    )
+
+
+async def test_every_value_that_a_function_returns_is_a_score_or_a_failure_of_its_item_alone(file):
+    items = [item_of(file, number, function, **given) for number, (function, given, _) in enumerate(CASES)]
+    exact = [reward_pb2.VerifierSpec(name="exact", weight=3)]
+    items.append(item_of(file, len(CASES), "none", also=exact))
+    named = json.dumps(sorted({f"{file}:{function}" for function, _, _ in CASES}))
+    async with serving(f"reward.functions={named}", "reward.function_seconds=1") as service:
+        results = (await service.stub.Score(reward_pb2.ScoreRequest(items=items))).results
+    for result, (function, given, expected) in zip(results[:-1], CASES, strict=True):
+        if result.HasField("score"):
+            assert (result.score.reward, result.score.ans_acc, result.score.reason) == expected, (function, given)
+        else:
+            kind, message = expected
+            assert result.failure.kind == kind, result.failure
+            assert result.failure.message.startswith(message.replace("{0}", str(file))), result.failure.message
+    assert results[-1].score.reward == 30.0, "what a function has no verdict on the others have"
+
+
+async def test_a_process_that_others_kill_is_replaced(file):
+    name = f"{file}:later"
+    async with serving(f'reward.functions=["{name}"]') as service:
+        for number in range(3):
+            (result,) = (await service.stub.Score(reward_pb2.ScoreRequest(items=[item_of(file, 0, "later")]))).results
+            assert result.score.reward == 1.0
+            (pid,) = service.functions[0].pool.pids
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("content", "path", "why"),
+    [
+        (None, "reward.py:close", "there is no file '{0}'"),
+        ("x = 1 +", "reward.py:close", "'{0}' raised SyntaxError: invalid syntax (reward.py, line 1) ({0}:1)"),
+        ("\nimport no_such", "reward.py:f", "'{0}' raised ModuleNotFoundError: No module named 'no_such' ({0}:2)"),
+        ("def near(completion): 0", "reward.py:close", "'{0}' has no function 'close'; it has: near"),
+        ("def f(text): 0", "reward.py:f", "f(text) takes neither 'completion' nor, as TRL's, 'completions'"),
+        ("import os; print('hello'); os._exit(4)", "reward.py:f", "'{0}:f' ended its process with status 4: hello"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_at_the_start(tmp_path, content, path, why):
+    file = tmp_path / "reward.py"
+    if content is not None:
+        file.write_text(content)
+    config = load_config("reward", RewardSection, overrides=[f'run.verifiers=[{{file="{tmp_path}/{path}"}}]'])
+    with pytest.raises(ConfigError) as refused:
+        load_functions(config)
+    assert str(refused.value) == "run.verifiers[0].file: " + why.replace("{0}", str(file))
+
+
+@pytest.mark.parametrize(
+    ("verifier", "why"),
+    [
+        ('file="FILE:scored", parameters={scal=1}', "'FILE:scored' takes no argument 'scal'; allowed: level, scale"),
+        ('file="FILE:scored", name="exact"', "got name 'exact' and file 'FILE:scored'; exactly one of them is allowed"),
+        ("weight=1", "got neither name nor file; exactly one of them is allowed"),
+        ('file="FILE"', r"should match pattern '^.+\.py:[A-Za-z_]\w*$'"),
+    ],
+)
+def test_a_wrong_choice_is_refused_before_the_start(file, verifier, why):
+    with pytest.raises(ConfigError) as refused:
+        preflight(
+            load_config(
+                "reward", RewardSection, overrides=[f"run.verifiers=[{{{verifier}}}]".replace("FILE", str(file))]
+            )
+        )
+    assert why.replace("FILE", str(file)) in str(refused.value)
