@@ -200,7 +200,7 @@ def _combined(item_id: str, bound: list[BoundVerifier], findings: list[_Finding]
     judged = [(one.weight, finding.verdict) for one, finding in zip(bound, findings, strict=True)]
     judged = [(weight, verdict) for weight, verdict in judged if verdict.reward is not None]
     if not judged:
-        message = "no verifier has a verdict: each function returned None"
+        message = "no verifier has a verdict"
         return failure(item_id, VerifierFailure(reward_pb2.FAILURE_KIND_INVALID_ITEM, message))
     weights, verdicts = [weight for weight, _ in judged], [verdict for _, verdict in judged]
     rewards = [weight * (verdict.reward or 0.0) for weight, verdict in judged]

@@ -73,7 +73,7 @@ CASES = [
     ),
     ("echo", {"columns": "[1]"}, (INVALID, "item.columns: got '[1]'; allowed: a JSON object")),
     ("later", {"completion": "four"}, (4.0, 0.0, "")),
-    ("none", {}, (INVALID, "no verifier has a verdict: each function returned None")),
+    ("none", {}, (INVALID, "no verifier has a verdict")),
     ("word", {}, (CRASHED, f"verifier '{{0}}:word' returned 'yes' (str); {RETURNS} ({{0}}:{line_of('def word')})")),
     (
         "infinite",
@@ -89,7 +89,7 @@ CASES = [
     ("chats", {"messages": [{"role": "user", "content": "2"}]}, (1.0, 0.0, "")),
     ("two", {}, (CRASHED, "verifier '{0}:two' returned 2 numbers for 1 completion")),
     ("bare", {}, (CRASHED, "verifier '{0}:bare' returned 1.0 (float); allowed, as it takes 'completions': a list")),
-    ("unsure", {}, (INVALID, "no verifier has a verdict: each function returned None")),
+    ("unsure", {}, (INVALID, "no verifier has a verdict")),
 ]
 
 

@@ -130,7 +130,6 @@ async def test_whatever_one_does_is_the_failure_of_its_item_alone(misbehaving, s
     cases = [
         ('Verdict(float("nan"), 1, "")', "its reward is nan, which is no finite number"),
         ('Verdict(1.0, 1, "", format_acc=float("inf"))', "its format_acc is inf"),
-        ("Verdict(None, 1, '')", "TypeError"),
         ("Verdict('1', 1, '')", "TypeError"),
         ("Verdict(1e300, 1, '')", "the weighted sum of the rewards is 1e+300"),
         ("Verdict(1.0, 99, '')", "no name defined for value 99"),
