@@ -189,7 +189,10 @@ async def test_bad_arguments_are_one_sentence_each(services, nowhere):
     async with AsyncClient(services.addresses["broker"]) as client:
         for call, sentence in (
             (client.submit("demo", PROMPTS, purpose="sell"), "purpose: got 'sell'; allowed: serve, train, evaluate"),
-            (client.submit("demo", [{"text": "x"}]), 'prompts[0]: got none of them, but text; exactly one of "messages"'),
+            (
+                client.submit("demo", [{"text": "x"}]),
+                'prompts[0]: got none of them, but text; exactly one of "messages"',
+            ),
             (client.submit("demo", [7]), "prompts[0]: got 7; allowed: an object with a prompt's fields, or its text"),
             (client.submit("demo", ["a"], instance_ids=[]), "instance_ids: got 0 for 1 prompts"),
             (client.submit("gone", ["a"]), "run 'gone' does not exist"),
