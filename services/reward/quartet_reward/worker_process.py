@@ -56,7 +56,7 @@ class WorkerProcess:
             module: run by `python -m`, with `arguments` and `--parent`, the service's process id.
             variables: environment variables beyond the few that every worker has.
             start_seconds: longest time until it says that it is ready.
-            may_wait: a task may use little CPU, as one that calls a server; else that counts as starved at the deadline.
+            may_wait: a task may use little CPU, as one that calls a server; else it counts as starved at the deadline.
 
         Raises:
             OSError: there can be no process.

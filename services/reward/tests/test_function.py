@@ -133,7 +133,7 @@ async def test_every_value_that_a_function_returns_is_a_score_or_a_failure_of_it
 async def test_a_process_that_others_kill_is_replaced(file):
     name = f"{file}:later"
     async with serving(f'reward.functions=["{name}"]') as service:
-        for number in range(3):
+        for _ in range(3):
             (result,) = (await service.stub.Score(reward_pb2.ScoreRequest(items=[item_of(file, 0, "later")]))).results
             assert result.score.reward == 1.0
             (pid,) = service.functions[0].pool.pids
