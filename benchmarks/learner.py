@@ -12,7 +12,7 @@ and as it is used, each prompt once for its group (`trainer.share_prompts`).
 The batch is 16 groups of 8 completions of about 21 tokens after prompts of 9, as the demo's; or 4 groups of 8 of about
 48 after prompts of 256. Rewards 0 and 1 are mixed in every group, so that none can be spared; the model is the demo's,
 of 312,000 parameters. Both run on one thread. The two losses must agree, with each
-other and with `services/trainer/tests/learner/plain_loop.py`, which shares no code with either.
+other and with `services/trainer/tests/learner/reference.py`, which shares no code with either.
 """
 
 import sys
@@ -27,7 +27,7 @@ from measuring import ROOT, Figure, in_turn, report, seconds_of
 
 sys.path.extend([str(ROOT / "services/trainer/tests/learner"), str(ROOT / "examples/arithmetic")])
 
-import plain_loop
+import reference
 from learner_helpers import Run, make_group
 from model import build_model, build_tokenizer, save
 from quartet.v1 import experience_pb2
@@ -111,7 +111,7 @@ class PlainTraining:
     """The peer."""
 
     def __init__(self, path: Path, batches: list[PlainBatch]):
-        self._model = plain_loop.load(path, torch.float32)
+        self._model = reference.load(path, torch.float32)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
         self._batches = batches
         self._tokens = sum(int(batch.trained.sum()) for batch in batches)
@@ -153,9 +153,8 @@ def compare(size: Size) -> list[Figure]:
         micro_batches = apart._planner.plan(decode_groups(groups, 128))[0].micro_batches
         plain = PlainTraining(path, plain_batches(groups, micro_batches))
         with torch.no_grad():
-            expected = plain_loop.plain_loss(
-                plain_loop.load(path, torch.float32), groups, low=CLIP_LOW, high=CLIP_HIGH
-            ).item()
+            model = reference.load(path, torch.float32)
+            expected = reference.batch_loss(model, groups, low=CLIP_LOW, high=CLIP_HIGH)[0].item()
     losses = {
         "the learner, prompts apart": apart.train_step(groups)["loss"],
         "the learner": learner.train_step(groups)["loss"],

@@ -22,8 +22,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 sys.path.append(str(ROOT / "services/trainer/tests/learner"))
 
-import plain_loop
 from learner_helpers import Run, make_group
+from reference import load
 
 from quartet_trainer.learner import LearnerSettings, create_learner
 
@@ -108,7 +108,7 @@ def our_step(model: Path, recompute: bool):
 
 
 def plain_step(model: Path):
-    network = plain_loop.load(model, torch.float32)
+    network = load(model, torch.float32)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-6)
 
     def step(rng, length: int) -> None:

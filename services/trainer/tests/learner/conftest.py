@@ -3,10 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from learner_helpers import make_model
-
-torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,13 +138,3 @@ def gradients(learner: Any, groups: Sequence[experience_pb2.GroupTensors]) -> di
     found = {name: p.grad.detach().clone() for name, p in learner._causal_lm.named_parameters()}
     learner._optimizer.zero_grad()
     return found
-
-
-def run_ranks(out: Path, work: dict[str, Any], seconds: float = 500) -> None:
-    """Have `plugin_ranks.py` do the jobs of `work` with as many ranks as it says; what they leave is in `out`."""
-    (out / "work.json").write_text(json.dumps(work), encoding="utf-8")
-    here = Path(__file__).parent
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([*sys.path, str(here)])}
-    command = [sys.executable, str(here / "plugin_ranks.py"), str(out)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)
-    assert ended.returncode == 0, ended.stderr[-6000:]

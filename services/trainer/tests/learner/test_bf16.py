@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from learner_helpers import Run, settings
+from learner_helpers import Run, make_model, settings
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
 from quartet_trainer.learner import create_learner
+from quartet_trainer.learner.policy import Policy
 
 
 @pytest.mark.parametrize("plugin", ["torch_ddp", "torch_fsdp", "low_level_zero", "gemini", "hybrid_parallel"])
@@ -32,3 +33,19 @@ def test_what_is_not_rounded(model_path: Path, plugin: str, monkeypatch: pytest.
         assert all(torch.equal(found[name], exact[name]) for name in exact)
     folder = load_file(model_path / "model.safetensors")
     assert all(torch.equal(tensor, folder[name]) for name, tensor in learner._plugin.weights())
+
+
+def test_log_probs_of_a_bf16_model_are_its_logits_own(tmp_path: Path) -> None:
+    """What bf16 rounds are the logits; log-softmax of them, entropy and temperature are float32's."""
+    path = make_model(tmp_path / "model", initializer_range=0.5)
+    model = Qwen2ForCausalLM.from_pretrained(path, torch_dtype=torch.bfloat16, attn_implementation="sdpa")
+    ids = torch.arange(12)[None] * 5 % 64
+    columns, targets = torch.arange(11), ids[0, 1:]
+    temperatures = torch.linspace(0.5, 2.0, 11)
+    with torch.no_grad():
+        log_probs, entropy = Policy(model)(ids, torch.zeros(11).long(), columns, None, targets, temperatures)
+        logits = model(input_ids=ids).logits[0, :-1].double() / temperatures[:, None].double()
+    assert log_probs.dtype == entropy.dtype == torch.float32
+    exact = torch.distributions.Categorical(logits=logits)
+    torch.testing.assert_close(log_probs.double(), exact.log_prob(targets), rtol=1e-6, atol=2e-6)
+    torch.testing.assert_close(entropy.double(), exact.entropy(), rtol=1e-6, atol=2e-6)

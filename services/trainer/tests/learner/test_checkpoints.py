@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
+import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from learner_helpers import Run, make_batch, make_model, settings
+from processes import FORKS, Forked
 
 from quartet_trainer.checkpoints import atomic_folder, checkpoint_folder, find_checkpoints, prune
-from quartet_trainer.learner import LearnerError, create_learner
-
-HERE = Path(__file__).parent
+from quartet_trainer.learner import LearnerError, create_learner, storage
 
 
 def write(root: Path, step: int, text: str = "weights") -> Path:
@@ -88,24 +85,19 @@ def test_prune_keeps_the_newest(tmp_path: Path) -> None:
         prune(tmp_path, keep_last=0)
 
 
-KILLED_WRITER = """
-import json, sys, time
-from pathlib import Path
-from learner_helpers import Run, make_batch, settings
-from quartet_trainer.learner import create_learner
-learner = create_learner(settings(**json.loads(sys.argv[3])), Path(sys.argv[1]), Run())
-from quartet_trainer.learner import storage
-learner.train_step(make_batch(seed=1))
-learner.save(Path(sys.argv[2]) / "step-00000001", {"seen": 1})
-learner.train_step(make_batch(seed=2))
+def stalling_writer(said: Connection, model: Path, root: Path, values: dict[str, Any]) -> None:
+    """Write a checkpoint, and of a second one the model but not the optimizer."""
+    learner = create_learner(settings(**values), model, Run())
+    learner.train_step(make_batch(seed=1))
+    learner.save(root / "step-00000001", {"seen": 1})
+    learner.train_step(make_batch(seed=2))
 
-def stall(*arguments):  # the model is written, the optimizer is not
-    print("stalled", flush=True)
-    time.sleep(600)
+    def stall(*arguments: Any) -> None:
+        said.send("stalled")
+        time.sleep(600)
 
-storage.write_optimizer = stall
-learner.save(Path(sys.argv[2]) / "step-00000002", {"seen": 2})
-"""
+    storage.write_optimizer = stall
+    learner.save(root / "step-00000002", {"seen": 2})
 
 
 VALUE_HEAD = {"algorithm": "ppo", "max_mean_ratio": 0, "critic": {"form": "head", "learning_rate": 1e-2}}
@@ -113,20 +105,12 @@ VALUE_HEAD = {"algorithm": "ppo", "max_mean_ratio": 0, "critic": {"form": "head"
 
 @pytest.mark.parametrize("values", [{}, VALUE_HEAD], ids=["grpo", "value head"])
 def test_killed_while_saving(model_path: Path, tmp_path: Path, values: dict[str, Any]) -> None:
-    # Of as many threads as this process: a sum by two of them differs in its last digit.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([*sys.path, str(HERE)])}
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED_WRITER, str(model_path), str(tmp_path), json.dumps(values)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    ours, theirs = FORKS.Pipe()
+    process = Forked(tmp_path / "stderr", stalling_writer, theirs, model_path, tmp_path, values)
     try:
-        assert process.stdout.readline() == "stalled\n"
+        assert ours.poll(60) and ours.recv() == "stalled", process.said()
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait(timeout=60)
-        process.stdout.close()
+        process.end()
     assert (tmp_path / ".writing-step-00000002" / "model" / "model.safetensors").exists()
     (checkpoint,) = find_checkpoints(tmp_path)
     assert checkpoint.step == 1

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from learner_helpers import Run, gradients, make_batch, make_model, run_ranks, settings
+from learner_helpers import Run, gradients, make_batch, make_model, settings
+from ranks import run_ranks
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -48,8 +49,7 @@ def done(calm: Path, batches: list[list], tmp_path_factory: pytest.TempPathFacto
     jobs.append({"name": "gemini goes on", "settings": {**GEMINI, "learning_rate": 0.0}, "resume": "fsdp"})
     for job in jobs:
         job |= {"model": str(calm), "settings": {**COMMON, **job["settings"]}, "resume": job.get("resume")}
-    encoded = [[group.SerializeToString().hex() for group in groups] for groups in batches]
-    run_ranks(out, {"ranks": RANKS, "jobs": jobs, "batches": encoded})
+    run_ranks(out, RANKS, jobs, batches)
     return out
 
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from learner_helpers import Run, gradients, make_batch, make_model, settings
-from safetensors.torch import load_file
 
 from quartet_trainer.learner import create_learner
 from quartet_trainer.learner import policy as policy_module
@@ -106,60 +101,3 @@ def test_bf16_is_near(tmp_path: Path) -> None:
     rough = create_learner(settings(precision="bf16"), path, Run()).train_step(groups)
     assert rough["loss"] == pytest.approx(exact["loss"], abs=0.02)
     assert rough["grad_norm"] == pytest.approx(exact["grad_norm"], rel=0.05)
-
-
-VALUES = {"algorithm": "dapo", "micro_batch_tokens": 60, "max_grad_norm": 0.5}
-SKIPS = {"skipping": True, "everything": False}
-
-
-def make_batches() -> list[list]:
-    """Unequal lengths, a batch with work for one rank only, and a batch with work for none."""
-    one_needed = make_batch(seed=21, groups=1, size=3)
-    one_needed[0].rewards.data = torch.tensor([1.0, 1.0, 4.0]).numpy().tobytes()
-    one_needed[0].truncated.data = bytes([1, 1, 0])  # dapo leaves the truncated ones out
-    none_needed = make_batch(seed=22, groups=1)
-    none_needed[0].rewards.data = bytes(16)
-    return [make_batch(seed=20, groups=5, size=3), one_needed, none_needed, make_batch(seed=23)]
-
-
-@pytest.fixture(scope="module")
-def two_ranks(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train in two processes under torchrun, over Gloo: one start, one learner after the other."""
-    out = tmp_path_factory.mktemp("two_ranks")
-    job = {
-        "model": str(model_path),
-        "settings": {name: {**VALUES, "skip_zero_advantage": skip} for name, skip in SKIPS.items()},
-        "batches": [[group.SerializeToString().hex() for group in groups] for groups in make_batches()],
-    }
-    for name in SKIPS:
-        (out / name).mkdir()
-    (out / "job.json").write_text(json.dumps(job), encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([*sys.path, str(HERE)]),
-    }
-    done = subprocess.run(
-        [*command, str(HERE / "two_ranks.py"), str(out)], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return out
-
-
-@pytest.mark.parametrize("name", SKIPS)
-def test_two_ranks(model_path: Path, two_ranks: Path, name: str) -> None:
-    batches, skip, out = make_batches(), SKIPS[name], two_ranks / name
-    alone = create_learner(settings(**VALUES, skip_zero_advantage=skip), model_path, Run())
-    assert_same_gradient(load_file(out / "gradient-0.safetensors"), gradients(alone, batches[0]))
-    expected = [alone.train_step(groups) for groups in batches]
-    ranks = [json.loads((out / f"metrics-{rank}.json").read_text(encoding="utf-8")) for rank in (0, 1)]
-    for found in ranks:
-        for ours, theirs in zip(found, expected, strict=True):
-            assert comparable(ours) == pytest.approx(comparable(theirs), rel=1e-5, abs=1e-8)
-    if skip:
-        assert ranks[0][1]["micro_batches"] == 1
-        assert ranks[0][2]["micro_batches"] == 0
-    weights = load_file(out / "weights-1.safetensors")
-    for name, tensor in alone.weights():
-        torch.testing.assert_close(weights[name], tensor, rtol=1e-5, atol=1e-7, msg=name)

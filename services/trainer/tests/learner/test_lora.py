@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import plain_loop
 import pytest
 import torch
 from learner_helpers import VOCABULARY, Run, make_batch, make_model, settings
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from pydantic import ValidationError
 from quartet.v1 import tensor_pb2
+from reference import batch_loss, load
 from transformers import AutoModelForCausalLM
 
 from quartet_common.weights import folder_checksum
@@ -31,7 +31,7 @@ def by_hand(path: Path, adapter: dict[str, torch.Tensor]) -> PeftModel:
     config = LoraConfig(
         task_type="CAUSAL_LM", r=4, lora_alpha=8, lora_dropout=0.0, target_modules=LORA["target_modules"]
     )
-    model = get_peft_model(plain_loop.load(path, torch.float64), config)
+    model = get_peft_model(load(path), config)
     names = {f"{name.removesuffix('.weight')}.default.weight": tensor.double() for name, tensor in adapter.items()}
     missing, unexpected = model.load_state_dict(names, strict=False)
     assert not unexpected
@@ -53,7 +53,7 @@ def test_a_step_is_the_step_that_peft_takes(model_path: Path) -> None:
     learner.train_step(make_batch(seed=41))  # after it B is not 0 any more, and A gets a gradient too
     before = copy(learner)
     model = by_hand(model_path, before)
-    plain_loop.plain_loss(model, groups, low=0.2, high=0.2).backward()
+    batch_loss(model, groups)[0].backward()
     expected = {n.replace(".default", ""): p.grad for n, p in model.named_parameters() if p.requires_grad}
     batch = decode_groups(groups, VOCABULARY)
     learner._accumulator.run(batch, learner._planner.plan(batch)[0])
@@ -90,7 +90,7 @@ def test_an_export_is_the_merged_model(model_path: Path, tmp_path: Path) -> None
     assert not list((tmp_path / "export").glob("adapter*"))
     merged = logits(AutoModelForCausalLM.from_pretrained(tmp_path / "export"))
     torch.testing.assert_close(merged, logits(by_hand(model_path, copy(learner))), rtol=0, atol=1e-4)
-    assert (merged - logits(plain_loop.load(model_path, torch.float64))).abs().max() > 1e-2
+    assert (merged - logits(load(model_path))).abs().max() > 1e-2
 
 
 def test_a_checkpoint_holds_the_adapter_alone_and_goes_on_identically(model_path: Path, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_checkpoint_holds_the_adapter_alone_and_goes_on_identically(model_path
             assert torch.equal(ours, theirs), name
     adapter = tmp_path / "one" / "adapter"
     assert json.loads((adapter / "base.json").read_text(encoding="utf-8"))["path"] == str(model_path)
-    by_peft = PeftModel.from_pretrained(plain_loop.load(model_path, torch.float64), adapter)
+    by_peft = PeftModel.from_pretrained(load(model_path), adapter)
     resumed.load(tmp_path / "one")
     torch.testing.assert_close(logits(by_peft), logits(by_hand(model_path, copy(resumed))), rtol=0, atol=1e-6)
 
@@ -131,7 +131,7 @@ def test_the_reference_is_the_model_without_its_adapter(model_path: Path) -> Non
     learner = make_learner(model_path, kl_coefficient=0.1)
     groups = make_batch(seed=46)
     assert learner.train_step(groups)["kl"] == pytest.approx(0.0, abs=1e-12)
-    adapted, base = (logits(by_hand(model_path, copy(learner))), logits(plain_loop.load(model_path, torch.float64)))
+    adapted, base = (logits(by_hand(model_path, copy(learner))), logits(load(model_path)))
     assert (adapted - base).abs().max() > 1e-2
     assert learner.train_step(groups)["kl"] > 1e-4
 

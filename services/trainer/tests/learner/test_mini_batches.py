@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 from learner_helpers import Run, make_batch, settings
-from plain_algorithms import estimate, read, token_loss
-from plain_loop import load
+from reference import SharedTrunk, estimate, load, policy_losses, read, value_losses
 
 from quartet_trainer.learner import create_learner
 
@@ -23,56 +22,57 @@ def plain_steps(model: Any, critic: Any, batches: list[list], algorithm: str, re
 
     Returns how many value gradients the clip took away, and the greatest distance of a ratio from 1.
     """
-    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)]
+    groups_of = [{"params": list(model.parameters()), "lr": 1e-3}]
     if critic:
-        optimizers.append(torch.optim.AdamW(critic.parameters(), lr=1e-2, weight_decay=0.0))
-    reference = model  # no KL: its log-probs are not looked at
+        shared = {id(parameter) for parameter in model.parameters()}
+        groups_of.append({"params": [p for p in critic.parameters() if id(p) not in shared], "lr": 1e-2})
+    optimizer = torch.optim.AdamW(groups_of, weight_decay=0.0)
     clipped, farthest = 0, 0.0
     for step, groups in enumerate(batches):
-        first = read(groups, model, reference, critic)
+        first = read(groups, model, None, critic)
         estimate(first, algorithm, 0.0, "k1", recompute)
-        old = [(c.lp if recompute else c.rollout).detach().clone() for c in first]
-        old_values = [c.value.detach().clone() for c in first]
         for epoch in range(EPOCHS):
             order = np.random.default_rng([42, step, epoch]).permutation(len(groups))
             for part in np.array_split(order, MINI_BATCHES):
-                now = read(groups, model, reference, critic)
-                chosen = [index for index, c in enumerate(now) if c.group in part]
-                tokens = sum(len(now[index].lp) for index in chosen)
+                now = read(groups, model, None, critic)
+                chosen = [(c, was) for c, was in zip(now, first, strict=True) if c.group in part]
+                tokens = sum(len(c.lp) for c, _ in chosen)
                 loss = torch.zeros((), dtype=torch.float64)
-                for index in chosen:
-                    c = now[index]
-                    for t, lp in enumerate(c.lp):
-                        ratio = torch.exp(lp - old[index][t])
-                        farthest = max(farthest, abs(float(ratio.detach()) - 1))
-                        loss = loss + token_loss(algorithm, ratio, lp, first[index].advantage[t], 0.2, 0.2, 0) / tokens
-                        if critic:
-                            value, before, target = c.value[t], old_values[index][t], first[index].returns[t]
-                            held = before + torch.clip(value - before, -CLIP, CLIP)
-                            free, bounded = (value - target) ** 2, (held - target) ** 2
-                            clipped += int(bounded.detach() > free.detach())
-                            loss = loss + 0.5 * torch.maximum(free, bounded) / tokens
-                for optimizer in optimizers:  # where all tokens are clipped, the gradient is 0, and momentum goes on
-                    optimizer.zero_grad(set_to_none=False)
+                for c, was in chosen:
+                    old = was.old(recompute)
+                    farthest = max([farthest, *((c.lp - old).exp() - 1).abs().tolist()])
+                    loss = loss + policy_losses(algorithm, c.lp, old, was.advantage, 0.2, 0.2).sum() / tokens
+                    if critic:
+                        losses = value_losses(c.value, was.value.detach(), was.returns, CLIP)
+                        (slopes,) = torch.autograd.grad(losses.sum(), c.value, retain_graph=True)
+                        clipped += int((slopes == 0).sum())
+                        loss = loss + losses.sum() / tokens
+                optimizer.zero_grad(set_to_none=False)  # where all tokens are clipped, momentum goes on
                 loss.backward()
-                for optimizer in optimizers:
-                    optimizer.step()
+                optimizer.step()
     return clipped, farthest
 
 
-@pytest.mark.parametrize(("algorithm", "recompute"), [("grpo", False), ("grpo", True), ("ppo", False), ("ppo", True)])
-def test_as_a_plain_loop(model_path: Path, algorithm: str, recompute: bool) -> None:
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("of", ["grpo", "critic", "value head"])
+def test_as_a_plain_loop(model_path: Path, of: str, recompute: bool) -> None:
     batches = [make_batch(seed=71, groups=3, size=2, longest=6), make_batch(seed=72, groups=2, size=3, longest=6)]
-    values: dict[str, Any] = {"algorithm": algorithm, **PASSES}
+    values: dict[str, Any] = {"algorithm": "grpo" if of == "grpo" else "ppo", "max_mean_ratio": 0, **PASSES}
     if recompute:
         values |= {"old_log_probs": "recompute", "correction": "none"}
-    if algorithm == "ppo":
-        values |= {"max_mean_ratio": 0, "critic": {"learning_rate": 1e-2, "value_clip": CLIP}}
+    if of != "grpo":
+        values["critic"] = {"learning_rate": 1e-2, "value_clip": CLIP}
+    if of == "value head":
+        values["critic"] |= {"form": "head", "value_coefficient": 1.0}
     learner = create_learner(settings(**values), model_path, Run())
-    model, critic = load(model_path, torch.float64), None
-    if algorithm == "ppo":
+    model, critic, ours = load(model_path), None, None
+    if of == "critic":
+        ours = learner._critic._model.unwrap()
         critic = create_learner(settings(**values), model_path, Run())._critic._model.unwrap()
-    clipped, farthest = plain_steps(model, critic, batches, algorithm, recompute)
+    elif of == "value head":
+        ours = learner._plugin.value_head
+        critic = SharedTrunk(model, ours)
+    clipped, farthest = plain_steps(model, critic, batches, values["algorithm"], recompute)
     metrics = [learner.train_step(groups) for groups in batches]
     assert learner.step == len(batches)
 
@@ -85,7 +85,7 @@ def test_as_a_plain_loop(model_path: Path, algorithm: str, recompute: bool) -> N
     if recompute:
         assert farthest > 1e-3  # a second pass is not on policy any more: the old log-probs stayed
     if critic is not None:
-        same(learner._critic._model.unwrap(), critic)
+        same(ours, critic if of == "critic" else critic.head)
         assert clipped > 0 < max(one["value_clip_ratio"] for one in metrics)
 
 

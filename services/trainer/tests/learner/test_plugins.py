@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from learner_helpers import Run, make_batch, make_model, run_ranks, settings
+from learner_helpers import Run, make_batch, make_model, settings
 from peft import PeftModel
-from plugin_ranks import whole_gradients
+from ranks import run_ranks, whole_gradients
 from safetensors.torch import load_file
 from test_invariance import assert_same_gradient, comparable
 from transformers import AutoModelForCausalLM
@@ -38,16 +38,14 @@ VALUE_HEAD = {"algorithm": "ppo", "max_mean_ratio": 0, "critic": {"form": "head"
 COMMON = {"micro_batch_tokens": 60, "max_grad_norm": 0.5}
 
 JOBS: dict[str, dict[str, Any]] = {
+    "ddp": {"settings": {"algorithm": "dapo"}},
+    "ddp, everything": {"settings": {"algorithm": "dapo", "skip_zero_advantage": False}},
     "tp2-dp2": {"settings": {**TP2_DP2, "algorithm": "dapo"}},
     # Two pipelines of two stages; in one batch one of them has no work, in another none has.
     "pp2-dp2": {"settings": {**PP2_DP2, "algorithm": "dapo"}},
     "tp2-pp2": {"settings": {**TP2_PP2, "entropy_coefficient": 0.05, "kl_coefficient": 0.2, **CHECKPOINTING}},
     "pp2-dp2, llama": {"settings": {**PP2_DP2, "kl_coefficient": 0.2, "kl_in": "reward"}, "model": "llama"},
-    "tp2-dp2, llama": {"settings": TP2_DP2, "model": "llama"},
     "ddp goes on from tp2-dp2": {"settings": {"algorithm": "dapo"}, "resume": "tp2-dp2"},
-    "tp2-pp2 goes on from ddp": {"settings": {**TP2_PP2, "algorithm": "dapo"}, "resume": "ddp goes on from tp2-dp2"},
-    "zero 1 goes on from ddp": {"settings": {**ZERO_1, "algorithm": "dapo"}, "resume": "ddp goes on from tp2-dp2"},
-    "zero 2 goes on from zero 1": {"settings": {**ZERO_2, "kl_coefficient": 0.2}, "resume": "zero 1 goes on from ddp"},
     "tp2-dp2, zero 1": {"settings": {**TP2_DP2, "algorithm": "dapo", "zero_stage": 1}, "resume": "tp2-dp2"},
     "tp2-dp2, zero 2": {"settings": {**TP2_DP2, "algorithm": "dapo", "zero_stage": 2, "kl_coefficient": 0.2}},
     "pp2-dp2, zero 1, goes on from tp2-dp2, zero 1": {
@@ -58,12 +56,18 @@ JOBS: dict[str, dict[str, Any]] = {
         "settings": ZERO_1,
         "resume": "pp2-dp2, zero 1, goes on from tp2-dp2, zero 1",
     },
+    "zero 2 goes on from zero 1": {
+        "settings": {**ZERO_2, "kl_coefficient": 0.2},
+        "resume": "zero 1 goes on from pp2-dp2, zero 1",
+    },
     "zero 2, value head": {"settings": {**ZERO_2, **VALUE_HEAD}},
     "zero 1 goes on from zero 2, value head": {"settings": {**ZERO_1, **VALUE_HEAD}, "resume": "zero 2, value head"},
-    "fsdp": {"settings": {**FSDP, "entropy_coefficient": 0.05, "kl_coefficient": 0.2, **CHECKPOINTING}},
     "fsdp goes on from ddp": {"settings": {**FSDP, "algorithm": "dapo"}, "resume": "ddp goes on from tp2-dp2"},
     "tp2-pp2 goes on from fsdp": {"settings": TP2_PP2, "resume": "fsdp goes on from ddp"},
-    "fsdp, llama": {"settings": {**FSDP, "kl_coefficient": 0.2, "kl_in": "reward"}, "model": "llama"},
+    "fsdp, llama": {
+        "settings": {**FSDP, "entropy_coefficient": 0.05, "kl_coefficient": 0.2, **CHECKPOINTING},
+        "model": "llama",
+    },
     "tp2-dp2, split_gather, goes on from tp2-dp2": {
         "settings": {**TP2_DP2, **SPLIT_GATHER, "kl_coefficient": 0.2},
         "resume": "tp2-dp2",
@@ -84,7 +88,6 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 """Those of ZeRO keep weights in float32, the others here in float64."""
 BF16 = {
-    "bf16, tp2-dp2": {"settings": {**TP2_DP2, "precision": "bf16"}, "model": "calm"},
     "bf16, pp2-dp2": {"settings": {**PP2_DP2, "precision": "bf16"}, "model": "calm"},
     "bf16, tp2-dp2, split_gather, zero 1": {
         "settings": {**TP2_DP2, **SPLIT_GATHER, "precision": "bf16", "zero_stage": 1},
@@ -135,8 +138,7 @@ def done(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> P
         }
         for name, job in {**JOBS, **BF16}.items()
     ]
-    batches = [[group.SerializeToString().hex() for group in groups] for groups in make_batches()]
-    run_ranks(out, {"ranks": RANKS, "jobs": jobs, "batches": batches})
+    run_ranks(out, RANKS, jobs, make_batches())
     return out
 
 
@@ -170,6 +172,13 @@ def test_as_one_process(models: dict[str, Path], done: Path, name: str) -> None:
         torch.testing.assert_close(moments[moment], tensor, **near, check_dtype=exact, msg=moment)
 
 
+@pytest.mark.parametrize(("name", "micro_batches"), [("ddp", (1, 0)), ("ddp, everything", (1, 3))])
+def test_where_nothing_moves_the_gradient_nothing_is_computed(done: Path, name: str, micro_batches: tuple) -> None:
+    """Of the batch that has work for one completion, and of that which has none."""
+    metrics = json.loads((done / name / "seen-0.json").read_text(encoding="utf-8"))["metrics"]
+    assert tuple(one["micro_batches"] for one in metrics[1:]) == micro_batches
+
+
 def test_fsdp_leaves_a_rank_its_share(models: dict[str, Path], done: Path) -> None:
     whole = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(models["llama"]).parameters())
     held = [json.loads((done / "fsdp, llama" / f"seen-{rank}.json").read_text())["held"] for rank in (0, RANKS - 1)]
@@ -189,7 +198,7 @@ def test_bf16_is_near(models: dict[str, Path], done: Path, name: str) -> None:
     assert all(tensor.isfinite().all() for tensor in weights.values())
 
 
-@pytest.mark.parametrize("name", ["tp2-pp2", "pp2-dp2, llama", "bf16, pp2-dp2", "fsdp", "bf16, fsdp"])
+@pytest.mark.parametrize("name", ["tp2-pp2", "pp2-dp2, llama", "bf16, pp2-dp2", "fsdp, llama", "bf16, fsdp"])
 def test_exports_are_hugging_face_folders(done: Path, name: str) -> None:
     exported = AutoModelForCausalLM.from_pretrained(done / name / "export").state_dict()
     for tensor_name, tensor in load_file(done / name / "weights-0.safetensors").items():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from learner_helpers import Run, gradients, make_batch, settings
-from plain_loop import load
+from reference import load
 
 from quartet_trainer.learner import LearnerError, create_learner
 
@@ -27,7 +27,7 @@ def test_loss_and_gradient(model_path: Path, tmp_path: Path, tokens: int) -> Non
     groups = make_batch(seed=41)
     with_texts = create_learner(settings(ptx=ptx, micro_batch_tokens=tokens), model_path, Run())
     policy = gradients(create_learner(settings(), model_path, Run()), groups)
-    model = load(model_path, torch.float64)
+    model = load(model_path)
     total = torch.zeros((), dtype=torch.float64)
     for text in TEXTS:
         log_probs = torch.log_softmax(model(input_ids=torch.tensor([text])).logits[0], -1)

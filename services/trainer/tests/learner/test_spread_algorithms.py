@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from learner_helpers import Run, make_batch, run_ranks, settings
-from plugin_ranks import watch_steps
+from learner_helpers import Run, make_batch, settings
+from ranks import run_ranks, watch_steps
 from safetensors.torch import load_file
 from test_invariance import assert_same_gradient, comparable
 
@@ -56,18 +56,20 @@ CASES: dict[str, dict[str, Any]] = {
 completions, KLs, values."""
 ONE_BATCH = {"micro_batch_tokens": 100_000, "max_padding": 0.99}
 CUT = {"micro_batch_tokens": 60}
+SPREAD = ("grpo", "dr_grpo", "rloo", "reinforce_pp", "gspo", "ppo", "ptx", "passes")
 JOBS = [
-    *((layout, case) for layout in ("dp2", "tp2", "pp2") for case in CASES if case not in ("lora", "value head")),
-    *((layout, case) for layout in ("zero 1", "zero 2") for case in ("ppo", "ptx", "lora", "value head")),
-    *(("fsdp", case) for case in ("dapo", "reinforce_pp", "ppo", "ptx", "passes")),
+    *(("dp2", case) for case in CASES),
+    *((layout, case) for layout in ("tp2", "pp2") for case in SPREAD),
+    *(("zero 2", case) for case in ("ppo", "ptx", "lora", "value head")),
+    *(("zero 1", case) for case in ("lora", "value head")),
+    *(("fsdp", case) for case in ("reinforce_pp", "ptx", "passes")),
     *((layout, case) for layout in ("tp2, split_gather", "sp2") for case in ("ppo", "ptx")),
-    ("dp2", "lora"),
     ("pp2", "lora"),
-    ("dp2", "value head"),
 ]
-"""Adapters are refused with torch_fsdp and tp_size > 1, value heads with torch_fsdp and hybrid_parallel. ZeRO treats
-all algorithms alike: its ways are its exchange of gradients and what it does to the optimizer. It keeps the optimizer's
-weights in float32."""
+"""A layout meets each way in which an algorithm uses the model: a KL in the loss and in the reward, entropy, log-probs
+beforehand, whole sequences, a critic, texts, several updates. Adapters are refused with torch_fsdp and tp_size > 1,
+value heads with torch_fsdp and hybrid_parallel. ZeRO treats all algorithms alike: its ways are its exchange of
+gradients and what it does to the optimizer. It keeps the optimizer's weights in float32."""
 
 
 def values_of(case: str, texts: Path) -> dict[str, Any]:
@@ -105,8 +107,7 @@ def spread(model_path: Path, texts: Path, batches: list[list], tmp_path_factory:
         }
         for layout, case in JOBS
     ]
-    encoded = [[group.SerializeToString().hex() for group in groups] for groups in batches]
-    run_ranks(out, {"ranks": RANKS, "jobs": jobs, "batches": encoded})
+    run_ranks(out, RANKS, jobs, batches)
     return out
 
 

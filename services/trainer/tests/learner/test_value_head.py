@@ -1,20 +1,19 @@
 """PPO with a value head on the policy: loss, gradient, clip, checkpoint, what is sent and exported, what is refused.
 
-Micro-batches, ranks and ZeRO: `test_spread_algorithms`, case "value head". Killed while saving: `test_checkpoints`.
+Several updates: `test_mini_batches`. Micro-batches, ranks and ZeRO: `test_spread_algorithms`, case "value head". Killed
+while saving: `test_checkpoints`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from learner_helpers import VOCABULARY, Run, make_batch, settings
-from plain_algorithms import plain_algorithm
-from plain_loop import load
 from pydantic import ValidationError
+from reference import SharedTrunk, batch_loss, load
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -27,14 +26,6 @@ HEAD: dict[str, Any] = {
     "max_mean_ratio": 0,
     "critic": {"form": "head", "learning_rate": 1e-2},
 }
-
-
-class Shared:
-    """What `plain_algorithm` reads of a critic: here the trunk is the policy's."""
-
-    def __init__(self, model: Any, head: Any) -> None:
-        self.trunk, self.head = model.model, torch.nn.Linear(32, 1).double()
-        self.head.load_state_dict(head.state_dict())
 
 
 def shifted(learner: Any, scale: float = 0.05) -> Any:
@@ -56,10 +47,10 @@ def test_one_backward_has_the_gradient_of_both_losses(model_path: Path, coeffici
     groups = make_batch(seed=61)
     values = {**HEAD, "kl_coefficient": 0.1, "critic": {"form": "head", "value_coefficient": coefficient}}
     learner = shifted(create_learner(settings(**values), model_path, Run()))
-    model, reference = (load(model_path, torch.float64) for _ in range(2))
+    model, reference = (load(model_path) for _ in range(2))
     model.load_state_dict(learner._causal_lm.state_dict())
-    critic = Shared(model, learner._plugin.value_head)
-    loss, value_loss = plain_algorithm(
+    critic = SharedTrunk(model, learner._plugin.value_head)
+    loss, value_loss = batch_loss(
         model, groups, "ppo", reference=reference, critic=critic, beta=0.1, kl="k1", kl_in="reward"
     )
     of_policy = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
@@ -80,58 +71,6 @@ def test_one_backward_has_the_gradient_of_both_losses(model_path: Path, coeffici
     assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-9)
     assert metrics["value_loss"] == pytest.approx(value_loss.item(), abs=1e-9)
     assert metrics["computed_tokens"] == metrics["trained_tokens"]
-
-
-def token_outputs(model: Any, head: Any, batch: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Log-prob and value of each completion token, one completion after the other."""
-    prompts = batch.tokens.numel() - batch.rows.numel()
-    for row in range(batch.completions):
-        prompt = batch.tokens[batch.prompt_starts[row] :][: batch.prompt_lengths[row]].long()
-        tokens = batch.tokens[prompts + batch.completion_starts[row] :][: batch.completion_lengths[row]].long()
-        hidden = model.model(input_ids=torch.cat([prompt, tokens])[None]).last_hidden_state[0, len(prompt) - 1 : -1]
-        scores = torch.log_softmax(model.lm_head(hidden) / float(batch.temperatures[row]), dim=-1)
-        yield scores[torch.arange(len(tokens)), tokens], hidden @ head.weight[0] + head.bias
-
-
-def test_several_updates_clip_the_values_as_plain_autograd_does(model_path: Path) -> None:
-    """Two passes over a batch: values and returns are those before the first, and the second meets the clip."""
-    groups, rate, clip = make_batch(seed=62), 1e-2, 0.01
-    values = {**HEAD, "epochs": 2, "learning_rate": rate, "correction": "none", "old_log_probs": "recompute"}
-    values["critic"] = {"form": "head", "value_clip": clip, "value_coefficient": 0.5}
-    learner = shifted(create_learner(settings(**values), model_path, Run()))
-    model = load(model_path, torch.float64)
-    model.load_state_dict(learner._causal_lm.state_dict())
-    head = Shared(model, learner._plugin.value_head).head
-    batch = decode_groups(groups, VOCABULARY)
-    mask, targets = batch.loss_mask, learner._planner.plan(batch)[1]
-    was, returns = targets.old_values[mask], targets.returns[mask]
-    metrics = learner.train_step(groups)
-
-    optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=rate, weight_decay=0.0)
-    advantages = ((returns - was) - (returns - was).mean()) / ((returns - was).var() + 1e-8).sqrt()
-    value_losses, clipped, old = [], 0, None
-    for _ in range(2):
-        lp, value = (torch.cat(part)[mask] for part in zip(*token_outputs(model, head, batch), strict=True))
-        if old is None:
-            torch.testing.assert_close(value.detach(), was, rtol=1e-6, atol=1e-7)
-            old = lp.detach()
-        ratio = torch.exp(lp - old)
-        policy_loss = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
-        held = torch.maximum(torch.minimum(value, was + clip), was - clip)
-        losses = 0.5 * torch.maximum((value - returns) ** 2, (held - returns) ** 2)
-        clipped += int(((held - returns) ** 2 > (value - returns) ** 2).sum())
-        value_losses.append(losses.mean().item())
-        optimizer.zero_grad()
-        (policy_loss + 0.5 * losses.mean()).backward()
-        optimizer.step()
-    assert clipped > 0
-    assert metrics["value_clip_ratio"] == pytest.approx(clipped / (2 * int(mask.sum())), abs=1e-12)
-    assert metrics["value_loss"] == pytest.approx(sum(value_losses) / 2, abs=1e-6)
-    for name, tensor in head_of(learner).items():
-        expected = dict(head.named_parameters())[name].detach()
-        torch.testing.assert_close(tensor, expected, rtol=1e-5, atol=1e-7, msg=name)
-    for (name, ours), theirs in zip(learner._causal_lm.named_parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6, msg=name)
 
 
 def test_one_pass_gives_values_and_old_log_probs(model_path: Path) -> None:

@@ -1,29 +1,39 @@
-"""A rollout that only receives weights, by Gloo or from files, in a process of its own, for the publisher's tests.
+"""A rollout that only receives weights, by Gloo or from files, in a process of its own, for the publisher's tests."""
 
-    python receiver.py NAME FOLDER [--at VERSION:BUCKET:SIGNAL] [--spoil VERSION] [--without-gloo] [--before-the-gate]
-
-It prints its port, and writes what it installed to FOLDER/NAME-vVERSION.bin (the buckets, one after another).
-`--at` sends itself a signal before it receives that bucket; `--spoil` flips a byte of that version, once;
-`--before-the-gate`: of a release whose weight stores were open TCPStores.
-"""
-
-import argparse
 import os
 import signal
-import sys
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import grpc
+import pytest
 import torch
 import torch.distributed as dist
-from quartet.v1 import common_pb2, common_pb2_grpc, rollout_pb2, rollout_pb2_grpc
+from processes import FORKS, Forked
+from quartet.v1 import broker_pb2, common_pb2, common_pb2_grpc, rollout_pb2, rollout_pb2_grpc
 from safetensors.torch import load_file
 
 from quartet_common import store_gate
 from quartet_common.weights import Checksum, check_manifest
+
+
+@dataclass
+class Options:
+    """How it differs from a rollout that does its part."""
+
+    at: tuple[int, int, signal.Signals] | None = None
+    """Of that version and before that bucket it sends itself this signal."""
+    spoil: int | None = None
+    """Of that version it flips a byte, once."""
+    without_gloo: bool = False
+    before_the_gate: bool = False
+    """It is of a release whose weight stores were open TCPStores."""
 
 
 class GatedStore(dist.Store):
@@ -43,8 +53,8 @@ class GatedStore(dist.Store):
 
 
 class Receiver(rollout_pb2_grpc.RolloutServiceServicer, common_pb2_grpc.HandshakeServiceServicer):
-    def __init__(self, options: argparse.Namespace):
-        self.options = options
+    def __init__(self, name: str, folder: Path, options: Options):
+        self.name, self.folder, self.options = name, folder, options
         self.version = self.epoch = -1
         self.begun: list[int] = []
         self.group: dist.ProcessGroupGloo | None = None
@@ -103,7 +113,7 @@ class Receiver(rollout_pb2_grpc.RolloutServiceServicer, common_pb2_grpc.Handshak
         def receive():
             try:
                 for index, bucket in enumerate(buckets):
-                    if self.options.at and self.options.at[:2] == [request.policy_version, index]:
+                    if self.options.at and self.options.at[:2] == (request.policy_version, index):
                         os.kill(os.getpid(), self.options.at[2])
                     if request.path:
                         read(request, index, bucket)
@@ -130,7 +140,7 @@ class Receiver(rollout_pb2_grpc.RolloutServiceServicer, common_pb2_grpc.Handshak
         if checksum.value() != request.checksum:
             self.version = self.epoch = -1
             context.abort(grpc.StatusCode.DATA_LOSS, "checksum differs")
-        path = Path(self.options.folder) / f"{self.options.name}-v{request.policy_version}.bin"
+        path = self.folder / f"{self.name}-v{request.policy_version}.bin"
         path.write_bytes(b"".join(bytes(bucket.numpy()) for bucket in buckets))
         self.version = request.policy_version
         return rollout_pb2.FinishWeightUpdateResponse(policy_version=self.version)
@@ -152,30 +162,52 @@ def read(request: rollout_pb2.BeginWeightUpdateRequest, index: int, bucket: torc
             bucket[tensor.offset : tensor.offset + len(data)] = data
 
 
-def at(text: str) -> list[int]:
-    version, bucket, name = text.split(":")
-    return [int(version), int(bucket), signal.Signals[name]]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("name")
-    parser.add_argument("folder")
-    parser.add_argument("--at", type=at)
-    parser.add_argument("--spoil", type=int)
-    parser.add_argument("--without-gloo", action="store_true")
-    parser.add_argument("--before-the-gate", action="store_true")
-    receiver = Receiver(parser.parse_args())
-    torch.set_num_threads(1)
-    server = grpc.server(ThreadPoolExecutor(8))
+def serve(connection: Connection, name: str, folder: Path, options: Options) -> None:
+    """Send the port; serve until the test ends the process. What is installed is in FOLDER/NAME-vVERSION.bin."""
+    receiver, server = Receiver(name, folder, options), grpc.server(ThreadPoolExecutor(8))
     rollout_pb2_grpc.add_RolloutServiceServicer_to_server(receiver, server)
     common_pb2_grpc.add_HandshakeServiceServicer_to_server(receiver, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    print(port, flush=True)
-    sys.stdin.read()  # until the test closes it
-    os._exit(0)
+    connection.send(port)
+    server.wait_for_termination()
 
 
-if __name__ == "__main__":
-    main()
+class ReceiverProcess(Forked):
+    """A receiver that runs, as a member of a run."""
+
+    def __init__(self, name: str, folder: Path, **options: Any):
+        ours, theirs = FORKS.Pipe()
+        super().__init__(folder / f"{name}.stderr", serve, theirs, name, folder, Options(**options))
+        self.name, self.folder = name, folder
+        assert ours.poll(60), f"receiver {name} did not start: {self.said()}"
+        self.member = broker_pb2.Member(
+            instance_id=name,
+            kind=common_pb2.SERVICE_KIND_ROLLOUT,
+            address=f"127.0.0.1:{ours.recv()}",
+            capabilities=["weights.gloo"],
+            state=broker_pb2.MEMBER_STATE_JOINING,
+            policy_version=-1,
+        )
+
+    def installed(self, version: int) -> bytes | None:
+        """The buckets it installed as `version`."""
+        path = self.folder / f"{self.name}-v{version}.bin"
+        return path.read_bytes() if path.exists() else None
+
+
+Receivers = Callable[..., ReceiverProcess]
+
+
+@pytest.fixture
+def receiver(tmp_path: Path) -> Iterator[Receivers]:
+    """Start receivers, `receiver(name, **Options)`; they are ended after the test."""
+    started: list[ReceiverProcess] = []
+
+    def start(name: str, **options: Any) -> ReceiverProcess:
+        started.append(ReceiverProcess(name, tmp_path, **options))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.end()

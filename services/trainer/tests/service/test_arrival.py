@@ -11,8 +11,8 @@ import torch
 from fake_broker import FakeBroker, make_group
 from prometheus_client import REGISTRY
 from quartet.v1 import broker_pb2, common_pb2, experience_pb2
-from test_loop import Train, names_of, train  # noqa: F401  (a fixture)
-from training import Training
+from test_loop import names_of
+from training import Train, Training
 
 from quartet_common.tensors import encode
 from quartet_trainer import life
@@ -53,7 +53,7 @@ def in_a_row(rollout: str) -> float:
 )
 @pytest.mark.parametrize("granted_before", [False, True])
 def test_an_invalid_group_gives_its_place_to_another(
-    train: Train,  # noqa: F811
+    train: Train,
     broker: FakeBroker,
     caplog,
     parts: dict[str, bytes],
@@ -78,7 +78,7 @@ def test_an_invalid_group_gives_its_place_to_another(
     assert any(event.notice.text.startswith(said) for event in broker.events)
 
 
-def test_what_only_people_read_may_be_left_out_and_has_outcomes_of_later_releases(train: Train, broker: FakeBroker):  # noqa: F811
+def test_what_only_people_read_may_be_left_out_and_has_outcomes_of_later_releases(train: Train, broker: FakeBroker):
     later = make_group("pass-0/1", 0)
     transcript = experience_pb2.GroupTranscript.FromString(later.transcript)
     transcript.completions[0].score.outcome = 1000
@@ -89,7 +89,7 @@ def test_what_only_people_read_may_be_left_out_and_has_outcomes_of_later_release
     assert "reward 0, 1000" in (training.folder / "samples" / "step-000000.md").read_text()
 
 
-def test_invalid_groups_in_a_row_are_counted_by_rollout(train: Train, broker: FakeBroker, caplog):  # noqa: F811
+def test_invalid_groups_in_a_row_are_counted_by_rollout(train: Train, broker: FakeBroker, caplog):
     """A valid one of another rollout, and one of the same that came before them, end no row."""
     bad = [f"bad-{n}" for n in range(12)]
     broker.change(
@@ -111,7 +111,7 @@ def test_invalid_groups_in_a_row_are_counted_by_rollout(train: Train, broker: Fa
     training.join()
 
 
-def test_metrics_of_a_rollout_that_has_left_are_removed(train: Train, broker: FakeBroker, caplog):  # noqa: F811
+def test_metrics_of_a_rollout_that_has_left_are_removed(train: Train, broker: FakeBroker, caplog):
     caplog.set_level(logging.INFO)
     for name in ("leaving", "staying"):
         kind, state = common_pb2.SERVICE_KIND_ROLLOUT, broker_pb2.MEMBER_STATE_JOINING
@@ -131,7 +131,7 @@ def test_metrics_of_a_rollout_that_has_left_are_removed(train: Train, broker: Fa
         assert REGISTRY.get_sample_value(series, {"rollout": "staying"}) == 1
 
 
-def test_a_run_none_of_whose_groups_can_be_trained_has_failed_and_says_of_what(train: Train, broker: FakeBroker):  # noqa: F811
+def test_a_run_none_of_whose_groups_can_be_trained_has_failed_and_says_of_what(train: Train, broker: FakeBroker):
     bad = [f"bad-{n}" for n in range(9)]
     contents = {name: invalid(name) for name in bad}
     # What is valid between them begins the count anew, once: in "pass-0/1" it has been seen before.
@@ -149,7 +149,7 @@ def test_a_run_none_of_whose_groups_can_be_trained_has_failed_and_says_of_what(t
     )
 
 
-def test_a_last_batch_that_is_invalid_ends_the_data(train: Train, broker: FakeBroker):  # noqa: F811
+def test_a_last_batch_that_is_invalid_ends_the_data(train: Train, broker: FakeBroker):
     broker.run.spec.max_steps = 0
     bad = names_of(1)
     broker.change(contents={name: invalid(name) for name in bad}, batches_allowed=2, end_of_data=True)
@@ -157,7 +157,7 @@ def test_a_last_batch_that_is_invalid_ends_the_data(train: Train, broker: FakeBr
     assert broker.dropped == bad and broker.trained == [0] and broker.committed == [1]
 
 
-def test_an_evaluation_with_an_unreadable_transcript_is_incomplete(train: Train, broker: FakeBroker, caplog):  # noqa: F811
+def test_an_evaluation_with_an_unreadable_transcript_is_incomplete(train: Train, broker: FakeBroker, caplog):
     caplog.set_level(logging.WARNING)
     broker.change(transcripts=[b"garbage"])
     training = train("trainer.evaluation.sets=['heldout']").start()

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fake_broker import FakeBroker
-from training import Training
+from training import Train
 
 from quartet_common.config import ConfigError
-from quartet_trainer import life
 from quartet_trainer.callbacks import CallbackSection, EvaluationEvent, TrainingFacts, check_callbacks
 from quartet_trainer.callbacks.weights_and_biases import WandbParameters, WandbStarter
 from quartet_trainer.errors import TrainingError
@@ -42,25 +39,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.fixture
-def train(broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Training]]:
-    """Make a Training against `broker`; it is stopped after the test."""
-    made: list[Training] = []
-
-    def make(*overrides: str) -> Training:
-        training = Training(broker, tmp_path / "run", *overrides)
-        monkeypatch.setattr(life, "_load", lambda config: training.learner)
-        made.append(training)
-        return training
-
-    yield make
-    for training in made:
-        training.control.stop()
-        if training._thread.ident is not None:
-            training._thread.join(30)
-
-
-def test_the_docs_example_is_called_in_order(installed: Path, train: Callable[..., Training]) -> None:
+def test_the_docs_example_is_called_in_order(installed: Path, train: Train) -> None:
     training = train("trainer.callbacks=[{name='diary', parameters={file='diary.txt'}}]")
     assert training.start().join() == "all steps are done"
     lines = (training.folder / "diary.txt").read_text(encoding="utf-8").splitlines()
@@ -77,7 +56,7 @@ def test_the_docs_example_is_called_in_order(installed: Path, train: Callable[..
     ]
 
 
-def test_one_that_fails_ends_the_training_and_is_named(installed: Path, train: Callable[..., Training]) -> None:
+def test_one_that_fails_ends_the_training_and_is_named(installed: Path, train: Train) -> None:
     """Its `on_update` cannot write into a folder that is gone; the steps until then stand."""
     training = train("trainer.callbacks=[{name='diary', parameters={file='diary.txt', fail_at=1}}]").start()
     with pytest.raises(TrainingError, match=r"callback 'diary' failed in on_update: RuntimeError: asked to, at step 1"):
@@ -124,7 +103,7 @@ def history(folder: Path) -> list[dict[str, float]]:
     return rows
 
 
-def test_weights_and_biases_get_every_metric_offline(train: Callable[..., Training]) -> None:
+def test_weights_and_biases_get_every_metric_offline(train: Train) -> None:
     training = train("trainer.callbacks=[{name='wandb', parameters={tags=['a test']}}]")
     assert training.start().join() == "all steps are done"
     rows = [json.loads(line) for line in (training.folder / "metrics.jsonl").open(encoding="utf-8")]
@@ -143,9 +122,7 @@ def test_evaluations_have_the_policy_version_as_their_axis(tmp_path: Path) -> No
     assert history(tmp_path) == [{"eval/heldout/ans_acc": 0.5, "policy_version": 2}]
 
 
-def test_without_its_package_it_says_what_to_install(
-    train: Callable[..., Training], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_its_package_it_says_what_to_install(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     training = train("trainer.callbacks=[{name='wandb'}]").start()
     with pytest.raises(TrainingError, match=r"'wandb' failed in start.*pip install 'quartet-trainer\[wandb\]'"):

@@ -1,42 +1,19 @@
 """Dynamic sampling: who is dropped, how often a batch is topped up, and when a batch stays as it is."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
 from fake_broker import FakeBroker
 from quartet.v1 import experience_pb2
-from training import Training
+from training import Train
 
 from quartet_common.config import load_config
 from quartet_common.tensors import encode
-from quartet_trainer import life
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.dynamic_sampling import without_variance
 
 pytestmark = pytest.mark.timeout(120)
 
 ON = "trainer.dynamic_sampling.enabled=true"
-
-
-@pytest.fixture
-def train(broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Training]]:
-    """Make a Training against `broker`; it is stopped after the test."""
-    made: list[Training] = []
-
-    def make(*overrides: str) -> Training:
-        training = Training(broker, tmp_path / "run", *overrides)
-        monkeypatch.setattr(life, "_load", lambda config: training.learner)
-        made.append(training)
-        return training
-
-    yield make
-    for training in made:
-        training.control.stop()
-
-
-Train = Callable[..., Training]
 
 
 def test_equal_rewards_and_only_they_are_without_variance():

@@ -3,42 +3,19 @@
 import json
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ReceiverProcess
 from fake_broker import FakeBroker
 from quartet.v1 import broker_pb2, experience_pb2
-from training import CountingLearner, Training
+from receiver import Receivers
+from training import CountingLearner, Train, Training
 
 from quartet_common.ledger import read_ledger
-from quartet_trainer import life
 from quartet_trainer.checkpoints import find_checkpoints
 from quartet_trainer.errors import SessionLost, TrainingError
 
 pytestmark = pytest.mark.timeout(180)
-
-
-@pytest.fixture
-def train(broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Make a Training against `broker`; it is stopped after the test."""
-    made: list[Training] = []
-
-    def make(*overrides: str) -> Training:
-        training = Training(broker, tmp_path / "run", *overrides)
-        monkeypatch.setattr(life, "_load", lambda config: training.learner)
-        made.append(training)
-        return training
-
-    yield make
-    for training in made:
-        training.control.stop()
-        if training._thread.ident is not None:
-            training._thread.join(30)
-
-
-Train = Callable[..., Training]
 
 
 def test_a_run_without_rollouts_is_trained_committed_exported_and_finished(train: Train, broker: FakeBroker):
@@ -368,7 +345,7 @@ def test_an_evaluation_that_lost_prompts_has_no_figure_and_decides_nothing(train
 
 
 def test_an_evaluation_that_does_not_come_about_costs_its_metrics_only(
-    train: Train, broker: FakeBroker, receiver: Callable[..., ReceiverProcess]
+    train: Train, broker: FakeBroker, receiver: Receivers
 ):
     broker.evaluation_complete.clear()
     broker.add_member(receiver("one").member)
@@ -377,9 +354,7 @@ def test_an_evaluation_that_does_not_come_about_costs_its_metrics_only(
     assert any("was not complete within 0.5 s" in event.notice.text for event in broker.events)
 
 
-def test_no_newer_version_is_published_during_an_evaluation(
-    train: Train, broker: FakeBroker, receiver: Callable[..., ReceiverProcess]
-):
+def test_no_newer_version_is_published_during_an_evaluation(train: Train, broker: FakeBroker, receiver: Receivers):
     one = receiver("one")
     broker.add_member(one.member)
     broker.evaluation_complete.clear()
@@ -397,7 +372,7 @@ def test_no_newer_version_is_published_during_an_evaluation(
 
 
 def test_a_rollout_that_comes_while_a_batch_is_awaited_gets_weights_at_once(
-    train: Train, broker: FakeBroker, receiver: Callable[..., ReceiverProcess]
+    train: Train, broker: FakeBroker, receiver: Receivers
 ):
     broker.change(batches_allowed=1)
     training = train().start()

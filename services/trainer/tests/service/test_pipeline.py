@@ -2,24 +2,24 @@
 
 import fcntl
 import json
-import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import ReceiverProcess
 from fake_broker import FakeBroker
 from quartet.v1 import broker_pb2, rollout_pb2
-from training import CountingLearner, Training
+from receiver import Receivers
+from training import CountingLearner, Train, Training
 
 from quartet_common.weights import Checksum, plan_buckets
-from quartet_trainer import checkpointing, life
+from quartet_trainer import checkpointing
 from quartet_trainer.checkpoints import find_checkpoints
 from quartet_trainer.checkpoints.best import Patience
 from quartet_trainer.config import TrainerSection
@@ -64,25 +64,15 @@ class SnapshotLearner(CountingLearner):
 
 
 @pytest.fixture
-def train(broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Training]]:
-    """Make a Training against `broker`; it is stopped after the test."""
-    made: list[Training] = []
+def train(train: Train) -> Train:
+    """Of learners that can be written while they count on."""
 
     def make(*overrides: str) -> Training:
-        training = Training(broker, tmp_path / "run", *overrides)
+        training = train(*overrides)
         training.learner = SnapshotLearner()
-        monkeypatch.setattr(life, "_load", lambda config: training.learner)
-        made.append(training)
         return training
 
-    yield make
-    for training in made:
-        training.control.stop()
-        if training._thread.ident is not None:
-            training._thread.join(30)
-
-
-Train = Callable[..., Training]
+    return make
 
 
 def test_the_next_batch_is_fetched_while_this_one_is_trained(train: Train, broker: FakeBroker):
@@ -133,11 +123,9 @@ def test_a_session_that_is_fenced_while_fetching_ends_the_training(train: Train,
     assert broker.trained == []
 
 
-def test_a_step_is_trained_while_weights_are_sent(
-    train: Train, broker: FakeBroker, receiver: Callable[..., ReceiverProcess]
-):
+def test_a_step_is_trained_while_weights_are_sent(train: Train, broker: FakeBroker, receiver: Receivers):
     # It stops in the midst of version 1, and lives.
-    one = receiver("one", "--at", "1:0:SIGSTOP")
+    one = receiver("one", at=(1, 0, signal.SIGSTOP))
     broker.add_member(one.member)
     broker.change(batches_allowed=1)
     training = train().start()
@@ -146,7 +134,7 @@ def test_a_step_is_trained_while_weights_are_sent(
     broker.change(batches_allowed=10**9)
     broker.wait_until(lambda: broker.trained == [0, 1])  # version 1 is not there yet
     assert one.installed(1) is None
-    os.kill(one.process.pid, 18)  # SIGCONT
+    one.send(signal.SIGCONT)
     assert training.join(120) == "all steps are done"
     assert one.installed(1) is not None and one.installed(3) is not None
     versions = [event.weights.policy_version for event in broker.events if event.HasField("weights")]
@@ -347,9 +335,7 @@ def test_random_generators_go_on_where_the_checkpoint_was():
     assert draw() == first
 
 
-def test_a_trace_shows_trainer_weights_and_rollouts_on_one_clock(
-    train: Train, broker: FakeBroker, receiver: Callable[..., ReceiverProcess]
-):
+def test_a_trace_shows_trainer_weights_and_rollouts_on_one_clock(train: Train, broker: FakeBroker, receiver: Receivers):
     broker.add_member(receiver("one").member)
     broker.change(batches_allowed=2)
     training = train("trainer.trace=true", "trainer.observe_seconds=0.02").start()

@@ -2,15 +2,15 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import ReceiverProcess
 from quartet.v1 import broker_pb2, tensor_pb2
+from receiver import ReceiverProcess, Receivers
 
 from quartet_common.config import SecuritySection
 from quartet_trainer.config import WeightsSection
@@ -89,9 +89,6 @@ def assert_installed(receiver: ReceiverProcess, version: int) -> None:
         assert wanted in bytes(rest), name
 
 
-Receivers = Callable[..., ReceiverProcess]
-
-
 @each_transport
 def test_tensors_arrive_bit_by_bit_at_every_rollout(publisher: Publisher, members: StaticMembers, receiver: Receivers):
     both = [receiver("one"), receiver("two")]
@@ -133,7 +130,7 @@ def test_a_packed_copy_arrives_as_it_was_taken_also_at_whoever_comes_later(
 def test_a_rollout_killed_in_mid_broadcast_costs_one_group(
     publisher: Publisher, members: StaticMembers, receiver: Receivers
 ):
-    well, doomed = receiver("well"), receiver("doomed", "--at", "2:2:SIGKILL")
+    well, doomed = receiver("well"), receiver("doomed", at=(2, 2, signal.SIGKILL))
     members.add(well)
     members.add(doomed)
     assert publish(publisher, 1).rollouts == 2
@@ -142,7 +139,7 @@ def test_a_rollout_killed_in_mid_broadcast_costs_one_group(
     published = publish(publisher, 2)
     assert published.rollouts == 1 and published.failures
     assert time.monotonic() - began < 30
-    assert doomed.process.wait(timeout=10) == -signal.SIGKILL
+    assert doomed.wait(10) == -signal.SIGKILL
     assert_installed(well, 2)
     # By file the other may have it before the dead one is missed: the group ends then, and no new one is needed.
     ended = publisher._settings.transport == "file" and publisher.epoch == -1
@@ -153,7 +150,7 @@ def test_a_rollout_killed_in_mid_broadcast_costs_one_group(
 def test_a_rollout_that_hangs_is_given_up_when_its_membership_ends(
     publisher: Publisher, members: StaticMembers, receiver: Receivers
 ):
-    well, hanging = receiver("well"), receiver("hanging", "--at", "2:1:SIGSTOP")
+    well, hanging = receiver("well"), receiver("hanging", at=(2, 1, signal.SIGSTOP))
     members.add(well)
     members.add(hanging)
     assert publish(publisher, 1).rollouts == 2
@@ -195,7 +192,7 @@ def test_a_rollout_that_got_other_bytes_is_synchronised_again(
     publisher: Publisher, members: StaticMembers, receiver: Receivers
 ):
     members.add(receiver("well"))
-    spoiled = receiver("spoiled", "--spoil", "1")
+    spoiled = receiver("spoiled", spoil=1)
     members.add(spoiled)
     published = publish(publisher, 1)
     assert published.rollouts == 1 and "checksum" in published.failures[0]
@@ -214,7 +211,7 @@ def test_no_rollout_is_no_error(publisher: Publisher):
 def test_a_rollout_without_gloo_is_left_out_with_a_reason(
     publisher: Publisher, members: StaticMembers, receiver: Receivers
 ):
-    members.add(receiver("other", "--without-gloo"))
+    members.add(receiver("other", without_gloo=True))
     well = receiver("well")
     members.add(well)
     published = publish(publisher, 1)
@@ -250,7 +247,7 @@ def test_weights_that_are_not_those_announced_are_refused(
 def test_an_older_rollout_opens_the_store_while_it_is_in_the_group(
     publisher: Publisher, members: StaticMembers, receiver: Receivers
 ):
-    store, older, newer = publisher._store, receiver("older", "--before-the-gate"), receiver("newer")
+    store, older, newer = publisher._store, receiver("older", before_the_gate=True), receiver("newer")
 
     def open_to_strangers() -> bool:
         try:
@@ -274,7 +271,7 @@ def test_an_older_rollout_gets_nothing_where_no_open_store_is_allowed(members: S
     settings = WeightsSection(bucket_bytes=BUCKET_BYTES, timeout_seconds=20, allow_open_store=False)
     publisher = Publisher("test", settings, WeightStore("127.0.0.1"), members, SecuritySection(), specs())
     newer = receiver("newer")
-    members.add(receiver("older", "--before-the-gate"))
+    members.add(receiver("older", before_the_gate=True))
     members.add(newer)
     published = publish(publisher, 1)
     assert published.rollouts == 1

@@ -11,27 +11,32 @@ from pathlib import Path
 
 import grpc
 import pytest
-from conftest import ReceiverProcess
 from fake_broker import FakeBroker
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from processes import Forked
 from quartet.v1 import broker_pb2, common_pb2, common_pb2_grpc, trainer_pb2, trainer_pb2_grpc
+from receiver import Receivers
 
 from quartet_common.ledger import read_ledger
 from quartet_common.ports import free_port
+from quartet_trainer.__main__ import main
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
-class TrainerProcess:
-    """`python -m quartet_trainer`, as a person starts it."""
+def start_command(options: list[str]) -> None:
+    sys.argv = ["quartet-trainer", *options]
+    sys.exit(main())
 
-    def __init__(self, *overrides: str):
+
+class TrainerProcess(Forked):
+    """The command, as a person starts it; with `environment` as torchrun does."""
+
+    def __init__(self, folder: Path, *overrides: str, environment: dict[str, str] | None = None):
         self.port = free_port()
-        overrides = ("run.id=test", f"addresses.trainer=127.0.0.1:{self.port}", "server.metrics=false", *overrides)
-        options = [word for override in overrides for word in ("--set", override)]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "quartet_trainer", *options], stderr=subprocess.PIPE, text=True
-        )
+        overrides = (f"addresses.trainer=127.0.0.1:{self.port}", *overrides)
+        self.options = [word for override in overrides for word in ("--set", override)]
+        super().__init__(folder / f"trainer-{self.port}.stderr", start_command, self.options, environment=environment)
         self.channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
         self.stub = trainer_pb2_grpc.TrainerServiceStub(self.channel)
 
@@ -46,46 +51,51 @@ class TrainerProcess:
     def wait_until(self, condition: Callable[[], bool], seconds: float = 90.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
-            assert self.process.poll() is None, self.process.stderr.read()
+            assert self.poll() is None, self.said()
             assert time.monotonic() < deadline, "did not come about in time"
-            time.sleep(0.1)
+            time.sleep(0.05)
 
-    def end(self, seconds: float = 60.0) -> tuple[int, str]:
-        """Wait for the process; returns its exit status and what it said."""
-        _, said = self.process.communicate(timeout=seconds)
-        return self.process.returncode, said
+    def outcome(self, seconds: float = 120.0) -> tuple[int, str]:
+        """Wait for its end; returns its exit status and what it said."""
+        return self.wait(seconds), self.said()
 
 
 @pytest.fixture
-def trainer(broker: FakeBroker, model: Path, tmp_path: Path) -> Iterator[Callable[..., TrainerProcess]]:
-    """Start trainers of the run 'test'; they are ended after the test."""
-    started: list[TrainerProcess] = []
-
-    def start(*overrides: str) -> TrainerProcess:
-        basics = (f"addresses.broker={broker.address}", f"model.path={model}", f"run.folder={tmp_path / 'run'}")
-        started.append(TrainerProcess(*basics, *overrides))
-        return started[-1]
-
-    yield start
-    for trainer in started:
-        trainer.channel.close()
-        if trainer.process.poll() is None:
-            trainer.process.kill()
-            trainer.process.communicate()
+def basics(broker: FakeBroker, model: Path, tmp_path: Path) -> tuple[str, ...]:
+    folder = f"run.folder={tmp_path / 'run'}"
+    return "run.id=test", "server.metrics=false", f"addresses.broker={broker.address}", f"model.path={model}", folder
 
 
 Start = Callable[..., TrainerProcess]
 
 
+@pytest.fixture
+def trainer(basics: tuple[str, ...], tmp_path: Path) -> Iterator[Start]:
+    """Start trainers of the run 'test'; they are ended after the test."""
+    started: list[TrainerProcess] = []
+
+    def start(*overrides: str, environment: dict[str, str] | None = None) -> TrainerProcess:
+        started.append(TrainerProcess(tmp_path, *basics, *overrides, environment=environment))
+        return started[-1]
+
+    yield start
+    for trainer in started:
+        trainer.channel.close()
+        trainer.end()
+
+
 def test_a_whole_run_ends_by_itself_with_status_0(
-    trainer: Start, broker: FakeBroker, tmp_path: Path, receiver: Callable[..., ReceiverProcess]
+    basics: tuple[str, ...], broker: FakeBroker, tmp_path: Path, receiver: Receivers
 ):
+    """Here the process is a new interpreter, which imports what it needs itself; the others are forks."""
     one = receiver("one")
     broker.add_member(one.member)
-    process = trainer()
-    status, said = process.end(120)
-    assert status == 0, said
-    assert "Traceback" not in said
+    options = [word for override in (*basics, "addresses.trainer=127.0.0.1:0") for word in ("--set", override)]
+    command = [sys.executable, "-m", "quartet_trainer", *options]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "install" not in done.stderr, "no dependency's advice"
     assert broker.trained == [0, 1, 2] and broker.finished[0].state == broker_pb2.RUN_STATE_SUCCEEDED
     assert len(one.installed(3)) == len(one.installed(0)) > 10_000
     assert one.installed(3) != one.installed(0), "the weights have moved"
@@ -136,7 +146,7 @@ def test_every_rpc_while_a_run_is_trained(trainer: Start, broker: FakeBroker, tm
     stopped = process.stub.Stop(trainer_pb2.StopRequest(reason="enough"), timeout=30)
     assert stopped.step == 2
     assert [report.step for report in watching] == [], "the stream ends with the training"
-    assert process.end()[0] == 0
+    assert process.wait() == 0
     assert not broker.finished, "the run stays open"
 
 
@@ -144,12 +154,12 @@ def test_sigterm_leaves_a_committed_checkpoint_and_the_next_start_goes_on(traine
     broker.change(batches_allowed=2)
     process = trainer()
     broker.wait_until(lambda: broker.trained == [0, 1], 120)
-    process.process.send_signal(signal.SIGTERM)
-    status, said = process.end(30)
+    process.send(signal.SIGTERM)
+    status, said = process.outcome(30)
     assert status == 0 and "Traceback" not in said, said
     assert broker.committed == [2]
     broker.change(batches_allowed=10**9)
-    assert trainer().end(120)[0] == 0
+    assert trainer().wait(120) == 0
     assert broker.opened[1].checkpoint_step == 2 and broker.trained == [0, 1, 2]
 
 
@@ -162,12 +172,11 @@ def test_a_killed_trainer_goes_back_to_its_checkpoints_place_in_the_ledger(
     broker.change(batches_allowed=3)
     first = trainer("trainer.checkpoint.interval=2")
     first.wait_until(lambda: ledger.exists() and len(ledger.read_bytes().splitlines()) == 3)
-    first.process.kill()
     first.end()
     assert [path.name for path in root.glob("step-*")] == ["step-00000002"]
     broker.change(batches_allowed=10**9)
     second = trainer("trainer.checkpoint.interval=2")
-    status, said = second.end(120)
+    status, said = second.outcome()
     assert status == 0, said
     assert broker.trained == [0, 1, 2, 2, 3, 4], "step 2 was undone by the kill"
     for step in (4, 5):
@@ -176,18 +185,16 @@ def test_a_killed_trainer_goes_back_to_its_checkpoints_place_in_the_ledger(
         assert lines == [(s, [f"pass-0/{2 * s}", f"pass-0/{2 * s + 1}"]) for s in range(step)]
 
 
-def test_a_trainer_alone_is_healthy_and_says_what_it_waits_for(model: Path, tmp_path: Path):
+def test_a_trainer_alone_is_healthy_and_says_what_it_waits_for(trainer: Start):
     nobody = f"127.0.0.1:{free_port()}"
-    process = TrainerProcess(f"model.path={model}", f"run.folder={tmp_path}", f"addresses.broker={nobody}")
-    try:
-        process.wait_until(lambda: f"broker at {nobody}" in process.handshake().waiting_for)
-        health = health_pb2_grpc.HealthStub(process.channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
-        assert health.status == health_pb2.HealthCheckResponse.SERVING
-        assert {"plugin.torch_ddp", "weights.gloo"} <= set(process.handshake().capabilities)
-        assert process.status().phase == trainer_pb2.TRAINER_PHASE_WAITING_FOR_BROKER
-    finally:
-        process.process.send_signal(signal.SIGINT)
-        status, said = process.end(30)
+    process = trainer(f"addresses.broker={nobody}")
+    process.wait_until(lambda: f"broker at {nobody}" in process.handshake().waiting_for)
+    health = health_pb2_grpc.HealthStub(process.channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
+    assert health.status == health_pb2.HealthCheckResponse.SERVING
+    assert {"plugin.torch_ddp", "weights.gloo"} <= set(process.handshake().capabilities)
+    assert process.status().phase == trainer_pb2.TRAINER_PHASE_WAITING_FOR_BROKER
+    process.send(signal.SIGINT)
+    status, said = process.outcome(30)
     assert status == 130 and "Traceback" not in said, said
 
 
@@ -196,33 +203,31 @@ def test_a_fenced_trainer_ends_with_status_1_and_one_sentence(trainer: Start, br
     process = trainer()
     broker.wait_until(lambda: broker.trained == [0], 120)
     broker.change(session_epoch=2)
-    status, said = process.end(60)
+    status, said = process.outcome(60)
     assert status == 1
     assert "the broker refuses LeaseExperience of step 1" in said and "Traceback" not in said, said
 
 
-def test_two_ranks_train_the_same_run(trainer: Start, broker: FakeBroker, receiver: Callable[..., ReceiverProcess]):
+def test_two_ranks_train_the_same_run(trainer: Start, broker: FakeBroker, receiver: Receivers):
     one = receiver("one")
     broker.add_member(one.member)
+    broker.change(batches_allowed=2)
     process = trainer("trainer.ranks=2", "trainer.checkpoint.interval=2")
     assert process.status().world_size == 2
-    status, said = process.end(180)
-    assert status == 0, said
-    assert broker.trained == [0, 1, 2] and broker.committed == [2, 3]
-    assert one.installed(3) != one.installed(0)
-
-
-def test_a_lost_rank_ends_the_trainer(trainer: Start, broker: FakeBroker):
-    broker.change(batches_allowed=1)
-    process = trainer("trainer.ranks=2")
-    broker.wait_until(lambda: broker.trained == [0], 120)
+    broker.wait_until(lambda: broker.committed == [2], 180)
     children = Path(f"/proc/{process.process.pid}/task").glob("*/children")
-    ranks = [int(pid) for file in children for pid in file.read_text().split()]
-    assert len(ranks) == 1
-    os.kill(ranks[0], signal.SIGKILL)
-    status, said = process.end(60)
+    (rank,) = (int(pid) for file in children for pid in file.read_text().split())
+    os.kill(rank, signal.SIGKILL)
+    status, said = process.outcome()
     assert status == 1 and "Traceback" not in said, said
     assert "rank 1 ended with status -9" in said or "a rank of the training job is lost" in said
+
+    broker.change(batches_allowed=10**9)
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [trainer(environment={**world, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
+    assert [rank.wait(120) for rank in ranks] == [0, 0], "started by torchrun they go on, and end together"
+    assert broker.trained == [0, 1, 2] and broker.committed == [2, 3]
+    assert one.installed(3) != one.installed(0)
 
 
 @pytest.mark.parametrize(
@@ -244,6 +249,6 @@ def test_a_lost_rank_ends_the_trainer(trainer: Start, broker: FakeBroker):
     ],
 )
 def test_what_cannot_be_used_is_one_sentence_and_status_2(trainer: Start, override: str, sentence: str):
-    status, said = trainer(override).end()
+    status, said = trainer(override).outcome()
     assert status == 2
     assert sentence in said and said.count("\n") == 1, said

@@ -5,7 +5,8 @@ import logging
 import pytest
 from fake_broker import FakeBroker
 from quartet.v1 import broker_pb2
-from test_loop import Train, names_of, train  # noqa: F401  (a fixture)
+from test_loop import names_of
+from training import Train
 
 from quartet_common.ledger import ledger_digest
 from quartet_trainer.errors import TrainingError
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture
-def behind(train: Train, broker: FakeBroker) -> Train:  # noqa: F811
+def behind(train: Train, broker: FakeBroker) -> Train:
     """A trainer with a checkpoint of 2 steps; the broker's books end at step 1."""
     first = train("trainer.checkpoint.interval=1")
     broker.change(batches_allowed=2)
@@ -53,7 +54,7 @@ def test_a_ledger_with_a_hole_is_refused(behind: Train, broker: FakeBroker, tmp_
 
 @pytest.mark.parametrize(("books", "warned"), [(0, True), (1, False)])
 def test_a_broker_of_before_is_told_the_ids_of_the_last_steps(
-    train: Train,  # noqa: F811
+    train: Train,
     broker: FakeBroker,
     caplog,
     books: int,

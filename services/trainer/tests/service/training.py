@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from fake_broker import FakeBroker
 from quartet.v1 import broker_pb2, common_pb2, experience_pb2, tensor_pb2
@@ -122,3 +123,24 @@ class Training:
 
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+Train = Callable[..., Training]
+
+
+@pytest.fixture
+def train(broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Train]:
+    """Make a Training against `broker`; it is stopped after the test."""
+    made: list[Training] = []
+
+    def make(*overrides: str) -> Training:
+        training = Training(broker, tmp_path / "run", *overrides)
+        monkeypatch.setattr(life, "_load", lambda config: training.learner)
+        made.append(training)
+        return training
+
+    yield make
+    for training in made:
+        training.control.stop()
+        if training._thread.ident is not None:
+            training._thread.join(30)

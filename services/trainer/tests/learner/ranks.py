@@ -1,30 +1,24 @@
-"""The ranks of `test_plugins` and `test_spread_algorithms`: one start of the interpreter, forked, for all jobs.
-
-Each leaves what it saw in the folder that is its argument, beside `work.json`, which says what to do.
-"""
+"""Ranks that do jobs for the tests of plugins: forked once for all jobs; each leaves what it saw in a folder."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
-import sys
-import traceback
+import time
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import torch
 from learner_helpers import VOCABULARY, Run, settings
+from processes import Forked
 from quartet.v1 import experience_pb2
 from safetensors.torch import save_file
 
-from quartet_trainer.learner import colossalai_cures
-
-colossalai_cures.apply()
-
-from quartet_common.ports import free_port  # noqa: E402
-from quartet_trainer.batches import decode_groups  # noqa: E402
-from quartet_trainer.learner import create_learner, distributed  # noqa: E402
+from quartet_common.ports import free_port
+from quartet_trainer.batches import decode_groups
+from quartet_trainer.launch import leave_process
+from quartet_trainer.learner import create_learner, distributed
 
 
 def whole_gradients(learner: Any, groups: list) -> dict[str, torch.Tensor]:
@@ -93,7 +87,7 @@ def do(job: dict[str, Any], batches: list[list], out: Path, rank: int) -> None:
     folder = out / job["name"]
     folder.mkdir(exist_ok=True)
     learner = create_learner(settings(**job["settings"]), Path(job["model"]), Run())
-    if job["resume"]:
+    if job.get("resume"):
         plan, *_ = learner._planner.plan(batch := decode_groups(batches[0], VOCABULARY))
         # A pass without gradient before: nothing of the weights that it saw may stay.
         learner._planner._of_all(batch, plan, learner._plugin.log_probs)
@@ -104,7 +98,7 @@ def do(job: dict[str, Any], batches: list[list], out: Path, rank: int) -> None:
     specs = {name: list(shape) for name, _, shape in learner.weight_specs()}
     learner.save(folder / "checkpoint", {"saved": job["name"]})
     learner.export(folder / "export")
-    if rank in (0, 3):
+    if rank in (0, torch.distributed.get_world_size() - 1):
         save_file(gradient, folder / f"gradient-{rank}.safetensors")
         save_file(weights, folder / f"weights-{rank}.safetensors")
         held = sum(parameter.numel() for _, parameter in learner._plugin.parameters())
@@ -122,41 +116,31 @@ def do_steps(job: dict[str, Any], batches: list[list], out: Path, rank: int) -> 
     (folder / f"metrics-{rank}.json").write_text(json.dumps(metrics), encoding="utf-8")
 
 
-def main() -> None:
-    import quartet_trainer.learner.plugins.hybrid_parallel  # noqa: F401 - imported once, before the fork
-
-    torch.set_num_threads(1)
-    out = Path(sys.argv[1])
-    work = json.loads((out / "work.json").read_text(encoding="utf-8"))
-    batches = [
-        [experience_pb2.GroupTensors.FromString(bytes.fromhex(group)) for group in groups] for groups in work["batches"]
-    ]
-    os.environ.update(WORLD_SIZE=str(work["ranks"]), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-    children = []
-    for rank in range(work["ranks"]):
-        if child := os.fork():
-            children.append(child)
-            continue
-        try:
-            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
-            distributed.initialize(seed=0)
-            for job in work["jobs"]:
-                (do_steps if job.get("steps_only") else do)(job, batches, out, rank)
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(1)
-    failed = False
-    while children:  # whichever ends first: if one has failed, the others wait for it in vain
-        child, status = os.wait()
-        children.remove(child)
-        if status and not failed:
-            failed = True
-            for other in children:
-                os.kill(other, signal.SIGKILL)
-    sys.exit(failed)
+def work_of(
+    rank: int, world: int, port: int, out: Path, jobs: list[dict[str, Any]], batches: list[list[bytes]]
+) -> None:
+    """A rank: all jobs, one after the other."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    distributed.initialize(seed=0)
+    decoded = [[experience_pb2.GroupTensors.FromString(group) for group in groups] for groups in batches]
+    for job in jobs:
+        (do_steps if job.get("steps_only") else do)(job, decoded, out, rank)
+    leave_process(0)
 
 
-if __name__ == "__main__":
-    main()
+def run_ranks(out: Path, ranks: int, jobs: list[dict[str, Any]], batches: list[list], seconds: float = 500) -> None:
+    """Have so many ranks do the jobs; what they leave is in `out`. The first that fails is shown, the others end."""
+    port, encoded = free_port(), [[group.SerializeToString() for group in groups] for groups in batches]
+    errors = [out / f"rank-{rank}.stderr" for rank in range(ranks)]
+    started = [Forked(errors[rank], work_of, rank, ranks, port, out, jobs, encoded) for rank in range(ranks)]
+    running, deadline = {one.process.sentinel: one for one in started}, time.monotonic() + seconds
+    try:
+        while running and (ended := wait(list(running), deadline - time.monotonic())):
+            for sentinel in ended:
+                one = running.pop(sentinel)
+                assert one.wait() == 0, one.said()[-6000:]
+        assert not running, f"the ranks did not end in {seconds:g} s"
+    finally:
+        for one in started:
+            one.end()

@@ -1,0 +1,260 @@
+"""Every formula of the losses written a second time, as its paper has it and sharing no code with the trainer.
+
+First in Python floats, for one token or one completion at a time, losses with their derivative by the token's log-prob;
+then, from these, the loss of a batch of groups. There is no other copy in the tests.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from quartet.v1 import experience_pb2
+from torch import Tensor
+from transformers import Qwen2ForCausalLM
+
+from quartet_common.tensors import decode, decode_ragged
+
+Slope = tuple[float, float]
+"""A number, and its derivative by the log-prob (or the value) of the token."""
+
+
+def held(difference: float) -> Slope:
+    """A ratio's exponent as it is taken: within +-20, as the documentation says."""
+    return (difference, 1.0) if abs(difference) <= 20 else (math.copysign(20.0, difference), 0.0)
+
+
+def surrogate(difference: float, advantage: float, low: float, high: float, dual: float = 0.0) -> Slope:
+    """-min(r A, clip(r, 1 - low, 1 + high) A), at most -dual A where A < 0."""
+    exponent, slope = held(difference)
+    ratio = math.exp(exponent)
+    clipped = min(max(ratio, 1 - low), 1 + high)
+    if dual and advantage < 0 and ratio > dual:
+        return -dual * advantage, 0.0
+    if ratio * advantage <= clipped * advantage:  # inside the bounds both are the same
+        return -ratio * advantage, -ratio * advantage * slope
+    return -clipped * advantage, 0.0
+
+
+def cispo(difference: float, advantage: float, log_prob: float, high: float) -> Slope:
+    """-sg(min(r, 1 + high)) A log p."""
+    weight = min(math.exp(held(difference)[0]), 1 + high)
+    return -weight * advantage * log_prob, -weight * advantage
+
+
+KLS: dict[str, Callable[[float], Slope]] = {
+    # Of d = log p - log p_other.
+    "k1": lambda d: held(d),
+    "k2": lambda d: (held(d)[0] ** 2 / 2, held(d)[0] * held(d)[1]),
+    "k3": lambda d: (math.exp(-held(d)[0]) + held(d)[0] - 1, (1 - math.exp(-held(d)[0])) * held(d)[1]),
+}
+
+
+def value_loss(value: float, old: float, target: float, clip: float) -> Slope:
+    """max((V - R)^2, (V_clip - R)^2) / 2; derivative by V."""
+    bounded = min(max(value, old - clip), old + clip) if clip else value
+    if (value - target) ** 2 >= (bounded - target) ** 2:
+        return (value - target) ** 2 / 2, value - target
+    return (bounded - target) ** 2 / 2, 0.0
+
+
+def normalized(rewards: Sequence[float], epsilon: float = 1e-4) -> list[float]:
+    std = statistics.stdev(rewards) if len(rewards) > 1 else 0.0
+    return [r / (std + epsilon) for r in centered(rewards)]
+
+
+def centered(rewards: Sequence[float]) -> list[float]:
+    return [r - statistics.fmean(rewards) for r in rewards]
+
+
+def leave_one_out(rewards: Sequence[float]) -> list[float]:
+    return [r - (sum(rewards) - r) / max(1, len(rewards) - 1) for r in rewards] if len(rewards) > 1 else [0.0]
+
+
+def gae(rewards: Sequence[float], values: Sequence[float], gamma: float, lam: float) -> list[float]:
+    """The sum that the recursion comes to."""
+    after = [*values, 0.0]
+    deltas = [r + gamma * after[t + 1] - after[t] for t, r in enumerate(rewards)]
+    return [sum(delta * (gamma * lam) ** k for k, delta in enumerate(deltas[t:])) for t in range(len(deltas))]
+
+
+def whitened(values: Sequence[float]) -> list[float]:
+    if len(values) < 2:
+        return [0.0 for _ in values]
+    return [v / math.sqrt(statistics.variance(values) + 1e-8) for v in centered(values)]
+
+
+def token_weight(aggregation: str, tokens: int, lengths: Sequence[int], longest: int) -> float:
+    """Of each token of a completion of so many, among completions of these lengths."""
+    counted = sum(length > 0 for length in lengths)
+    return {
+        "token-mean": 1 / max(1, sum(lengths)),
+        "sequence-mean-token-mean": 1 / max(1, counted * tokens),
+        "sequence-mean-token-sum": 1 / max(1, counted),
+        "constant": 1 / (len(lengths) * longest),
+    }[aggregation]
+
+
+# --- Of a batch -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Completion:
+    """One completion's trained tokens."""
+
+    group: int
+    reward: float
+    lp: Tensor
+    """[n], with gradient."""
+    rollout: Tensor
+    ref: Tensor
+    value: Tensor
+    """[n], with gradient if there is a critic."""
+    advantage: list[float] = field(default_factory=list)
+    returns: list[float] = field(default_factory=list)
+
+    def old(self, recompute: bool) -> Tensor:
+        return self.lp.detach() if recompute else self.rollout
+
+
+def load(path: Path, dtype: torch.dtype = torch.float64) -> Qwen2ForCausalLM:
+    return Qwen2ForCausalLM.from_pretrained(path, torch_dtype=dtype, attn_implementation="sdpa")
+
+
+class SharedTrunk(torch.nn.Module):
+    """A value head's critic: its trunk is the policy's."""
+
+    def __init__(self, model: Qwen2ForCausalLM, head: torch.nn.Module) -> None:
+        super().__init__()
+        self.trunk, self.head = model.model, torch.nn.Linear(32, 1).double()
+        self.head.load_state_dict(head.state_dict())
+
+
+def log_probs_of(model: Any, ids: Tensor, tokens: Tensor, prompt: int, temperature: float) -> Tensor:
+    """[n], of the n tokens that end `ids` [1, prompt + n]."""
+    logits = model(input_ids=ids).logits[0, prompt - 1 : -1] / temperature
+    return torch.log_softmax(logits, dim=-1).gather(-1, tokens[:, None])[:, 0]
+
+
+def read(
+    groups: Sequence[experience_pb2.GroupTensors], model: Any, reference: Any, critic: Any, mask_truncated: bool = False
+) -> list[Completion]:
+    """One forward pass a completion; nothing is padded."""
+    found = []
+    for number, group in enumerate(groups):
+        prompt, rewards, truncated = (decode(t) for t in (group.prompt_token_ids, group.rewards, group.truncated))
+        masks = decode_ragged(group.loss_mask) if group.HasField("loss_mask") else None
+        log_probs, temperatures = decode_ragged(group.rollout_log_probs), decode(group.temperatures)
+        for index, tokens in enumerate(decode_ragged(group.completion_token_ids)):
+            kept = torch.ones(len(tokens)).bool() if masks is None else torch.tensor(masks[index].copy()).bool()
+            if mask_truncated and truncated[index]:
+                kept = torch.zeros_like(kept)
+            ids, chosen = torch.tensor([*prompt.tolist(), *tokens.tolist()])[None], torch.tensor(tokens.copy()).long()
+
+            at = ids, chosen, len(prompt), float(temperatures[index])
+            lp = log_probs_of(model, *at)
+            with torch.no_grad():
+                ref = lp.detach() if reference is None else log_probs_of(reference, *at)
+            value = torch.zeros_like(lp)
+            if critic is not None:
+                hidden = critic.trunk(input_ids=ids).last_hidden_state[0, len(prompt) - 1 : -1]
+                value = hidden @ critic.head.weight[0] + critic.head.bias
+            rollout = torch.tensor(log_probs[index].copy()).to(lp)
+            found.append(Completion(number, float(rewards[index]), lp[kept], rollout[kept], ref[kept], value[kept]))
+    return found
+
+
+def estimate(completions: list[Completion], algorithm: str, beta: float, kl: str, recompute: bool) -> None:
+    """Fill in advantages and returns; `beta` is that of a KL in the reward."""
+
+    def penalties(c: Completion) -> list[float]:
+        return [beta * KLS[kl](d)[0] for d in (c.old(recompute) - c.ref).tolist()]
+
+    for c in completions:
+        peers = [p for p in completions if p.group == c.group]
+        own = next(index for index, p in enumerate(peers) if p is c)
+        gained = [-p for p in penalties(c)]
+        if algorithm == "reinforce_pp_baseline":
+            c.advantage = [centered([p.reward for p in peers])[own] + g for g in gained]
+        elif algorithm in ("reinforce_pp", "ppo"):
+            ppo = algorithm == "ppo"
+            if gained:
+                gained[-1] += max(-5.0, min(5.0, c.reward)) if ppo else c.reward
+            values = c.value.tolist() if ppo else [0.0] * len(gained)
+            c.advantage = gae(gained, values, 1.0, 0.95 if ppo else 1.0)
+            c.returns = [a + v for a, v in zip(c.advantage, values, strict=True)]
+        else:
+            of_group = {"dr_grpo": centered, "rloo": leave_one_out}.get(algorithm, normalized)
+            c.advantage = [of_group([p.reward - sum(penalties(p)) for p in peers])[own]] * len(c.lp)
+    if algorithm in ("reinforce_pp", "reinforce_pp_baseline", "ppo"):
+        every = iter(whitened([a for c in completions for a in c.advantage]))
+        for c in completions:
+            c.advantage = [next(every) for _ in c.advantage]
+
+
+def with_slope(found: Sequence[Slope], by: Tensor) -> Tensor:
+    """The numbers [n], with their derivatives by [n]."""
+    numbers = torch.tensor(found, dtype=torch.float64).reshape(-1, 2)
+    return numbers[:, 0] + numbers[:, 1] * (by - by.detach())
+
+
+def policy_losses(
+    algorithm: str, lp: Tensor, old: Tensor, advantages: Sequence[float], low: float, high: float, dual: float = 0.0
+) -> Tensor:
+    """[n], of a completion's tokens, with gradient."""
+    differences, log_probs = (lp.detach() - old).tolist(), lp.tolist()
+    if algorithm == "cispo":
+        return with_slope([cispo(*at, high) for at in zip(differences, advantages, log_probs, strict=True)], lp)
+    if algorithm == "gspo" and differences:  # of the mean; its gradient is the mean of its tokens'
+        differences = [statistics.fmean(differences)] * len(differences)
+    return with_slope([surrogate(d, a, low, high, dual) for d, a in zip(differences, advantages, strict=True)], lp)
+
+
+def value_losses(values: Tensor, old: Tensor, returns: Sequence[float], clip: float) -> Tensor:
+    """[n], with gradient."""
+    at = zip(values.tolist(), old.tolist(), returns, strict=True)
+    return with_slope([value_loss(*one, clip) for one in at], values)
+
+
+def batch_loss(
+    model: Qwen2ForCausalLM,
+    groups: Sequence[experience_pb2.GroupTensors],
+    algorithm: str = "grpo",
+    *,
+    reference: Qwen2ForCausalLM | None = None,
+    critic: Any = None,
+    low: float = 0.2,
+    high: float = 0.2,
+    dual: float = 0.0,
+    beta: float = 0.0,
+    kl: str = "k3",
+    kl_in: str = "loss",
+    recompute: bool = False,
+    correct: Callable[[Tensor], Tensor] | None = None,
+    mask_truncated: bool = False,
+    aggregation: str | None = None,
+    longest: int = 16,
+) -> tuple[Tensor, Tensor]:
+    """The policy's loss and the critic's, before the first step on a batch; `correct` makes factors [n] of w [n]."""
+    completions = read(groups, model, reference, critic, mask_truncated)
+    estimate(completions, algorithm, beta if kl_in == "reward" else 0.0, kl, recompute)
+    usual = {"rloo": "sequence-mean-token-sum", "dr_grpo": "constant", "gspo": "sequence-mean-token-mean"}
+    lengths = [len(c.lp) for c in completions]
+    total, of_critic = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for c in completions:
+        old = c.old(recompute)
+        losses = policy_losses(algorithm, c.lp, old, c.advantage, low, high, dual)
+        if correct:
+            losses = correct(torch.exp(old - c.rollout)) * losses
+        if beta and kl_in == "loss":
+            losses = losses + beta * with_slope([KLS[kl](d) for d in (c.lp.detach() - c.ref).tolist()], c.lp)
+        name = aggregation or usual.get(algorithm, "token-mean")
+        total = total + token_weight(name, len(c.lp), lengths, longest) * losses.sum()
+        if critic is not None:  # the values are those before the step, so that the clip does nothing yet
+            of_critic = of_critic + value_losses(c.value, c.value.detach(), c.returns, 0.0).sum() / max(1, sum(lengths))
+    return total, of_critic
