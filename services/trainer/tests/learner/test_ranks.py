@@ -33,7 +33,7 @@ def test_ranks_end_right_after_a_collective(tmp_path: Path) -> None:
     """Without `distributed.shutdown`'s care this hangs within a few rounds."""
     ranks = [Forked(tmp_path / f"stderr-{rank}", come_and_go, rank, tmp_path / "store", 10) for rank in (0, 1)]
     try:
-        assert [rank.wait(100) for rank in ranks] == [0, 0]
+        assert [rank.wait(300) for rank in ranks] == [0, 0]
     finally:
         for rank in ranks:
             rank.end()
