@@ -44,6 +44,13 @@ class BrokerSection(Section):
         64 << 20, ge=1 << 20, description="Most bytes of a run's events that are kept; the oldest go first."
     )
     max_members: int = Field(1024, ge=1, le=4096, description="Most live members of a run.")
+    max_caller_share: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Most of a run's prompts and members, and of all runs, that one certificate's holder may have; of "
+        "prompts the client that made the run, and its trainer, may have all.",
+    )
     any_member_address: bool = Field(
         False, description="Let members register addresses at hosts that their certificates do not name."
     )

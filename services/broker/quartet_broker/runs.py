@@ -4,13 +4,13 @@ import time
 
 from quartet.v1 import broker_pb2
 
-from quartet_broker import keys, pages, validation
+from quartet_broker import keys, pages, rights, validation
 from quartet_broker.config import BrokerSection
 from quartet_broker.events import state_event, timestamp
 from quartet_broker.members import Members
 from quartet_broker.metrics import forget_run
 from quartet_broker.spec import complete, first_difference, script_fields
-from quartet_broker.store import Store, run_not_found
+from quartet_broker.store import Store, over_share, run_not_found
 from quartet_common import identity
 from quartet_common.errors import (
     aborted,
@@ -81,10 +81,17 @@ class Runs:
 
     async def _check_room(self, run_id: str) -> None:
         listed, runs = await self._store.read([("ZSCORE", keys.RUNS, run_id), ("ZCARD", keys.RUNS)])
-        if listed is None and runs >= self._section.max_runs:
+        if listed is not None:
+            return
+        if runs >= self._section.max_runs:
             raise resource_exhausted(
                 "runs", f"there are {runs} and at most {self._section.max_runs} may be (broker.max_runs); delete some"
             )
+        most = int(self._section.max_caller_share * self._section.max_runs)
+        if (name := rights.owner()) and runs >= most:  # else nobody can have too many
+            makers = await self._store.read([("HGET", keys.run(run_id), "made_by") for run_id in await self.ids()])
+            if (made := makers.count(name.encode())) >= most:
+                raise over_share("runs", made, most)
 
     async def load(self, run_id: str) -> broker_pb2.Run:
         """Return a run as it stands. Raises NOT_FOUND."""

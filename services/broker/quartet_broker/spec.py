@@ -130,6 +130,7 @@ def script_fields(spec: broker_pb2.RunSpec, section: BrokerSection) -> list[Valu
         "max_result_bytes": section.max_result_bytes,
         "max_event_bytes": section.max_event_bytes,
         "max_prompt_bytes": section.max_prompt_bytes,
+        "caller_share": section.max_caller_share,
         "max_first_dead": section.max_first_dead,
         "remembered": section.remembered_instances,
         "remembered_lives": section.remembered_lives,

@@ -17,7 +17,7 @@ from quartet_broker.redis_url import without_password
 from quartet_broker.scripts import Script, script
 from quartet_broker.servers import Servers, Single, connect
 from quartet_broker.trips import Command, Value, trip
-from quartet_common.errors import ContractError, failed_precondition, not_found, unavailable
+from quartet_common.errors import ContractError, failed_precondition, not_found, resource_exhausted, unavailable
 from quartet_common.identity import not_the_owner
 from quartet_common.wire import Bytes
 
@@ -280,8 +280,21 @@ def _refuse_common(run_id: str, reply: list[Any]) -> None:
             raise run_not_found(run_id)
         case b"FINISHED":
             raise failed_precondition(f"run '{run_id}'", f"it is finished ({reply[1].decode()})")
+        case b"OVER_SHARE":
+            kind, held, most = reply[1].decode(), *reply[2:]
+            what = "bytes of prompts" if kind == "bytes" else kind
+            raise over_share(f"{what} of run '{run_id}'", held, most, None if kind == "members" else 1.0)
         case b"DENIED":
             raise not_the_owner(f"{reply[1].decode()} (run '{run_id}')", reply[2].decode())
+
+
+def over_share(what: str, held: int, most: int, retry_seconds: float | None = None) -> ContractError:
+    """Return the refusal of a caller that would hold more than its share."""
+    return resource_exhausted(
+        what,
+        f"the certificate '{rights.owner()}' holds {held} and may hold at most {most} (broker.max_caller_share)",
+        retry_seconds,
+    )
 
 
 def other_layout(theirs: str, ours: str) -> ContractError:

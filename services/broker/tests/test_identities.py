@@ -91,14 +91,13 @@ def security(authority: Authority, file: str) -> SecuritySection:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stubs(redis_server, authority):
+async def stubs(redis_servers, authority):
     """A stub of one broker for each certificate; `open` is of a broker without TLS over the same Redis."""
     async with contextlib.AsyncExitStack() as stack:
-        limits = {"max_members": 6}
-        _, _, host = await stack.enter_async_context(
-            serving(redis_server.url, security=security(authority, "broker"), **limits)
-        )
-        found = {"open": (await stack.enter_async_context(serving(redis_server.url)))[0]}
+        limits: dict = {"max_members": 6, "max_caller_share": 0.5, "max_prompt_bytes": 1 << 20}
+        url = redis_servers("redis").url
+        _, _, host = await stack.enter_async_context(serving(url, security=security(authority, "broker"), **limits))
+        found = {"open": (await stack.enter_async_context(serving(url)))[0]}
         for file in CERTIFICATES:
             channel = await stack.enter_async_context(
                 connect(host.address, security(authority, file), service="broker")
@@ -270,3 +269,72 @@ async def test_what_was_made_without_a_certificate_is_everyones(stubs):
     await worlds["gpu8"].register("r1")
     await worlds["bob"].end_prompts()
     assert (await stubs["bob"].DeleteRun(pb.DeleteRunRequest(run_id=name, force=True))).deleted
+
+
+async def exhausted(call) -> str:
+    return await refused(call, grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+
+async def test_a_guest_has_its_share_of_a_runs_prompts_and_who_made_it_all(stubs):
+    name = f"identities-{next(_numbers)}"
+    run = SimpleNamespace(**{file: World(stub, None, name) for file, stub in stubs.items()})
+    await run.alice.create(members=(), max_queued_prompts=10)
+    await run.bob.submit("b0", "b1", "b2", "b3")
+    said = await exhausted(run.bob.submit("b4", "b5"))
+    assert said.startswith(f"prompts of run '{name}'") and "'bob' holds 4 and may hold at most 5" in said
+    await run.bob.submit("b3", "b4")  # one of them is there
+    await run.alice.submit(*(f"a{n}" for n in range(5)))
+    # What is settled is given back.
+    await run.gpu7.register("r1")
+    await run.trainer.open(holder="t1")
+    await run.gpu7.roll_out(2)
+    await run.trainer.batch(0)
+    assert await run.trainer.drop(0, "b0", "b1") == 2
+    await run.bob.submit("b5", "b6")
+    await exhausted(run.bob.submit("b7"))
+
+
+async def test_a_guest_has_its_share_of_the_bytes(run):
+    await run.bob.submit("g0", text="x" * 300_000)
+    assert "bytes of prompts of run" in await exhausted(run.bob.submit("g1", text="x" * 300_000))
+    await run.alice.submit("g1", text="x" * 300_000)
+    await exhausted(run.bob.submit("g2", text="x" * 300_000, purpose=EVALUATE, evaluation_set="g"))
+    await run.alice.submit("g2", text="x" * 300_000, purpose=EVALUATE, evaluation_set="g")
+    evaluate = pb.StartEvaluationRequest(run_id=run.id, evaluation_set="g")
+    await exhausted(run.bob.stub.StartEvaluation(evaluate))
+    await run.trainer.stub.StartEvaluation(evaluate)
+
+
+async def test_a_certificate_has_its_share_of_the_members(run):
+    for name in ("r2", "r3"):
+        await run.gpu7.register(name)
+    said = await exhausted(run.renewed.register("r4"))
+    assert said.startswith("members of run") and "(broker.max_caller_share)" in said
+    await run.gpu7.register("r3")  # it is there
+    await run.gpu8.register("r4")
+    await run.gpu7.stub.LeaveMember(pb.LeaveMemberRequest(run_id=run.id, instance_id="r2"))
+    await run.gpu7.register("r5")
+
+
+async def test_a_certificate_has_its_share_of_the_runs(redis_server, authority, stubs):
+    listed = len((await stubs["open"].ListRuns(pb.ListRunsRequest())).runs)
+    limits = {"max_runs": 2 * (listed + 2), "max_caller_share": 0.5}
+    names = [f"identities-{next(_numbers)}" for _ in range(listed + 4)]
+    async with contextlib.AsyncExitStack() as stack:
+        _, _, host = await stack.enter_async_context(
+            serving(redis_server.url, security=security(authority, "broker"), **limits)
+        )
+        connected = [connect(host.address, security(authority, who), service="broker") for who in ("alice", "bob")]
+        alice, bob = [broker_pb2_grpc.BrokerServiceStub(await stack.enter_async_context(each)) for each in connected]
+
+        async def create(stub, name: str) -> None:
+            await stub.CreateRun(pb.CreateRunRequest(spec=pb.RunSpec(run_id=name)))
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            for name in names:
+                await create(bob, name)
+        assert describe(caught.value).startswith(f"runs: the certificate 'bob' holds {listed + 2} and may hold")
+        await create(bob, names[0])  # it stands
+        await create(alice, names[-1])
+        assert (await bob.DeleteRun(pb.DeleteRunRequest(run_id=names[0], force=True))).deleted
+        await create(bob, name)

@@ -8,9 +8,14 @@ if refusal then return refusal end
 local alive = call('ZCARD', MEMBERS)
 if alive >= tonumber(ARGV[8]) and not call('ZSCORE', MEMBERS, id) then return { 'FULL', alive } end
 local key = P .. 'member:' .. id
-local known = call('HGET', key, 'address')
+local known, owner = unpack(call('HMGET', key, 'address', 'owner'))
+if CALLER ~= '' and owner ~= CALLER then
+  refusal = over_share('members', 1, tonumber(ARGV[8]))
+  if refusal then return refusal end
+  hold('members', CALLER, 1)
+  call('HSET', key, 'owner', CALLER)
+end
 call('HSET', key, 'kind', kind, 'address', address, 'state', ARGV[4], 'mark', ARGV[5], 'registration', ARGV[6])
-if CALLER ~= '' then call('HSET', key, 'owner', CALLER) end
 call('HDEL', key, 'beat')
 call('ZADD', MEMBERS, at + number('member_ttl_ms'), id)
 if known ~= address and kind == 'ROLLOUT' then call('HINCRBY', RUN, 'group_epoch', 1) end

@@ -33,6 +33,10 @@ end
 if trained > 0 and call('HGET', RUN, 'prompts_ended') == '1' then return { 'ENDED' } end
 local kept = prompts_overflow(bytes, 1)
 if kept then return { 'OVERFLOW', kept, number('max_prompt_bytes') } end
+local guest = guest_of_the_run()
+local refusal = guest ~= '' and
+  (over_share('prompts', #fresh, number('max_queued_prompts')) or over_share('bytes', bytes, number('max_prompt_bytes')))
+if refusal then return refusal end
 if #fresh > queued then
   local stored = call('LLEN', P .. 'set:' .. ARGV[1])
   if stored + #fresh - queued > tonumber(ARGV[3]) then return { 'SET_FULL', stored } end
@@ -55,7 +59,7 @@ local born = moment('S', now())
 for _, at in ipairs(fresh) do
   local id, digest, purpose, pinned, pass, prompt = unpack(ARGV, at, at + FIELDS - 1)
   call('HSET', instance(id), 'digest', digest, 'purpose', purpose, 'prompt', prompt, 'attempt', 0, 'state', 'STORED',
-    'life', born, 'size', size_of(prompt))
+    'life', born, 'size', size_of(prompt), 'by', guest)
   if purpose == 'EVALUATE' then
     call('RPUSH', P .. 'set:' .. ARGV[1], id)
   else
@@ -75,5 +79,7 @@ end
 if trained > 0 then call('HSET', RUN, 'newest_pass', newest_pass) end
 count('submitted', #fresh)
 count('prompt_bytes', bytes)
+hold('prompts', guest, #fresh)
+hold('bytes', guest, bytes)
 if queued > 0 then ring('prompts') end
 return { 'OK', #fresh, duplicates }

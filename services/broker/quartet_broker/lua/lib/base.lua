@@ -13,6 +13,7 @@ local SETTLED, SETTLED_ORDER, PASSES = P .. 'settled', P .. 'settled:order', P .
 -- In a Cluster, a slot that is being moved to another server has some of its keys there already, and a script may not
 -- go on there. This key is never there: asked for first, it ends the script before it has done anything.
 call('EXISTS', P .. 'nothing')
+local CALLERS = P .. 'callers' -- what each caller holds of the run: "members:NAME", "prompts:NAME", "bytes:NAME"
 local EVENTS_KEPT, EVENT_BYTES_KEPT = 10000, 67108864 -- the bytes of a run that was made without `max_event_bytes`
 -- Which keys a run has, of which types, with what in them. Raise it with every change that a broker of before, or the
 -- runs of before, could not bear. '1', that of v1.0, was not written down.
@@ -36,7 +37,7 @@ local function now()
 end
 
 -- Counts change once, when the script ends, and the bell is rung once: `finish` below, which scripts.py calls.
-local tallies = { [STATS] = {}, [PASSES] = {} }
+local tallies = { [STATS] = {}, [PASSES] = {}, [CALLERS] = {} }
 local rings, rung_for = {}, {} -- topics; ids of instances that have a result
 local function tally(hash, name, by) tallies[hash][name] = (tallies[hash][name] or 0) + by end
 local function count(name, by) tally(STATS, name, by) end
@@ -97,6 +98,19 @@ end
 -- What belongs to the holder of a certificate is refused to others. `owner`: its name; false or '': nobody's.
 local function is_foreign(owner) return CALLER ~= '' and owner and owner ~= '' and owner ~= CALLER end
 local function denied(what, owner) return { 'DENIED', what, owner } end
+
+-- Counts what the holder of a certificate has in the run. `owner`: its name; false or '': nobody's.
+local function hold(kind, owner, by)
+  if owner and owner ~= '' then tally(CALLERS, kind .. ':' .. owner, by) end
+end
+
+-- The refusal of `more` of a kind when the caller would hold more than its share of `most`; nil if it may have them.
+local function over_share(kind, more, most)
+  local share = number('caller_share') -- a run that an older broker made has none
+  if CALLER == '' or not share or not most then return end
+  local held, most_held = tonumber(call('HGET', CALLERS, kind .. ':' .. CALLER) or 0), math.floor(share * most)
+  if held + more > most_held then return { 'OVER_SHARE', kind, held, most_held } end
+end
 
 -- Writes and tells what came together in a script. Returns the script's answer.
 local function finish(reply)

@@ -42,6 +42,12 @@ local function prompts_overflow(bytes, times)
   return most and kept + bytes > most * times and kept -- a run that an older broker made has no limit
 end
 
+-- The caller whose prompts are counted: who made or trains the run may fill it, of the others each its share. '': not so.
+local function guest_of_the_run()
+  local made_by, trained_by = unpack(call('HMGET', RUN, 'made_by', 'trained_by'))
+  return is_foreign(made_by) and trained_by ~= CALLER and CALLER or ''
+end
+
 -- Puts a ticket for the instance at the end of a prompt stream.
 local function enqueue(id, stream)
   if call('EXISTS', P .. stream) == 0 then call('XGROUP', 'CREATE', P .. stream, 'rollouts', '0', 'MKSTREAM') end

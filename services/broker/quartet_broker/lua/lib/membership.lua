@@ -9,9 +9,10 @@ end
 -- Takes a member out; the set of rollouts changed, so the group epoch grows.
 local function drop_member(id, reason)
   local key = P .. 'member:' .. id
-  local h = call('HMGET', key, 'kind', 'registration')
+  local h = call('HMGET', key, 'kind', 'registration', 'owner')
   if call('ZREM', MEMBERS, id) == 0 then return end
   call('UNLINK', key)
+  hold('members', h[3], -1)
   if h[1] == 'ROLLOUT' then call('HINCRBY', RUN, 'group_epoch', 1) end
   emit('gone', h[2], 'reason', reason)
   ring('members')

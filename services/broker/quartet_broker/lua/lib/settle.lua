@@ -72,10 +72,12 @@ local function settle(ids, final, at, from, why)
   local lines, gone, lives, last = {}, {}, {}, moment(ENDS[final], at, why and in_words(why))
   for _, id in ipairs(ids) do
     local h = call('HMGET', instance(id), 'purpose', 'state', 'digest', 'attempt', 'step', 'bytes', 'stored',
-      'shown', 'finished', 'pass', 'life', 'taken', 'size')
+      'shown', 'finished', 'pass', 'life', 'taken', 'size', 'by')
     local purpose, bytes, stored = h[1], tonumber(h[6] or 0), h[7]
     count('experience_bytes', -bytes)
     count('prompt_bytes', -(h[13] or 0))
+    hold('prompts', h[14], -1)
+    hold('bytes', h[14], -(h[13] or 0))
     if UNSCORED[h[2]] then count('unscored_bytes', -bytes) end
     shift(purpose, from or h[2], nil, bytes)
     if h[2] ~= 'DEAD' then live(h[10], -1) end
