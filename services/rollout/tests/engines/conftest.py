@@ -18,16 +18,13 @@ from models import write_model
 from quartet_rollout.engines import create_engine
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "vllm": {"place": "process", "kv_cache_gib": 0.0625, "max_num_seqs": 64},
-    "vllm_thread": {"place": "thread", "kv_cache_gib": 0.0625, "max_num_seqs": 64},
-    "vllm_async": {"form": "async", "kv_cache_gib": 0.0625, "max_num_seqs": 64},
     "transformers": {"place": "process", "device": "cpu", "max_num_seqs": 64},
     "transformers_thread": {"place": "thread", "device": "cpu", "max_num_seqs": 64},
+    "vllm": {"place": "process", "kv_cache_gib": 0.0625, "max_num_seqs": 64},
+    "vllm_async": {"form": "async", "kv_cache_gib": 0.0625, "max_num_seqs": 64},
 }
-# Weights go into vLLM by the same hands wherever it is: all have the embeddings that are hard to get right.
-FORMS = [f"{kind}-{embeddings}" for kind in OPTIONS for embeddings in ("tied", "untied")]
-FORMS.remove("vllm_thread-untied")
-FORMS.remove("vllm_async-untied")
+FORMS = ["transformers-untied", "transformers_thread-tied", "vllm-tied", "vllm_async-untied"]
+"""Each core and each host, and of each core both kinds of embeddings."""
 
 
 @pytest.fixture(scope="session")

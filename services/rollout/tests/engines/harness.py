@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
+import signal
 import subprocess
 import sys
 import threading
@@ -25,6 +27,7 @@ BUCKET_BYTES = 200_000  # Several buckets for the tiny model, one tensor larger 
 PATIENCE = 240.0
 """Seconds before a test counts as hanging: generous, since machines that run tests are busy."""
 PROMPT = [18, 11, 19, 11, 17, 29, 31]
+PROMPTS = [PROMPT, [5, 6, 7], [40] * 30]
 
 
 class Sender:
@@ -36,9 +39,11 @@ class Sender:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
         self._answers: Queue[dict] = Queue()
         threading.Thread(target=self._read, daemon=True).start()
+        self._pid: int = self.answer()["pid"]
 
     def order(self, **order: Any) -> None:
         assert self.process.stdin is not None
@@ -67,12 +72,15 @@ class Sender:
         self.order(do="send", folder=str(folder), bucket_bytes=BUCKET_BYTES)
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(PATIENCE)
+        """Kill the process that is in the group; another takes over, which is in none."""
+        os.kill(self._pid, signal.SIGKILL)
+        while "pid" not in (answer := self.answer()):
+            pass  # What the last one said yet.
+        self._pid = answer["pid"]
 
     def stop(self) -> None:
-        if self.process.poll() is None:
-            self.kill()
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(PATIENCE)
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -92,6 +100,8 @@ class Harness:
         self._references: dict[Path, Any] = {}
         self._in_group = False
         self._count = 0
+        self.fresh = [self.generate(prompt, temperature=0.0, max_new_tokens=40)[0] for prompt in PROMPTS]
+        """Greedy completions of the first folder's weights, as they were loaded."""
 
     def run(self, coroutine: Any) -> Any:
         """Run with a deadline: a hanging engine must fail, not hang the tests."""
@@ -103,9 +113,12 @@ class Harness:
         self._count += 1
         return f"request-{self._count}"
 
-    async def collect(self, prompt: list[int], n: int, sampling: SamplingSettings) -> list[EngineCompletion]:
+    async def collect(
+        self, prompt: list[int], n: int, sampling: SamplingSettings, request_id: str = ""
+    ) -> list[EngineCompletion]:
         """All completions, by index."""
-        completions = [c async for c in self.engine.generate(self.request_id(), prompt, n, sampling)]
+        stream = self.engine.generate(request_id or self.request_id(), prompt, n, sampling)
+        completions = [completion async for completion in stream]
         return sorted(completions, key=lambda completion: completion.index)
 
     def generate(self, prompt: list[int] = PROMPT, n: int = 1, **sampling: Any) -> list[EngineCompletion]:
@@ -127,7 +140,7 @@ class Harness:
         assert self.sender.answer() == {"joined": True}
         self._in_group = True
 
-    async def receive(self, folder: Path) -> int:
+    async def receive(self, folder: Path) -> None:
         if not self._in_group:
             await self.join()
         manifest, buckets = pack(read_weights(folder), BUCKET_BYTES)
@@ -135,15 +148,15 @@ class Harness:
         came = await self.engine.receive_weights(manifest, PATIENCE)
         assert self.sender.answer() == {"sent": len(buckets)}
         assert came == checksum(buckets)
-        return came
+        self._installed = None
 
     async def update(self, folder: Path, version: int, keep_kv_cache: bool = False) -> None:
         """A whole update in flight."""
         await self.engine.pause("keep", keep_kv_cache)
         await self.receive(folder)
         await self.engine.install_weights(version)
-        self._installed = folder
         await self.engine.resume()
+        self._installed = folder
 
     def reset(self) -> None:
         """Version 0: the weights of the first folder."""
@@ -151,10 +164,8 @@ class Harness:
             self.run(self.update(self.folders[0], 0))
 
     def left_group(self) -> None:
-        """The test has broken the group: the next update joins another, from another process if need be."""
+        """The test has broken the group: the next update joins another."""
         self._in_group = False
-        if self.sender.process.poll() is not None:
-            self.sender.__init__()
 
     def check_idle(self) -> None:
         async def idle() -> None:
@@ -165,13 +176,17 @@ class Harness:
 
     # ------------------------------------------------------------- reference
 
-    def logits(self, folder: Path, prompt: list[int], output: np.ndarray) -> torch.Tensor:
-        """What plain transformers says before each token of `output`: float32 [T, V]."""
+    def reference(self, folder: Path) -> Any:
+        """The folder's model, by plain transformers."""
         if folder not in self._references:
             self._references[folder] = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        return self._references[folder]
+
+    def logits(self, folder: Path, prompt: list[int], output: np.ndarray) -> torch.Tensor:
+        """What plain transformers says before each token of `output`: float32 [T, V]."""
         ids = torch.tensor([[*prompt, *output.tolist()]])
         with torch.no_grad():
-            return self._references[folder](ids).logits[0, len(prompt) - 1 : -1].float()
+            return self.reference(folder)(ids).logits[0, len(prompt) - 1 : -1].float()
 
     def log_probs(self, folder: Path, prompt: list[int], output: np.ndarray, temperature: float = 1.0) -> np.ndarray:
         """Log-prob of each token of `output`, float32 [T]."""

@@ -1,13 +1,15 @@
 """A trainer's half of weight updates, as a process of its own: `python sender.py` reads one JSON order a line.
 
 It is written against the wire alone (store prefix, rank 0, uint8 buckets in order), so that a change of either side
-shows. Orders: {"do": "open", "epoch", "secret", "world_size", "timeout"} answers {"port"} and joins meanwhile;
-{"do": "send", "folder", "bucket_bytes"} broadcasts; {"do": "send_some", …, "buckets"} sends the first ones and stalls.
+shows. Orders: {"do": "open", "epoch", "secret", "world_size", "timeout"} answers {"port"} and joins meanwhile,
+answered by {"joined"}; {"do": "send", "folder", "bucket_bytes"} broadcasts; {"do": "send_some", …, "buckets"} sends the
+first ones and stalls. It says {"pid"} first: the process that does this may be killed, and another takes over.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from datetime import timedelta
@@ -21,6 +23,14 @@ from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, T
 
 def main() -> None:
     torch.set_num_threads(1)
+    while child := os.fork():  # torch is imported once
+        if os.waitpid(child, 0)[1] == 0:
+            return
+    serve()
+
+
+def serve() -> None:
+    say({"pid": os.getpid()})
     group: ProcessGroupGloo | None = None
     for line in sys.stdin:
         order = json.loads(line)
@@ -30,8 +40,11 @@ def main() -> None:
             store = TCPStore("127.0.0.1", 0, world_size, is_master=True, timeout=timeout, wait_for_workers=False)
             say({"port": store.port})
             prefix = PrefixStore(f"quartet/{order['epoch']}/{order['secret']}", store)
-            group = ProcessGroupGloo(prefix, 0, world_size, timeout)
-            say({"joined": True})
+            try:
+                group = ProcessGroupGloo(prefix, 0, world_size, timeout)
+            except RuntimeError:
+                group = None
+            say({"joined": group is not None})
             continue
         assert group is not None
         manifest, buckets = pack(read_weights(Path(order["folder"])), order["bucket_bytes"])

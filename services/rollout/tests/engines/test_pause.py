@@ -22,7 +22,7 @@ def test_keep_stops_between_tokens_and_goes_on_as_if_nothing_was(harness: Harnes
         await harness.started(min(20, len(expected.token_ids) - 1))
         running = await harness.engine.pause("keep")
         tokens = harness.engine.stats().tokens_total
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.05)  # some ten steps
         assert harness.engine.stats().tokens_total == tokens
         assert running == 1 and not reading.done()
         await harness.engine.resume()
@@ -64,8 +64,7 @@ def test_abort_ends_what_runs(harness: Harness) -> None:
 def test_a_request_that_comes_during_a_pause_waits_and_can_be_aborted(harness: Harness) -> None:
     async def body() -> list:
         await harness.engine.pause("keep")
-        stream = harness.engine.generate("parked", PROMPT, 3, LONG)
-        reading = asyncio.create_task(_collect(stream))
+        reading = asyncio.create_task(harness.collect(PROMPT, 3, LONG, "parked"))
         await harness.until(lambda: harness.engine.stats().waiting == 3)
         await harness.engine.abort("parked")
         return await reading
@@ -78,12 +77,13 @@ def test_a_request_that_comes_during_a_pause_waits_and_can_be_aborted(harness: H
 def test_cancelling_a_pause_undoes_it(harness: Harness) -> None:
     async def body() -> None:
         sampling = SamplingSettings(max_new_tokens=480, temperature=0.2)
-        reading = asyncio.create_task(harness.collect(PROMPT, 8, sampling))
+        reading = asyncio.create_task(harness.collect(PROMPT, 8, sampling, "long"))
         await harness.started(8)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(harness.engine.pause("wait"), 0.001)
         assert len(await harness.collect(PROMPT, 1, SamplingSettings(max_new_tokens=4))) == 1
-        await reading
+        await harness.engine.abort("long")
+        assert len(await reading) == 8
 
     harness.run(body())
 
@@ -95,7 +95,3 @@ def test_without_a_gpu_sleeping_is_refused_and_changes_nothing(harness: Harness)
     harness.run(harness.engine.wake())
     assert len(harness.generate(max_new_tokens=4)) == 1
     assert harness.engine.policy_version == 0
-
-
-async def _collect(stream) -> list:
-    return [completion async for completion in stream]

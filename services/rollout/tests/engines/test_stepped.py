@@ -83,111 +83,41 @@ async def _collect(engine: SteppedEngine, request_id: str = "r") -> list:
     return [completion async for completion in engine.generate(request_id, [1], 2, SamplingSettings())]
 
 
-def test_a_core_that_fails_ends_every_request_with_its_reason() -> None:
-    async def body() -> None:
-        engine = engine_of(CountingCore(fail_after=5))
-        await engine.start()
-        with pytest.raises(EngineError, match="the counting engine failed: out of memory"):
-            await _collect(engine)
-        with pytest.raises(EngineError, match="out of memory"):
-            await _collect(engine)
-        with pytest.raises(EngineError, match="out of memory"):
-            await engine.pause("wait")
-        assert engine.policy_version == -1 and engine.failure == "the counting engine failed: out of memory"
-        await engine.close()
-
-    asyncio.run(asyncio.wait_for(body(), 30))
-
-
-def test_closing_ends_running_completions_and_the_thread() -> None:
-    async def body() -> None:
-        core = CountingCore()
-        engine = engine_of(core)
-        await engine.start()
-        reading = asyncio.create_task(_collect(engine))
-        while engine.stats().tokens_total < 10:
-            await asyncio.sleep(0.001)
-        await engine.close()
-        await engine.close()
-        assert [completion.finish_reason for completion in await reading] == ["abort", "abort"]
-        assert core.closed
-        with pytest.raises(EngineError, match="closed"):
-            await _collect(engine)
-
-    asyncio.run(asyncio.wait_for(body(), 30))
-
-
-class Asked(ThreadHost):
-    """Notes what it is asked for."""
-
-    def __init__(self, core: CountingCore) -> None:
-        super().__init__("counting", lambda: core)
-        self.asked: list[tuple[str, Any]] = []
-
-    def ask(self, method: str, *args: Any) -> Any:
-        self.asked.append((method, args))
-        return super().ask(method, *args)
-
-
-async def _asked() -> tuple[SteppedEngine, Asked]:
-    host = Asked(CountingCore())
-    engine = SteppedEngine("counting", host, lambda: None, lambda: ModelSpec({}, frozenset()))
+async def test_a_core_that_fails_ends_every_request_with_its_reason() -> None:
+    engine = engine_of(CountingCore(fail_after=5))
     await engine.start()
-    return engine, host
+    with pytest.raises(EngineError, match="the counting engine failed: out of memory"):
+        await _collect(engine)
+    with pytest.raises(EngineError, match="out of memory"):
+        await _collect(engine)
+    with pytest.raises(EngineError, match="out of memory"):
+        await engine.pause("wait")
+    assert engine.policy_version == -1 and engine.failure == "the counting engine failed: out of memory"
+    await engine.close()
 
 
-def test_requests_that_come_together_are_admitted_together() -> None:
-    async def body() -> None:
-        engine, host = await _asked()
-        reading = [asyncio.create_task(_collect(engine, name)) for name in ("a", "b", "c")]
-        await _tokens_from(engine, 10)
-        assert [method for method, _ in host.asked] == ["admit"]
-        assert [request.request_id for request in host.asked[0][1][0]] == ["a", "b", "c"]
-        await engine.close()
-        assert [len(await each) for each in reading] == [2, 2, 2]
-
-    asyncio.run(asyncio.wait_for(body(), 30))
-
-
-def test_one_that_cannot_be_admitted_is_told_and_the_others_are_not() -> None:
-    async def body() -> None:
-        engine, _ = await _asked()
-        first, again, other = (asyncio.create_task(_collect(engine, name)) for name in ("a", "a", "b"))
-        with pytest.raises(EngineError, match="request 'a' is running already"):
-            await again
-        await _tokens_from(engine, 10)
-        assert not first.done() and not other.done()
-        await engine.close()
-        assert [len(await each) for each in (first, other)] == [2, 2]
-
-    asyncio.run(asyncio.wait_for(body(), 30))
+async def test_closing_ends_running_completions_and_the_thread() -> None:
+    core = CountingCore()
+    engine = engine_of(core)
+    await engine.start()
+    reading = asyncio.create_task(_collect(engine))
+    await _tokens_from(engine, 10)
+    await engine.close()
+    await engine.close()
+    assert [completion.finish_reason for completion in await reading] == ["abort", "abort"]
+    assert core.closed
+    with pytest.raises(EngineError, match="closed"):
+        await _collect(engine)
 
 
-def test_who_wants_no_more_at_once_is_admitted_and_then_aborted() -> None:
-    async def body() -> None:
-        engine, host = await _asked()
-        given_up, other = asyncio.create_task(_collect(engine, "a")), asyncio.create_task(_collect(engine, "b"))
-        asyncio.get_running_loop().call_soon(given_up.cancel)  # both have asked by then, and nothing has been sent
-        while engine.stats().running != 2:
-            await asyncio.sleep(0.001)
-        assert given_up.cancelled()
-        assert [method for method, _ in host.asked] == ["admit", "abort"]
-        await engine.close()
-        assert len(await other) == 2
-
-    asyncio.run(asyncio.wait_for(body(), 30))
-
-
-def test_who_asks_while_it_is_being_closed_is_told() -> None:
-    async def body() -> None:
-        engine, _ = await _asked()
-        asking = asyncio.create_task(_collect(engine))
-        closing = asyncio.create_task(engine.close())
-        with pytest.raises(EngineError, match="the engine is closed"):
-            await asking
-        await closing
-
-    asyncio.run(asyncio.wait_for(body(), 30))
+async def test_who_asks_while_it_is_being_closed_is_told() -> None:
+    engine = engine_of(CountingCore())
+    await engine.start()
+    asking = asyncio.create_task(_collect(engine))
+    closing = asyncio.create_task(engine.close())
+    with pytest.raises(EngineError, match="the engine is closed"):
+        await asking
+    await closing
 
 
 async def _tokens_from(engine: SteppedEngine, tokens: int) -> None:
@@ -195,83 +125,71 @@ async def _tokens_from(engine: SteppedEngine, tokens: int) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_asleep_nothing_is_generated_and_awake_it_goes_on() -> None:
-    async def body() -> None:
-        core = CountingCore()
-        engine = engine_of(core)
-        await engine.start()
-        assert "sleep" in engine.capabilities()
-        reading = asyncio.create_task(_collect(engine))
-        await _tokens_from(engine, 10)
-        await engine.sleep(1)
-        await engine.sleep(1)  # Again is allowed.
-        with pytest.raises(EngineError, match="the engine sleeps at level 1; wake it first"):
-            await engine.sleep(2)
-        tokens = engine.stats().tokens_total
-        await engine.pause("keep")
-        await engine.resume()  # Ends a pause, and no sleep.
-        assert core.asleep == 1 and engine.stats().tokens_total == tokens
-        assert engine.stats().running == 2
-        with pytest.raises(EngineError, match="the engine sleeps: wake it before weights are installed"):
-            await engine._ask("install", iter(()), 1)
-        await engine.wake()
-        await engine.wake()
-        assert core.asleep == 0
-        await _tokens_from(engine, tokens + 10)
-        await engine.abort("r")
-        assert len(await reading) == 2
-        await engine.close()
-
-    asyncio.run(asyncio.wait_for(body(), 30))
-
-
-def test_weights_that_were_forgotten_asleep_are_of_unknown_version() -> None:
-    async def body() -> None:
-        engine = engine_of(CountingCore())
-        await engine.start()
-        await engine.set_version(7)
-        await engine.sleep(1)
-        await engine.wake()
-        assert engine.policy_version == 7
-        await engine.pause("keep")
+async def test_asleep_nothing_is_generated_and_awake_it_goes_on() -> None:
+    core = CountingCore()
+    engine = engine_of(core)
+    await engine.start()
+    assert "sleep" in engine.capabilities()
+    reading = asyncio.create_task(_collect(engine))
+    await _tokens_from(engine, 10)
+    await engine.sleep(1)
+    await engine.sleep(1)  # Again is allowed.
+    with pytest.raises(EngineError, match="the engine sleeps at level 1; wake it first"):
         await engine.sleep(2)
-        await engine.wake()
-        assert engine.policy_version == -1
-        reading = asyncio.create_task(_collect(engine))
-        while engine.stats().waiting < 2:  # The pause stands.
-            await asyncio.sleep(0.001)
-        assert engine.stats().tokens_total == 0
-        await engine.resume()
-        await _tokens_from(engine, 10)
-        await engine.abort("r")
-        assert len(await reading) == 2
-        await engine.close()
+    tokens = engine.stats().tokens_total
+    await engine.pause("keep")
+    await engine.resume()  # Ends a pause, and no sleep.
+    assert core.asleep == 1 and engine.stats().tokens_total == tokens
+    assert engine.stats().running == 2
+    with pytest.raises(EngineError, match="the engine sleeps: wake it before weights are installed"):
+        await engine._ask("install", iter(()), 1)
+    await engine.wake()
+    await engine.wake()
+    assert core.asleep == 0
+    await _tokens_from(engine, tokens + 10)
+    await engine.abort("r")
+    assert len(await reading) == 2
+    await engine.close()
 
-    asyncio.run(asyncio.wait_for(body(), 30))
+
+async def test_weights_that_were_forgotten_asleep_are_of_unknown_version() -> None:
+    engine = engine_of(CountingCore())
+    await engine.start()
+    await engine.set_version(7)
+    await engine.sleep(1)
+    await engine.wake()
+    assert engine.policy_version == 7
+    await engine.pause("keep")
+    await engine.sleep(2)
+    await engine.wake()
+    assert engine.policy_version == -1
+    reading = asyncio.create_task(_collect(engine))
+    while engine.stats().waiting < 2:  # The pause stands.
+        await asyncio.sleep(0.001)
+    assert engine.stats().tokens_total == 0
+    await engine.resume()
+    await _tokens_from(engine, 10)
+    await engine.abort("r")
+    assert len(await reading) == 2
+    await engine.close()
 
 
-def test_a_core_that_cannot_be_made_says_why() -> None:
+async def test_a_core_that_cannot_be_made_says_why() -> None:
     def broken() -> Any:
         raise RuntimeError("no such kernel")
 
-    async def body() -> None:
-        engine = engine_of(broken)
-        with pytest.raises(EngineError, match="the counting engine did not start: no such kernel"):
-            await engine.start()
-        await engine.close()
-
-    asyncio.run(asyncio.wait_for(body(), 30))
+    engine = engine_of(broken)
+    with pytest.raises(EngineError, match="the counting engine did not start: no such kernel"):
+        await engine.start()
+    await engine.close()
 
 
 @pytest.mark.parametrize("name", ["vllm", "transformers"])
-def test_a_missing_model_folder_is_named(name: str, tmp_path: Path) -> None:
-    async def body() -> None:
-        engine = create_engine(name, str(tmp_path / "nowhere"))
-        with pytest.raises(EngineError, match="nowhere' does not exist"):
-            await engine.start()
-        await engine.close()
-
-    asyncio.run(asyncio.wait_for(body(), 60))
+async def test_a_missing_model_folder_is_named(name: str, tmp_path: Path) -> None:
+    engine = create_engine(name, str(tmp_path / "nowhere"))
+    with pytest.raises(EngineError, match="nowhere' does not exist"):
+        await engine.start()
+    await engine.close()
 
 
 def test_unknown_engines_and_options_are_named() -> None:
