@@ -16,10 +16,8 @@ from pathlib import Path
 import psutil
 from harness import BUCKET_BYTES
 from models import read_weights
-from packing import pack
-from safetensors.torch import save_file
+from packing import write
 
-from quartet_common.weights import bucket_file
 from quartet_rollout.engines import Engine, EngineError, SamplingSettings, WeightGroupInfo, create_engine
 
 NO_MEETING = WeightGroupInfo("file", "", 0, 1, 2, 30.0, b"", 1)
@@ -46,14 +44,10 @@ async def generate(engine: Engine, order: dict) -> dict:
 
 
 async def update(engine: Engine, order: dict) -> dict:
-    weights, files = read_weights(Path(order["folder"])), Path(order["files"])
-    manifest, _ = pack(weights, BUCKET_BYTES)
-    for index in range(len(manifest.bucket_bytes)):
-        names = [tensor.name for tensor in manifest.tensors if tensor.bucket == index]
-        save_file({name: weights[name] for name in names}, files / bucket_file(manifest, index))
+    manifest, _ = write(read_weights(Path(order["folder"])), Path(order["files"]), BUCKET_BYTES)
     await engine.join_weight_group(NO_MEETING)
     await engine.pause("keep")
-    await engine.receive_weights(manifest, 60.0, str(files))
+    await engine.receive_weights(manifest, 60.0, order["files"])
     await engine.install_weights(order["version"])
     await engine.resume()
     return {"version": engine.policy_version}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from quartet.v1 import rollout_pb2, tensor_pb2
+from safetensors.torch import save_file
 
-from quartet_common.weights import Checksum, plan_buckets
+from quartet_common.weights import Checksum, bucket_file, plan_buckets
 
 DTYPES = {torch.float32: tensor_pb2.DTYPE_FLOAT32, torch.bfloat16: tensor_pb2.DTYPE_BFLOAT16}
 
@@ -32,3 +35,14 @@ def checksum(buckets: list[torch.Tensor]) -> int:
     for bucket in buckets:
         total.update(bucket.numpy())
     return total.value()
+
+
+def write(
+    weights: dict[str, torch.Tensor], folder: Path, bucket_bytes: int, lora: rollout_pb2.LoraConfig | None = None
+) -> tuple[rollout_pb2.WeightManifest, int]:
+    """Write a version's folder as docs/weights.md says; return its manifest and checksum."""
+    manifest, buckets = pack(weights, bucket_bytes, lora)
+    for index in range(len(buckets)):
+        names = [tensor.name for tensor in manifest.tensors if tensor.bucket == index]
+        save_file({name: weights[name] for name in names}, folder / bucket_file(manifest, index))
+    return manifest, checksum(buckets)

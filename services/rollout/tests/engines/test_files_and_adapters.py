@@ -10,9 +10,8 @@ import pytest
 import torch
 from harness import BUCKET_BYTES, PATIENCE, PROMPT, Harness
 from models import read_weights
-from packing import checksum, pack
+from packing import pack, write
 from quartet.v1 import rollout_pb2
-from safetensors.torch import save_file
 
 from quartet_common.weights import bucket_file, folder_checksum
 from quartet_rollout.engines import EngineError, ManifestError, SamplingSettings, WeightGroupInfo, WeightTransferError
@@ -23,15 +22,6 @@ TOLERANCE = 1e-4
 TARGETS = ("q_proj", "v_proj", "down_proj")
 RANK, ALPHA = 4, 12.0
 NO_MEETING = WeightGroupInfo("file", "", 0, 1, 2, 30.0, b"", 1)
-
-
-def write(weights: dict[str, torch.Tensor], folder: Path, lora: rollout_pb2.LoraConfig | None = None):
-    """Write a version's folder as docs/weights.md says; return its manifest and checksum."""
-    manifest, buckets = pack(weights, BUCKET_BYTES, lora)
-    for index in range(len(buckets)):
-        names = [tensor.name for tensor in manifest.tensors if tensor.bucket == index]
-        save_file({name: weights[name] for name in names}, folder / bucket_file(manifest, index))
-    return manifest, checksum(buckets)
 
 
 async def update(harness: Harness, manifest: rollout_pb2.WeightManifest, folder: Path, version: int) -> int:
@@ -49,7 +39,7 @@ async def update(harness: Harness, manifest: rollout_pb2.WeightManifest, folder:
 
 
 def test_weights_from_files_are_installed_as_any_others(harness: Harness, tmp_path: Path) -> None:
-    manifest, sent = write(read_weights(harness.folders[1]), tmp_path)
+    manifest, sent = write(read_weights(harness.folders[1]), tmp_path, BUCKET_BYTES)
     assert len(manifest.bucket_bytes) > 2
     assert harness.run(update(harness, manifest, tmp_path, 3)) == sent
     (completion,) = harness.run(harness.collect(PROMPT, 1, GREEDY))
@@ -59,7 +49,7 @@ def test_weights_from_files_are_installed_as_any_others(harness: Harness, tmp_pa
 
 
 def test_files_that_are_not_there_or_broken_leave_the_old_weights(harness: Harness, tmp_path: Path) -> None:
-    manifest, _ = write(read_weights(harness.folders[1]), tmp_path)
+    manifest, _ = write(read_weights(harness.folders[1]), tmp_path, BUCKET_BYTES)
     (tmp_path / bucket_file(manifest, 1)).write_bytes(b"no safetensors")
     with pytest.raises(WeightTransferError, match=r"model-00002-of-\d+.safetensors' cannot be read"):
         harness.run(update(harness, manifest, tmp_path, 1))
@@ -119,7 +109,7 @@ def install(harness: Harness, weights: dict[str, torch.Tensor], folder: Path, ve
     """Install an adapter from files; return a greedy completion."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    manifest, sent = write(weights, folder, config(harness))
+    manifest, sent = write(weights, folder, BUCKET_BYTES, config(harness))
     assert harness.run(update(harness, manifest, folder, version)) == sent
     (completion,) = harness.run(harness.collect(PROMPT, 1, GREEDY))
     assert completion.version_spans[0][0] == version
@@ -143,7 +133,7 @@ def test_adapters_are_added_to_the_base_once_however_often_they_come(harness: Ha
 def test_an_adapter_of_another_base_model_is_refused(harness: Harness, tmp_path: Path) -> None:
     lora = config(harness)
     lora.base_checksum ^= 1
-    manifest, _ = write(adapter(harness, 1), tmp_path, lora)
+    manifest, _ = write(adapter(harness, 1), tmp_path, BUCKET_BYTES, lora)
     with pytest.raises(EngineError, match="the adapter is for a base model of checksum"):
         harness.run(update(harness, manifest, tmp_path, 1))
     assert harness.engine.policy_version == 0

@@ -5,6 +5,7 @@ gRPC on real sockets and keep their state in memory.
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -24,6 +25,7 @@ from quartet_rollout.engines.base import (
     SamplingSettings,
     WeightGroupInfo,
 )
+from quartet_rollout.engines.stepping import version_spans
 from quartet_rollout.state import Changes
 
 
@@ -74,9 +76,8 @@ class ScriptedEngine:
         self.running = 0
         self.tokens_total = 0
         # The script of a weight update.
-        self.meet = asyncio.Event()
+        self.meet, self.arrive = asyncio.Event(), asyncio.Event()
         self.meet.set()
-        self.arrive = asyncio.Event()
         self.arrive.set()
         self.checksum = 0xC0FFEE
         self.manifest_error: str | None = None
@@ -217,19 +218,10 @@ def _mask(token_ids: np.ndarray) -> SamplingMask:
 
 
 def completion(index: int, tokens: list[int], versions: list[int], reason: str) -> EngineCompletion:
-    spans = []
-    for position, version in enumerate(versions):
-        if spans and spans[-1][0] == version:
-            spans[-1] = (version, spans[-1][1], position + 1)
-        else:
-            spans.append((version, position, position + 1))
-    return EngineCompletion(
-        index=index,
-        token_ids=np.asarray(tokens, np.int32),
-        log_probs=np.full(len(tokens), -0.5 - index, np.float32),
-        finish_reason=reason,
-        version_spans=tuple(spans),
-    )
+    log_probs = np.full(len(tokens), -0.5 - index, np.float32)
+    changes = [(version, position) for position, version in enumerate(versions)] or [(UNKNOWN_VERSION, 0)]
+    spans = version_spans(changes, len(tokens))
+    return EngineCompletion(index, np.asarray(tokens, np.int32), log_probs, reason, spans)
 
 
 def quiet_host(kind: str, address: str = "127.0.0.1:0", security: SecuritySection | None = None) -> ServiceHost:
@@ -337,20 +329,16 @@ class InTestBroker(broker_pb2_grpc.BrokerServiceServicer):
         self.lease_versions.append(request.policy_version)
         granted = []
         async with self.changed:
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(to_seconds(request.wait)):
                     await self.changed.wait_for(lambda: self._closed or self._grantable(request.policy_version))
-            except TimeoutError:
-                pass
             for instance in self._grantable(request.policy_version)[: request.max_prompts]:
                 self.queue.remove(instance)
                 attempt = self.attempts[instance.instance_id] = self.attempts.get(instance.instance_id, 0) + 1
-                lease_id = f"lease-{next(self._ids)}"
-                self.leases[lease_id] = instance
-                unscored = instance.instance_id in self.unscored
-                granted.append(
-                    broker_pb2.PromptLease(lease_id=lease_id, instance=instance, attempt=attempt, unscored=unscored)
-                )
+                lease = broker_pb2.PromptLease(lease_id=f"lease-{next(self._ids)}", instance=instance, attempt=attempt)
+                lease.unscored = instance.instance_id in self.unscored
+                self.leases[lease.lease_id] = instance
+                granted.append(lease)
         await self._note(f"lease {len(granted)}")
         return broker_pb2.LeasePromptsResponse(leases=granted)
 
@@ -404,20 +392,15 @@ class InTestReward(reward_pb2_grpc.RewardServiceServicer):
     """The reward of a completion is its number of tokens; what `failures` holds is answered first."""
 
     def __init__(self) -> None:
-        self.failures: list[reward_pb2.Failure] = []
-        self.raises_on = ""
-        """A text in completions on which the verifier raises."""
         self.items: list[reward_pb2.ScoreItem] = []
-        self.messages: list[int] = []
-        """Items of each request."""
-        self.silent = False
+        self.messages: list[int] = []  # items of each request
+        self.failures: list[reward_pb2.Failure] = []
+        self.raises_on = ""  # a text in completions on which the verifier raises
+        self.breaks_on = ""  # a text in prompts under which the stream breaks
         self.break_streams = asyncio.Event()
-        self.breaks_on = ""
-        """A text in prompts under which the stream breaks."""
-        self.refusals = 0
-        """Streams that are refused, as for their rate."""
-        self.reward: float | None = None
-        """Of every completion, instead of its number of tokens."""
+        self.refusals = 0  # streams that are refused, as for their rate
+        self.silent = False
+        self.reward: float | None = None  # of every completion, instead of its number of tokens
 
     async def ScoreStream(self, request_iterator, context):  # noqa: N802
         async for request in request_iterator:
@@ -432,13 +415,11 @@ class InTestReward(reward_pb2_grpc.RewardServiceServicer):
             if self.break_streams.is_set():
                 self.break_streams.clear()
                 return
-            if self.silent:
-                continue
-            results = [self._result(item) for item in items]
-            if request.items:
-                yield reward_pb2.ScoreStreamResponse(results=results)
-            else:
-                yield reward_pb2.ScoreStreamResponse(result=results[0])
+            if not self.silent:
+                results = [self._result(item) for item in items]
+                yield reward_pb2.ScoreStreamResponse(
+                    **({"results": results} if request.items else {"result": results[0]})
+                )
 
     def _result(self, item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
         if self.raises_on and self.raises_on in item.completion:
@@ -447,10 +428,6 @@ class InTestReward(reward_pb2_grpc.RewardServiceServicer):
             return reward_pb2.ScoreResult(item_id=item.item_id, failure=failure)
         if self.failures:
             return reward_pb2.ScoreResult(item_id=item.item_id, failure=self.failures.pop(0))
-        score = reward_pb2.Score(
-            reward=item.completion_tokens if self.reward is None else self.reward,
-            format_acc=1.0,
-            ans_acc=0.5,
-            outcome=reward_pb2.OUTCOME_CORRECT,
-        )
+        reward = item.completion_tokens if self.reward is None else self.reward
+        score = reward_pb2.Score(reward=reward, format_acc=1.0, ans_acc=0.5, outcome=reward_pb2.OUTCOME_CORRECT)
         return reward_pb2.ScoreResult(item_id=item.item_id, score=score)
