@@ -110,6 +110,16 @@ class World:
         await self.broker.until(lambda: len(self.broker.releases) >= wanted)
         return self.broker.releases[-1]
 
+    async def cross(self, one, tokens: int, free: int = 0, **begin) -> None:
+        """Have version 1 come in when so many tokens of an instance are there; see `hold`."""
+        self.engine.hold(2, free)
+        await self.start()
+        await self.broker.submit(one)
+        await self.until(lambda: self.engine.tokens_total == tokens)
+        await self.load(version=1, **begin)
+        self.engine.let_go()
+        await self.broker.until(lambda: self.broker.puts or self.broker.releases)
+
     async def _submit(self, instances) -> None:
         if self._task is None:
             await self.start()

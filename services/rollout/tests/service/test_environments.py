@@ -192,13 +192,8 @@ async def test_an_environment_that_cannot_be_used_is_said_by_field(world):
 
 async def test_turns_of_two_versions_are_told_apart(world):
     world.engine.length = 4
-    world.engine.hold(2, free=1)
-    await world.start()
-    await world.broker.submit(prompt(environment(max_turns=3), max_new_tokens=50))
-    await world.until(lambda: world.engine.tokens_total == 4 + 5 + 2 + 2)  # both are in their second turn
-    await world.load(version=1)
-    world.engine.let_go()
-    await world.broker.until(lambda: world.broker.puts)
+    one = prompt(environment(max_turns=3), max_new_tokens=50)
+    await world.cross(one, tokens=4 + 5 + 2 + 2, free=1)  # both are in their second turn
     tensors = world.broker.tensors()
     for spans, tokens in zip(
         decode_ragged(tensors.version_spans), decode_ragged(tensors.completion_token_ids), strict=True
@@ -210,13 +205,8 @@ async def test_turns_of_two_versions_are_told_apart(world):
 
 async def test_a_turn_that_an_update_aborts_is_drawn_again_from_the_same_ids(world):
     world.engine.length = 4
-    world.engine.hold(2, free=1)
-    await world.start()
-    await world.broker.submit(prompt(environment(max_turns=2)))
-    await world.until(lambda: world.engine.tokens_total == 4 + 5 + 2 + 2)
-    await world.load(1, pause_mode=rollout_pb2.PAUSE_MODE_ABORT)
-    world.engine.let_go()
-    await world.broker.until(lambda: world.broker.puts)
+    one = prompt(environment(max_turns=2))
+    await world.cross(one, tokens=4 + 5 + 2 + 2, free=1, pause_mode=rollout_pb2.PAUSE_MODE_ABORT)
     assert [info.text for info in world.broker.transcript().completions] == ["aaaa!aaaa", "bbbbb!aaaa"]
 
 

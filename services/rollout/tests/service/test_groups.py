@@ -92,13 +92,7 @@ async def test_a_rollout_that_cannot_tell_masks_leaves_a_run_that_wants_them(wor
 
 
 async def test_tokens_of_two_versions_are_told_apart(world):
-    world.engine.hold(2)
-    await world.start()
-    await world.broker.submit(instance())
-    await world.until(lambda: world.engine.tokens_total == 4)
-    await world.load(version=1)
-    world.engine.let_go()
-    await world.broker.until(lambda: world.broker.puts)
+    await world.cross(instance(), tokens=4)
     header = world.broker.puts[0].group.header
     assert (header.min_policy_version, header.max_policy_version) == (0, 1)
     assert rows(world.broker.tensors().version_spans) == [[0, 0, 2, 1, 2, 3], [0, 0, 2, 1, 2, 4]]
@@ -107,13 +101,7 @@ async def test_tokens_of_two_versions_are_told_apart(world):
 
 
 async def test_completions_aborted_by_an_update_are_generated_again(world):
-    world.engine.hold(2)
-    await world.start()
-    await world.broker.submit(instance())
-    await world.until(lambda: world.engine.tokens_total == 4)
-    await world.load(1, pause_mode=rollout_pb2.PAUSE_MODE_ABORT)
-    world.engine.let_go()
-    await world.broker.until(lambda: world.broker.puts)
+    await world.cross(instance(), tokens=4, pause_mode=rollout_pb2.PAUSE_MODE_ABORT)
     infos = world.broker.transcript().completions
     assert [info.index for info in infos] == [0, 1]
     assert {info.finish_reason for info in infos} == {experience_pb2.FINISH_REASON_STOP}
@@ -267,13 +255,7 @@ async def test_an_evaluation_draws_one_completion_by_its_own_sampling(world):
 
 
 async def test_a_pinned_group_that_a_weight_update_crossed_is_given_back(world):
-    world.engine.hold(2)
-    await world.start()
-    await world.broker.submit(instance(purpose=experience_pb2.PURPOSE_EVALUATE, pinned_version=0))
-    await world.until(lambda: world.engine.tokens_total == 2)
-    await world.load(version=1)
-    world.engine.let_go()
-    await world.broker.until(lambda: world.broker.releases)
+    await world.cross(instance(purpose=experience_pb2.PURPOSE_EVALUATE, pinned_version=0), tokens=2)
     assert not world.broker.releases[0].failure and not world.broker.puts
 
 

@@ -44,10 +44,5 @@ def test_tokens_and_texts_are_those_of_transformers(kind: type, split: bool, tex
     assert texts.decode(found.tolist()) == said
 
 
-def test_a_class_that_does_more_is_asked_itself() -> None:
-    assert Texts(word_piece(Shouting)).decode([4, 5]) == "HELLO WORLD"
-    assert Texts(word_piece()).decode([4, 5]) == "hello world"
-
-
 def test_a_text_of_any_tokenizer_can_be_sent() -> None:
     assert Texts(CharTokenizer()).decode([97, 0xD800, 98]) == r"a\ud800b"
