@@ -41,6 +41,7 @@ BENCHMARKS = (
     Benchmark("scale", "dev", 900),
     Benchmark("reward", "reward", 240),
     Benchmark("reward_service", "reward", 120),
+    Benchmark("texts", "reward", 120),
     Benchmark("programs", "reward", 300),
     Benchmark("sandbox", "reward", 180),
     Benchmark("learner", "trainer", 120),

@@ -27,7 +27,7 @@ The files themselves are meant to be read; this page is for looking up, and is m
 
 Stubs for Python are in the package `quartet-protos` (`from quartet.v1 import broker_pb2, broker_pb2_grpc`); other
 languages make theirs from the files. Errors are gRPC statuses with `google.rpc` details; what they mean is in
-[troubleshooting.md](troubleshooting.md), who may call what in [security.md](security.md#roles).
+[troubleshooting.md](troubleshooting.md), who may call what in [certificates.md](certificates.md#roles).
 """
 
 _SCALARS = {

@@ -167,7 +167,7 @@ def test_the_table_says_of_every_rpc_whose_it_is():
 
 
 def test_the_page_says_what_the_table_says():
-    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "certificates.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| `(\w+Service)` \| (.*) \|$", page, re.MULTILINE)
     written = {(role, f"/quartet.v1.{kind}/{name}") for role, kind, may in rows for name in re.findall(r"`(\w+)`", may)}
     enforced = {(role, path_of(rpc)) for role in ROLES for _, rpc in EVERY_RPC if role in allowed_roles(path_of(rpc))}

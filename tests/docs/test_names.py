@@ -104,3 +104,13 @@ def test_no_name_of_others_is_listed_in_vain():
     spans = " ".join(span for page in WRITTEN for span in code_spans(page))
     words = set(WORD.findall(spans))
     assert not {word for word in OTHERS if word not in words or word in identifiers()}
+
+
+def test_every_promise_of_the_page_on_security_is_held_by_tests_that_are_there():
+    page = (ROOT / "docs" / "security.md").read_text()
+    rows = [line.split(" | ") for line in page.partition("\n## ")[0].splitlines() if line.startswith("| ")]
+    assert len(rows) > 10 and {len(row) for row in rows} == {3}
+    for promise, held, _ in rows[1:]:
+        named = re.findall(r"`((?:tests|services|client|deploy)/[\w./-]+\.py)`", held)
+        assert named, promise
+        assert all("def test_" in (ROOT / path).read_text() for path in named), held

@@ -136,7 +136,7 @@ def _warn_of_unchecked_roles(ca: str) -> None:
     log.warning(
         "security.tls_ca: the certificates of '%s' do not name the roles of servers, so a stolen key of any role can "
         "answer as every service of its hosts; renew them all, then the CA's: quartet certs renew FOLDER NAME... ca "
-        "(docs/security.md)",
+        "(docs/certificates.md)",
         ca,
     )
 

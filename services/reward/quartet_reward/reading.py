@@ -41,15 +41,18 @@ def without_trailing_special_tokens(text: str, special_tokens: Sequence[str] = S
     if not text.endswith(tokens):
         return text
     # Read backwards, it is one pass; taken off one by one, each token would cost a copy of the text.
-    run = _run_of(tokens).match(text[::-1])
-    return text[: len(text) - run.end()] if run else text
+    backwards, end, run = text[::-1], 0, _run_of(tokens)
+    while (part := run.match(backwards, end)) and part.end() > end:
+        end = part.end()
+    return text[: len(text) - end]
 
 
 @functools.lru_cache(maxsize=64)
 def _run_of(tokens: tuple[str, ...]) -> re.Pattern[str]:
-    """Return the pattern of white space and tokens that are read backwards."""
-    # Possessive, as a repetition that can be taken back is remembered turn by turn.
-    return re.compile(f"(?:\\s|{'|'.join(re.escape(token[::-1]) for token in tokens)})*+")
+    """Return the pattern of white space and tokens that are read backwards, some at a time."""
+    # Possessive, as a repetition that can be taken back is remembered turn by turn. Bounded, as no other thread runs
+    # during one match.
+    return re.compile(f"(?:\\s|{'|'.join(re.escape(token[::-1]) for token in tokens)}){{0,10000}}+")
 
 
 def fault_of_think_answer_form(text: str) -> str:

@@ -14,13 +14,13 @@ _SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 30.0
 
 
 class Room:
-    """`size` places. A batch takes all it needs or none; a stream waits for one."""
+    """`size` places. A batch takes all it needs or none; a stream waits for those of one item."""
 
     def __init__(self, size: int):
         self._size = size
         self._taken = 0
         self._held: Counter[str] = Counter()
-        self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
+        self._waiting: deque[tuple[str, int, asyncio.Future[None]]] = deque()
         self._empty = asyncio.Event()
         self._empty.set()
         self._given = 0
@@ -65,19 +65,19 @@ class Room:
             taken.append(run)
         return True
 
-    async def take(self, run: str) -> None:
-        """Wait for a place for `run` and take it. Those of one run are served in the order in which they came."""
-        if not any(waiting == run for waiting, _ in self._waiting) and self.try_take(run, 1):
+    async def take(self, run: str, count: int = 1) -> None:
+        """Wait for places for `run` and take them. Those of one run are served in the order in which they came."""
+        if not any(waiting == run for waiting, _, _ in self._waiting) and self.try_take(run, count):
             return
-        entry = (run, asyncio.get_running_loop().create_future())
+        entry = (run, count, asyncio.get_running_loop().create_future())
         self._waiting.append(entry)
         try:
-            await entry[1]
+            await entry[2]
         except BaseException:
             if entry in self._waiting:
                 self._waiting.remove(entry)
-            elif not entry[1].cancelled():
-                self.give(run)
+            elif not entry[2].cancelled():
+                self.give(run, count)
             raise
 
     def give(self, run: str, count: int = 1) -> None:
@@ -106,13 +106,15 @@ class Room:
 
     def _serve(self) -> None:
         """Let in who waits longest among those who may; whoever may not keeps its place in the line."""
-        stay: deque[tuple[str, asyncio.Future[None]]] = deque()
+        stay: deque[tuple[str, int, asyncio.Future[None]]] = deque()
+        behind: set[str] = set()  # a run's later items do not pass its larger one
         for entry in self._waiting:
-            run, admitted = entry
+            run, count, admitted = entry
             if admitted.done():  # given up; its task has not yet had the time to say so
                 continue
-            if self.try_take(run, 1):
+            if run not in behind and self.try_take(run, count):
                 admitted.set_result(None)
             else:
+                behind.add(run)
                 stay.append(entry)
         self._waiting = stay

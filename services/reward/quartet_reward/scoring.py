@@ -4,6 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -23,6 +24,8 @@ from quartet_reward.verifiers.base import Later, Tools, Verdict
 
 log = get_logger(__name__)
 
+LONG_BYTES = 1 << 16
+_MOST_PLACES = 256
 _LONGEST_TEXT = 1000
 _LONGEST_ITEM_ID = 256
 
@@ -42,9 +45,12 @@ class Scorer:
         self._specs = specs
         self._tools = tools
         self._raised: set[str] = set()
+        self._long = ThreadPoolExecutor(1, thread_name_prefix="long-items")
 
     def score(self, item: reward_pb2.ScoreItem, field: str) -> Result | Work:
         """Return the item's result, or the work that finds it, which does not raise: a failure is a result.
+
+        An item of more than `LONG_BYTES` is work: it is read in a thread, so that others are answered meanwhile.
 
         Raises:
             ContractError: INVALID_ARGUMENT naming what under `field`, where the item stands, cannot be accepted.
@@ -54,9 +60,9 @@ class Scorer:
         except VerifierFailure as error:
             return failure(item.item_id, error)
         if not item.traceparent or not tracing.enabled():
-            return self._score(item, bound)
+            return self._begin(item, bound)
         began = time.time()
-        result = self._score(item, bound)
+        result = self._begin(item, bound)
         if isinstance(result, reward_pb2.ScoreResult):
             return _traced(item, result, began)
         work = result
@@ -74,6 +80,16 @@ class Scorer:
         if not item.verifiers:
             raise invalid_argument(f"{field}.verifiers", "none", "at least one")
         return [self._specs.read(spec, f"{field}.verifiers[{i}]") for i, spec in enumerate(item.verifiers)]
+
+    def _begin(self, item: reward_pb2.ScoreItem, bound: list[BoundVerifier]) -> Result | Work:
+        if item.ByteSize() <= LONG_BYTES:
+            return self._score(item, bound)
+
+        async def long() -> Result:
+            result = await asyncio.get_running_loop().run_in_executor(self._long, self._score, item, bound)
+            return result if isinstance(result, reward_pb2.ScoreResult) else await result()
+
+        return long
 
     def _score(self, item: reward_pb2.ScoreItem, bound: list[BoundVerifier]) -> Result | Work:
         began = time.perf_counter()
@@ -141,6 +157,11 @@ def _traced(item: reward_pb2.ScoreItem, result: Result, began: float) -> Result:
     return result
 
 
+def places_of(item: reward_pb2.ScoreItem) -> int:
+    """Return how many places of the queue an item takes, so that what waits is bounded in bytes, too."""
+    return min(max(item.ByteSize() // LONG_BYTES, 1), _MOST_PLACES)
+
+
 def invalid_item(item_id: str, error: ContractError) -> Result:
     """Return the result of an item that cannot be scored as it is."""
     return failure(item_id, VerifierFailure(reward_pb2.FAILURE_KIND_INVALID_ITEM, error.message))
@@ -163,7 +184,10 @@ def failure(item_id: str, error: VerifierFailure) -> Result:
 def _is_from_outside(error: BaseException) -> bool:
     """Whether an error ends the call or the process; a verifier may raise SystemExit and CancelledError of its own."""
     if isinstance(error, asyncio.CancelledError):
-        task = asyncio.current_task()
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # in the thread of long items, where nothing is cancelled
+            return False
         return task is None or task.cancelling() > 0
     return not isinstance(error, Exception | SystemExit)
 

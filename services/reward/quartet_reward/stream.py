@@ -2,24 +2,35 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 from quartet.v1 import reward_pb2
 
 from quartet_common.errors import ContractError, invalid_argument
 from quartet_reward.failures import VerifierFailure
 from quartet_reward.room import Room
-from quartet_reward.scoring import Result, Scorer, Work, failure, invalid_item
+from quartet_reward.scoring import LONG_BYTES, Result, Scorer, Work, failure, invalid_item, places_of
 
 MOST_ITEMS = 1024
-# Items scored in one go before other calls have their turn.
-STRIDE = 64
+# Items scored in one go before other calls have their turn, if their size together is below LONG_BYTES.
+_STRIDE = 64
 # A stream may live as long as its rollout: of its items' names, this many are remembered to refuse duplicates.
 _REMEMBERED_IDS = 65_536
 # Results of one message; the rest follows in the next.
 _MOST_RESULTS = 256
 
 Send = Callable[[Result], Awaitable[None]]
+
+
+async def in_strides(items: Iterable[reward_pb2.ScoreItem]) -> AsyncIterator[tuple[int, reward_pb2.ScoreItem]]:
+    """Yield items and their places; between some of them others have their turn in the event loop."""
+    size = 0
+    for i, item in enumerate(items):
+        yield i, item
+        size += item.ByteSize()
+        if size > LONG_BYTES or i % _STRIDE == _STRIDE - 1:
+            size = 0
+            await asyncio.sleep(0)
 
 
 class ScoreStream:
@@ -60,8 +71,7 @@ class ScoreStream:
         if isinstance(result, reward_pb2.ScoreResult):
             await send(result)
         else:
-            await self._room.take(item.run_id)
-            group.create_task(self._work(item.run_id, result, send))
+            await self._begin(item, result, send, group)
 
     async def _take_on_all(self, request: reward_pb2.ScoreStreamRequest, group: asyncio.TaskGroup) -> None:
         """Score several items; what can be said at once is said in one message."""
@@ -69,19 +79,16 @@ class ScoreStream:
             raise invalid_argument("items", f"{len(request.items)} items", f"at most {MOST_ITEMS}")
         if request.HasField("item"):
             raise invalid_argument("item", "an item beside `items`", "one of both")
-        later: list[tuple[str, Work]] = []
-        for i, item in enumerate(request.items):
+        later: list[tuple[reward_pb2.ScoreItem, Work]] = []
+        async for _, item in in_strides(request.items):
             result = self._score(item)
             if isinstance(result, reward_pb2.ScoreResult):
                 self._unwritten.append(result)
             else:
-                later.append((item.run_id, result))
-            if i % STRIDE == STRIDE - 1:
-                await asyncio.sleep(0)
+                later.append((item, result))
         await self._flush()
-        for run, work in later:
-            await self._room.take(run)
-            group.create_task(self._work(run, work, self._send_with_others))
+        for item, work in later:
+            await self._begin(item, work, self._send_with_others, group)
 
     def _score(self, item: reward_pb2.ScoreItem) -> Result | Work:
         if self._draining():
@@ -102,12 +109,19 @@ class ScoreStream:
         if len(self._ids) > _REMEMBERED_IDS:
             del self._ids[next(iter(self._ids))]
 
-    async def _work(self, run: str, work: Work, send: Send) -> None:
-        try:
-            result = await work()
-        finally:
-            self._room.give(run)
-        await send(result)
+    async def _begin(self, item: reward_pb2.ScoreItem, work: Work, send: Send, group: asyncio.TaskGroup) -> None:
+        """Wait for room, then have an item worked on beside the others."""
+        run, places = item.run_id, places_of(item)
+        await self._room.take(run, places)
+
+        async def finish() -> None:
+            try:
+                result = await work()
+            finally:
+                self._room.give(run, places)
+            await send(result)
+
+        group.create_task(finish())
 
     async def _send(self, result: Result) -> None:
         async with self._writing:  # one write at a time; a caller that does not read stops its own reading too

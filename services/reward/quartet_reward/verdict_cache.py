@@ -3,6 +3,7 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from quartet_reward import telemetry
@@ -38,7 +39,8 @@ class VerdictCache(Generic[K, V]):
         found = self._kept.get(question)
         if found is None:
             return None
-        self._kept.move_to_end(question)
+        with suppress(KeyError):  # dropped by another thread just now
+            self._kept.move_to_end(question)
         self._hits.inc()
         return found[0]
 

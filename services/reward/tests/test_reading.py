@@ -1,11 +1,15 @@
 """Where the answer stands in a completion."""
 
+import asyncio
 import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from quartet.v1 import reward_pb2
+from reward_samples import item, spec
 
+from quartet_reward.math_equality import MathEquality
 from quartet_reward.reading import (
     after_thinking,
     fault_of_think_answer_form,
@@ -13,6 +17,11 @@ from quartet_reward.reading import (
     last_tagged_answer,
     without_trailing_special_tokens,
 )
+from quartet_reward.registry import load_verifiers
+from quartet_reward.scoring import Scorer, places_of
+from quartet_reward.specs import SpecReader
+from quartet_reward.stream import in_strides
+from quartet_reward.verifiers.base import Tools
 
 
 @pytest.mark.parametrize(
@@ -115,3 +124,44 @@ def test_special_tokens_are_taken_off_one_after_another(text, special_tokens):
     while token := next((token for token in special_tokens if token and expected.endswith(token)), None):
         expected = expected.removesuffix(token).rstrip()
     assert without_trailing_special_tokens(text, special_tokens) == expected
+
+
+async def turns_until(done: asyncio.Task) -> int:
+    """Return how often others had their turn in the event loop until a task was done."""
+    turns = 0
+    while not done.done():
+        await asyncio.sleep(0)
+        turns += 1
+    return turns
+
+
+@pytest.mark.parametrize(
+    ("flood", "verifier"),
+    [
+        ("<|im_end|>", spec("think_answer_tags")),
+        ("z", spec("think_answer_tags", special_tokens=["z"])),
+        ("É", spec("exact", ignore_case=True)),
+    ],
+    ids=["special tokens", "one letter", "case"],
+)
+async def test_the_event_loop_goes_on_while_a_long_text_is_read(flood, verifier):
+    scorer = Scorer(SpecReader(load_verifiers()), Tools(MathEquality(None)))
+    work = scorer.score(item(flood * (20_000_000 // len(flood)), verifiers=[verifier]), "item")
+    assert not isinstance(work, reward_pb2.ScoreResult), "a thread's"
+    reading = asyncio.ensure_future(work())
+    assert await turns_until(reading) > 20
+    assert reading.result().score.outcome in (reward_pb2.OUTCOME_MALFORMED, reward_pb2.OUTCOME_INCORRECT)
+
+
+async def test_the_event_loop_goes_on_between_texts_that_are_long_together():
+    scorer = Scorer(SpecReader(load_verifiers()), Tools(MathEquality(None)))
+    items = [item(r"\boxed{1} " * 6_000, answer="1", verifier="math") for _ in range(8)]
+
+    async def score_all() -> list:
+        return [scorer.score(one, "item") async for _, one in in_strides(items)]
+
+    assert await turns_until(asyncio.ensure_future(score_all())) >= len(items) // 2
+
+
+async def test_a_long_item_takes_as_many_places_of_the_queue_as_it_has_64_kib():
+    assert [places_of(item("x" * size)) for size in (0, 1 << 16, 1 << 20, 30 << 20)] == [1, 1, 16, 256]

@@ -74,7 +74,7 @@ class DirectGeneration:
         try:
             if (name := prompt.environment.name) not in ("", SINGLE_TURN):
                 raise PromptRefused("prompt.environment.name", f"'{name}'", f"'{SINGLE_TURN}': direct use is one turn")
-            token_ids, draw = reader.read(prompt, state.spec, experience_pb2.PURPOSE_SERVE)
+            token_ids, draw = await reader.read_in_turn(prompt, state.spec, experience_pb2.PURPOSE_SERVE)
             if request.sampling_masks:
                 draw = replace(draw, settings=replace(draw.settings, masks=True))
         except (PromptRefused, PromptError) as error:

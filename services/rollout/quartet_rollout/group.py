@@ -135,7 +135,7 @@ class Group:
         """Generate; `scores` gets the score of each completion as it is asked for. Raises GivenBack."""
         instance = self.lease.instance
         try:
-            token_ids, draw = reader.read(instance.prompt, self._spec, instance.purpose)
+            token_ids, draw = await reader.read_in_turn(instance.prompt, self._spec, instance.purpose)
             draw = scheduled(draw, instance, self._spec, engine.policy_version)
             _check_temperature(instance, draw)
             chosen = environments.choose(instance.prompt, self._spec)

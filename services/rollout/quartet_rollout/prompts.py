@@ -1,5 +1,7 @@
 """A Prompt as the token ids that the model sees. What follows is tokens in, tokens out: nothing is tokenized twice."""
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from quartet_rollout.sampling import (
 )
 from quartet_rollout.shortening import shorten_chat, shorten_tokens
 from quartet_rollout.telemetry import SHORTENED
-from quartet_rollout.texts import Texts
+from quartet_rollout.texts import LONG_BYTES, Texts
 
 
 class PromptReader:
@@ -27,6 +29,15 @@ class PromptReader:
         self._tokenizer = tokenizer
         self._texts = Texts(tokenizer)
         self._max_model_len = max_model_len
+        self._long = ThreadPoolExecutor(1, thread_name_prefix="long-prompts")
+
+    async def read_in_turn(
+        self, prompt: experience_pb2.Prompt, spec: broker_pb2.RunSpec | None, purpose: int
+    ) -> tuple[np.ndarray, Draw]:
+        """As `read`; a long prompt is read in a thread, one at a time, while the event loop goes on."""
+        if prompt.ByteSize() <= LONG_BYTES:
+            return self.read(prompt, spec, purpose)
+        return await asyncio.get_running_loop().run_in_executor(self._long, self.read, prompt, spec, purpose)
 
     def read(
         self, prompt: experience_pb2.Prompt, spec: broker_pb2.RunSpec | None, purpose: int

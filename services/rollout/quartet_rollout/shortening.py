@@ -42,17 +42,30 @@ def shorten_chat(
     """
     turns = [at for at, message in enumerate(messages) if message["role"] != "system"]
     kept, text = messages, render(messages, True)
-    for dropped in range(len(turns)):
-        if dropped:
-            shorter = [message for at, message in enumerate(messages) if at not in turns[:dropped]]
+    token_ids = encode(text)
+    if token_ids.size <= room:
+        return token_ids
+    # The fewest turns to drop, by bisection: a chat may have 100,000 turns, and each try costs all of it.
+    fitting, first, end = None, 1, len(turns)
+    while first < end:
+        middle = (first + end) // 2
+        for dropped in range(middle, end):
+            gone = set(turns[:dropped])
+            shorter = [message for at, message in enumerate(messages) if at not in gone]
             try:
-                kept, text = shorter, render(shorter, True)
+                rendered = render(shorter, True)
             except PromptRefused:
                 continue  # e.g. a template that wants the user to begin
-        token_ids = encode(text)
-        if token_ids.size <= room:
-            return token_ids
-    token_ids = encode(text)
+            shortened = encode(rendered)
+            if shortened.size <= room:
+                fitting, end = shortened, middle
+            else:
+                kept, text, token_ids, first = shorter, rendered, shortened, dropped + 1
+            break
+        else:
+            end = middle
+    if fitting is not None:
+        return fitting
     head = encode(_before_first_turn(kept, text, render))
     same = int(np.argmin(np.append(head[: token_ids.size] == token_ids[: head.size], False)))
     generation_prompt = encode(text.removeprefix(render(kept, False))).size

@@ -7,6 +7,9 @@ import numpy as np
 
 from quartet_common.text import encodable
 
+LONG_BYTES = 1 << 16
+"""A longer prompt is not read in the event loop's thread."""
+
 
 class Texts:
     """A transformers tokenizer's, at the cost of the tokenizer itself.
@@ -28,7 +31,11 @@ class Texts:
         """Return a text's tokens, int32."""
         if self._beneath is None:
             return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
-        return np.asarray(self._beneath.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+        if len(text) <= LONG_BYTES:
+            return np.asarray(self._beneath.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+        # Only with a batch the tokenizer lets other threads run meanwhile: megabytes take it seconds.
+        (encoded,) = self._beneath.encode_batch([text], add_special_tokens=False)
+        return np.asarray(encoded.ids, dtype=np.int32)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens."""

@@ -42,7 +42,11 @@ def find_program(completion: str, place: ProgramIn) -> str | None:
 
 def _blocks(text: str) -> list[str]:
     blocks, position = [], 0
-    while (opening := _ANY_FENCE.search(text, position)) is not None:
+    while (position := text.find(_FENCE, position)) >= 0:
+        opening = _ANY_FENCE.match(text, position)
+        if opening is None:
+            position += 1
+            continue
         closing = text.find(_FENCE, opening.end())
         blocks.append(text[opening.end() : closing if closing >= 0 else len(text)])
         if closing < 0:

@@ -95,6 +95,8 @@ class Verifier(Protocol):
     def verify(self, item: reward_pb2.ScoreItem, parameters: Any, tools: Tools) -> Verdict | Later:
         """Score `item`. `parameters` is an instance of this verifier's model. Must not block.
 
+        A long item is scored in a thread, one at a time, while the event loop's thread scores others.
+
         Raises:
             VerifierFailure: no verdict can be found.
         """

@@ -125,3 +125,19 @@ async def test_a_run_may_have_its_long_prompts_shortened(world):
     await world.put(instance(text="12345678"))
     assert world.broker.transcript().prompt_text == "5678"
     assert bytes(decode(world.broker.tensors().prompt_token_ids).astype("uint8")) == b"5678"
+
+
+def test_a_chat_of_many_turns_is_rendered_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turn by turn it would take time in proportion to the square of their number."""
+    rendered, render = [], TemplateTokenizer.apply_chat_template
+    monkeypatch.setattr(
+        TemplateTokenizer, "apply_chat_template", lambda *given, **more: rendered.append(1) or render(*given, **more)
+    )
+    for template in (CHATML, ALTERNATING):
+        whole = read(10**6, template=template, chat=chat(*["turn"] * 2000), context=10**7)
+        for room in (len(whole) - 1, len(whole) // 2, 120):
+            rendered.clear()
+            left = read(room, template=template, chat=chat(*["turn"] * 2000), context=10**7)
+            assert whole.endswith(left[left.index("turn") :]) and len(left) <= room
+            assert left.count("turn") == 1 or room - len(left) < 2 * (len(whole) // 2000 + 1), "no more than need be"
+            assert len(rendered) < 40

@@ -1,12 +1,17 @@
 """Texts to tokens and back are what transformers says, at less cost."""
 
+import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 from doubles import CharTokenizer
+from quartet.v1 import experience_pb2
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from quartet_rollout.prompts import PromptReader
+from quartet_rollout.sampling import PromptRefused
 from quartet_rollout.texts import Texts
 
 WORDS = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "hello", "world", "##s", "!", ".", "<", ">"]
@@ -46,3 +51,19 @@ def test_tokens_and_texts_are_those_of_transformers(kind: type, split: bool, tex
 
 def test_a_text_of_any_tokenizer_can_be_sent() -> None:
     assert Texts(CharTokenizer()).decode([97, 0xD800, 98]) == r"a\ud800b"
+
+
+async def test_the_event_loop_goes_on_while_a_long_prompt_is_read() -> None:
+    """A tokenizer takes megabytes seconds, which it does not share with other threads unless it is asked to."""
+    reader = PromptReader(word_piece(), max_model_len=100)
+    long = experience_pb2.Prompt(text="hello worlds ! " * 50_000)
+    reading = asyncio.ensure_future(reader.read_in_turn(long, None, experience_pb2.PURPOSE_SERVE))
+    turns = 0
+    while not reading.done():
+        await asyncio.sleep(0)
+        turns += 1
+    with pytest.raises(PromptRefused, match="200000 tokens"):
+        await reading
+    assert turns > 100
+    short, _ = await reader.read_in_turn(experience_pb2.Prompt(text="hello world"), None, experience_pb2.PURPOSE_SERVE)
+    assert np.array_equal(short, [4, 5])

@@ -1,0 +1,73 @@
+"""How long each operation on a text takes in the reward service as texts grow, against growth in proportion to length.
+
+    .quartet/envs/reward/bin/python benchmarks/texts.py
+
+Prints a table: of each operation the slowest of `FLOODS`, repeated to 3, 10 and 30 MB, in CPU milliseconds. The figure
+is its time at 30 MB; the peer is ten times its time at 3 MB.
+"""
+
+import time
+from collections.abc import Callable
+
+from measuring import Figure, report
+from quartet.v1 import reward_pb2
+
+from quartet_reward import final_answer, reading
+from quartet_reward.choices import chosen
+from quartet_reward.code.extraction import ProgramIn, find_program
+from quartet_reward.prose import answer_in_prose
+from quartet_reward.verifiers.exact import Exact, ExactParameters
+
+MEGABYTES = (3, 10, 30)
+ROUNDS = 3
+FLOODS = (
+    *("z", "é", "汉", " ", "\n", "1", "1+", "a b ", "\\", "$", "{", r"\boxed{", r"\boxed{1} ", "``x", "```python\n"),
+    *("<|im_end|>", "<answer>", "</answer>", "<think>", "</think>", "The answer is "),
+)
+ANYWHERE = final_answer.ReadingPolicy("anywhere", "joined", "numbers", ())
+
+
+def _exact(text: str) -> object:
+    item = reward_pb2.ScoreItem(completion=text, reference=reward_pb2.Reference(answer="1"))
+    return Exact().verify(item, ExactParameters(ignore_case=True), None)
+
+
+OPERATIONS: dict[str, Callable[[str], object]] = {
+    "special tokens at the end": reading.without_trailing_special_tokens,
+    "a special token of one letter": lambda text: reading.without_trailing_special_tokens(text, ["z"]),
+    "the form of think and answer": reading.fault_of_think_answer_form,
+    "the last tagged answer": reading.last_tagged_answer,
+    "what follows the thought": reading.after_thinking,
+    "boxes": reading.joined_boxes,
+    "prose": answer_in_prose,
+    "the final answer": lambda text: final_answer.final_answer(text, ANYWHERE),
+    "a choice of letters": lambda text: chosen(text, ("A", "B")),
+    "the last block of a program": lambda text: find_program(text, ProgramIn.LAST_FENCE),
+    "the last block of Python": lambda text: find_program(text, ProgramIn.LAST_PYTHON_FENCE),
+    "exact, without regard to case": _exact,
+}
+
+
+def milliseconds(operation: Callable[[str], object], text: str) -> float:
+    """Return the least CPU time of a few rounds."""
+    times = []
+    for _ in range(ROUNDS):
+        began = time.process_time()
+        operation(text)
+        times.append(time.process_time() - began)
+    return 1000 * min(times)
+
+
+def main() -> None:
+    figures = []
+    print(f"{'operation':32} {' '.join(f'{size:6} MB' for size in MEGABYTES)}  slowest text")
+    for name, operation in OPERATIONS.items():
+        slowest = max(FLOODS, key=lambda flood: milliseconds(operation, flood * (1_000_000 // len(flood.encode()))))
+        took = [milliseconds(operation, slowest * (size * 1_000_000 // len(slowest.encode()))) for size in MEGABYTES]
+        print(f"{name:32} {' '.join(f'{each:9.1f}' for each in took)}  {slowest!r}", flush=True)
+        figures.append(Figure(name, "ms CPU", took[-1], 10 * max(took[0], 0.1), "ten times 3 MB", "lower"))
+    report(*figures)
+
+
+if __name__ == "__main__":
+    main()
