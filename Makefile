@@ -18,7 +18,7 @@ help:
 	@echo 'make learn [LEARN="ppo grpo"]     learning curves of every algorithm, 3 seeds each (docs/learning.md)'
 	@echo 'make chaos [CHAOS="--seed 7"]     kill everything, lose nothing; CHAOS=--help lists options'
 	@echo 'make resume [RESUME="--seed 7"]   kill the trainer 20 times in 40 steps: the same weights as if left alone'
-	@echo 'make fuzz [CASES=20000]           made-up messages to broker and reward; 50,000 steps of the broker model'
+	@echo 'make fuzz [CASES=20000 MINUTES=10] made-up messages, 50,000 steps of the broker model, attacks on a live run'
 	@echo 'make soak [ITEMS=100000]          mixed verifications, 10% hostile: does the reward service leak?'
 	@echo 'make hostile                      programs, cheats and answers that attack (docs/sandbox.md)'
 	@echo 'make agreement DATA=folder        verifiers against reference answers (docs/math.md)'
@@ -53,9 +53,10 @@ resume:
 	@$(DEV)/python tests/resume/run.py $(RESUME)
 
 fuzz:
-	@$(ENVIRONMENTS) --with-tests broker reward dev
+	@$(ENVIRONMENTS) --with-tests broker reward rollout trainer client dev
 	@FUZZ_CASES=$(or $(CASES),20000) $(DEV)/python -m pytest -c pyproject.toml -s tests/contract/test_bad_input.py
 	@MODEL_STEPS=50000 .quartet/envs/broker/bin/python -m pytest -c pyproject.toml services/broker/tests/test_model.py
+	@$(DEV)/python tests/attacks/run.py --minutes $(or $(MINUTES),10)
 
 agreement:
 	@test -n '$(DATA)' || { echo 'DATA=folder is missing: the folder of the evaluation data (docs/math.md)' >&2; exit 2; }

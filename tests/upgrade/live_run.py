@@ -139,6 +139,10 @@ class LiveRun:
         """Wait until a process ends by itself; return its exit status."""
         return self._processes[name].wait(seconds)
 
+    def pid(self, name: str) -> int:
+        """Return the process id of what runs under a name."""
+        return self._processes[name].pid
+
     def log(self, name: str) -> str:
         """Return what all processes of a name have said."""
         return (self.folder / f"{name}.log").read_text(errors="replace")

@@ -1,0 +1,58 @@
+"""Attackers, as many as threads: `python attackers.py '{"seconds": 10, …}'` prints how often which code came, as JSON.
+
+A process of lower priority: attackers' own work is done elsewhere, and takes no processor from the services.
+"""
+
+import json
+import os
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+from attacks import ATTACKS, Attacker
+from quartet.v1 import broker_pb2
+
+THREADS = 6
+
+
+def main(run_id: str, addresses: dict[str, str], seconds: float, seed: int) -> dict[str, dict[str, int]]:
+    """Attack for so long; return the codes of each attack with their counts. All come before any comes again."""
+    end = time.monotonic() + seconds
+    came: dict[str, Counter[str]] = {attack.name: Counter() for attack in ATTACKS}
+    lock, deck = threading.Lock(), list[int]()
+    shuffling = random.Random(seed)
+
+    def draw() -> int:
+        with lock:
+            if not deck:
+                deck.extend(shuffling.sample(range(len(ATTACKS)), len(ATTACKS)))
+            return deck.pop()
+
+    def work(number: int) -> None:
+        attacker = Attacker(run_id, f"own-{number}-{seed}", addresses, random.Random(f"{seed}/{number}"))
+        spec = broker_pb2.RunSpec(run_id=attacker.own_run, groups_per_step=2, group_size=2)
+        attacker.ask("BrokerService.CreateRun", broker_pb2.CreateRunRequest(spec=spec))
+        while time.monotonic() < end:
+            attack = ATTACKS[draw()]
+            try:
+                codes = list(attack.act(attacker))
+            except grpc.RpcError as error:
+                codes = [error.code().name]
+            except OSError as error:  # a connection that was refused
+                codes = [type(error).__name__]
+            with lock:
+                came[attack.name].update(codes)
+        attacker.close()
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(work, range(THREADS)))
+    return {name: dict(codes) for name, codes in came.items()}
+
+
+if __name__ == "__main__":
+    os.nice(10)
+    print(json.dumps(main(**json.loads(sys.argv[1]))))

@@ -1,0 +1,458 @@
+"""The attacks: what each sends, and the only status codes with which it may be answered.
+
+A code says whose fault a refusal is. INTERNAL and UNKNOWN blame the service, so no attack lists them. OK stands where
+what is sent may be taken: then it harms its own prompt, group or run alone.
+"""
+
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.protobuf.struct_pb2 import Struct
+from quartet.v1 import broker_pb2 as broker
+from quartet.v1 import common_pb2, experience_pb2, reward_pb2, trainer_pb2
+from quartet.v1 import rollout_pb2 as rollout
+
+from quartet_client.contract.broker_arrangements import SERVE, TRAIN, instance, put_group
+from quartet_client.contract.calls import OWNERS, RPCS, Caller, method_of
+from quartet_client.contract.target import group_tensors
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path += [str(TESTS / "contract"), str(TESTS / "hostile")]
+from answers import ANSWERS  # noqa: E402
+from hostile_connections import connect, frame, hostile_conversations, idle_connections  # noqa: E402
+
+SECONDS = 60.0  # for an answer
+HELD_SECONDS = 2.0  # connections and streams are held, saying nothing
+MEBI = 1 << 20
+HUGE = (2**53, 2**62, 2**63 - 1, -1, -(2**63))
+NOBODY = "127.0.0.1:1"
+
+INVALID, EXHAUSTED = "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"
+PRECONDITION, NOT_FOUND, ABORTED = "FAILED_PRECONDITION", "NOT_FOUND", "ABORTED"
+CLOSED = "closed"  # a connection that was let go, or held until the attacker left
+
+
+@dataclass
+class Attacker:
+    """Somebody with a network port and every role.
+
+    Attributes:
+        run_id: the run that is attacked.
+        own_run: a run of the attacker's own, which exists.
+        addresses: host:port by kind of service.
+    """
+
+    run_id: str
+    own_run: str
+    addresses: dict[str, str]
+    chance: random.Random
+    callers: dict[str, Caller] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.callers = {OWNERS[kind]: Caller(address) for kind, address in self.addresses.items()}
+
+    def close(self) -> None:
+        """Close the channels."""
+        for caller in self.callers.values():
+            caller.close()
+
+    def name(self) -> str:
+        """Return a name that nobody has."""
+        return f"attack-{self.chance.getrandbits(64):x}"
+
+    def ask(self, rpc: str, request: Message, take: int = 1) -> Message | list[Message]:
+        """Make a call. Raises RpcError."""
+        return self.callers[rpc.partition(".")[0]].call(rpc, request, take, SECONDS)
+
+    def code(self, rpc: str, request: Message | bytes, metadata: tuple[tuple[str, str], ...] = ()) -> str:
+        """Return the status code with which a message, or what is none, is answered; of a stream the first answer's."""
+        caller, method = self.callers[rpc.partition(".")[0]], method_of(rpc)
+        data = request if isinstance(request, bytes) else request.SerializeToString()
+        call = caller.callable(method, bytes)
+        try:
+            answer = call(iter([data]) if method.client_streaming else data, timeout=SECONDS, metadata=metadata)
+            if method.server_streaming:
+                next(answer, None)
+                answer.cancel()
+        except grpc.RpcError as error:
+            return error.code().name
+        return "OK"
+
+
+Act = Callable[[Attacker], Iterator[str]]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One kind of attack. `act` does it once and yields the codes that came; `allowed` are those that may come."""
+
+    name: str
+    allowed: frozenset[str]
+    act: Act
+
+
+ATTACKS: list[Attack] = []
+
+
+def attack(name: str, *allowed: str) -> Callable[[Act], Act]:
+    """Enter a function into the table."""
+
+    def enter(act: Act) -> Act:
+        ATTACKS.append(Attack(name, frozenset(allowed), act))
+        return act
+
+    return enter
+
+
+# One item
+
+
+def _nested(depth: int) -> Struct:
+    struct = Struct()
+    inner = struct
+    for _ in range(depth):
+        inner = inner.fields["deeper"].struct_value
+    inner.fields["end"].bool_value = True
+    return struct
+
+
+def _specification(**parameters: object) -> reward_pb2.VerifierSpec:
+    struct = Struct()
+    struct.update(parameters)
+    return reward_pb2.VerifierSpec(name="think_answer_tags", parameters=struct)
+
+
+def _submit(
+    attacker: Attacker, run_id: str, *instances: experience_pb2.PromptInstance, evaluation_set: str = ""
+) -> str:
+    request = broker.SubmitPromptsRequest(run_id=run_id, instances=instances, evaluation_set=evaluation_set)
+    return attacker.code("BrokerService.SubmitPrompts", request)
+
+
+@attack("prompts with NaN, infinities and deep parameters", INVALID)
+def _poison_parameters(attacker: Attacker) -> Iterator[str]:
+    infinite = [_specification(correct_reward=value) for value in (float("nan"), float("inf"), -float("inf"))]
+    deep = [reward_pb2.VerifierSpec(name="exact", parameters=_nested(depth)) for depth in (17, 30)]
+    verifiers = attacker.chance.choice([*infinite, *deep])
+    prompt = experience_pb2.Prompt(prompt_id="p", text="1+1=?", verifiers=[verifiers])
+    one = experience_pb2.PromptInstance(instance_id=attacker.name(), prompt=prompt, purpose=TRAIN)
+    yield _submit(attacker, attacker.run_id, one)
+    item = reward_pb2.ScoreItem(item_id="a", completion="1", verifiers=[verifiers])
+    answer = attacker.ask("RewardService.Score", reward_pb2.ScoreRequest(items=[item]))
+    kind = answer.results[0].failure.kind
+    yield INVALID if kind == reward_pb2.FAILURE_KIND_INVALID_ITEM else reward_pb2.FailureKind.Name(kind)
+
+
+@attack("lone surrogates and bytes that are no message", INVALID)
+def _not_a_message(attacker: Attacker) -> Iterator[str]:
+    surrogate = instance(attacker.name(), "XXX").SerializeToString().replace(b"XXX", b"\xed\xa0\x80")
+    framed = b"\x0a\x01r\x12" + bytes([len(surrogate)]) + surrogate
+    yield attacker.code("BrokerService.SubmitPrompts", framed)
+    rpcs = [rpc for rpc in RPCS if rpc.partition(".")[0] in attacker.callers]
+    yield attacker.code(attacker.chance.choice(rpcs), b"\x0f" * attacker.chance.randrange(1, 3000))
+
+
+@attack("prompts that cannot be generated or judged", "OK", EXHAUSTED)
+def _poison_prompts(attacker: Attacker) -> Iterator[str]:
+    cases = {
+        "no such verifier": {"verifiers": [reward_pb2.VerifierSpec(name="no-such")]},
+        "parameters nobody has": {"verifiers": [_specification(no_such_key=[1, 2])]},
+        "control characters": {"text": "\x1b]0;owned\x07\x1b[2J\n\u202e\U000e0001" * 20},
+        "too long": {"text": "<|im_end|>" * 5000},
+        "a reference that is no number": {"reference": reward_pb2.Reference(answer="9^9^9^9^9")},
+    }
+    fields = attacker.chance.choice(list(cases.values()))
+    prompt = experience_pb2.Prompt(**{"prompt_id": "p", "text": "1+1=?"} | fields)
+    purpose = attacker.chance.choice((TRAIN, SERVE))
+    one = experience_pb2.PromptInstance(instance_id=attacker.name(), prompt=prompt, purpose=purpose)
+    yield _submit(attacker, attacker.run_id, one)
+
+
+# One group
+
+
+def _bad_tensors(chance: random.Random) -> bytes:
+    tensors = group_tensors()
+    match chance.randrange(7):
+        case 0:
+            return chance.randbytes(300)
+        case 1:
+            return b""
+        case 2:
+            tensors.rewards.dtype = 9
+        case 3:
+            tensors.rewards.shape[0] = 1 << 40
+        case 4:
+            tensors.completion_token_ids.data = b"\xff\xff\xff\x7f" * 6
+        case 5:
+            tensors.rewards.data = b"\x00\x00\xc0\x7f" * 2
+        case 6:
+            tensors.completion_token_ids.lengths[:] = [2**62, 2**62]
+    return tensors.SerializeToString()
+
+
+@attack("groups of garbage, of wrong types, shapes, ids, NaN", "OK", EXHAUSTED)
+def _bad_groups(attacker: Attacker) -> Iterator[str]:
+    me = broker.Member(
+        instance_id=attacker.name(),
+        kind=common_pb2.SERVICE_KIND_ROLLOUT,
+        address=NOBODY,
+        state=broker.MEMBER_STATE_JOINING,
+    )
+    register = broker.RegisterMemberRequest(run_id=attacker.run_id, member=me)
+    yield attacker.code("BrokerService.RegisterMember", register)
+    run = attacker.ask("BrokerService.GetRun", broker.GetRunRequest(run_id=attacker.run_id)).run
+    lease = broker.LeasePromptsRequest(
+        run_id=attacker.run_id, holder=me.instance_id, max_prompts=1, policy_version=run.policy_version
+    )
+    with suppress(grpc.RpcError):  # the run's end
+        for granted in attacker.ask("BrokerService.LeasePrompts", lease).leases:
+            group = put_group(granted, run.policy_version, _bad_tensors(attacker.chance))
+            yield attacker.code(
+                "BrokerService.PutExperience", broker.PutExperienceRequest(run_id=attacker.run_id, groups=[group])
+            )
+    leave = broker.LeaveMemberRequest(run_id=attacker.run_id, instance_id=me.instance_id)
+    yield attacker.code("BrokerService.LeaveMember", leave)
+
+
+@attack("groups for the leases of others", "OK", INVALID)
+def _stolen_leases(attacker: Attacker) -> Iterator[str]:
+    lease_id = f"0-0:pass-0/{attacker.chance.randrange(30)}"
+    lease = broker.PromptLease(lease_id=lease_id, instance=instance(lease_id.partition(":")[2]))
+    put = broker.PutExperienceRequest(run_id=attacker.run_id, groups=[put_group(lease)])
+    yield attacker.code("BrokerService.PutExperience", put)
+    release = broker.LeaseRelease(lease_id=lease_id, failure="x" * MEBI, permanent=True)
+    request = broker.ReleaseLeasesRequest(run_id=attacker.run_id, releases=[release])
+    yield attacker.code("BrokerService.ReleaseLeases", request)
+
+
+# Sizes
+
+
+@attack("members, events and reasons of megabytes", INVALID, EXHAUSTED)
+def _large_texts(attacker: Attacker) -> Iterator[str]:
+    text = "x" * attacker.chance.choice((300_000, 10 * MEBI))
+    member = broker.Member(
+        instance_id=attacker.name(), kind=common_pb2.SERVICE_KIND_ROLLOUT, address=NOBODY, waiting_for=text
+    )
+    yield attacker.code(
+        "BrokerService.RegisterMember", broker.RegisterMemberRequest(run_id=attacker.run_id, member=member)
+    )
+    event = broker.RunEvent(notice=broker.Notice(level="info", text=text, source="attacker"))
+    yield attacker.code(
+        "BrokerService.ReportProgress", broker.ReportProgressRequest(run_id=attacker.run_id, event=event)
+    )
+
+
+@attack("events up to their limit, one after the other", "OK")
+def _many_events(attacker: Attacker) -> Iterator[str]:
+    event = broker.RunEvent(notice=broker.Notice(level="info", text="\x1b[2J" * 50_000, source="attacker"))
+    for _ in range(4):
+        request = broker.ReportProgressRequest(run_id=attacker.own_run, event=event)
+        yield attacker.code("BrokerService.ReportProgress", request)
+
+
+@attack("more members than a run may have", "OK", EXHAUSTED)
+def _many_members(attacker: Attacker) -> Iterator[str]:
+    for _ in range(20):
+        member = broker.Member(
+            instance_id=attacker.name(), kind=common_pb2.SERVICE_KIND_ROLLOUT, address=NOBODY, waiting_for="x" * 3500
+        )
+        request = broker.RegisterMemberRequest(run_id=attacker.own_run, member=member)
+        yield attacker.code("BrokerService.RegisterMember", request)
+
+
+@attack("prompts until none is taken", "OK", EXHAUSTED)
+def _many_prompts(attacker: Attacker) -> Iterator[str]:
+    fill = instance(attacker.name(), "x" * (6 * MEBI))
+    yield _submit(attacker, attacker.own_run, fill)
+    kept = experience_pb2.PURPOSE_EVALUATE
+    yield _submit(attacker, attacker.own_run, instance(attacker.name(), "x" * MEBI, kept), evaluation_set="kept")
+
+
+@attack("an instance of 17 MiB", INVALID)
+def _large_prompt(attacker: Attacker) -> Iterator[str]:
+    yield _submit(attacker, attacker.run_id, instance(attacker.name(), "x" * (17 * MEBI)))
+
+
+@attack("messages over the limit", EXHAUSTED)
+def _large_message(attacker: Attacker) -> Iterator[str]:
+    rpc = attacker.chance.choice(("BrokerService.SubmitPrompts", "RewardService.Score", "RolloutService.Generate"))
+    yield attacker.code(rpc, b"\x12" + bytes(64 * MEBI + 1000))
+
+
+@attack("runs made and deleted, with specifications too large", "OK", INVALID, EXHAUSTED)
+def _runs(attacker: Attacker) -> Iterator[str]:
+    name = attacker.name()
+    for text in ("x" * 1000, "x" * MEBI):
+        spec = broker.RunSpec(run_id=name, groups_per_step=2, group_size=2, system_prompt=text)
+        yield attacker.code("BrokerService.CreateRun", broker.CreateRunRequest(spec=spec))
+    yield attacker.code("BrokerService.ListRuns", broker.ListRunsRequest(limit=2**31 - 1, page_token="\0" * 9999))
+    yield attacker.code("BrokerService.DeleteRun", broker.DeleteRunRequest(run_id=name, force=True))
+
+
+@attack("watchers that do not read", "OK", EXHAUSTED, CLOSED)
+def _silent_watchers(attacker: Attacker) -> Iterator[str]:
+    caller, method = attacker.callers["BrokerService"], method_of("BrokerService.WatchRun")
+    call = caller.callable(method, lambda message: message.SerializeToString())
+    requests = [broker.WatchRunRequest(run_id=name) for name in (attacker.own_run, attacker.run_id)]
+    streams = [call(requests[number % 2], timeout=SECONDS) for number in range(50)]
+    time.sleep(HELD_SECONDS)
+    for stream in streams:
+        stream.cancel()
+    for stream in streams:
+        code = stream.code()
+        yield CLOSED if code is grpc.StatusCode.CANCELLED else code.name
+
+
+@attack("metadata of a megabyte", EXHAUSTED)
+def _large_metadata(attacker: Attacker) -> Iterator[str]:
+    rpc, request = attacker.chance.choice(_STATUS)
+    yield attacker.code(rpc, request, (("x-attack", "x" * MEBI),))
+
+
+# Numbers
+
+
+@attack("epochs, steps and versions that no run has", INVALID, PRECONDITION, NOT_FOUND, ABORTED)
+def _numbers(attacker: Attacker) -> Iterator[str]:
+    huge, run_id = attacker.chance.choice(HUGE), attacker.run_id
+    session = {"run_id": run_id, "session_epoch": huge}
+    requests = {
+        "BrokerService.OpenSession": broker.OpenSessionRequest(run_id=run_id, holder="t", checkpoint_step=huge),
+        "BrokerService.MarkTrained": broker.MarkTrainedRequest(step=huge, **session),
+        "BrokerService.Commit": broker.CommitRequest(step=huge, **session),
+        "BrokerService.LeaseExperience": broker.LeaseExperienceRequest(step=huge, **session),
+        "BrokerService.DropExperience": broker.DropExperienceRequest(step=huge, **session),
+        "BrokerService.LeasePrompts": broker.LeasePromptsRequest(
+            run_id=run_id, holder="nobody", max_prompts=1, policy_version=huge
+        ),
+        "BrokerService.StartEvaluation": broker.StartEvaluationRequest(
+            run_id=run_id, evaluation_set="none", policy_version=huge
+        ),
+        "RolloutService.JoinWeightGroup": rollout.JoinWeightGroupRequest(
+            run_id=run_id, group_epoch=huge, transport=1, store_host="h\nx", store_port=1, rank=1, world_size=2
+        ),
+        "RolloutService.BeginWeightUpdate": rollout.BeginWeightUpdateRequest(
+            run_id=run_id, group_epoch=huge, policy_version=huge
+        ),
+        "RolloutService.FinishWeightUpdate": rollout.FinishWeightUpdateRequest(
+            run_id=run_id, group_epoch=huge, policy_version=huge
+        ),
+        "RolloutService.SetSleep": rollout.SetSleepRequest(level=99),
+    }
+    rpc = attacker.chance.choice(list(requests))
+    yield attacker.code(rpc, requests[rpc])
+
+
+@attack("timeouts and waits of centuries", INVALID, PRECONDITION)
+def _timeouts(attacker: Attacker) -> Iterator[str]:
+    long = Duration(seconds=attacker.chance.choice((10**9, 2**53, -5)))
+    requests = {
+        "BrokerService.LeasePrompts": broker.LeasePromptsRequest(
+            run_id=attacker.run_id, holder="nobody", max_prompts=1, wait=long
+        ),
+        "BrokerService.LeaseExperience": broker.LeaseExperienceRequest(run_id=attacker.run_id, wait=long),
+        "BrokerService.CreateRun": broker.CreateRunRequest(
+            spec=broker.RunSpec(run_id=attacker.name(), group_size=2, groups_per_step=2, member_ttl=long)
+        ),
+        "RewardService.Execute": reward_pb2.ExecuteRequest(
+            language="python", source="1", limits=reward_pb2.ExecutionLimits(wall_time=long)
+        ),
+        "TrainerService.Pause": trainer_pb2.PauseRequest(limit=long),
+    }
+    rpc = attacker.chance.choice(list(requests))
+    yield attacker.code(rpc, requests[rpc])
+
+
+@attack("generations that no engine can make", INVALID)
+def _generations(attacker: Attacker) -> Iterator[str]:
+    sampling = attacker.chance.choice(
+        (
+            {"n": 2**31 - 1},
+            {"temperature": float("nan")},
+            {"top_p": float("inf")},
+            {"max_new_tokens": -1},
+            {"n": -1},
+        )
+    )
+    prompt = experience_pb2.Prompt(
+        prompt_id="p", text="1+1=?", sampling=experience_pb2.SamplingParams(**{"n": 1, "max_new_tokens": 4} | sampling)
+    )
+    rpc = attacker.chance.choice(("Generate", "GenerateStream"))
+    yield attacker.code(f"RolloutService.{rpc}", getattr(rollout, f"{rpc}Request")(prompt=prompt))
+    too_long = experience_pb2.Prompt(prompt_id="p", text="<|im_end|>" * 100_000)
+    yield attacker.code("RolloutService.Generate", rollout.GenerateRequest(prompt=too_long))
+
+
+# Texts
+
+
+@attack("hostile answers to be verified", "OK", EXHAUSTED)
+def _hostile_answers(attacker: Attacker) -> Iterator[str]:
+    items = [
+        reward_pb2.ScoreItem(
+            item_id=str(number),
+            completion=hostile.completion,
+            reference=reward_pb2.Reference(answer=hostile.reference),
+            verifiers=[reward_pb2.VerifierSpec(name="math")],
+        )
+        for number, hostile in enumerate(attacker.chance.sample(ANSWERS, 3))
+    ]
+    yield attacker.code("RewardService.Score", reward_pb2.ScoreRequest(items=items))
+
+
+@attack("long texts and floods of special tokens to be verified", "OK", EXHAUSTED)
+def _long_texts(attacker: Attacker) -> Iterator[str]:
+    size = attacker.chance.choice((MEBI, 10 * MEBI))
+    flood = attacker.chance.choice(("z", "<|im_end|>", "<answer>", r"\boxed{", "{", "$", "</think>", "1+", "\n"))
+    parameters = Struct()
+    parameters.update({"special_tokens": ["z"]})
+    item = reward_pb2.ScoreItem(
+        item_id="a",
+        completion=flood * (size // len(flood)),
+        reference=reward_pb2.Reference(answer="1"),
+        verifiers=[
+            reward_pb2.VerifierSpec(name="think_answer_tags", parameters=parameters if flood == "z" else None),
+            reward_pb2.VerifierSpec(name=attacker.chance.choice(("exact", "boxed", "math"))),
+        ],
+    )
+    yield attacker.code("RewardService.Score", reward_pb2.ScoreRequest(items=[item]))
+
+
+# Connections
+
+_STATUS: tuple[tuple[str, Message], ...] = (
+    ("BrokerService.ListRuns", broker.ListRunsRequest()),
+    ("RewardService.ListVerifiers", reward_pb2.ListVerifiersRequest()),
+    ("RolloutService.GetStatus", rollout.RolloutServiceGetStatusRequest()),
+    ("TrainerService.GetStatus", trainer_pb2.TrainerServiceGetStatusRequest()),
+)
+
+
+@attack("connections that are left half open", CLOSED)
+def _half_open(attacker: Attacker) -> Iterator[str]:
+    with idle_connections(attacker.chance.choice(list(attacker.addresses.values())), 100):
+        time.sleep(HELD_SECONDS)
+    yield CLOSED
+
+
+@attack("connections that do not speak gRPC", CLOSED)
+def _wrong_protocol(attacker: Attacker) -> Iterator[str]:
+    rpc, _ = attacker.chance.choice(_STATUS)
+    (kind,) = [kind for kind, service in OWNERS.items() if rpc.startswith(service)]
+    method = method_of(rpc)
+    conversations = hostile_conversations(f"/{method.containing_service.full_name}/{method.name}")
+    with connect(attacker.addresses[kind]) as connection, suppress(OSError):  # it may be let go while we speak
+        connection.sendall(attacker.chance.choice(list(conversations.values())) + frame(200, 255, 7, b"?" * 50))
+        connection.settimeout(HELD_SECONDS)
+        connection.recv(1000)
+    yield CLOSED

@@ -1,0 +1,245 @@
+"""Attacks of all kinds on a live run, for some minutes, beside a bystander: the last part of `make fuzz`.
+
+    .quartet/envs/dev/bin/python tests/attacks/run.py [--minutes 10] [--seed 1]
+
+Four real services train a small model. First a bystander's calls are timed while nobody attacks; then attackers
+(attacks.py) send what they have, in random order, and it goes on calling. Wanted: each attack is answered with codes
+that say whose fault it is; a call of the bystander takes at its 99th percentile at most three times as long as before
+and under a second; steps are trained in each tenth of the time; no process grows by more than `MOST_GROWTH`; then the
+prompts are ended, and the run ends with a clean audit. The tables are printed; exit status 1 if any of it fails.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import psutil
+from attackers import THREADS
+from attacks import ATTACKS
+
+from quartet_client import AsyncClient, QuartetError
+from quartet_common.errors import AWAY
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.append(str(HERE.parent / "upgrade"))
+from another_build import checkout  # noqa: E402 (beside the other suite's tests)
+from live_run import KINDS, RUN, LiveRun, make_model  # noqa: E402
+
+PARTS = 10  # of the time; in each the run is to make progress
+SECONDS = 300.0  # for anything that is waited for
+MOST_SLOWER, MOST_SECONDS = 3.0, 1.0
+# What a p99 may be whatever it was before: processes that want the same two processors take turns of a few
+# milliseconds each, and with the attackers there is one more than when it was quiet.
+FLOOR_SECONDS = 0.02
+# Of a service with its processes: two messages of each attacker at the limit of size, read and parsed.
+MOST_GROWTH = THREADS * 2 * (64 << 20)
+# Of Redis: what a run may keep of prompts and of events, for the run and for each attacker's own.
+PROMPT_BYTES, EVENT_BYTES = 32 << 20, 4 << 20
+MOST_REDIS_GROWTH = 2 * (THREADS + 1) * (PROMPT_BYTES + EVENT_BYTES)
+
+
+@dataclass
+class Report:
+    """What came of it.
+
+    Attributes:
+        codes: of each attack, counted.
+        calls: of the bystander: seconds by kind, before and during the attacks.
+        errors: calls of the bystander that were not answered OK, counted.
+        steps: trained in each part of the time.
+        memory: of each service with its processes, bytes: when it was quiet, and the most since.
+        audit: the line of `quartet audit`; wrong: sentences.
+    """
+
+    codes: dict[str, dict[str, int]] = field(default_factory=dict)
+    calls: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)
+    errors: Counter[str] = field(default_factory=Counter)
+    steps: list[int] = field(default_factory=list)
+    memory: dict[str, tuple[int, int]] = field(default_factory=dict)
+    audit: str = ""
+    wrong: list[str] = field(default_factory=list)
+
+    def judge(self, timed: bool) -> list[str]:
+        """Return what is not as wanted, in sentences; `timed`: also latencies in comparison to those before."""
+        wrong = list(self.wrong)
+        for attack in ATTACKS:
+            came = self.codes.get(attack.name, {})
+            if not came:
+                wrong.append(f"{attack.name}: never came up")
+            if foreign := came.keys() - attack.allowed:
+                wrong.append(f"{attack.name}: answered {', '.join(sorted(foreign))}")
+        wrong += [f"{count} calls of the bystander: {what}" for what, count in self.errors.items()]
+        for kind, (before, during) in self.calls.items():
+            most = max(MOST_SLOWER * p99(before), FLOOR_SECONDS) if timed else MOST_SECONDS
+            if p99(during) > min(most, MOST_SECONDS) and kind != "timer":
+                wrong.append(f"{kind}: p99 {p99(during):.3f} s, {p99(before):.3f} s before")
+        wrong += [f"no step in part {number}" for number, count in enumerate(self.steps) if not count]
+        for name, (before, most) in self.memory.items():
+            allowed = MOST_REDIS_GROWTH if name == "redis" else MOST_GROWTH
+            if most - before > allowed:
+                wrong.append(f"{name} grew from {before >> 20} to {most >> 20} MiB; allowed: {allowed >> 20} more")
+        if "0 lost, 0 twice, 0 stuck" not in self.audit:
+            wrong.append(f"the audit: {self.audit}")
+        return wrong
+
+    def tables(self) -> str:
+        """Return all of it for a person."""
+        lines = [f"{'attack':62} answered"]
+        for name, codes in self.codes.items():
+            lines.append(f"{name:62} {', '.join(f'{count} {code}' for code, count in sorted(codes.items()))}")
+        lines += ["", f"{'bystander':10} {'calls':>7} {'p50':>8} {'p99':>8} {'max':>8}   before: {'p50':>8} {'p99':>8}"]
+        for kind, (before, during) in sorted(self.calls.items()):
+            now = (statistics.median(during), p99(during), max(during))
+            was = (statistics.median(before), p99(before))
+            figures = [f"{1000 * seconds:6.1f}ms" for seconds in (*now, *was)]
+            lines.append(f"{kind:10} {len(during):7} {' '.join(figures[:3])}           {' '.join(figures[3:])}")
+        lines += ["", f"{'memory':10} {'before':>9} {'most':>9}"]
+        lines += [f"{name:10} {was >> 20:6}MiB {most >> 20:6}MiB" for name, (was, most) in self.memory.items()]
+        return "\n".join([*lines, "", f"steps in each part: {self.steps}", f"audit: {self.audit}"])
+
+
+def p99(seconds: list[float]) -> float:
+    """Return the 99th percentile."""
+    return sorted(seconds)[int(0.99 * (len(seconds) - 1))]
+
+
+async def attack(folder: Path, seconds: float, quiet: float, seed: int) -> Report:
+    """Do it all in a fresh folder; leave no process behind. Raises AssertionError if a service ends."""
+    report = Report()
+    settings = {
+        "broker.max_prompt_bytes": PROMPT_BYTES,
+        "broker.max_event_bytes": EVENT_BYTES,
+        "run.prompt_lease_ttl": 5.0,
+        "run.member_ttl": 5.0,
+    }
+    live = LiveRun(folder, make_model(folder / "model"), settings=settings)
+    calls, bystander = folder / "bystander.txt", None
+    try:
+        live.start_redis()
+        for kind in KINDS:
+            live.start(kind, checkout())
+        live.attach(checkout())
+        async with AsyncClient(**live.addresses, timeout=SECONDS) as client:
+            await _until_trained(live, client, 2)
+            bystander = _python("bystander.py", calls, RUN, json.dumps(live.addresses))
+            await asyncio.sleep(quiet)
+            began = time.monotonic()
+            memory = {name: _memory(live.pid(name)) for name in ("redis", *KINDS)}
+            report.memory = {name: (size, size) for name, size in memory.items()}
+            given = {"run_id": RUN, "addresses": live.addresses, "seconds": seconds, "seed": seed}
+            attackers = _python("attackers.py", folder / "attackers.json", json.dumps(given))
+            try:
+                await _watch(live, client, report, attackers, seconds)
+            finally:
+                attackers.kill()
+            bystander.kill()
+            report.codes = json.loads((folder / "attackers.json").read_text())
+            _read(calls, began, report)
+            await client.end_prompts(RUN)
+            status = await asyncio.to_thread(live.wait, "client", SECONDS)
+        audit = await asyncio.to_thread(live.audit)
+        report.audit = next((line for line in audit.stdout.splitlines() if "exactly once" in line), audit.stderr)
+        if status or audit.returncode:
+            report.wrong.append(f"quartet run ended with {status}, quartet audit with {audit.returncode}")
+    finally:
+        if bystander is not None:
+            bystander.kill()
+        live.close()
+    return report
+
+
+async def _until_trained(live: LiveRun, client: AsyncClient, steps: int) -> None:
+    async with asyncio.timeout(SECONDS):
+        while await _step(client) < steps:
+            live.must_run()
+            await asyncio.sleep(0.1)
+
+
+async def _step(client: AsyncClient) -> int:
+    """Return the number of steps trained; 0 while there is no broker or no run."""
+    try:
+        return (await client.run(RUN)).policy_version
+    except QuartetError as error:
+        if error.code not in {*AWAY, grpc.StatusCode.NOT_FOUND}:
+            raise
+        return 0
+
+
+async def _watch(
+    live: LiveRun, client: AsyncClient, report: Report, attackers: subprocess.Popen, seconds: float
+) -> None:
+    """Count steps and look at memory until the attackers have done."""
+    step = await _step(client)
+    ends = time.monotonic() + seconds
+    part_ends = time.monotonic() + seconds / PARTS
+    while attackers.poll() is None:
+        live.must_run()
+        assert time.monotonic() < ends + 2 * SECONDS, "the attackers do not come to an end"
+        for name, (before, most) in report.memory.items():
+            report.memory[name] = (before, max(most, _memory(live.pid(name))))
+        if time.monotonic() > part_ends and len(report.steps) < PARTS:
+            now = await _step(client)
+            report.steps.append(now - step)
+            step, part_ends = now, part_ends + seconds / PARTS
+        await asyncio.sleep(0.2)
+    assert attackers.returncode == 0, f"the attackers ended with {attackers.returncode}"
+
+
+def _memory(pid: int) -> int:
+    """Return the resident memory of a process and all below it."""
+    process, total = psutil.Process(pid), 0
+    for one in (process, *process.children(recursive=True)):
+        try:
+            total += one.memory_info().rss
+        except psutil.NoSuchProcess:  # a worker that was replaced just now
+            continue
+    return total
+
+
+def _python(program: str, output: Path, *arguments: str) -> subprocess.Popen:
+    with output.open("w") as file:
+        return subprocess.Popen([sys.executable, str(HERE / program), *arguments], stdout=file)
+
+
+def _read(calls: Path, began: float, report: Report) -> None:
+    """Read what the bystander wrote: calls before and during the attacks."""
+    found: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+    for line in calls.read_text().splitlines()[:-1]:  # the last one may have been cut off
+        at, kind, seconds, code = line.split()
+        during = float(at) > began
+        found[kind][during].append(float(seconds))
+        if code != "OK" and during:
+            report.errors[f"{kind} {code}"] += 1
+    report.calls = dict(found)
+
+
+def main() -> int:
+    """Return the exit status."""
+    parser = argparse.ArgumentParser(description="Attack a live run.")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of attacks (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of what is sent (default: %(default)s)")
+    parser.add_argument("--folder", type=Path, default=ROOT / ".quartet" / "attacks", help="for data and logs")
+    arguments = parser.parse_args()
+    shutil.rmtree(arguments.folder, ignore_errors=True)
+    arguments.folder.mkdir(parents=True)
+    seconds = 60 * arguments.minutes
+    report = asyncio.run(attack(arguments.folder, seconds, min(60.0, seconds / 2), arguments.seed))
+    wrong = report.judge(timed=True)
+    print("\n".join([report.tables(), "", *(wrong or ["all as wanted"])]))
+    print(f"logs: {os.path.relpath(arguments.folder)}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
