@@ -60,6 +60,7 @@ SUITES = (
     Suite("integration", "dev", 900, "tests/integration", alone=True),
     Suite("hostile", "reward", 400, "tests/hostile", alone=True),
     Suite("chaos", "dev", 400, "tests/chaos", alone=True),
+    Suite("attacks", "dev", 400, "tests/attacks", alone=True),
     Suite("resume", "dev", 400, "tests/resume", alone=True),
     Suite("upgrade", "dev", 600, "tests/upgrade", alone=True),
     Suite("hosts", "dev", 600, "tests/hosts", alone=True),

@@ -14,6 +14,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -40,8 +41,10 @@ PARTS = 10  # of the time; in each the run is to make progress
 SECONDS = 300.0  # for anything that is waited for
 MOST_SLOWER, MOST_SECONDS = 3.0, 1.0
 # What a p99 may be whatever it was before: processes that want the same two processors take turns of a few
-# milliseconds each, and with the attackers there is one more than when it was quiet.
+# milliseconds each, and with the attackers there are more of them than when it was quiet. On a machine that is busy with
+# other work, a call may wait as long as three wakings of a timer: of the bystander, of the service, and in between.
 FLOOR_SECONDS = 0.02
+WAKINGS = 3
 # Of a service with its processes: two messages of each attacker at the limit of size, read and parsed.
 MOST_GROWTH = THREADS * 2 * (64 << 20)
 # Of Redis: what a run may keep of prompts and of events, for the run and for each attacker's own.
@@ -80,8 +83,9 @@ class Report:
             if foreign := came.keys() - attack.allowed:
                 wrong.append(f"{attack.name}: answered {', '.join(sorted(foreign))}")
         wrong += [f"{count} calls of the bystander: {what}" for what, count in self.errors.items()]
+        woken_late = WAKINGS * p99(self.calls["timer"][1])
         for kind, (before, during) in self.calls.items():
-            most = max(MOST_SLOWER * p99(before), FLOOR_SECONDS) if timed else MOST_SECONDS
+            most = max(MOST_SLOWER * p99(before), FLOOR_SECONDS, woken_late) if timed else MOST_SECONDS
             if p99(during) > min(most, MOST_SECONDS) and kind != "timer":
                 wrong.append(f"{kind}: p99 {p99(during):.3f} s, {p99(before):.3f} s before")
         wrong += [f"no step in part {number}" for number, count in enumerate(self.steps) if not count]
@@ -231,6 +235,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of what is sent (default: %(default)s)")
     parser.add_argument("--folder", type=Path, default=ROOT / ".quartet" / "attacks", help="for data and logs")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing is left behind by it either
     shutil.rmtree(arguments.folder, ignore_errors=True)
     arguments.folder.mkdir(parents=True)
     seconds = 60 * arguments.minutes

@@ -7,7 +7,9 @@ import pytest
 import run
 from attacks import ATTACKS
 
-ATTACK_SECONDS, QUIET_SECONDS = 8.0, 1.0
+ATTACK_SECONDS, QUIET_SECONDS = 6.0, 1.0
+
+pytestmark = pytest.mark.timeout(380)
 
 
 @pytest.mark.slow

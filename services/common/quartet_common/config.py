@@ -219,7 +219,9 @@ class SecuritySection(Section):
     tls_ca: Path | None = Field(None, description="PEM of the CA that signs servers and clients.")
     tls_certificate: Path | None = Field(None, description="PEM certificate of this process.")
     tls_key: Path | None = Field(None, description="PEM key of the certificate.")
-    roles: bool = Field(True, description="With TLS, let a certificate call only what its role may (docs/certificates.md).")
+    roles: bool = Field(
+        True, description="With TLS, a certificate calls only what its role may (docs/certificates.md)."
+    )
     server_roles: bool | None = Field(
         None, description="With roles, check that a server called has its role. Default: if tls_ca says it can be."
     )
