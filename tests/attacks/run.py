@@ -42,7 +42,7 @@ SECONDS = 300.0  # for anything that is waited for
 MOST_SLOWER, MOST_SECONDS = 3.0, 1.0
 # What a p99 may be whatever it was before: processes that want the same two processors take turns of a few
 # milliseconds each, and with the attackers there are more of them than when it was quiet. On a machine that is busy
-# with other work, a call may wait as long as three wakings of a timer: of the bystander, of the service, and in between.
+# with other work, a call may wait as long as three wakings of a timer: of bystander, service, and between.
 FLOOR_SECONDS = 0.02
 WAKINGS = 3
 # Of a service with its processes: two messages of each attacker at the limit of size, read and parsed.
