@@ -1,9 +1,11 @@
 """`make test`: every suite in its own environment, with a summary at the end.
 
-    .quartet/envs/dev/bin/python tests/run.py [--list] [--at-a-time N] [SUITE | PATH[::NAME] ...] [-- PYTEST OPTIONS]
+    .quartet/envs/dev/bin/python tests/run.py [--list] [--quick] [--at-a-time N] [--repeat N] [--busy N]
+                                              [SUITE | PATH[::NAME] ...] [-- PYTEST OPTIONS]
 
 As many suites side by side as there are cores, two at most, the longest first, as most of a suite's time is one process
-that starts or waits; those that measure time and memory, or keep all cores busy themselves, come last, alone.
+that starts or waits. `--quick` (`make check`): lint, types and the tests that start no engine, first those of what was
+changed. `--repeat 20 --busy 2` (`make flakes`): all of it so many times, beside so many processes that only compute.
 
 A failing suite does not keep the others from running; a failing test is printed at once. Each suite has a time limit,
 after which it and whatever it started is killed, and it counts as failed. What was counted is printed as a table and
@@ -12,18 +14,21 @@ written to `.quartet/results`: `test.json`, `junit.xml`, and each suite's output
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 from progress import Progress
 from suite_run import RESULTS, Result, SuiteRun, line_of
-from suites import ROOT, SUITES, Suite, choose
+from suites import ROOT, SUITES, Suite, choose, quick
 
 SLOWEST = 10
 
@@ -32,6 +37,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run the tests of this checkout.")
     parser.add_argument("wanted", nargs="*", metavar="SUITE | PATH[::NAME]", help="default: all suites")
     parser.add_argument("--list", action="store_true", help="list the suites and stop")
+    parser.add_argument("--quick", action="store_true", help="lint, types, and tests that start no engine")
+    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="run all N times")
+    parser.add_argument("--busy", type=int, default=0, metavar="N", help="beside N processes that only compute")
     lanes = min(2, os.cpu_count() or 1)
     parser.add_argument("--at-a-time", type=int, default=lanes, help="suites side by side (default: %(default)s)")
     ours, options = split(sys.argv[1:])
@@ -43,6 +51,8 @@ def main() -> int:
         return 0
     try:
         suites = choose(arguments.wanted)
+        # The longest first; of a few seconds each, what was changed.
+        suites = quick(suites) if arguments.quick else sorted(suites, key=lambda suite: -suite.limit)
     except ValueError as error:
         parser.error(str(error))
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -50,10 +60,21 @@ def main() -> int:
     # Ctrl-C would wait in vain.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
-    with Progress() as progress:
-        results = run_suites([suite for suite in suites if not suite.alone], arguments.at_a_time, options, progress)
-        results |= run_suites([suite for suite in suites if suite.alone], 1, options, progress)
-    return summarise([results[suite.name] for suite in suites], time.monotonic() - began)
+    with Progress() as progress, busy(arguments.busy):
+        runs = [run_suites(suites, arguments.at_a_time, options, progress) for _ in range(arguments.repeat)]
+    return summarise([added_up(results) for results in zip(*runs, strict=True)], time.monotonic() - began)
+
+
+@contextlib.contextmanager
+def busy(count: int) -> Iterator[None]:
+    """Keep so many cores busy meanwhile."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
 def split(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -62,16 +83,25 @@ def split(arguments: list[str]) -> tuple[list[str], list[str]]:
     return arguments[:at], arguments[at + 1 :]
 
 
-def run_suites(suites: list[Suite], at_a_time: int, options: list[str], progress: Progress) -> dict[str, Result]:
-    """Run suites, the longest first, so many at a time."""
-    longest_first = sorted(suites, key=lambda suite: -suite.limit)
+def run_suites(suites: list[Suite], at_a_time: int, options: list[str], progress: Progress) -> list[Result]:
+    """Run suites in this order, so many at a time."""
     with ThreadPoolExecutor(at_a_time) as pool:
         try:
-            results = pool.map(lambda suite: SuiteRun(suite, options, progress).run(), longest_first)
-            return {result.suite: result for result in results}
+            return list(pool.map(lambda suite: SuiteRun(suite, options, progress).run(), suites))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def added_up(results: tuple[Result, ...]) -> Result:
+    """What came of all runs of a suite."""
+    total = Result(results[0].suite)
+    for result in results:
+        for key in ("passed", "failed", "skipped", "seconds", "cpu_seconds"):
+            setattr(total, key, getattr(total, key) + getattr(result, key))
+        total.reason = total.reason or result.reason
+        total.durations |= result.durations
+    return total
 
 
 def summarise(results: list[Result], seconds: float) -> int:

@@ -1,5 +1,6 @@
 """The suites of this checkout: what each runs, in which environment, for how long at most."""
 
+import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,11 +13,11 @@ class Suite:
 
     name: str
     environment: str
-    limit: float  # seconds; the longest suites are started first
+    limit: float  # seconds, several times what it takes on two cores; the longest suites are started first
     folder: str = ""
     commands: tuple[tuple[str, ...], ...] = ()
     tests: tuple[str, ...] = ()  # pytest's paths and ids
-    alone: bool = False  # keeps all cores busy, or measures time or memory
+    quick: str = ""  # `make check` runs test_WORD.py of these words: files that start no engine and no other service
 
     @property
     def exists(self) -> bool:
@@ -42,30 +43,48 @@ SUITES = (
     Suite(
         "lint",
         "dev",
-        240,
+        300,
         commands=(("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy", *TYPED)),
     ),
-    Suite("protos", "dev", 60, commands=(("buf", "lint", "protos"), *buf_breaking())),
-    Suite("common", "dev", 300, "services/common/tests"),
-    Suite("broker", "broker", 700, "services/broker/tests"),
-    Suite("reward", "reward", 400, "services/reward/tests"),
-    Suite("reward-model", "reward-model", 300, "services/reward/tests_reward_model"),
-    Suite("rollout", "rollout", 900, "services/rollout/tests"),
-    Suite("trainer", "trainer", 900, "services/trainer/tests"),
-    Suite("client", "client", 300, "client/tests"),
-    Suite("launcher", "dev", 900, "deploy/local/tests", alone=True),
-    Suite("deploy", "dev", 500, "tests/deploy"),
-    Suite("docs", "dev", 500, "tests/docs"),
-    Suite("contract", "dev", 700, "tests/contract", alone=True),
-    Suite("integration", "dev", 900, "tests/integration", alone=True),
-    Suite("hostile", "reward", 400, "tests/hostile", alone=True),
-    Suite("chaos", "dev", 400, "tests/chaos", alone=True),
-    Suite("attacks", "dev", 400, "tests/attacks", alone=True),
-    Suite("resume", "dev", 400, "tests/resume", alone=True),
-    Suite("upgrade", "dev", 600, "tests/upgrade", alone=True),
-    Suite("hosts", "dev", 600, "tests/hosts", alone=True),
-    Suite("learning", "dev", 600, "tests/learning", alone=True),
-    Suite("mutations", "dev", 60, "tests/mutations"),
+    Suite("protos", "dev", 100, commands=(("buf", "lint", "protos"), *buf_breaking())),
+    Suite(
+        "common",
+        "dev",
+        400,
+        "services/common/tests",
+        quick="allocator config host ledger log metrics outage ports probe repeats rope supervision tensors",
+    ),
+    Suite("broker", "broker", 900, "services/broker/tests", quick="config wire streams lanes moments puts"),
+    Suite(
+        "reward",
+        "reward",
+        600,
+        "services/reward/tests",
+        quick="comparison fair_queue final_answer math_compare rationals reading room verdict_cache verifiers",
+    ),
+    Suite("reward-model", "reward-model", 400, "services/reward/tests_reward_model"),
+    Suite("rollout", "rollout", 1200, "services/rollout/tests", quick="texts schedules"),
+    Suite(
+        "trainer",
+        "trainer",
+        1200,
+        "services/trainer/tests",
+        quick="advantages aggregation records returns_and_values schedule token_losses",
+    ),
+    Suite("client", "client", 600, "client/tests", quick="audit certs colossalchat data progress terminal"),
+    Suite("launcher", "dev", 1200, "deploy/local/tests", quick="process supervisor"),
+    Suite("deploy", "dev", 400, "tests/deploy", quick="containers observability"),
+    Suite("docs", "dev", 400, "tests/docs", quick="links names references"),
+    Suite("contract", "dev", 900, "tests/contract", quick="protos"),
+    Suite("integration", "dev", 1200, "tests/integration"),
+    Suite("hostile", "reward", 500, "tests/hostile"),
+    Suite("chaos", "dev", 600, "tests/chaos"),
+    Suite("attacks", "dev", 400, "tests/attacks"),
+    Suite("resume", "dev", 500, "tests/resume"),
+    Suite("upgrade", "dev", 400, "tests/upgrade"),
+    Suite("hosts", "dev", 400, "tests/hosts"),
+    Suite("learning", "dev", 600, "tests/learning", quick="curves"),
+    Suite("mutations", "dev", 100, "tests/mutations", quick="patches"),
 )
 
 
@@ -97,3 +116,36 @@ def suite_of(name: str) -> Suite:
             return suite
     names = ", ".join(suite.name for suite in SUITES)
     raise ValueError(f"'{name}' is neither a test (path::name) nor a suite; suites are {names}")
+
+
+def quick(suites: list[Suite]) -> list[Suite]:
+    """The quick tests of suites, first those of what was changed since the main branch."""
+    changed = changed_files()
+
+    def is_changed(suite: Suite) -> bool:
+        folder = Path(suite.folder)
+        return any(file.is_relative_to(folder.parent if folder.name == "tests" else folder) for file in changed)
+
+    chosen = [replace(suite, tests=quick_files(suite)) for suite in suites if suite.quick or suite.commands]
+    return sorted(chosen, key=lambda suite: (bool(suite.folder), not is_changed(suite)))
+
+
+def quick_files(suite: Suite) -> tuple[str, ...]:
+    """The test files that `quick` names. Raises ValueError where one of them is missing."""
+    files = {word: sorted((ROOT / suite.folder).rglob(f"test_{word}.py")) for word in suite.quick.split()}
+    for word, found in files.items():
+        if not found:
+            raise ValueError(f"tests/suites.py: the quick test_{word}.py is not in {suite.folder}")
+    return tuple(str(file.relative_to(ROOT)) for found in files.values() for file in found)
+
+
+def changed_files() -> list[Path]:
+    """Files that differ from where this branch left the main one, as far as git can say."""
+    names: set[str] = set()
+    for command in (
+        ("diff", "--name-only", "HEAD"),
+        ("ls-files", "--others", "--exclude-standard"),
+        ("diff", "--name-only", "main...HEAD"),
+    ):
+        names |= set(subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True).stdout.splitlines())
+    return [Path(name) for name in names]

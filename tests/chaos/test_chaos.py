@@ -11,7 +11,7 @@ import signals
 from conftest import FAULTS, GROUPS, NETWORK_FAULTS, NETWORK_GROUPS, RESTORE_GROUPS, SEED, Runs
 from schedule import NETWORK_DECK, POINTS, PROCESS_DECK, RESTORE_DECK, draw, family
 
-SIGNALS = 8
+SIGNALS = 5
 
 pytestmark = pytest.mark.timeout(380)
 

@@ -64,11 +64,14 @@ def test_made_once_then_kept_then_made_again_when_a_requirement_changes(checkout
 
 
 def test_tests_are_an_addition_that_stays(checkout):
-    (checkout / "services" / "broker" / "requirements-test.txt").write_text("pathspec\n")
+    own = checkout / "services" / "broker" / "requirements-test.txt"
+    own.write_text("pathspec\n")
     assert make(checkout, "--with-tests", "broker").returncode == 0
     assert imports(checkout, "pytest") and imports(checkout, "pathspec"), "of all services, and of this one"
     assert make(checkout, "broker").stdout == ""
-    assert imports(checkout, "pytest")
+    own.write_text("")
+    assert "broker environment: ready after" in make(checkout, "broker").stdout
+    assert imports(checkout, "pytest") and not imports(checkout, "pathspec")
 
 
 def test_one_whose_making_was_interrupted_is_made_from_the_start(checkout):

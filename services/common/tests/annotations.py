@@ -1,4 +1,4 @@
-"""Prints the annotations of packages that do not resolve: `python annotations.py PACKAGE ...`.
+"""Prints the annotations of a package that do not resolve: `python annotations.py PACKAGE`.
 
 Names that a module imports under TYPE_CHECKING count as its own: what they name must be there.
 """
@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from types import ModuleType
 
 
-def _modules(package: str, left_out: set[str]) -> Iterator[ModuleType]:
+def _modules(package: str) -> Iterator[ModuleType]:
     found = importlib.import_module(package)
     yield found
     for info in pkgutil.walk_packages(found.__path__, f"{package}."):
-        if not info.name.endswith("__main__") and info.name not in left_out:
+        if not info.name.endswith("__main__"):
             yield importlib.import_module(info.name)
 
 
@@ -50,9 +50,9 @@ def _function(member: object) -> object | None:
     return member if inspect.isfunction(member) else None
 
 
-def unresolved(package: str, left_out: set[str]) -> Iterator[str]:
+def unresolved(package: str) -> Iterator[str]:
     """Yield a line for each annotation of a package that does not resolve."""
-    modules = list(_modules(package, left_out))
+    modules = list(_modules(package))
     for module in modules:
         _import_for_type_checking(module)
     for module in modules:
@@ -64,7 +64,6 @@ def unresolved(package: str, left_out: set[str]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    package, *left_out = sys.argv[1:]
-    lines = list(unresolved(package, set(left_out)))
+    lines = list(unresolved(sys.argv[1]))
     print("\n".join(lines))
     sys.exit(bool(lines))

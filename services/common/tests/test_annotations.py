@@ -1,4 +1,4 @@
-"""Every annotation of every package names what there is, in the environment that the package runs in."""
+"""Every annotation names what there is, in the packages that mypy does not read: it would need their torch."""
 
 import subprocess
 from pathlib import Path
@@ -6,22 +6,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-# Of each: the environment, and modules that need another one.
-PACKAGES = {
-    "quartet_common": ("dev",),
-    "quartet_broker": ("broker",),
-    "quartet_reward": ("reward", "quartet_reward.reward_model.worker"),
-    "quartet_rollout": ("rollout",),
-    "quartet_trainer": ("trainer",),
-    "quartet_client": ("client",),
-    "quartet_local": ("dev",),
-}
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_annotations_resolve(package: str):
-    environment, *left_out = PACKAGES[package]
-    python = ROOT / ".quartet" / "envs" / environment / "bin" / "python"
-    command = [python, Path(__file__).with_name("annotations.py"), package, *left_out]
+@pytest.mark.parametrize("service", ["rollout", "trainer"])
+def test_annotations_resolve(service: str):
+    python = ROOT / ".quartet" / "envs" / service / "bin" / "python"
+    command = [python, Path(__file__).with_name("annotations.py"), f"quartet_{service}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]

@@ -240,3 +240,8 @@ def test_a_test_that_does_not_say_what_it_tests_is_bad_whatever_the_program_defi
     test = "def check(candidate):\n    if candidate(1): f(1), g(1)"
     (failure,) = judge(runner, sandbox, [(program, {"test_program": test}, {})])
     assert (failure.kind, "reference.entry_point" in str(failure)) == (BAD_REFERENCE, True), failure
+
+
+def test_a_judge_that_ends_before_it_asks_the_program_anything_is_a_failure(runner, sandbox):
+    (failure,) = judge(runner, sandbox, [("def f(n): return 1", {"test_program": "import os; os._exit(3); f(1)"}, {})])
+    assert failure.kind == reward_pb2.FAILURE_KIND_VERIFIER_CRASHED and "status 3" in str(failure), failure
