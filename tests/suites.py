@@ -69,7 +69,7 @@ SUITES = (
         "trainer",
         1200,
         "services/trainer/tests",
-        quick="advantages aggregation records returns_and_values schedule token_losses",
+        quick="losses records schedule",
     ),
     Suite("client", "client", 600, "client/tests", quick="audit certs colossalchat data progress terminal"),
     Suite("launcher", "dev", 1200, "deploy/local/tests", quick="process supervisor"),
