@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -101,6 +103,11 @@ class Trainer:
         assert line, f"the trainer ended: {self._log.read_text(errors='replace')[-3000:]}"
         return json.loads(line)
 
+    def publish(self, version: int) -> dict:
+        """Have it publish a version; return what came of it."""
+        self.tell(do="publish", version=version)
+        return self.hear()
+
     def members(self) -> list[str]:
         """Return the rollouts that it knows to live."""
         self.tell(do="members")
@@ -146,12 +153,13 @@ class Pool:
         self._processes.append(self.trainer)
         assert self.trainer.hear() == {"ready": True}
 
-    def add(self) -> None:
-        """Start a rollout; it is not waited for."""
+    def add(self) -> str:
+        """Start a rollout, which is not waited for; return its name."""
         self._count += 1
         name = f"rollout-{self._count}"
         (port,) = free_ports(1)
         self.rollouts[name] = self._server("rollout", name, f"127.0.0.1:{port}", engine="transformers")
+        return name
 
     def wait_for_members(self, count: int) -> None:
         """Wait until the trainer knows so many rollouts."""
@@ -201,22 +209,26 @@ class Pool:
             process.close()
 
 
-def run(folder: Path, schedule: Schedule, transport: str = "gloo") -> Outcome:
-    """Carry a schedule out; `folder` is empty."""
+@contextmanager
+def started_pool(folder: Path, prompts: int, transport: str = "gloo") -> Iterator[Pool]:
+    """A pool with a run of so many prompts; `folder` is empty."""
     pool = Pool(folder, transport)
     try:
-        pool.start(schedule.updates * GROUPS_PER_STEP)
-        return _Run(pool, schedule).go()
+        pool.start(prompts)
+        yield pool
     finally:
         pool.close()
 
 
-class _Run:
+class ScheduledRun:
+    """A run in a new pool, in which a schedule is carried out."""
+
     def __init__(self, pool: Pool, schedule: Schedule):
         self.pool, self.schedule, self.outcome = pool, schedule, Outcome()
         self.stopped: dict[str, int] = {}  # name: the update in which it goes on
 
     def go(self) -> Outcome:
+        """Carry it out."""
         session = self._call("OpenSession", pb.OpenSessionRequest(run_id=RUN, holder="elastic")).session_epoch
         events = self.schedule.events()
         self._publish(0, [])
@@ -312,7 +324,8 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         schedule = Schedule(options.updates, options.kills, options.stops, options.adds)
-        outcome = run(Path(folder), schedule, options.transport)
+        with started_pool(Path(folder), schedule.updates * GROUPS_PER_STEP, options.transport) as pool:
+            outcome = ScheduledRun(pool, schedule).go()
     lost = options.updates * GROUPS_PER_STEP - len(set(outcome.trained))
     twice = len(outcome.trained) - len(set(outcome.trained))
     longest = max(outcome.publish_seconds)

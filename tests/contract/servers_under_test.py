@@ -4,13 +4,17 @@ Whoever has an implementation of his own has it tested by naming the command tha
 `QUARTET_CONTRACT_BROKER="/opt/my-broker --fast"`; it gets the path of the run file as its last argument.
 """
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,7 +29,7 @@ from quartet_local.redis import find_server
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ROOT / ".quartet" / "envs"
 KINDS = ("broker", "reward", "rollout", "trainer")
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 
 _MAKE_MODEL = """
 import sys; from pathlib import Path
@@ -46,9 +50,19 @@ def command_of(kind: str) -> list[str]:
 
 
 def make_models(*folders: Path) -> None:
-    """Write a model into each folder, each with other random weights."""
+    """Write a model into each folder, at most two, each with other random weights."""
+    for made, folder in zip(_models(), folders, strict=False):
+        shutil.copytree(made, folder)
+
+
+@functools.cache
+def _models() -> list[Path]:
+    home = Path(tempfile.mkdtemp(prefix="quartet-models-"))
+    atexit.register(shutil.rmtree, home)
+    folders = [home / "0", home / "1"]
     command = [str(python_of("trainer")), "-c", _MAKE_MODEL, *map(str, folders)]
-    subprocess.run(command, cwd=ROOT / "examples" / "arithmetic", env=_environment(), check=True, timeout=120)
+    subprocess.run(command, cwd=ROOT / "examples" / "arithmetic", env=_environment(), check=True, timeout=300)
+    return folders
 
 
 def _environment(more: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -13,12 +13,14 @@ from servers_under_test import ENVIRONMENTS
 from quartet_client.authority import create_authority, issue
 from quartet_client.contract.world import World
 
+pytestmark = pytest.mark.timeout(400)  # the first test waits for all servers
+
 COMMAND = ENVIRONMENTS / "client" / "bin" / "quartet"
 
 
 def contract_test(kind: str, address: str, *options: str) -> subprocess.CompletedProcess:
     command = [str(COMMAND), "contract-test", "--service", kind, "--target", address, *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, cwd="/")
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd="/")
 
 
 def counted(output: str, what: str) -> int:

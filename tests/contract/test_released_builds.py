@@ -1,35 +1,39 @@
-"""Releases as they were built: their client against today's services, today's client against their services.
+"""Releases as they were built: their client against today's services, today's client against their services."""
 
-`test_released.py` shows each release's words to today's services; here the programs themselves are old.
-"""
-
+import asyncio
 import json
 import os
 import subprocess
 import sys
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 from contract_stack import ENGINES, RUN, Stack
 from quartet.v1 import rollout_pb2
-from release import RELEASES, unpack
-from released_view import RELEASED, ReleasedContract
+from release import IMAGES, RELEASES, ReleasedContract, unpack
 from servers_under_test import python_of
 
 from quartet_client import AsyncClient
-from quartet_client.contract.calls import OWNERS
+from quartet_client.contract.calls import OWNERS, RPCS
 from quartet_client.contract.cases import Good
 from quartet_client.contract.tables import CASES, name_of
 from quartet_client.contract.world import World
 
 pytestmark = pytest.mark.timeout(400)
 ENGINE = ENGINES[0]
-CONTRACTS = {image.stem: ReleasedContract(image) for image in RELEASED}
+CONTRACTS = {image.stem: ReleasedContract(image) for image in IMAGES}
 SCRIPT = Path(__file__).with_name("released_calls.py")
 
 
 def test_each_released_contract_has_its_build():
     assert set(CONTRACTS) == set(RELEASES)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_no_released_rpc_has_gone_or_is_without_a_case(release):
+    rpcs = CONTRACTS[release].rpcs
+    assert rpcs <= set(RPCS) and rpcs <= {case.rpc for case in CASES if isinstance(case, Good)}
 
 
 # Old client, new services --------------------------------------------------------------------------------------------
@@ -115,7 +119,9 @@ async def test_todays_client_is_at_home_at_released_services(released_stack):
         (handle,) = await client.submit("todays", "1+1=?")
         assert (await client.place(handle)).state == "queued"
         right, wrong = await client.score([r"\boxed{2}", r"\boxed{3}"], {"prompt": "1+1", "gt_answer": "2"}, ["boxed"])
-        assert right.reward > wrong.reward
+        assert right.reward > wrong.reward and "boxed" in await client.verifiers()
+        async with asyncio.timeout(30), aclosing(client.watch("todays")) as events:
+            assert await anext(events)
         assert {service.health for service in await client.status()} == {"serving"}
         assert (await client.generate("1+1=?"))[0].text
         assert (await client.finish_run("todays")).state == "cancelled"

@@ -152,13 +152,15 @@ async def refusal(channel: grpc.aio.Channel, method: MethodDescriptor) -> tuple[
 
 async def all_refusals(world: World, security: SecuritySection | None) -> dict[str, grpc.StatusCode]:
     """Return how each RPC refuses a caller: all at once, over one channel a service."""
-    found = {}
-    for kind, host in world.hosts.items():
+
+    async def of(kind: str, host: ServiceHost) -> dict[str, grpc.StatusCode]:
         asked = list(methods(kind))
         async with connect(host.address, security, service=kind) as channel:
             answers = await asyncio.gather(*(refusal(channel, method) for method in asked))
-        found |= {path_of(method): code for method, (code, _) in zip(asked, answers, strict=True)}
-    return found
+        return {path_of(method): code for method, (code, _) in zip(asked, answers, strict=True)}
+
+    found = await asyncio.gather(*(of(kind, host) for kind, host in world.hosts.items()))
+    return {path: code for codes in found for path, code in codes.items()}
 
 
 def test_the_table_says_of_every_rpc_whose_it_is():

@@ -10,7 +10,7 @@ from quartet.v1 import broker_pb2 as pb
 from quartet_client.contract.world import World
 from quartet_common.durations import to_duration
 
-SLACK = 8.0
+SLACK = 20.0
 """Seconds a loaded machine may add."""
 
 
@@ -46,19 +46,12 @@ def has_nothing(answer) -> bool:
 
 
 @waits
-def test_it_waits_as_long_as_asked(world, make):
-    rpc, request = make(world, 1.5)
+@pytest.mark.parametrize("seconds", [0, 0.5])
+def test_it_waits_as_long_as_asked(world, make, seconds):
+    rpc, request = make(world, seconds)
     began = time.monotonic()
     assert has_nothing(world.call(f"BrokerService.{rpc}", request))
-    assert 1.4 < time.monotonic() - began < 1.5 + SLACK
-
-
-@waits
-def test_it_does_not_wait_if_not_asked(world, make):
-    rpc, request = make(world, 0)
-    began = time.monotonic()
-    assert has_nothing(world.call(f"BrokerService.{rpc}", request))
-    assert time.monotonic() - began < SLACK
+    assert 0.9 * seconds < time.monotonic() - began < seconds + SLACK
 
 
 @waits
@@ -66,10 +59,10 @@ def test_the_callers_deadline_is_shorter(world, make):
     rpc, request = make(world, 30)
     began = time.monotonic()
     try:
-        assert has_nothing(world.call(f"BrokerService.{rpc}", request, timeout=2))
+        assert has_nothing(world.call(f"BrokerService.{rpc}", request, timeout=0.5))
     except grpc.RpcError as error:
         assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    assert time.monotonic() - began < 2 + SLACK
+    assert time.monotonic() - began < SLACK
 
 
 @waits
@@ -79,11 +72,11 @@ def test_what_it_waits_for_ends_the_wait(world, make):
     waiting = threading.Thread(target=lambda: answers.append(world.call(f"BrokerService.{rpc}", request)))
     began = time.monotonic()
     waiting.start()
-    waiting.join(0.5)
+    waiting.join(0.2)
     assert waiting.is_alive()
     fulfil(world, rpc)
     waiting.join(30)
-    assert time.monotonic() - began < 0.5 + SLACK
+    assert time.monotonic() - began < SLACK
     assert answers and not has_nothing(answers[0])
 
 
@@ -103,7 +96,7 @@ def test_a_run_that_is_finished_while_prompts_are_awaited_ends_the_wait(world):
     answers: list[pb.LeasePromptsResponse] = []
     waiting = threading.Thread(target=lambda: answers.append(world.call("BrokerService.LeasePrompts", request)))
     waiting.start()
-    waiting.join(0.5)
+    waiting.join(0.2)
     assert waiting.is_alive()
     world.same_run().finish()
     waiting.join(SLACK)

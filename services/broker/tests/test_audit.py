@@ -46,9 +46,7 @@ async def test_a_healthy_run_is_right_in_every_state(world):
     await world.submit(*"abcdefgh")
     await world.submit("s1", "s2", purpose=SERVE)
     await world.submit("e1", "e2", purpose=EVALUATE, evaluation_set="heldout")
-    await world.stub.StartEvaluation(
-        pb.StartEvaluationRequest(run_id=world.run_id, evaluation_set="heldout", policy_version=0)
-    )
+    await world.start_evaluation(0)
     assert await healthy(world) == dict.fromkeys("abcdefgh", ("QUEUED", -1))
     pinned = await world.lease(2)
     assert {lease.instance.purpose for lease in pinned} == {EVALUATE}
@@ -77,11 +75,10 @@ async def test_a_healthy_run_is_right_in_every_state(world):
     assert (await healthy(world))["c"] == ("TRAINED", 0)
     await world.open(checkpoint=0)
     assert (await healthy(world))["c"] == ("LEASED_TO_TRAINER", 0)
-    await world.batch(0)
-    await world.trained(0)
+    await world.train(0)
     await world.commit(1)
     assert (await healthy(world))["c"] == ("COMMITTED", 0)
-    await world.stub.RequeueDead(pb.RequeueDeadRequest(run_id=world.run_id))
+    await world.requeue_dead()
     assert (await healthy(world))["b"] == ("QUEUED", -1)
     await world.finish()
     places = await healthy(world)
@@ -94,8 +91,7 @@ async def test_what_a_checkpoint_settled_is_right_wherever_it_was(world):
     await world.submit(*"abcdefgh")
     await world.open()
     await world.roll_out(6)
-    await world.batch(0)
-    await world.trained(0)
+    await world.train(0)
     await world.batch(1)
     lease = (await world.lease(1))[0]
     assert lease.instance.instance_id == "g"
@@ -113,8 +109,7 @@ async def test_half_of_a_trained_batch_settled_by_the_guard_leaves_right_books(w
     await world.open()
     await world.roll_out(4)
     for step in range(2):
-        await world.batch(step)
-        await world.trained(step)
+        await world.train(step)
     await world.open(checkpoint=1, consumed=["a"])
     assert (await healthy(world))["b"] == ("COMMITTED", 0)
     # A batch that is in the checkpoint, but not as it stands here: what is not named is not in the weights.
@@ -178,8 +173,7 @@ async def test_every_instance_is_in_one_page(world):
     for _ in range(4):
         await world.roll_out(175)
     await world.open()
-    await world.batch(0)
-    await world.trained(0)
+    await world.train(0)
     await world.commit(1)
     places = await healthy(world)
     assert places.keys() == set(names)
@@ -191,8 +185,7 @@ async def test_data_passes_are_told(world):
     await world.submit("pass-3/0", "pass-3/1", data_pass=3)
     await world.open()
     await world.roll_out(1)
-    await world.batch(0)
-    await world.trained(0)
+    await world.train(0)
     await world.commit(1)
     call = world.stub.AuditRun(pb.AuditRunRequest(run_id=world.run_id))
     records = [record async for part in call for record in part.page.instances]
@@ -240,8 +233,7 @@ class Hand:
         await world.submit(*"mntubcrdl", "q")
         await world.roll_out(7)
         for step in range(2):
-            await world.batch(step)
-            await world.trained(step)
+            await world.train(step)
         await world.commit(1)
         await world.batch(2)
         dead, leased = await world.lease(2, version=2)

@@ -263,7 +263,7 @@ async def test_what_an_older_broker_stored_beyond_the_bounds_is_still_read(world
     await world.submit("a", "b", "c")
     huge = instance("b", "x" * (40 << 20))
     await world.redis.hset(keys.prefix(world.run_id) + "i:b", "prompt", huge.SerializeToString())
-    assert [[lease.instance.instance_id for lease in await world.lease()] for _ in range(3)] == [["a"], ["b"], ["c"]]
+    assert [await world.names() for _ in range(3)] == [["a"], ["b"], ["c"]]
 
 
 async def test_reasons_are_kept_of_the_last_failures(world):
@@ -274,7 +274,7 @@ async def test_reasons_are_kept_of_the_last_failures(world):
         await world.release(lease.lease_id, f"reason {n}")
     (dead,) = (await world.stub.ListDead(pb.ListDeadRequest(run_id=world.run_id))).dead
     assert list(dead.reasons) == [f"reason {n}" for n in range(11, 31)] and dead.attempts == 30
-    await world.stub.RequeueDead(pb.RequeueDeadRequest(run_id=world.run_id))
+    await world.requeue_dead()
     fields = await world.redis.hkeys(keys.prefix(world.run_id) + "i:a")
     assert not [field for field in fields if field.startswith(b"reason")]
 
@@ -336,8 +336,7 @@ async def test_prompts_are_kept_up_to_a_number_of_bytes_and_settled_ones_do_not_
             await world.open()
             await world.roll_out()
             if purpose == TRAIN:
-                await world.batch(0)
-                await world.trained(0)
+                await world.train(0)
                 await world.commit(1)
             await submit("c")
         summary = [part async for part in stub.AuditRun(pb.AuditRunRequest(run_id="prompts"))][-1].summary

@@ -53,8 +53,7 @@ async def live(world: World) -> None:
     assert await world.batch(0) == ["a", "b"]
     assert await world.trained(0) == 1
     assert await world.commit(1) == 2
-    requeued = await world.stub.RequeueDead(pb.RequeueDeadRequest(run_id=world.run_id))
-    assert requeued.requeued == 1
+    assert await world.requeue_dead() == 1
     assert sorted(await world.roll_out(version=1)) == ["d", "e"]
     assert await world.batch(1) == ["c", "d"]
     assert await world.drop(1, "c") == 1
@@ -75,7 +74,7 @@ async def test_runs_live_at_each_node_and_are_listed_as_one(cluster):
         for n, name in enumerate(names):
             here = cluster.client(n)
             assert here.exists(keys.run(name)) == 1, "at the node of its slot"
-            assert not await faults(stub, name)
+            assert not await World(stub, None, name).faults()
             assert (await stub.DeleteRun(pb.DeleteRunRequest(run_id=name))).deleted
             assert not here.keys(keys.prefix(name) + "*")
 
@@ -108,12 +107,6 @@ async def test_forgotten_scripts_are_loaded_again_at_every_node(cluster):
             leases = await world.lease()
             cluster.client(n).script_flush()
             assert await world.put(*map(group, leases)) == ["ACCEPTED", "ACCEPTED"]
-
-
-async def faults(stub, run_id: str) -> list[str]:
-    """What AuditRun finds wrong."""
-    parts = [part async for part in stub.AuditRun(pb.AuditRunRequest(run_id=run_id))]
-    return list(parts[-1].summary.faults)
 
 
 async def settled(call, *arguments, **named):
@@ -162,7 +155,7 @@ async def test_a_run_whose_slot_is_moved_stands_still_and_goes_on(cluster):
         assert await world.roll_out() == ["c"]
         assert await world.batch(0) == ["a", "b", "c"]
         assert target.hget(keys.prefix(name) + "i:c", "reasons") == b"1", "no sweep was half done"
-        assert not await faults(stub, name)
+        assert not await world.faults()
 
 
 async def test_a_replica_goes_on_for_a_killed_master(cluster):

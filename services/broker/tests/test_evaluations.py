@@ -7,17 +7,11 @@ import pytest
 from conftest import on_both
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import experience_pb2
-from world import EVALUATE, group
+from world import EVALUATE, group, refused
 
 from quartet_common.durations import to_duration
 
 pytestmark = on_both
-
-
-async def start(world, version: int, name: str = "heldout") -> pb.StartEvaluationResponse:
-    return await world.stub.StartEvaluation(
-        pb.StartEvaluationRequest(run_id=world.run_id, evaluation_set=name, policy_version=version)
-    )
 
 
 async def get(world, evaluation_id: str, wait: float = 0, **more) -> pb.GetEvaluationResponse:
@@ -31,9 +25,9 @@ async def test_an_evaluation_runs_a_stored_set_at_one_version(world):
     await world.create()
     await world.submit("e1", "e2", purpose=EVALUATE, evaluation_set="heldout")
     assert not await world.lease(), "stored, not queued"
-    started = await start(world, 3)
+    started = await world.start_evaluation(3)
     assert (started.evaluation_id, started.prompts) == ("heldout@3", 2)
-    assert (await start(world, 3)).prompts == 2, "again: the same one"
+    assert (await world.start_evaluation(3)).prompts == 2, "again: the same one"
     assert not await world.lease(version=2), "pinned"
     leases = await world.lease(version=3)
     assert [lease.instance.instance_id for lease in leases] == ["e1@3", "e2@3"]
@@ -71,25 +65,23 @@ async def test_an_evaluation_of_the_live_policy_is_drawn_at_whatever_version_the
     assert await world.put(group(first, 5), group(second, 9)) == ["ACCEPTED", "ACCEPTED"]
     whole = await get(world, "heldout@live-a-look")
     assert whole.complete and [header.min_policy_version for header in whole.headers] == [5, 9]
-    with pytest.raises(grpc.RpcError) as caught:
-        request.live = "a look"
-        await world.stub.StartEvaluation(request)
-    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT and "live" in caught.value.details()
+    request.live = "a look"
+    await refused(world.stub.StartEvaluation(request), grpc.StatusCode.INVALID_ARGUMENT, "live")
 
 
 async def test_evaluations_come_first_and_are_never_gated(world):
     await world.create(max_staleness=0, groups_per_step=1)
     await world.submit("a", "b")
     await world.submit("e1", "e2", "e3", purpose=EVALUATE, evaluation_set="heldout")
-    assert [lease.instance.instance_id for lease in await world.lease()] == ["a"]
-    await start(world, 0)
-    assert [lease.instance.instance_id for lease in await world.lease()] == ["e1@0", "e2@0", "e3@0"]
+    assert await world.names() == ["a"]
+    await world.start_evaluation(0)
+    assert await world.names() == ["e1@0", "e2@0", "e3@0"]
 
 
 async def test_tokens_of_another_version_are_refused_and_the_prompt_goes_back(world):
     await world.create()
     await world.submit("e1", purpose=EVALUATE, evaluation_set="heldout")
-    await start(world, 0)
+    await world.start_evaluation(0)
     (lease,) = await world.lease()
     assert await world.put(group(lease, 0, newest=1)) == ["STALE"]
     (lease,) = await world.lease()
@@ -99,7 +91,7 @@ async def test_tokens_of_another_version_are_refused_and_the_prompt_goes_back(wo
 async def test_dead_prompts_complete_an_evaluation(world):
     await world.create()
     await world.submit("e1", "e2", purpose=EVALUATE, evaluation_set="heldout")
-    await start(world, 0)
+    await world.start_evaluation(0)
     first, second = await world.lease()
     await world.put(group(first))
     waiting = asyncio.create_task(get(world, "heldout@0", wait=20))
@@ -107,7 +99,7 @@ async def test_dead_prompts_complete_an_evaluation(world):
     await world.release(second.lease_id, "bad reference", permanent=True)
     result = await waiting
     assert (result.complete, result.finished, result.dead) == (True, 1, 1)
-    await world.stub.RequeueDead(pb.RequeueDeadRequest(run_id=world.run_id))
+    await world.requeue_dead()
     assert not (await get(world, "heldout@0")).complete
     (lease,) = await world.lease()
     await world.put(group(lease))
@@ -118,22 +110,22 @@ async def test_several_evaluations_and_sets_are_kept_apart(world):
     await world.create()
     await world.submit("e1", purpose=EVALUATE, evaluation_set="one")
     await world.submit("e2", purpose=EVALUATE, evaluation_set="two")
-    await start(world, 0, "one")
-    await start(world, 1, "one")
-    await start(world, 1, "two")
-    assert [lease.instance.instance_id for lease in await world.lease(version=1)] == ["e1@1", "e2@1"]
-    assert [lease.instance.instance_id for lease in await world.lease(version=0)] == ["e1@0"]
+    await world.start_evaluation(0, "one")
+    await world.start_evaluation(1, "one")
+    await world.start_evaluation(1, "two")
+    assert await world.names(version=1) == ["e1@1", "e2@1"]
+    assert await world.names(version=0) == ["e1@0"]
 
 
 async def test_an_evaluation_survives_a_new_session(world):
     await world.create()
     await world.submit("e1", purpose=EVALUATE, evaluation_set="heldout")
-    await start(world, 0)
+    await world.start_evaluation(0)
     await world.open()
     (lease,) = await world.lease()
     await world.put(group(lease))
     await world.open()
-    assert (await start(world, 0)).prompts == 1
+    assert (await world.start_evaluation(0)).prompts == 1
     assert (await get(world, "heldout@0")).complete
 
 
@@ -141,8 +133,5 @@ async def test_an_evaluation_survives_a_new_session(world):
 async def test_what_does_not_exist_is_named(world, known):
     if known:
         await world.create()
-    for call in (start(world, 0), get(world, "heldout@0")):
-        with pytest.raises(grpc.RpcError) as caught:
-            await call
-        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
-        assert ("heldout" if known else world.run_id) in caught.value.details()
+    for call in (world.start_evaluation(0), get(world, "heldout@0")):
+        await refused(call, grpc.StatusCode.NOT_FOUND, "heldout" if known else world.run_id)

@@ -65,8 +65,7 @@ async def test_a_few_groups_of_each_version_are_shown(world):
     await world.submit(*"abcdefgh")
     await world.open()
     await world.roll_out()
-    await world.batch(0)
-    await world.trained(0)
+    await world.train(0)
     await world.roll_out(version=1)
     await world.finish()
     events = [response.event async for response in watch(world)]

@@ -4,15 +4,6 @@ from quartet.v1 import broker_pb2 as pb
 from world import group
 
 
-async def step_through(world, step: int) -> None:
-    await world.batch(step)
-    await world.trained(step)
-
-
-async def names(world, **ask) -> list[str]:
-    return [lease.instance.instance_id for lease in await world.lease(**ask)]
-
-
 async def test_max_staleness_0_admits_one_batch_for_each_version(world):
     await world.create(max_staleness=0, groups_per_step=2)
     await world.submit(*"abcdef")
@@ -33,10 +24,10 @@ async def test_max_staleness_1_keeps_one_batch_ahead(world):
     await world.open()
     assert await world.roll_out() == ["a", "b", "c", "d"]
     assert (await world.ask()).gate == pb.GATE_REASON_STALENESS
-    await step_through(world, 0)
+    await world.train(0)
     assert not await world.lease(version=0), "step 1 has its groups; those for step 2 must be of version 1"
     assert await world.roll_out(version=1) == ["e", "f"]
-    await step_through(world, 1)
+    await world.train(1)
     assert await world.batch(2) == ["e", "f"]
 
 
@@ -48,7 +39,7 @@ async def test_nothing_the_gate_admits_is_ever_stale(world):
         # A rollout that lags behind by up to two versions leases what it may.
         await world.roll_out(version=max(0, step - step % 3))
         await world.roll_out(version=step)
-        await step_through(world, step)
+        await world.train(step)
     assert (await world.stats()).stale == 0
 
 
@@ -58,7 +49,7 @@ async def test_running_groups_count_and_lost_ones_make_room(world):
     (lease, _) = await world.lease()
     assert not await world.lease()
     await world.release(lease.lease_id)
-    assert await names(world) == ["a"]
+    assert await world.names() == ["a"]
 
 
 async def test_a_group_put_too_late_is_stale_and_its_prompt_is_generated_again(world):
@@ -67,9 +58,9 @@ async def test_a_group_put_too_late_is_stale_and_its_prompt_is_generated_again(w
     await world.open()
     late, other = await world.lease(2)
     assert await world.put(group(other, version=0)) == ["ACCEPTED"]
-    await step_through(world, 0)
+    await world.train(0)
     assert await world.roll_out(1, version=1) == ["c"]
-    await step_through(world, 1)
+    await world.train(1)
     assert await world.put(group(late, version=0)) == ["STALE"]
     assert await world.state_of("a") == "QUEUED"
     (lease,) = await world.lease(1, version=2)
@@ -82,7 +73,7 @@ async def test_groups_too_old_for_the_step_are_evicted_when_the_trainer_leases(w
     await world.submit(*"abcdef")
     await world.open()
     assert await world.roll_out() == ["a", "b"]
-    await step_through(world, 0)
+    await world.train(0)
     assert await world.roll_out(1, version=1) == ["c"]
     assert await world.batch(1) == ["c"], "fresh first"
     await world.trained(1)
@@ -116,10 +107,10 @@ async def test_the_byte_limit_shuts_the_gate_and_refuses_but_never_starves_a_bat
     assert await world.state_of("c") == "LEASED", "the lease stands"
     shut = await world.ask()
     assert not shut.leases and shut.gate == pb.GATE_REASON_MEMORY
-    await step_through(world, 0)
+    await world.train(0)
     assert await world.put(group(c, **big), group(d, **big)) == ["ACCEPTED"] * 2
-    await step_through(world, 1)
-    assert await names(world, version=2), "what is trained does not count: only a commit would free it"
+    await world.train(1)
+    assert await world.names(version=2), "what is trained does not count: only a commit would free it"
 
 
 async def test_a_byte_limit_below_one_batch_does_not_stop_the_run(world):
@@ -129,4 +120,4 @@ async def test_a_byte_limit_below_one_batch_does_not_stop_the_run(world):
     for step in range(2):
         leases = await world.lease(2, version=step)
         assert await world.put(*(group(lease, step, size=1_000) for lease in leases)) == ["ACCEPTED"] * 2
-        await step_through(world, step)
+        await world.train(step)

@@ -67,7 +67,7 @@ async def test_the_dead_the_dropped_and_the_delivered_are_told_as_well(world):
         await world.release(lease.lease_id, failure="too long", permanent=True)
     told = (await look(world, "dead")).moments[-1]
     assert (told.kind, told.reason) == (pb.GROUP_MOMENT_KIND_DEAD, "too long")
-    await world.stub.RequeueDead(pb.RequeueDeadRequest(run_id=world.run_id))
+    await world.requeue_dead()
     assert await kinds(world, "dead") == ["SUBMITTED", "LEASED", "DEAD", "REQUEUED"]
 
 

@@ -35,8 +35,7 @@ async def test_a_committed_instance_is_still_known(world):
     await world.submit("a")
     await world.roll_out()
     await world.open()
-    await world.batch(0)
-    await world.trained(0)
+    await world.train(0)
     await world.commit(1)
     assert (await world.submit("a")).duplicates == 1
     await refused(world.submit("a", data_pass=1), grpc.StatusCode.ALREADY_EXISTS)
@@ -138,8 +137,7 @@ async def test_a_prompt_that_fails_too_often_is_set_aside_with_its_reasons(world
     assert dead.dead[0].instance == instance("a")
     assert list(dead.dead[0].reasons) == ["crashed", "the lease of r1 expired", "timed out"]
 
-    requeued = await world.stub.RequeueDead(pb.RequeueDeadRequest(run_id=world.run_id))
-    assert requeued.requeued == 1
+    assert await world.requeue_dead() == 1
     (lease,) = await world.lease()
     assert lease.attempt == 1
     assert await world.put(group(lease)) == ["ACCEPTED"]
@@ -191,7 +189,7 @@ async def test_another_reason_or_a_requeue_begins_the_count_anew(world):
     await _kill(world, [f"a{n}" for n in range(19)])
     await _kill(world, ["b"], "of another reason")
     await _kill(world, [f"c{n}" for n in range(19)])
-    await world.stub.RequeueDead(pb.RequeueDeadRequest(run_id=world.run_id, instance_ids=["a0"]))
+    await world.requeue_dead("a0")
     (lease,) = await world.lease()
     await world.release(lease.lease_id, "line 7 is too long", permanent=True)
     run = await world.run()

@@ -28,8 +28,7 @@ async def train(world: World, data_pass: int, *names: str) -> None:
     for _ in range(0, len(names), 2):
         await world.roll_out(2, 99)
         step = (await world.run()).policy_version
-        await world.batch(step)
-        await world.trained(step)
+        await world.train(step)
     await world.commit((await world.run()).policy_version)
 
 
@@ -59,8 +58,7 @@ async def test_a_pass_that_goes_on_is_remembered_whole(world):
     await submit(world, 0, "a0", "a1", "a2", "a3", "a4", "a5", "late")
     for step in range(3):
         await world.roll_out(2, 99)
-        await world.batch(step)
-        await world.trained(step)
+        await world.train(step)
     await world.commit(3)
     [late] = await world.lease(1, 99)
     await train(world, 1, "b0", "b1")  # a later pass has begun, but `late` is still to be trained
@@ -75,14 +73,13 @@ async def test_a_dead_prompt_does_not_keep_its_pass_going(world):
     await world.release(lease.lease_id, "too long", permanent=True)
     for step in range(2):
         await world.roll_out(2, 99)
-        await world.batch(step)
-        await world.trained(step)
+        await world.train(step)
     await world.commit(2)
     await train(world, 1, "b0", "b1")
     assert await remembered(world) == 4
     assert await world.state_of("bad") == "DEAD"
     # Put back, it is trained like any other, and its pass stays forgotten.
-    await world.stub.RequeueDead(pb.RequeueDeadRequest(run_id=world.run_id))
+    await world.requeue_dead()
     await submit(world, 1, "b2")
     await world.roll_out(2, 99)
     assert set(await world.batch(3)) == {"bad", "b2"}
@@ -108,8 +105,7 @@ async def test_what_is_not_accepted_leaves_nothing(world):
     assert await stored(world) == before
     ttls = [await world.redis.ttl(key) for key in before]
     assert ttls == [-1] * 4
-    await world.batch(0)
-    await world.trained(0)
+    await world.train(0)
     await world.commit(1)
     assert await stored(world) == []
 

@@ -48,8 +48,7 @@ async def test_results_of_trained_groups_outlive_their_commit(world):
     await world.submit("a")
     await world.open()
     await world.roll_out()
-    await world.batch(0)
-    await world.trained(0)
+    await world.train(0)
     await world.commit(1)
     assert [said(response) async for response in collect(world, "a")] == ["a"]
 

@@ -135,8 +135,7 @@ async def test_a_checkpoint_older_than_the_last_commit_is_refused(world):
     await world.submit(*"ab")
     await world.open()
     await world.roll_out()
-    await world.batch(0)
-    await world.trained(0)
+    await world.train(0)
     await world.commit(1)
     assert "committed up to step 1" in await refused(world.open(checkpoint=0))
 

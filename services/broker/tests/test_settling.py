@@ -50,14 +50,6 @@ def digest_of(ledger: Ledger) -> str:
     return digest
 
 
-async def faults(world: World) -> list[str]:
-    return [
-        fault
-        async for part in world.stub.AuditRun(pb.AuditRunRequest(run_id=world.run_id))
-        for fault in part.summary.faults
-    ]
-
-
 @pytest.fixture
 async def behind(world):
     """A run whose books end at step 1, its trainer's checkpoint at step 4; `ledger` is the checkpoint's."""
@@ -80,7 +72,7 @@ async def test_what_the_books_lack_is_settled_before_the_first_lease(behind):
         assert "books end at step 1, the checkpoint has 4" in await refused(call)
     assert (await settle(behind, behind.ledger[1:3])).settled_steps == 3
     assert "books end at step 3, the checkpoint has 4" in await refused(behind.take(4))
-    assert [fault for fault in await faults(behind) if "settled up to step 3 of 4" in fault]
+    assert [fault for fault in await behind.faults() if "settled up to step 3 of 4" in fault]
 
     # The broker, Redis or the trainer falls: another session goes on where this one was, and may repeat itself.
     assert (await behind.open(checkpoint=4, settles_ledger=True)).settle_from_step == 3
@@ -88,7 +80,7 @@ async def test_what_the_books_lack_is_settled_before_the_first_lease(behind):
     assert (answer.settled_steps, answer.settled) == (4, 2)
     await behind.roll_out(version=4)
     assert sorted(await behind.batch(4)) == ["p8", "p9"]
-    assert (await behind.stats()).committed == 8 and not await faults(behind)
+    assert (await behind.stats()).committed == 8 and not await behind.faults()
 
 
 async def test_the_lines_come_without_a_gap_and_not_beyond_the_checkpoint(behind):
@@ -144,7 +136,7 @@ async def test_a_batch_of_a_history_that_was_given_up_goes_back_to_the_queue(wor
     await settle(world, ledger[1:])
     assert [await world.state_of(name) for name in ("p2", "p3", "x", "y")] == ["COMMITTED"] * 2 + ["QUEUED"] * 2
     stats = await world.stats()
-    assert (stats.committed, stats.dropped, stats.queued) == (4, 0, 2) and not await faults(world)
+    assert (stats.committed, stats.dropped, stats.queued) == (4, 0, 2) and not await world.faults()
 
 
 async def test_the_trainer_that_lives_cannot_mark_another_batch_than_it_trained(world):
@@ -227,7 +219,7 @@ async def test_what_only_the_ledger_knows_is_remembered_until_it_is_submitted_ag
         await feed(world, 4, "4/0", "4/1")
         await steps(world, ledger, 1)
         assert await admin.hlen(keys.prefix(world.run_id) + "settled") <= 8
-        assert (await feed(world, 3, "3/0")).duplicates == 1 and not await faults(world)
+        assert (await feed(world, 3, "3/0")).duplicates == 1 and not await world.faults()
         await refused(
             stub.SubmitPrompts(
                 pb.SubmitPromptsRequest(run_id=world.run_id, instances=[instance("4/0", "other", data_pass=4)])

@@ -23,18 +23,9 @@ async def unscored(world, name: str) -> bytes:
     return (await world.stub.GetUnscored(request)).unscored
 
 
-async def requeue(world) -> int:
-    return (await world.stub.RequeueDead(pb.RequeueDeadRequest(run_id=world.run_id))).requeued
-
-
 async def contents(world) -> int:
     """Groups whose contents stand in Redis."""
     return len(await world.redis.keys(keys.prefix(world.run_id) + "payload:*"))
-
-
-async def audited(world) -> None:
-    parts = [part async for part in world.stub.AuditRun(pb.AuditRunRequest(run_id=world.run_id))]
-    assert not parts[-1].summary.faults
 
 
 async def test_completions_are_kept_until_a_group_is_put(world):
@@ -47,9 +38,9 @@ async def test_completions_are_kept_until_a_group_is_put(world):
     assert (dead.unscored_bytes, list(dead.reasons)) == (len(KEPT), ["it raised"])
     assert await unscored(world, "a") == KEPT
     assert (await world.stats()).experience_bytes == len(KEPT)
-    await audited(world)
+    assert not await world.faults()
 
-    assert await requeue(world) == 1
+    assert await world.requeue_dead() == 1
     (lease,) = await world.lease()
     assert lease.unscored and lease.attempt == 1 and await unscored(world, "a") == KEPT
     await world.release(lease.lease_id)
@@ -59,23 +50,22 @@ async def test_completions_are_kept_until_a_group_is_put(world):
     (lease,) = await world.lease()
     assert lease.unscored, "expired, they stay"
     await set_aside(world, lease, KEPT + b"2")
-    assert await requeue(world) == 1 and await unscored(world, "a") == KEPT + b"2"
+    assert await world.requeue_dead() == 1 and await unscored(world, "a") == KEPT + b"2"
     (lease,) = await world.lease()
-    await audited(world)
+    assert not await world.faults()
     assert await world.put(group(lease)) == ["ACCEPTED"]
     assert await contents(world) == 1
     await refused(unscored(world, "a"), grpc.StatusCode.NOT_FOUND)
-    await audited(world)
+    assert not await world.faults()
 
 
 async def test_an_evaluation_s_completions_are_scored_by_any_rollout(world):
     await world.create()
     await world.submit("e1", purpose=EVALUATE, evaluation_set="heldout")
-    request = pb.StartEvaluationRequest(run_id=world.run_id, evaluation_set="heldout", policy_version=3)
-    await world.stub.StartEvaluation(request)
+    await world.start_evaluation(3)
     (lease,) = await world.lease(version=3)
     await set_aside(world, lease)
-    await requeue(world)
+    await world.requeue_dead()
     (lease,) = await world.lease(version=7)
     assert lease.unscored and lease.instance.pinned_version == 3
     await world.release(lease.lease_id)
@@ -86,23 +76,22 @@ async def test_an_evaluation_s_completions_are_scored_by_any_rollout(world):
     )
     assert (answer.complete, answer.finished, answer.dead) == (True, 1, 0)
     assert not await contents(world)
-    await audited(world)
+    assert not await world.faults()
 
 
 async def test_a_put_of_another_version_drops_them_and_the_pin_holds_again(world):
     await world.create()
     await world.submit("e1", purpose=EVALUATE, evaluation_set="heldout")
-    request = pb.StartEvaluationRequest(run_id=world.run_id, evaluation_set="heldout", policy_version=3)
-    await world.stub.StartEvaluation(request)
+    await world.start_evaluation(3)
     (lease,) = await world.lease(version=3)
     await set_aside(world, lease)
-    await requeue(world)
+    await world.requeue_dead()
     (lease,) = await world.lease(version=4)
     assert await world.put(group(lease, 4)) == ["STALE"]
     assert not await world.lease(version=4) and not await contents(world)
     (lease,) = await world.lease(version=3)
     assert not lease.unscored
-    await audited(world)
+    assert not await world.faults()
 
 
 async def test_what_became_too_old_is_generated_anew(world):
@@ -112,15 +101,14 @@ async def test_what_became_too_old_is_generated_anew(world):
     (old,) = await world.lease(1)
     await set_aside(world, old)
     await world.roll_out()
-    await world.batch(0)
-    await world.trained(0)
-    await requeue(world)
+    await world.train(0)
+    await world.requeue_dead()
     (lease,) = await world.lease(version=1)
     assert lease.unscored
     assert await world.put(group(lease, 0)) == ["STALE"]
     (lease,) = await world.lease(version=1)
     assert not lease.unscored and not (await world.stats()).dead
-    await audited(world)
+    assert not await world.faults()
 
 
 async def test_without_room_the_prompt_dies_without_them_and_says_so(world):
@@ -135,7 +123,7 @@ async def test_without_room_the_prompt_dies_without_them_and_says_so(world):
     assert kept == {"a": 600 << 10, "b": 0, "c": 400 << 10}
     remark = "its 614400 bytes of completions are not kept: others that wait for a score hold 614400 of 1048576"
     assert list(dead[1].reasons) == [f"it raised; {remark}"]
-    await audited(world)
+    assert not await world.faults()
 
 
 async def test_a_release_of_a_lost_lease_leaves_nothing_behind(world):
@@ -176,4 +164,4 @@ async def test_what_a_checkpoint_trained_lets_go_of_them(world):
     await world.open(1, ["a"])
     assert await world.state_of("a") == "COMMITTED" and not await contents(world)
     assert not (await world.stats()).experience_bytes
-    await audited(world)
+    assert not await world.faults()

@@ -92,6 +92,10 @@ class World:
     async def lease(self, most: int = 100, version: int = 0, **more) -> list[pb.PromptLease]:
         return list((await self.ask(most, version, **more)).leases)
 
+    async def names(self, **ask) -> list[str]:
+        """The ids of what is leased."""
+        return [lease.instance.instance_id for lease in await self.lease(**ask)]
+
     async def put(self, *groups: pb.PutGroup) -> list[str]:
         response = await self.stub.PutExperience(pb.PutExperienceRequest(run_id=self.run_id, groups=groups))
         return [pb.PutOutcome.Name(outcome).removeprefix("PUT_OUTCOME_") for outcome in response.outcomes]
@@ -173,6 +177,12 @@ class World:
         assert [group.header.instance_id for group in groups] == list(manifest.instance_ids)
         return list(manifest.instance_ids)
 
+    async def train(self, step: int) -> list[str]:
+        """Take a step's batch and say that it is trained; its ids."""
+        ids = await self.batch(step)
+        await self.trained(step)
+        return ids
+
     async def drop(self, step: int, *names: str) -> int:
         response = await self.stub.DropExperience(
             pb.DropExperienceRequest(
@@ -191,6 +201,18 @@ class World:
             pb.CommitRequest(run_id=self.run_id, session_epoch=self.session if session is None else session, step=step)
         )
         return response.committed
+
+    async def requeue_dead(self, *names: str) -> int:
+        return (await self.stub.RequeueDead(pb.RequeueDeadRequest(run_id=self.run_id, instance_ids=names))).requeued
+
+    async def start_evaluation(self, version: int, name: str = "heldout") -> pb.StartEvaluationResponse:
+        request = pb.StartEvaluationRequest(run_id=self.run_id, evaluation_set=name, policy_version=version)
+        return await self.stub.StartEvaluation(request)
+
+    async def faults(self) -> list[str]:
+        """What AuditRun finds wrong."""
+        parts = [part async for part in self.stub.AuditRun(pb.AuditRunRequest(run_id=self.run_id), timeout=120)]
+        return list(parts[-1].summary.faults)
 
     async def finish(self, state=pb.RUN_STATE_SUCCEEDED, reason: str = "", ending=pb.RUN_ENDING_UNSPECIFIED):
         request = pb.FinishRunRequest(run_id=self.run_id, state=state, reason=reason, ending=ending)
