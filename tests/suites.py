@@ -54,7 +54,7 @@ SUITES = (
         "services/common/tests",
         quick="allocator config host ledger log metrics outage ports probe repeats rope supervision tensors",
     ),
-    Suite("broker", "broker", 900, "services/broker/tests", quick="config wire streams lanes moments puts"),
+    Suite("broker", "broker", 900, "services/broker/tests", quick="config wire lanes moments"),
     Suite(
         "reward",
         "reward",
