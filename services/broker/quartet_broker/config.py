@@ -40,6 +40,12 @@ class BrokerSection(Section):
         description="Most bytes of a run's prompts that wait, are under way or dead, and of its evaluation sets; each "
         "counts 1 KiB more. Evaluations under way may take as much again.",
     )
+    max_evaluation_bytes: int = Field(
+        64 << 20,
+        ge=0,
+        description="Most bytes of the headers that a run keeps of its evaluations, those under way aside; the oldest "
+        "evaluations go first.",
+    )
     max_event_bytes: int = Field(
         64 << 20, ge=1 << 20, description="Most bytes of a run's events that are kept; the oldest go first."
     )

@@ -66,7 +66,11 @@ class Evaluations:
                 )
                 if prompts is None:
                     await self._store.run("list_members", run_id)  # the run's absence is the greater news
-                    raise not_found("evaluation", request.evaluation_id, "start it with StartEvaluation")
+                    raise not_found(
+                        "evaluation",
+                        request.evaluation_id,
+                        "it was not started (StartEvaluation), or newer ones fill broker.max_evaluation_bytes",
+                    )
                 complete = finished + int(dead) >= int(prompts)
                 if complete or not await waiter.wait(until):
                     break

@@ -129,6 +129,7 @@ def script_fields(spec: broker_pb2.RunSpec, section: BrokerSection) -> list[Valu
         "result_ttl_ms": _milliseconds(spec.result_ttl),
         "max_result_bytes": section.max_result_bytes,
         "max_event_bytes": section.max_event_bytes,
+        "max_evaluation_bytes": section.max_evaluation_bytes,
         "max_prompt_bytes": section.max_prompt_bytes,
         "caller_share": section.max_caller_share,
         "max_first_dead": section.max_first_dead,

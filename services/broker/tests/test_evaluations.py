@@ -4,11 +4,12 @@ import asyncio
 
 import grpc
 import pytest
-from conftest import on_both
+from conftest import on_both, serving
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import experience_pb2
-from world import EVALUATE, group, refused
+from world import EVALUATE, World, group, refused
 
+from quartet_broker import keys
 from quartet_common.durations import to_duration
 
 pytestmark = on_both
@@ -135,3 +136,34 @@ async def test_what_does_not_exist_is_named(world, known):
         await world.create()
     for call in (world.start_evaluation(0), get(world, "heldout@0")):
         await refused(call, grpc.StatusCode.NOT_FOUND, "heldout" if known else world.run_id)
+
+
+async def test_the_oldest_complete_evaluations_are_let_go(redis_server, admin):
+    async with serving(redis_server.url, max_evaluation_bytes=700) as (stub, _, _):
+        world = World(stub, admin, "evaluated")
+        await world.create(max_deliveries=1)
+        await world.submit("e1", "e2", purpose=EVALUATE, evaluation_set="heldout")
+        await world.start_evaluation(0)  # nobody answers it
+        prefix = keys.prefix(world.run_id)
+        for version in range(1, 6):
+            await world.start_evaluation(version)
+            first, second = await world.lease(version=version)
+            if version == 1:
+                await world.release(first.lease_id, "broken", permanent=True)
+            else:
+                assert await world.put(group(first, version)) == ["ACCEPTED"]
+            assert await world.put(group(second, version)) == ["ACCEPTED"]
+            assert (await get(world, f"heldout@{version}", summary_only=True)).complete
+        kept = [name.decode() for name in await admin.lrange(prefix + "evaluations", 0, -1)]
+        assert kept[0] == "heldout@0" and kept[-1] == "heldout@5" and "heldout@1" not in kept and len(kept) < 5
+        assert {key.decode() for key in await admin.keys(prefix + "evaluation:*:headers")} == {
+            f"{prefix}evaluation:{name}:headers" for name in kept[1:]
+        }
+        await refused(get(world, "heldout@1"), grpc.StatusCode.NOT_FOUND, "max_evaluation_bytes")
+        # What is left of it, a dead prompt, can be requeued; it counts for no evaluation.
+        await world.stub.RequeueDead(pb.RequeueDeadRequest(run_id=world.run_id))
+        (again,) = await world.lease(version=1)
+        assert await world.put(group(again, 1)) == ["ACCEPTED"]
+        assert not await admin.exists(prefix + "evaluation:heldout@1")
+        held = [int(await admin.hget(f"{prefix}evaluation:{name}", "bytes") or 0) for name in kept]
+        assert int(await admin.hget(prefix + "stats", "evaluation_bytes")) == sum(held) <= 700 + 2 * max(held)

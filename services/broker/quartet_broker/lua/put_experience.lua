@@ -40,9 +40,13 @@ end
 local function deliver(id, h, name, bytes, header)
   keep_result(id, h[2], name, bytes, at, at)
   settle({ id }, 'DELIVERED', at)
-  if h[6] then
-    call('HSET', P .. 'evaluation:' .. h[6] .. ':headers', id, header)
-    call('RPUSH', P .. 'evaluation:' .. h[6] .. ':finished', id)
+  local evaluation = evaluation_of(h[6])
+  if evaluation then
+    call('HSET', evaluation .. ':headers', id, header)
+    call('RPUSH', evaluation .. ':finished', id)
+    local bytes = #header + 2 * #id + 128 -- what Redis adds to them, too
+    call('HINCRBY', evaluation, 'bytes', bytes)
+    count('evaluation_bytes', bytes)
     ring('evaluations')
   end
 end

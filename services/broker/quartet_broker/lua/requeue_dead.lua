@@ -13,7 +13,8 @@ for n = 2, #ARGV do
     for n = math.max(1, reasons - REASONS_KEPT + 1), reasons do call('HDEL', instance(id), 'reason:' .. n) end
     call('HDEL', instance(id), 'reasons')
     call('HSET', instance(id), 'attempt', 0, 'life', lived(life, moment('Q', now())))
-    if evaluation then call('HINCRBY', P .. 'evaluation:' .. evaluation, 'dead', -1) end
+    evaluation = evaluation_of(evaluation)
+    if evaluation then call('HINCRBY', evaluation, 'dead', -1) end
     enqueue(id, home(purpose, pinned, stored))
     shift(purpose, 'DEAD', 'QUEUED')
     live(pass, 1)

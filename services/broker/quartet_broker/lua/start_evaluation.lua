@@ -23,6 +23,18 @@ if refusal then return refusal end
 hold('prompts', guest, total)
 hold('bytes', guest, bytes)
 count('prompt_bytes', bytes)
+-- The oldest that are complete go while there are too many bytes of headers. A run of before has no limit.
+for _, id in ipairs(call('LRANGE', P .. 'evaluations', 0, 63)) do
+  if gauge('evaluation_bytes') <= (number('max_evaluation_bytes') or math.huge) then break end
+  local old = P .. 'evaluation:' .. id
+  local asked, dead, held = unpack(call('HMGET', old, 'prompts', 'dead', 'bytes'))
+  if call('LLEN', old .. ':finished') + dead >= tonumber(asked) then
+    call('UNLINK', old, old .. ':headers', old .. ':finished')
+    call('LREM', P .. 'evaluations', 1, id)
+    count('evaluation_bytes', -(held or 0))
+  end
+end
+call('RPUSH', P .. 'evaluations', evaluation)
 call('HSET', key, 'prompts', total, 'dead', 0)
 for n = 3, #ARGV, 3 do
   local id = ARGV[n]

@@ -130,6 +130,12 @@ local function hopeless()
   return 'the first ' .. dead .. ' prompts died of one reason, and no group was made: ' .. reason
 end
 
+-- The hash of an evaluation, if it was not let go: "prompts", "dead", "bytes" of its headers.
+local function evaluation_of(id)
+  local key = id and P .. 'evaluation:' .. id
+  return key and call('EXISTS', key) == 1 and key
+end
+
 -- LEASED -> DEAD: kept, with its reasons, until someone requeues it.
 local function bury(id, at)
   local h = call('HMGET', instance(id), 'purpose', 'stream', 'ticket', 'lease', 'evaluation', 'reasons', 'pass',
@@ -144,8 +150,9 @@ local function bury(id, at)
   live(h[7], -1)
   if h[1] == 'TRAIN' then died(last) end
   emit('notice', 'prompt ' .. id .. ' was set aside as dead: ' .. last, 'level', 'warning')
-  if h[5] then
-    call('HINCRBY', P .. 'evaluation:' .. h[5], 'dead', 1)
+  local evaluation = evaluation_of(h[5])
+  if evaluation then
+    call('HINCRBY', evaluation, 'dead', 1)
     ring('evaluations')
   end
   -- One group fewer is under way: the gate may open, or the data may have ended.
