@@ -50,7 +50,8 @@ def test_a_checkpoint_is_evaluated_beside_its_run_which_goes_on(launch, run_file
 def test_an_incomplete_evaluation_has_no_figure_and_leaves_its_logs(launch, run_file, held, model, tmp_path):
     with held.open("a") as lines:
         lines.write(json.dumps({"prompt": "1+" * 2000 + "1=?", "gt_answer": "2001"}) + "\n")  # longer than the context
-    evaluated = launch(run_file, "mine", "--prompts", held, "--checkpoint", model, command=("eval",))
+    elsewhere = ("--set", "model.path=/no/such/model")  # the checkpoint's is evaluated
+    evaluated = launch(run_file, "mine", "--prompts", held, "--checkpoint", model, *elsewhere, command=("eval",))
     assert evaluated.wait(240) == 1, evaluated.text()
     (folder,) = left(tmp_path)
     told = ["mine at version 0: incomplete: 4 of 5", f"the services' logs are in {folder}/logs"]

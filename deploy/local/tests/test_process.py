@@ -38,6 +38,19 @@ def test_last_words_that_are_no_json_are_shown_as_they_are(tmp_path):
     assert Process("any", [], tmp_path / "log").last_words() == "an error"
 
 
+def test_last_words_are_those_of_the_present_start(tmp_path):
+    log = tmp_path / "log"
+    log.write_text('{"message": "an error of before", "level": "ERROR"}\n')
+
+    async def body():
+        process = Process("brief", [sys.executable, "-c", "print('all is well')"], log)
+        process.start()
+        assert await process.wait() == 0
+        assert process.last_words() == "all is well"
+
+    asyncio.run(asyncio.wait_for(body(), 60))
+
+
 def test_the_embedded_redis_has_a_share_of_the_memory_and_refuses_more(tmp_path):
     async def body():
         with tempfile.TemporaryDirectory() as sockets:
