@@ -1,12 +1,14 @@
 """Fixtures of the client's tests."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # small_services.py is beside the tests, not in a package
 
+from real_broker import ENVIRONMENT, real_broker  # noqa: E402
 from small_services import SmallServices  # noqa: E402
 
 from quartet_common.ports import free_port
@@ -16,6 +18,15 @@ from quartet_common.ports import free_port
 def services():
     """The small services, running."""
     with SmallServices() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The real broker's; each test makes runs of its own."""
+    if not (ENVIRONMENT / "bin" / "quartet-broker").exists():
+        pytest.skip("no broker environment; make it with: python3 deploy/local/environments.py broker")
+    with real_broker(tmp_path_factory.mktemp("broker")) as running:
         yield running
 
 

@@ -7,7 +7,6 @@ import json
 import pytest
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import common_pb2, experience_pb2
-from real_broker import ENVIRONMENT, real_broker
 
 from quartet_client import AsyncClient
 from quartet_client.audit import AuditReport, Books, Checkpoint, Place, audit
@@ -173,14 +172,6 @@ def test_many_faults_of_a_kind_are_summed_up():
 
 
 # The command, on a real broker ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory):
-    if not (ENVIRONMENT / "bin" / "quartet-broker").exists():
-        pytest.skip("no broker environment; make it with: python3 deploy/local/environments.py broker")
-    with real_broker(tmp_path_factory.mktemp("broker")) as running:
-        yield running
 
 
 class Trained:

@@ -14,7 +14,6 @@ BASH = shutil.which("bash")
 
 WANTED = {
     "quartet tra": {"trace"},
-    "quartet runs l": {"list"},
     "quartet logs --lev": {"--level"},
     "quartet logs --level err": {"error"},
 }

@@ -4,7 +4,7 @@ import asyncio
 from contextlib import suppress
 
 import pytest
-from real_broker import ENVIRONMENT, echoing_rollout, real_broker
+from real_broker import echoing_rollout
 
 from quartet_client import AsyncClient, QuartetError
 from quartet_client.data import DataSection
@@ -13,17 +13,6 @@ from quartet_client.progress import RunProgress
 from quartet_client.view import RunView
 from quartet_client.watching import watch_progress
 from quartet_common.config import load_config
-
-pytestmark = pytest.mark.skipif(
-    not (ENVIRONMENT / "bin" / "quartet-broker").exists(),
-    reason="no broker environment; make it with: python3 deploy/local/environments.py broker",
-)
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory):
-    with real_broker(tmp_path_factory.mktemp("broker")) as running:
-        yield running
 
 
 @pytest.fixture

@@ -1,27 +1,16 @@
 """`quartet trace`: a group's life at the real broker, which a rollout and a trainer of ours lead it through."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from quartet.v1 import broker_pb2, broker_pb2_grpc, common_pb2, experience_pb2
-from real_broker import ENVIRONMENT, echoed_group, real_broker
+from real_broker import echoed_group
 
+from quartet_client.cli import main
 from quartet_common.channel import connect_sync
 from quartet_common.durations import to_duration
 
-pytestmark = pytest.mark.skipif(
-    not (ENVIRONMENT / "bin" / "quartet-broker").exists(),
-    reason="no broker environment; make it with: python3 deploy/local/environments.py broker",
-)
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory):
-    with real_broker(tmp_path_factory.mktemp("broker")) as running:
-        yield running
 
 
 class Life:
@@ -85,19 +74,25 @@ def life(address, request):
     made.channel.close()
 
 
-def quartet(address: str, *arguments: str, folder: str = ".") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "quartet_client", "trace", *arguments, f"--broker={address}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder, env={"COLUMNS": "200"})
-    assert done.returncode in (0, 2), done.stderr
-    return done
+@pytest.fixture
+def trace(address, capsys, monkeypatch):
+    """`quartet trace` with these arguments; returns what it printed, errors too."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str, status: int = 0) -> str:
+        assert main(["trace", *arguments, f"--broker={address}"]) == status
+        out, err = capsys.readouterr()
+        return out + err
+
+    return run
 
 
-def test_a_committed_group_tells_its_whole_life(address, life):
+def test_a_committed_group_tells_its_whole_life(trace, life):
     life.submit("pass-0/17")
     life.fail("verifier failure: out of memory")
     life.put()
     life.train()
-    told = json.loads(quartet(address, "pass-0/17", "--run", life.run_id, "--json").stdout)
+    told = json.loads(trace("pass-0/17", "--run", life.run_id, "--json"))
     assert (told["state"], told["attempt"], told["step"], told["policy_version"]) == ("committed", 2, 0, 1)
     kinds = [moment["kind"] for moment in told["moments"]]
     assert kinds[:6] == ["submitted", "leased", "returned", "leased", "put", "in_batch"]
@@ -109,21 +104,21 @@ def test_a_committed_group_tells_its_whole_life(address, life):
     completion = told["group"]["completions"][0]
     assert (completion["text"], completion["generated_after"], completion["scored_after"]) == ("1+1=?", 0.25, 0.5)
 
-    shown = quartet(address, "pass-0/17", "--run", life.run_id).stdout
+    shown = trace("pass-0/17", "--run", life.run_id)
     assert f"group pass-0/17 of run {life.run_id}: committed, delivered 2 times, step 0, carried by version 1" in shown
     assert "generated after 0.250 s, scored after 0.500 s" in " ".join(shown.split())
     assert "verifier failure: out of memory" in shown and "/runs/demo/checkpoints/1" in shown
 
 
-def test_a_group_on_its_way_tells_how_far_it_is(address, life):
+def test_a_group_on_its_way_tells_how_far_it_is(trace, life):
     life.submit("a")
     life.lease()
-    done = quartet(address, "a", "--run", life.run_id)
-    assert "leased, delivered once, held by rollout-1" in done.stdout
-    assert "OpenTelemetry trace 0af7651916cd43dd8448eb211c80319c" in done.stdout
+    said = trace("a", "--run", life.run_id)
+    assert "leased, delivered once, held by rollout-1" in said
+    assert "OpenTelemetry trace 0af7651916cd43dd8448eb211c80319c" in said
 
 
-def test_what_the_broker_forgot_of_a_step_stands_in_the_runs_folder(address, life, tmp_path):
+def test_what_the_broker_forgot_of_a_step_stands_in_the_runs_folder(trace, life, tmp_path):
     life.submit("a")
     life.put()
     epoch = life("OpenSession", broker_pb2.OpenSessionRequest(run_id=life.run_id, holder="trainer-1")).session_epoch
@@ -132,11 +127,10 @@ def test_what_the_broker_forgot_of_a_step_stands_in_the_runs_folder(address, lif
     life("MarkTrained", broker_pb2.MarkTrainedRequest(**about))  # and its events are lost
     row = {"kind": "step", "step": 0, "policy_version": 1, "time": 1_760_000_000.5}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    done = quartet(address, "a", f"--set=run.id={life.run_id}", f"--set=run.folder={tmp_path}", "--json")
-    (trained,) = [moment for moment in json.loads(done.stdout)["moments"] if moment["kind"] == "trained"]
+    said = trace("a", f"--set=run.id={life.run_id}", f"--set=run.folder={tmp_path}", "--json")
+    (trained,) = [moment for moment in json.loads(said)["moments"] if moment["kind"] == "trained"]
     assert trained["detail"] == "step 0 made version 1 (metrics.jsonl)" and trained["at"].startswith("2025-10-09")
 
 
-def test_a_group_that_the_run_never_saw_is_an_error(address, life):
-    done = quartet(address, "nobody", "--run", life.run_id)
-    assert done.returncode == 2 and "'nobody' does not exist" in done.stderr
+def test_a_group_that_the_run_never_saw_is_an_error(trace, life):
+    assert "'nobody' does not exist" in trace("nobody", "--run", life.run_id, status=2)
