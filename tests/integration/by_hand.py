@@ -1,10 +1,13 @@
 """The four services as a person starts them in four terminals: each its own process, from its own environment."""
 
+import json
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from quartet_common import ports
@@ -12,6 +15,7 @@ from quartet_local.redis import find_server
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ROOT / ".quartet" / "envs"
+sys.path.append(str(ROOT / "tests" / "preloaded"))
 SERVICES = ("broker", "reward", "rollout", "trainer")
 
 
@@ -21,9 +25,15 @@ def free_ports(count: int) -> list[int]:
 
 
 class ByHand:
-    """Processes started one by one; `close` ends what is left."""
+    """Processes started one by one; `close` ends what is left.
 
-    def __init__(self, folder: Path, run_file: Path, overrides: dict[str, object]):
+    Args:
+        pythons: the environments' interpreters.
+        overrides: of the run file.
+    """
+
+    def __init__(self, folder: Path, run_file: Path, pythons: Mapping[str, Path], overrides: dict[str, object]):
+        self._pythons = pythons
         broker, reward, rollout, trainer, redis = free_ports(5)
         self.folder = folder
         self.redis_port = redis
@@ -59,14 +69,26 @@ class ByHand:
 
     def start(self, name: str, *options: str) -> None:
         """Start a service, with options of the command line; it finds the others by itself."""
-        self._start(name, [str(ENVIRONMENTS / name / "bin" / f"quartet-{name}"), *self.arguments, *options])
+        self._start(name, [self._pythons[name], "-m", f"quartet_{name}", *self.arguments, *options])
 
     def client(self, *words: str) -> subprocess.Popen:
         """Start a `quartet` command; its output goes to client.log."""
-        self._start("client", [str(ENVIRONMENTS / "client" / "bin" / "quartet"), *words])
+        self._start("client", [self._pythons["client"], "-m", "quartet_client", *words])
         return self.processes["client"]
 
-    def _start(self, name: str, command: list[str]) -> None:
+    def run_all(self, seconds: float = 200) -> None:
+        """Start everything, and return when the run has succeeded."""
+        self.start_redis()
+        for name in SERVICES:
+            self.start(name)
+        assert self.client("run", "--attach", "--plain", *self.arguments).wait(seconds) == 0, self.logs()
+
+    def rows(self, kind: str) -> list[dict]:
+        """Return what metrics.jsonl has of this kind."""
+        lines = (self.folder / "run" / "metrics.jsonl").read_text().splitlines()
+        return [row for row in map(json.loads, lines) if row["kind"] == kind]
+
+    def _start(self, name: str, command: list[str | Path]) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

@@ -1,12 +1,14 @@
 """A small model and problems for it; services started by hand and cleaned up after."""
 
+import contextlib
 import json
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from by_hand import ENVIRONMENTS, ROOT, ByHand
+from by_hand import ENVIRONMENTS, ROOT, SERVICES, ByHand
+from preloaded import Pythons
 
 _MAKE_MODEL = """
 import sys; from pathlib import Path
@@ -15,21 +17,38 @@ save(build_model(0), build_tokenizer(), Path(sys.argv[1]))
 """
 
 
+class Ordinary:
+    """The environments' interpreters as they are."""
+
+    def __getitem__(self, environment: str) -> Path:
+        return ENVIRONMENTS / environment / "bin" / "python"
+
+
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pythons() -> Iterator[Pythons]:
+    """The environments' interpreters, preloaded; they begin to import at once."""
+    with contextlib.closing(Pythons()) as made:
+        for name in (*SERVICES, "client"):
+            made.start(name)
+        yield made
+
+
+@pytest.fixture(scope="session")
+def model(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's model before any training."""
     folder = tmp_path_factory.mktemp("model")
-    python = ENVIRONMENTS / "trainer" / "bin" / "python"
-    subprocess.run([python, "-c", _MAKE_MODEL, folder], cwd=ROOT / "examples" / "arithmetic", check=True, timeout=120)
+    command = [pythons["trainer"], "-c", _MAKE_MODEL, folder]
+    subprocess.run(command, cwd=ROOT / "examples" / "arithmetic", check=True, timeout=120)
     return folder
 
 
 @pytest.fixture
-def by_hand(model: Path, tmp_path: Path) -> Iterator[Callable[..., ByHand]]:
-    """Return services for the demo's run file with a few untrained steps; overrides win."""
+def by_hand(model: Path, pythons: Pythons, tmp_path: Path) -> Iterator[Callable[..., ByHand]]:
+    """Return services for the demo's run file with a few untrained steps; overrides win. `ordinary`: with vLLM, and
+    every process imports for itself, as users have it."""
     made: list[ByHand] = []
 
-    def make(**overrides: object) -> ByHand:
+    def make(ordinary: bool = False, **overrides: object) -> ByHand:
         for name in ("train", "heldout"):
             lines = [
                 json.dumps({"prompt": f"{n % 5 + 1}+{n % 3 + 1}=?", "gt_answer": str(n % 5 + n % 3 + 2)})
@@ -43,13 +62,20 @@ def by_hand(model: Path, tmp_path: Path) -> Iterator[Callable[..., ByHand]]:
             "run.groups_per_step": 4,
             "run.max_steps": 6,
             "model.path": model,
+            "rollout.engine": "vllm" if ordinary else "transformers",
+            "rollout.transformers.place": "thread",
             "data.train": tmp_path / "train.jsonl",
             "data.evaluation.heldout": tmp_path / "heldout.jsonl",
             "trainer.evaluation.interval": 3,
             "trainer.checkpoint.interval": 2,
         }
         settings |= {key.replace("__", "."): value for key, value in overrides.items()}
-        services = ByHand(tmp_path, ROOT / "examples" / "arithmetic" / "run.toml", settings)
+        services = ByHand(
+            tmp_path,
+            ROOT / "examples" / "arithmetic" / "run.toml",
+            Ordinary() if ordinary else pythons,
+            settings,
+        )
         made.append(services)
         return services
 

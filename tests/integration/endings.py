@@ -2,27 +2,24 @@
 
 import contextlib
 import json
-import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from by_hand import ENVIRONMENTS, ROOT, free_ports
+from by_hand import ROOT, free_ports
 
 sys.path += [str(ROOT / "tests" / "learning"), str(ROOT / "deploy" / "local" / "tests")]
 
 from curve_services import Services  # noqa: E402
-from launched import Launched  # noqa: E402
+from launched import Launched, preloaded_checkout  # noqa: E402, F401
 
 from quartet_client import Client  # noqa: E402
 
-QUARTET = ENVIRONMENTS / "client" / "bin" / "quartet"
 BEGUN = 150  # seconds until the first step on a busy machine
 STILL_OPEN = {"data.passes": 0, "run.max_steps": 1_000_000}
 NO_VERIFIER = [{"name": "nobody_has_it"}]
@@ -37,6 +34,7 @@ class Scene:
 
     def __init__(self, services: Services, model: Path, folder: Path, name: str):
         self.services, self.model, self.folder, self.name = services, model, folder, name
+        self.command = [str(services.pythons["client"]), "-m", "quartet_client"]
         self.broker = services.address("broker")
         self.client: subprocess.Popen | Launched | None = None
         self.settings: dict[str, object] = {}
@@ -45,8 +43,9 @@ class Scene:
         return [word for key, value in self.settings.items() for word in ("--set", f"{key}={_toml(value)}")]
 
     def quartet(self, *words: str) -> subprocess.CompletedProcess:
-        command = [str(QUARTET), *words]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            [*self.command, *words], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        )
 
     def output(self) -> str:
         return (self.folder / "client.log").read_text()
@@ -97,22 +96,6 @@ def signalled(number: int) -> Callable[[Scene], None]:
     return act
 
 
-def interrupted_twice(scene: Scene) -> None:
-    scene.wait_for("step 1/")
-    os.kill(scene.client.service("trainer"), signal.SIGSTOP)  # it cannot drain
-    scene.signal(signal.SIGINT)
-    scene.wait_for("stopping")
-    scene.signal(signal.SIGINT)
-
-
-def kill(service: str) -> Callable[[Scene], None]:
-    def act(scene: Scene) -> None:
-        scene.wait_for("step 1/")
-        os.kill(scene.client.service(service), signal.SIGKILL)
-
-    return act
-
-
 # What is so before it begins ---------------------------------------------------------------------------------------
 
 
@@ -120,7 +103,7 @@ def ended_before(state: str) -> Callable[[Scene], None]:
     """The run of this file was made, and has ended in this state."""
 
     def arrange(scene: Scene) -> None:
-        command = [str(QUARTET), "run", str(scene.folder / "run.toml"), "--attach", "--plain", *scene.arguments()]
+        command = [*scene.command, "run", str(scene.folder / "run.toml"), "--attach", "--plain", *scene.arguments()]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT) as first:
             with Client(scene.broker) as quartet:
                 deadline = time.monotonic() + 60
@@ -143,22 +126,6 @@ def no_chat_template(scene: Scene) -> None:
     told.pop("chat_template", None)
     (bare / "tokenizer_config.json").write_text(json.dumps(told))
     scene.settings["model.path"] = bare
-
-
-def broken_model(scene: Scene) -> None:
-    broken = scene.folder / "broken-model"
-    broken.mkdir()
-    for file in scene.model.iterdir():
-        (broken / file.name).write_bytes(b"no tensors" if file.suffix == ".safetensors" else file.read_bytes())
-    scene.settings["model.path"] = broken
-
-
-def broker_port_taken(scene: Scene) -> Iterator[None]:
-    with socket.socket() as taken:
-        host, _, port = str(scene.settings["addresses.broker"]).rpartition(":")
-        taken.bind((host, int(port)))
-        taken.listen()
-        yield
 
 
 def no_broker(scene: Scene) -> None:
@@ -355,19 +322,6 @@ ENDINGS = [
         served=False,
     ),
     Ending(
-        "port-taken", 2, r"addresses.broker: cannot listen on", 1, NEVER_MADE, arrange=broker_port_taken, launched=True
-    ),
-    Ending(
-        "a-model-that-cannot-be-loaded",
-        1,
-        r"quartet: (rollout|trainer) ended with status 1 after 0 restarts",
-        0,
-        rf"0 exactly once, {ALL_RIGHT}",
-        {"launcher.max_restarts": 0},
-        arrange=broken_model,
-        launched=True,
-    ),
-    Ending(
         "a-checkpoint-that-cannot-be-written",
         1,
         r"quartet: trainer ended with status 1 after 0 restarts: could not write the checkpoint",
@@ -376,35 +330,5 @@ ENDINGS = [
         STILL_OPEN | {"trainer.checkpoint.interval": 1, "launcher.max_restarts": 0},
         launched=True,
         file_bytes=600_000,
-    ),
-    Ending(
-        "a-service-that-dies-too-often",
-        1,
-        r"quartet: trainer was killed by SIGKILL after 0 restarts",
-        0,
-        rf"\d+ exactly once, {ALL_RIGHT}",
-        STILL_OPEN | {"launcher.max_restarts": 0},
-        act=kill("trainer"),
-        launched=True,
-    ),
-    Ending(
-        "sigterm",
-        143,
-        r"stopping",
-        0,
-        rf"\d+ exactly once, {ALL_RIGHT}",
-        STILL_OPEN,
-        act=signalled(signal.SIGTERM),
-        launched=True,
-    ),
-    Ending(
-        "ctrl-c-twice",
-        130,
-        r"killing what is left",
-        0,
-        rf"\d+ exactly once, {ALL_RIGHT}",
-        STILL_OPEN,
-        act=interrupted_twice,
-        launched=True,
     ),
 ]

@@ -1,13 +1,12 @@
 """Real Redis, vLLM and ColossalAI, started by hand in any order; what a run leaves; a program that uses it."""
 
-import json
 import re
 import signal
 import subprocess
 import sys
 
 import pytest
-from by_hand import ENVIRONMENTS, ROOT, SERVICES
+from by_hand import ROOT, SERVICES
 
 from quartet_client import Client
 
@@ -15,10 +14,16 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.mark.parametrize(
-    "order", [("trainer", "rollout", "reward", "broker"), ("reward", "rollout", "broker", "trainer")]
+    ("order", "ordinary"),
+    [
+        pytest.param(
+            ("trainer", "rollout", "reward", "broker"), True, id="trainer first, with vLLM, nothing preloaded"
+        ),
+        pytest.param(("reward", "rollout", "broker", "trainer"), False, id="reward first"),
+    ],
 )
-def test_services_started_in_any_order_do_a_run(by_hand, order, tmp_path):
-    services = by_hand()
+def test_services_started_in_any_order_do_a_run(by_hand, pythons, order, ordinary, tmp_path):
+    services = by_hand(ordinary)
     services.start_redis()
     for name in order:
         services.start(name)
@@ -32,13 +37,12 @@ def test_services_started_in_any_order_do_a_run(by_hand, order, tmp_path):
     assert run.stats.duplicates == run.stats.dead == run.stats.stale == run.stats.redelivered == 0
 
     folder = tmp_path / "run"
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    steps = [row for row in rows if row["kind"] == "step"]
+    steps = services.rows("step")
     assert [row["step"] for row in steps] == list(range(6))
     assert all(0 <= row["staleness/max"] <= 1 for row in steps)
-    # The trainer's own log-probs of fresh tokens are vLLM's: both ends see the same weights and the same tokens.
+    # The trainer's own log-probs of fresh tokens are the engine's: both ends see the same weights and the same tokens.
     assert steps[0]["mismatch/log_prob_diff_max"] < 1e-3
-    assert [row["policy_version"] for row in rows if row["kind"] == "evaluation"] == [0, 3, 6]
+    assert [row["policy_version"] for row in services.rows("evaluation")] == [0, 3, 6]
     assert len((folder / "evaluations" / "heldout-step-6.jsonl").read_text().splitlines()) == 30
     assert (folder / "samples" / "step-000000.md").is_file() and list((folder / "tensorboard").iterdir())
     loads = (
@@ -46,8 +50,7 @@ def test_services_started_in_any_order_do_a_run(by_hand, order, tmp_path):
         "Model.from_pretrained(sys.argv[1]); Tokenizer.from_pretrained(sys.argv[1])"
     )
     for environment in ("trainer", "rollout"):
-        python = ENVIRONMENTS / environment / "bin" / "python"
-        subprocess.run([python, "-W", "ignore", "-c", loads, folder / "model"], check=True, timeout=120)
+        subprocess.run([pythons[environment], "-c", loads, folder / "model"], check=True, timeout=120)
 
     for name in ("rollout", "reward", "broker"):
         assert services.stop(name) == 0, services.log(name)

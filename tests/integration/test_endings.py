@@ -1,7 +1,7 @@
 """The ways in which a run ends: what `quartet run` prints, its exit status, and what `quartet audit` says afterwards.
 
 The table is in `endings.py`. Most rows run with `--attach` on services that all rows share; a rollout and a trainer of
-its own are forked from preloaded processes. Rows with `launched` drive the whole launcher. All runs are on one Redis,
+its own begin preloaded. Rows with `launched` drive the whole launcher. All runs are on one Redis,
 so that the shared broker can be asked about each of them afterwards.
 """
 
@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 from by_hand import ROOT, SERVICES, free_ports
-from endings import ENDINGS, QUARTET, Ending, Launched, Scene, Services, problems
+from endings import ENDINGS, Ending, Launched, Scene, Services, preloaded_checkout, problems
+from preloaded import Pythons
 
 pytestmark = pytest.mark.timeout(400)
 ENDED = 200  # seconds on a busy machine
@@ -52,9 +53,9 @@ at_end = false
 
 
 @pytest.fixture(scope="module")
-def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+def services(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
     with contextlib.ExitStack() as stack:
-        yield Services(tmp_path_factory.mktemp("services"), stack)
+        yield Services(tmp_path_factory.mktemp("services"), stack, pythons)
 
 
 @pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.name)
@@ -104,10 +105,11 @@ def _start(scene: Scene, ending: Ending, stack: contextlib.ExitStack) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (ending.file_bytes, limit[1]))
         stack.callback(resource.setrlimit, resource.RLIMIT_FSIZE, limit)
     if ending.launched:
-        scene.client = Launched(words, scene.folder / "client.log")
+        checkout = preloaded_checkout(scene.folder / "checkout", scene.services.pythons)
+        scene.client = Launched(words, scene.folder / "client.log", checkout=checkout)
         stack.callback(scene.client.kill_all)
     else:
-        command = [str(QUARTET), "run", *words, "--attach", "--plain", "--wait", "1"]
+        command = [*scene.command, "run", *words, "--attach", "--plain", "--wait", "1"]
         with (scene.folder / "client.log").open("w") as log:
             scene.client = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         stack.callback(lambda: (scene.process.kill(), scene.process.wait()))

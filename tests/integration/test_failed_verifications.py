@@ -69,7 +69,6 @@ def test_what_a_mended_verifier_scores_was_drawn_before(by_hand, tmp_path, monke
         run__evaluation_sampling__max_new_tokens=31,
         server__drain_seconds=2,
         data__passes=1,
-        rollout__engine="transformers",
         rollout__scoring__attempts=2,
         rollout__scoring__backoff_seconds=0.05,
         trainer__evaluation__interval=0,

@@ -6,27 +6,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from by_hand import ENVIRONMENTS, ByHand
+from by_hand import SERVICES, ByHand
+from preloaded import Pythons
 
 from quartet_common.presets import TRAINER_PRESETS
 
+Run = Callable[..., subprocess.CompletedProcess]
 FLAGS = (
     '-m {model} -d {data} -ed \'{{"heldout": "{data}"}}\' -ei 10 -g 4 -tbs 2 -t 1 -b transformers -mnt 64 -p moved -a'
 )
 
 
-def run(service: str, *words: str) -> subprocess.CompletedProcess:
-    command = {
-        "client": [str(ENVIRONMENTS / "client/bin/quartet")],
-        **{
-            name: [str(ENVIRONMENTS / name / "bin/python"), "-m", f"quartet_{name}"]
-            for name in ("broker", "reward", "rollout", "trainer")
-        },
-    }[service]
-    return subprocess.run([*command, *words], capture_output=True, text=True, timeout=120, check=False)
+@pytest.fixture
+def run(pythons: Pythons) -> Run:
+    def run(service: str, *words: str) -> subprocess.CompletedProcess:
+        command = [pythons[service], "-m", f"quartet_{service}", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    return run
 
 
-def migrated(model: Path, folder: Path, algorithm: str) -> Path:
+def migrated(run: Run, model: Path, folder: Path, algorithm: str) -> Path:
     data = folder / "data.jsonl"
     line = {"messages": {"role": "user", "content": "1+1=?"}, "gt_answer": "2"}
     data.write_text("".join(json.dumps(line) + "\n" for _ in range(8)))
@@ -37,7 +37,7 @@ def migrated(model: Path, folder: Path, algorithm: str) -> Path:
     return path
 
 
-def accepts(service: str, path: Path, *settings: str) -> dict:
+def accepts(run: Run, service: str, path: Path, *settings: str) -> dict:
     """What its dry run prints."""
     words = [word for setting in (f"run.folder={path.parent / 'run'}", *settings) for word in ("--set", setting)]
     dry = run(service, str(path), "--dry-run", *words)
@@ -57,13 +57,12 @@ def with_preset(path: Path, preset: str) -> Path:
     return short
 
 
-@pytest.mark.slow
-def test_every_service_accepts_what_is_printed(by_hand: Callable[..., ByHand], model: Path, tmp_path: Path):
-    path = migrated(model, tmp_path, "GRPO")
+def test_every_service_accepts_what_is_printed(run: Run, by_hand: Callable[..., ByHand], model: Path, tmp_path: Path):
+    path = migrated(run, model, tmp_path, "GRPO")
     services = by_hand()
     services.start_redis()
-    for service in ("broker", "reward", "rollout", "trainer"):
-        accepts(service, path, f"broker.redis_url=redis://127.0.0.1:{services.redis_port}/0")
+    for service in SERVICES:
+        accepts(run, service, path, f"broker.redis_url=redis://127.0.0.1:{services.redis_port}/0")
 
 
 @pytest.mark.parametrize(
@@ -76,11 +75,11 @@ def test_every_service_accepts_what_is_printed(by_hand: Callable[..., ByHand], m
     ],
 )
 def test_the_trainer_makes_the_same_of_what_is_printed_and_of_the_preset(
-    model: Path, tmp_path: Path, algorithm: str, preset: str
+    run: Run, model: Path, tmp_path: Path, algorithm: str, preset: str
 ):
-    printed = migrated(model, tmp_path, algorithm)
+    printed = migrated(run, model, tmp_path, algorithm)
     short = with_preset(printed, preset)
     assert len(short.read_text()) < len(printed.read_text()) and "learning_rate" not in short.read_text()
-    written, named = accepts("trainer", printed)["section"], accepts("trainer", short)["section"]
+    written, named = accepts(run, "trainer", printed)["section"], accepts(run, "trainer", short)["section"]
     assert (written.pop("preset"), named.pop("preset")) == (None, preset)
     assert named == written and written["algorithm"] in preset.replace("reinforce-ppb", "reinforce_pp_baseline")

@@ -13,7 +13,6 @@ STEPS, GROUPS = 2, 2
 
 def test_a_rollout_does_one_run_after_the_other_with_masks_that_are_trained(by_hand, tmp_path):
     common = {
-        "rollout__engine": "transformers",
         "rollout__runs": '["t*", "one"]',
         "run__sampling_masks": "true",
         "run__sampling__top_p": 0.7,

@@ -1,60 +1,73 @@
-"""A preloaded service: started again and again as if by `python -m`, imported once."""
+"""A preloaded interpreter: every process of it is as `python` would have started it, but for what was imported once."""
 
-import json
 import os
+import resource
+import select
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from preloaded import Preloaded
 
-PROGRAM = Path(__file__).with_name("preloaded.py")
-MAIN = """
-import sys
+TOY = """
+import os, resource, sys
 from toy import part
-
-def main():
-    print(part.COUNT, sys.argv[1:])
-    part.COUNT += 1
-    return int(sys.argv[1])
+part.COUNT += 1
+print(part.COUNT, sys.argv[1:], os.environ.get("WORD"), os.getcwd(), resource.getrlimit(resource.RLIMIT_FSIZE)[0])
+sys.exit(sys.stdin.read())
 """
 
+pytestmark = pytest.mark.timeout(60)
 
-@pytest.fixture
-def toy(tmp_path):
-    """A service of two modules, and how to talk to it while it is preloaded."""
-    package = tmp_path / "toy"
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    package = tmp_path_factory.mktemp("site") / "toy"
     package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "__main__.py").write_text(MAIN)
-    (package / "part.py").write_text("COUNT = 0\n")
-    command = [sys.executable, str(PROGRAM), "toy"]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}  # as every service has it
-    with subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    ) as process:
-        yield process
-        process.stdin.close()
-        assert process.wait(30) == 0
+    for name, text in (("__init__", ""), ("__main__", TOY), ("part", "COUNT = 0\n")):
+        (package / f"{name}.py").write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(package.parent))
+        made = Preloaded(sys.executable, "toy.part")
+    yield made.python
+    made.close()
 
 
-def start(process: subprocess.Popen, log: Path, *arguments: str) -> tuple[int, int]:
-    """Return the pid and the exit status of one start."""
-    process.stdin.write(json.dumps({"arguments": list(arguments), "log": str(log)}) + "\n")
-    return json.loads(process.stdout.readline())["pid"], json.loads(process.stdout.readline())["status"]
+@pytest.mark.parametrize("round", range(2))
+def test_a_process_has_what_its_starter_gives_it_and_nothing_of_an_earlier_one(python, tmp_path, round):
+    done = subprocess.run(
+        [python, "-m", "toy", "a", "b"],
+        cwd=tmp_path,
+        env={**os.environ, "WORD": "said"},
+        input="the end",
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000)),
+    )
+    assert (done.stdout, done.stderr) == (f"1 ['a', 'b'] said {tmp_path} 10000\n", "the end\n")
+    assert done.returncode == 1
 
 
-@pytest.mark.timeout(60)
-def test_every_start_is_a_process_with_nothing_of_an_earlier_one(toy, tmp_path):
-    first, status = start(toy, tmp_path / "first.log", "0", "a")
-    assert (status, (tmp_path / "first.log").read_text()) == (0, "0 ['0', 'a']\n")
-    second, status = start(toy, tmp_path / "second.log", "3")
-    assert (status, (tmp_path / "second.log").read_text()) == (3, "0 ['3']\n")
-    assert first != second
+@pytest.mark.parametrize(
+    ("code", "status", "errors"),
+    [("pass", 0, ""), ("sys.exit(7)", 7, ""), ("1 / 0", 1, "ZeroDivisionError"), ("os.kill(os.getpid(), 9)", -9, "")],
+)
+def test_it_ends_as_the_process_does(python, code, status, errors):
+    done = subprocess.run([python, "-c", f"import os, sys; {code}"], capture_output=True, text=True)
+    assert done.returncode == status and errors in done.stderr
 
 
-@pytest.mark.timeout(60)
-def test_what_a_service_raises_is_in_its_log_and_its_status_is_1(toy, tmp_path):
-    _, status = start(toy, tmp_path / "log", "no number")
-    assert status == 1
-    assert "ValueError: invalid literal for int()" in (tmp_path / "log").read_text()
+WAITS = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_the_process_too(python, number):
+    with subprocess.Popen([python, "-c", WAITS], stdout=subprocess.PIPE, text=True) as asker:
+        process = os.pidfd_open(int(asker.stdout.readline()))
+        asker.send_signal(number)
+        assert asker.wait() == -number
+        assert select.select([process], [], [], 30)[0], "it goes on"
+        os.close(process)

@@ -6,9 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from by_hand import ENVIRONMENTS, SERVICES
+from preloaded import Pythons
 
-STEPS = 20
+STEPS = 10
 
 DUMP = """
 import json
@@ -56,32 +56,26 @@ def dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.timeout(600)
-def test_each_steps_loss_is_that_of_a_plain_loop(by_hand, dump: Path, model: Path, tmp_path: Path):
+def test_each_steps_loss_is_that_of_a_plain_loop(by_hand, pythons: Pythons, dump: Path, model: Path):
     """The plain loop has the first weights and the batches, nothing else. So the batches too must have been made by
     its weights: the rollouts' log-probs are its own before each step."""
     services = by_hand(
         run__max_steps=STEPS,
         run__max_staleness=0,
         run__verifiers="[{name='length', parameters={buffer_tokens=30}}]",
-        rollout__engine="transformers",
         trainer__callbacks=f"[{{name='dump', parameters={{file='{dump}'}}}}]",
         trainer__evaluation__interval=0,
         trainer__evaluation__before_training="false",
         trainer__evaluation__at_end="false",
         trainer__checkpoint__interval=0,
     )
-    services.start_redis()
-    for name in SERVICES:
-        services.start(name)
-    client = services.client("run", "--attach", "--plain", *services.arguments)
-    assert client.wait(400) == 0, services.logs()
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    found = [json.loads(line) for line in lines]
+    services.run_all()
+    found = services.rows("step")
     assert [record["step"] for record in found] == list(range(STEPS)), services.logs()
     assert all(record["staleness/max"] == 0 for record in found)
 
     program = Path(__file__).with_name("plain_curve.py")
-    command = [ENVIRONMENTS / "trainer" / "bin" / "python", "-W", "ignore", program, model, dump]
+    command = [pythons["trainer"], program, model, dump]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     expected = [json.loads(line) for line in done.stdout.splitlines()]

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from by_hand import ENVIRONMENTS, ROOT
+from by_hand import ROOT
+from preloaded import Pythons
 
 HERE = Path(__file__).parent
 PROMPT = [18, 11, 19, 11, 17]
@@ -24,10 +25,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def log_probs(folder: Path) -> Iterator[Callable[[str, list[int]], list[float]]]:
+def log_probs(pythons: Pythons, folder: Path) -> Iterator[Callable[[str, list[int]], list[float]]]:
     """The trainer's, of a family's completion; its process has left the models in `folder`."""
     process = subprocess.Popen(
-        [ENVIRONMENTS / "trainer" / "bin" / "python", HERE / "families_in_trainer.py", folder],
+        [pythons["trainer"], HERE / "families_in_trainer.py", folder],
         env={**os.environ, "PYTHONPATH": str(ROOT / "examples" / "arithmetic")},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -47,12 +48,10 @@ def log_probs(folder: Path) -> Iterator[Callable[[str, list[int]], list[float]]]
 
 
 @pytest.mark.timeout(2 * SECONDS)
-def test_log_probs(folder: Path, log_probs: Callable[[str, list[int]], list[float]]) -> None:
+def test_log_probs(pythons: Pythons, folder: Path, log_probs: Callable[[str, list[int]], list[float]]) -> None:
+    program = (pythons["rollout"], HERE / "families_in_rollout.py", json.dumps(PROMPT))
     made = subprocess.run(
-        [
-            *(ENVIRONMENTS / "rollout" / "bin" / "python", HERE / "families_in_rollout.py", json.dumps(PROMPT)),
-            *(folder / family for family in CONTEXTS),
-        ],
+        [*program, *(folder / family for family in CONTEXTS)],
         capture_output=True,
         text=True,
         timeout=SECONDS,

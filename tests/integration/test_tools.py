@@ -5,7 +5,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from by_hand import ENVIRONMENTS, ROOT
+from by_hand import ROOT
+from preloaded import Pythons
 
 from quartet_client import Client
 
@@ -16,12 +17,11 @@ _MAKE_TALKER = "import sys; from pathlib import Path; from talker import write_t
 
 
 @pytest.fixture
-def talker(tmp_path: Path) -> Path:
+def talker(pythons: Pythons, tmp_path: Path) -> Path:
     """A model that has learnt to ask the tool for 21*2 and to answer with what it said."""
     folder = tmp_path / "talker"
-    python = ENVIRONMENTS / "rollout" / "bin" / "python"
     where = ROOT / "services" / "rollout" / "tests" / "service"
-    subprocess.run([python, "-c", _MAKE_TALKER, folder], cwd=where, check=True, timeout=200)
+    subprocess.run([pythons["rollout"], "-c", _MAKE_TALKER, folder], cwd=where, check=True, timeout=200)
     # Written by transformers 5; the trainer reads the 4.51 form.
     config = json.loads((folder / "config.json").read_text())
     config |= {"rope_theta": config.pop("rope_parameters")["rope_theta"], "torch_dtype": config.pop("dtype")}
@@ -32,7 +32,6 @@ def talker(tmp_path: Path) -> Path:
 def test_conversations_with_a_tool_are_trained_without_what_the_tool_wrote(by_hand, talker, tmp_path):
     services = by_hand(
         model__path=talker,
-        rollout__engine="transformers",
         run__environment__name="python_tool",
         run__environment__max_turns=3,
         run__verifiers='[{ name = "boxed" }]',
@@ -47,10 +46,7 @@ def test_conversations_with_a_tool_are_trained_without_what_the_tool_wrote(by_ha
     question = json.dumps({"prompt": "21*2=?\n", "gt_answer": "42"})
     (tmp_path / "train.jsonl").write_text(f"{question}\n" * 8)
     (tmp_path / "heldout.jsonl").write_text(f"{question}\n" * 3)
-    services.start_redis()
-    for name in ("broker", "reward", "rollout", "trainer"):
-        services.start(name)
-    assert services.client("run", "--attach", "--plain", *services.arguments).wait(200) == 0, services.logs()
+    services.run_all()
 
     checkpoints = tmp_path / "run" / "checkpoints"
     words = ("audit", "by-hand", "--broker", services.addresses["broker"], "--checkpoints", str(checkpoints))
@@ -59,14 +55,13 @@ def test_conversations_with_a_tool_are_trained_without_what_the_tool_wrote(by_ha
         stats = quartet.run("by-hand").stats
     assert stats.committed == STEPS * GROUPS and stats.duplicates == stats.dead == stats.redelivered == 0
 
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    steps = [row for row in rows if row["kind"] == "step"]
+    steps = services.rows("step")
     assert [row["step"] for row in steps] == list(range(STEPS))
     for row in steps:
         assert 0 < row["batch/trained_tokens"] < row["batch/completion_tokens"]
     # The trainer's log-probs of what was generated are the rollout's: both read what was inserted, at the same place.
     assert steps[0]["mismatch/log_prob_diff_max"] < 1e-3
-    first, last = (row for row in rows if row["kind"] == "evaluation")
+    first, last = services.rows("evaluation")
     assert first["eval/heldout/ans_acc"] == 1 and last["policy_version"] == STEPS
     line = json.loads((tmp_path / "run" / "evaluations" / "heldout-step-0.jsonl").read_text().splitlines()[0])
     assert "42" in line["prediction"] and "output" in line["prediction"]

@@ -45,9 +45,9 @@ def whole(spans: list[ReceivedSpan]) -> dict[str, list[ReceivedSpan]]:
     return {name: trace for name, trace in traces.items() if {(span.service, span.name) for span in trace} >= LIFE}
 
 
-def said_in_logs(services) -> None:
+def said_in_logs(services, pythons) -> None:
     """The services' JSON lines, merged by `quartet logs`, carry the ids of what they are about."""
-    command = [ENVIRONMENTS / "client" / "bin" / "quartet", "logs", str(services.folder), "--json"]
+    command = [pythons["client"], "-m", "quartet_client", "logs", str(services.folder), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert {line["service"] for line in lines} == {"broker", "reward", "rollout", "trainer"}
@@ -103,10 +103,9 @@ def shown_on_one_clock(services, traces: dict[str, list[ReceivedSpan]]) -> None:
             assert shown == pytest.approx((spans[name].began / 1e9, spans[name].ended / 1e9), abs=2.0), name
 
 
-def test_one_trace_follows_a_prompt_from_submit_to_the_weights_that_carry_it(by_hand, collector):
+def test_one_trace_follows_a_prompt_from_submit_to_the_weights_that_carry_it(by_hand, pythons, collector):
     services = by_hand(
         **{
-            "rollout.engine": "transformers",
             "run.max_steps": 2,
             "run.max_staleness": 0,
             "trainer.evaluation.interval": 0,
@@ -149,13 +148,13 @@ def test_one_trace_follows_a_prompt_from_submit_to_the_weights_that_carry_it(by_
     assert first.attributes["quartet.groups"] == 4 and len(set(first.links)) == 4
     calls = {span.name for span in spans if span.trace == first.trace and span.service == "quartet-broker"}
     assert calls == {"quartet.v1.BrokerService/MarkTrained"}
-    said_in_logs(services)
+    said_in_logs(services, pythons)
     shown_on_one_clock(services, traces)
     updates = {span.trace for span in spans if span.name == "publish weights"}
     assert any(span.name == "quartet.v1.RolloutService/FinishWeightUpdate" and span.trace in updates for span in spans)
 
 
-def test_who_asks_for_traces_without_the_packages_is_told_so(by_hand, tmp_path):
+def test_who_asks_for_traces_without_the_packages_is_told_so(by_hand, pythons, tmp_path):
     services = by_hand(**{"tracing.endpoint": "127.0.0.1:4317"})
     # As in an environment without the extra: Python finds no such package.
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['opentelemetry.sdk'] = None\n")

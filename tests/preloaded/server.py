@@ -1,67 +1,118 @@
-"""A service that is started again and again and imports its libraries once: `preloaded.py PACKAGE MODULE...`.
+"""Forks processes whose libraries are imported: `python server.py MODULE...`, its standard input a listening socket.
 
-Imports the modules and all of the package's own, so that a checkout that changes meanwhile cannot become a mixture of
-two versions; what only an engine needs that is not the default waits. For each line of input,
-{"arguments": [...], "log": path}, it forks a process that goes on as `python -m PACKAGE ARGUMENTS...` would, and
-answers {"pid"}; when that has ended, {"status"}. Every run is still a process of its own with nothing of an earlier one
-in it: only the import, which on two cores is longer than a short run, is shared. The libraries must start no thread
-while they are imported, which is checked.
+Of a package of Quartet all modules are imported, so that a checkout that changes meanwhile cannot become a mixture of
+two versions. Each connection (`client.py`) asks for a process that goes on as `python ARGUMENTS...` would, with the
+standard streams, environment, folder, umask and limits of the asker. The answers are its process id and, when it has
+ended, its status, negative for a signal. It is killed when its asker ends first.
 """
 
+import contextlib
 import ctypes
 import importlib
 import json
 import os
 import pkgutil
+import resource
+import runpy
+import selectors
 import signal
+import socket
 import sys
 from pathlib import Path
+from types import ModuleType
 
 _PR_SET_PDEATHSIG = 1
-OPTIONAL = ("vllm_engine", "wandb", "nccl")
+_MESSAGE = 1 << 20  # bytes
+OPTIONAL = ("__main__", "vllm_engine", "wandb", "nccl", "contract", "reward_model")
 
 
-def main() -> int:
-    """Serve until the input ends."""
-    package, modules = sys.argv[1], sys.argv[2:]
-    entry = importlib.import_module(f"{package}.__main__")
-    for module in (*modules, *modules_of(package), *modules_of("quartet_common")):
-        importlib.import_module(module)
-    if (threads := len(os.listdir("/proc/self/task"))) != 1:
-        print(f"{package}: {threads} threads after the import; such a process cannot be forked", file=sys.stderr)
-        return 1
-    for line in sys.stdin:
-        asked = json.loads(line)
-        if (pid := os.fork()) == 0:
-            os._exit(_become(entry, package, asked))
-        print(json.dumps({"pid": pid}), flush=True)
-        _, status = os.waitpid(pid, 0)
-        print(json.dumps({"status": os.waitstatus_to_exitcode(status)}), flush=True)
-    return 0
+def main() -> None:
+    """Serve until killed; who asks while the modules are imported waits."""
+    die_with_parent()
+    with socket.socket(fileno=os.dup(0)) as listening:
+        for name in sys.argv[1:]:
+            for module in (name, *modules_of(importlib.import_module(name))):
+                with contextlib.suppress(ModuleNotFoundError):  # of a library that this environment does without
+                    importlib.import_module(module)
+        if (threads := len(os.listdir("/proc/self/task"))) != 1:
+            sys.exit(f"{threads} threads after the imports; such a process cannot be forked")
+        serve(listening)
 
 
-def modules_of(package: str) -> list[str]:
-    """Return the names of a package's modules, but programs and the parts that need an optional engine."""
-    found = pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}.")
-    names = [module.name for module in found if not module.name.endswith("__main__")]
-    return [name for name in names if not any(part in name for part in OPTIONAL)]
+def modules_of(package: ModuleType) -> list[str]:
+    """Return the names of the modules of a package of Quartet, but programs and the parts that few runs need."""
+    if not package.__name__.startswith("quartet_"):
+        return []
+    found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.", onerror=lambda _: None)
+    return [module.name for module in found if not any(part in module.name for part in OPTIONAL)]
 
 
-def _become(entry, package: str, asked: dict) -> int:
-    """Go on as the service and return its exit status."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    log = os.open(Path(asked["log"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (log, 1), (log, 2)):
-        os.dup2(source, target)
-    sys.stdin = sys.__stdin__ = None  # what the parent had read ahead is not for this process
-    sys.argv = [package, *asked["arguments"]]
-    status = 1
+def serve(listening: socket.socket) -> None:
+    """Fork for each connection, report ends, and kill what nobody waits for."""
+    selector = selectors.DefaultSelector()
+    selector.register(listening, selectors.EVENT_READ)
+    while True:
+        key, _ = selector.select()[0]
+        if key.fileobj is listening:
+            connection, _ = listening.accept()
+            message, streams, _, _ = socket.recv_fds(connection, _MESSAGE, 3)
+            if not message:  # killed before it had asked
+                connection.close()
+                continue
+            if (pid := os.fork()) == 0:
+                for each in [*selector.get_map().values()]:
+                    os.close(each.fd)
+                connection.close()
+                os._exit(become(json.loads(message), streams))
+            for stream in streams:
+                os.close(stream)
+            send(connection, pid)
+            selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, connection))
+            selector.register(connection, selectors.EVENT_READ, pid)
+        elif key.fileobj == key.fd:  # a process has ended
+            pid, connection = key.data
+            send(connection, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            selector.unregister(key.fd)
+            os.close(key.fd)
+            with contextlib.suppress(KeyError):
+                selector.unregister(connection)
+            connection.close()
+        else:  # an asker has ended
+            os.kill(key.data, signal.SIGKILL)
+            selector.unregister(key.fileobj)
+
+
+def send(connection: socket.socket, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        connection.send(str(number).encode())
+
+
+def become(asked: dict, streams: list[int]) -> int:
+    """Go on as the process that was asked for and return its exit status."""
+    die_with_parent()
+    os.setsid()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(asked["folder"])
+    os.umask(asked["umask"])
+    for name in ("RLIMIT_FSIZE", "RLIMIT_NOFILE"):
+        limit = getattr(resource, name)
+        resource.setrlimit(limit, resource.prlimit(asked["pid"], limit))
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 (as long as the process lives)
+    sys.stdout.reconfigure(line_buffering=True)
+    status = 0
     try:
-        status = entry.main()
+        run(asked["arguments"])
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        if isinstance(leaving.code, str):
+            print(leaving.code, file=sys.stderr)
     except BaseException:  # what would have been the interpreter's traceback
+        status = 1
         sys.excepthook(*sys.exc_info())
     finally:
         sys.stdout.flush()
@@ -69,5 +120,25 @@ def _become(entry, package: str, asked: dict) -> int:
     return status
 
 
+def run(words: list[str]) -> None:
+    """Do what `python` does with -m NAME, -c CODE or FILE and their arguments."""
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        sys.path.insert(0, "")
+        exec(words[1], {"__name__": "__main__"})
+    else:
+        sys.argv = words
+        sys.path.insert(0, str(Path(words[0]).parent.absolute()))
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,12 +1,13 @@
 """A tiny untrained model, a few problems, and a run file; `launch` starts runs of it and cleans up after them."""
 
+import contextlib
 import json
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launched import ROOT, Launched, free_ports
+from launched import ROOT, SERVICES, Launched, Pythons, free_ports, preloaded_checkout
 
 _MAKE_MODEL = """
 import sys; from pathlib import Path
@@ -16,11 +17,26 @@ save(build_model(0), build_tokenizer(), Path(sys.argv[1]))
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pythons() -> Iterator[Pythons]:
+    """The services' interpreters, which begin to import at once."""
+    with contextlib.closing(Pythons()) as made:
+        for name in SERVICES:
+            made.start(name)
+        yield made
+
+
+@pytest.fixture(scope="session")
+def checkout(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout whose services begin with their imports done."""
+    return preloaded_checkout(tmp_path_factory.mktemp("checkout"), pythons)
+
+
+@pytest.fixture(scope="session")
+def model(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's model before any training."""
     folder = tmp_path_factory.mktemp("model")
-    python = ROOT / ".quartet" / "envs" / "trainer" / "bin" / "python"
-    subprocess.run([python, "-c", _MAKE_MODEL, folder], cwd=ROOT / "examples" / "arithmetic", check=True, timeout=120)
+    command = [pythons["trainer"], "-c", _MAKE_MODEL, folder]
+    subprocess.run(command, cwd=ROOT / "examples" / "arithmetic", check=True, timeout=120)
     return folder
 
 
@@ -54,18 +70,20 @@ rollout = "127.0.0.1:{rollout}"
 trainer = "127.0.0.1:{trainer}"
 [rollout]
 engine = "transformers"
+[rollout.transformers]
+place = "thread"
 """)
     return path
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
-    """Start `quartet run`, or another `command`, with the arguments given."""
+def launch(checkout: Path, tmp_path: Path) -> Iterator[Callable[..., Launched]]:
+    """Start `quartet run`, or another `command`, with the arguments given; in the preloaded checkout or `checkout`."""
     started: list[Launched] = []
 
-    def start(*arguments: object, **command: tuple[str, ...]) -> Launched:
+    def start(*arguments: object, **options) -> Launched:
         output = tmp_path / f"output-{len(started)}.txt"
-        launched = Launched([str(argument) for argument in arguments], output, **command)
+        launched = Launched([str(argument) for argument in arguments], output, **{"checkout": checkout, **options})
         started.append(launched)
         return launched
 

@@ -1,8 +1,10 @@
 """A `quartet run` or `eval` as a person types it, and every process that comes of it."""
 
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -11,7 +13,13 @@ from pathlib import Path
 from quartet_common import ports
 
 ROOT = Path(__file__).resolve().parents[3]
-QUARTET = ROOT / ".quartet" / "envs" / "client" / "bin" / "quartet"
+ENVIRONMENTS = ROOT / ".quartet" / "envs"
+QUARTET = ENVIRONMENTS / "client" / "bin" / "quartet"
+SERVICES = ("broker", "reward", "rollout", "trainer")
+sys.path.append(str(ROOT / "tests" / "preloaded"))
+
+from preloaded import Pythons  # noqa: E402
+
 _MARK = "QUARTET_TEST_MARK"
 
 
@@ -20,17 +28,41 @@ def free_ports(count: int) -> list[int]:
     return ports.free_ports(count, neighbour=100)
 
 
-class Launched:
-    """A launcher in a process of its own; every process it starts, however detached, carries its mark."""
+def preloaded_checkout(folder: Path, pythons: Pythons) -> Path:
+    """Make a checkout with this launcher, whose services begin with their imports done, and return its folder."""
+    local = folder / "deploy" / "local"
+    shutil.copytree(ROOT / "deploy" / "local" / "quartet_local", local / "quartet_local")
+    (local / "environments.py").symlink_to(ROOT / "deploy" / "local" / "environments.py")
+    for name in SERVICES:
+        (folder / ".quartet" / "envs" / name).mkdir(parents=True)
+        (folder / ".quartet" / "envs" / name / "bin").symlink_to(pythons[name].parent)
+    return folder
 
-    def __init__(self, arguments: list[str], output: Path, command: tuple[str, ...] = ("run", "--plain")):
+
+class Launched:
+    """A launcher in a process of its own; every process it starts, however detached, carries its mark.
+
+    Args:
+        arguments: after the `command`'s words.
+        output: the file it writes to.
+        checkout: whose launcher and environments are used; None: this one, as users have it.
+    """
+
+    def __init__(
+        self,
+        arguments: list[str],
+        output: Path,
+        command: tuple[str, ...] = ("run", "--plain"),
+        checkout: Path | None = None,
+    ):
         self.mark = uuid.uuid4().hex
         self.output = output
+        path = {"PYTHONPATH": str(checkout / "deploy" / "local")} if checkout else {}
         with output.open("w") as file:
             self.process = subprocess.Popen(
                 [str(QUARTET), *command, *arguments],
                 cwd=ROOT,
-                env={**os.environ, _MARK: self.mark},
+                env={**os.environ, **path, _MARK: self.mark},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -63,8 +62,7 @@ def test_an_incomplete_evaluation_has_no_figure_and_leaves_its_logs(launch, run_
 def test_ctrl_c_of_an_evaluation_leaves_nothing(launch, run_file, held, model, tmp_path):
     evaluated = launch(run_file, "mine", "--prompts", held, "--checkpoint", model, command=("eval",))
     evaluated.wait_for_line("reward ready", READY)
-    began = time.monotonic()
     evaluated.signal(signal.SIGINT)
     assert evaluated.wait(ENDED) == 130, evaluated.text()
-    evaluated.assert_gone(within=max(0.1, 10 - (time.monotonic() - began)))
+    evaluated.assert_gone(within=1.0)
     assert "Traceback" not in evaluated.text() and not left(tmp_path) and not (tmp_path / "run").exists()

@@ -7,7 +7,7 @@ import pytest
 from quartet_common.config import AddressesSection, SecuritySection
 from quartet_local.config import LaunchError, LauncherSection
 from quartet_local.process import Process
-from quartet_local.supervisor import Supervisor
+from quartet_local.supervisor import STOP_ORDER, Supervisor
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -36,6 +36,10 @@ async def deaths(folder, steps, enough: int) -> int:
     await supervisor.start("reward")
     await supervisor.keep("reward", end_was_due, steps)
     return last
+
+
+def test_an_end_takes_less_than_ten_seconds():
+    assert sum(grace for _, grace in STOP_ORDER) < 10
 
 
 async def test_restarts_between_which_the_run_goes_on_are_not_counted(tmp_path):

@@ -1,0 +1,39 @@
+"""Stands for a process that `server.py` forks: started as that would be, it passes signals on and ends as that ends.
+
+`preloaded.py` makes this the `python` of an environment.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+
+mask = os.umask(0)
+asked = {
+    "arguments": sys.argv[1:],
+    "environment": dict(os.environ),
+    "folder": os.getcwd(),
+    "umask": mask,
+    "pid": os.getpid(),
+}
+connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+connection.connect(os.path.join(os.path.dirname(__file__), "socket"))
+socket.send_fds(connection, [json.dumps(asked).encode()], [0, 1, 2])
+pid = int(connection.recv(32))
+
+
+def pass_on(number: int, _: object) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, pass_on)
+status = int(connection.recv(32))
+if status < 0:
+    with contextlib.suppress(OSError):  # SIGKILL has no handler
+        signal.signal(-status, signal.SIG_DFL)
+    os.kill(os.getpid(), -status)
+sys.exit(status)
