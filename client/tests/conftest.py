@@ -11,7 +11,20 @@ sys.path.insert(0, str(Path(__file__).parent))  # small_services.py is beside th
 from real_broker import ENVIRONMENT, real_broker  # noqa: E402
 from small_services import SmallServices  # noqa: E402
 
+from quartet_client import lives, watching  # noqa: E402
+from quartet_client.dashboard import collector  # noqa: E402
 from quartet_common.ports import free_port
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_intervals() -> Iterator[None]:
+    """Look often, in this process: what changes is seen at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (watching, collector):
+            patch.setattr(module, "_ASK_SECONDS", 0.2)
+            patch.setattr(module, "_DRAW_SECONDS", 0.05)
+        patch.setattr(lives, "_QUIET_SECONDS", 0.3)
+        yield
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from test_runs import ENDED, READY
 
 from quartet_common.checkpoints import read_manifest
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(autouse=True)

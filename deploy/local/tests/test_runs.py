@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-pytestmark = pytest.mark.timeout(400)
-READY = 150  # seconds for all to come up on a busy machine
+pytestmark = pytest.mark.timeout(600)
+READY = 300  # seconds for all to come up on a busy machine
 ENDED = 60  # seconds for an end that is bounded by the launcher's own limits, on a busy machine
 GROUPS_PER_STEP = 2  # of the run file in conftest.py
 
