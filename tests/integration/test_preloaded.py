@@ -53,10 +53,16 @@ def test_a_process_has_what_its_starter_gives_it_and_nothing_of_an_earlier_one(p
 
 @pytest.mark.parametrize(
     ("code", "status", "errors"),
-    [("pass", 0, ""), ("sys.exit(7)", 7, ""), ("1 / 0", 1, "ZeroDivisionError"), ("os.kill(os.getpid(), 9)", -9, "")],
+    [
+        ("pass", 0, ""),
+        ("sys.exit(7)", 7, ""),
+        ("1 / 0", 1, "ZeroDivisionError"),
+        ("atexit.register(print, 'done', file=sys.stderr)", 0, "done"),
+        ("os.kill(os.getpid(), 9)", -9, ""),
+    ],
 )
 def test_it_ends_as_the_process_does(python, code, status, errors):
-    done = subprocess.run([python, "-c", f"import os, sys; {code}"], capture_output=True, text=True)
+    done = subprocess.run([python, "-c", f"import atexit, os, sys; {code}"], capture_output=True, text=True)
     assert done.returncode == status and errors in done.stderr
 
 

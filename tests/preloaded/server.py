@@ -26,8 +26,8 @@ _MESSAGE = 1 << 20  # bytes
 OPTIONAL = ("__main__", "vllm_engine", "wandb", "nccl", "contract", "reward_model")
 
 
-def main() -> None:
-    """Serve until killed; who asks while the modules are imported waits."""
+def main() -> int:
+    """Serve until killed; who asks while the modules are imported waits. Return, in a fork, its exit status."""
     die_with_parent()
     with socket.socket(fileno=os.dup(0)) as listening:
         for name in sys.argv[1:]:
@@ -36,7 +36,7 @@ def main() -> None:
                     importlib.import_module(module)
         if (threads := len(os.listdir("/proc/self/task"))) != 1:
             sys.exit(f"{threads} threads after the imports; such a process cannot be forked")
-        serve(listening)
+        return serve(listening)
 
 
 def modules_of(package: ModuleType) -> list[str]:
@@ -47,8 +47,8 @@ def modules_of(package: ModuleType) -> list[str]:
     return [module.name for module in found if not any(part in module.name for part in OPTIONAL)]
 
 
-def serve(listening: socket.socket) -> None:
-    """Fork for each connection, report ends, and kill what nobody waits for."""
+def serve(listening: socket.socket) -> int:
+    """Fork for each connection, report ends, and kill what nobody waits for. Return, in a fork, its exit status."""
     selector = selectors.DefaultSelector()
     selector.register(listening, selectors.EVENT_READ)
     while True:
@@ -61,9 +61,10 @@ def serve(listening: socket.socket) -> None:
                 continue
             if (pid := os.fork()) == 0:
                 for each in [*selector.get_map().values()]:
-                    os.close(each.fd)
+                    os.close(each.fd) if each.fd == each.fileobj else each.fileobj.close()
                 connection.close()
-                os._exit(become(json.loads(message), streams))
+                selector.close()
+                return become(json.loads(message), streams)
             for stream in streams:
                 os.close(stream)
             send(connection, pid)
@@ -141,4 +142,4 @@ def die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,6 +1,7 @@
 """Whole runs: to the end, stopped at any moment, and with services killed on the way. Nothing stays behind."""
 
 import os
+import re
 import signal
 
 import pytest
@@ -82,7 +83,8 @@ def test_when_the_launcher_is_killed_everything_ends(launch, run_file):
 
 
 def test_services_that_are_killed_are_started_again_and_the_run_goes_on(launch, run_file):
-    launched = launch(run_file, "--set", "run.max_steps=40")
+    # What a killed rollout had leased is granted again after this time.
+    launched = launch(run_file, "--set", "run.max_steps=20", "--set", "run.prompt_lease_ttl=5")
     launched.wait_for_line("step 1/", READY)
     for service in ("rollout", "redis", "reward", "broker", "trainer"):
         steps = launched.text().count("\nstep ")
@@ -91,8 +93,8 @@ def test_services_that_are_killed_are_started_again_and_the_run_goes_on(launch, 
         launched.wait_for_line(f"{service} ready after", READY, times=2)
         launched.wait_until(lambda steps=steps: launched.text().count("\nstep ") > steps, READY, f"after {service}")
     assert launched.wait(240) == 0, launched.text()
-    assert "run launched succeeded after 40 steps" in launched.text()
-    assert exactly_once(launched, steps=40)
+    assert "run launched succeeded after 20 steps" in launched.text()
+    assert exactly_once(launched, steps=20)
     launched.assert_gone(within=1.0)
 
 
@@ -117,6 +119,6 @@ def test_a_service_that_fails_while_starting_is_told_by_its_last_error(launch, r
     launched = launch(run_file, "--set", f"model.path={broken}")
     assert launched.wait(150) == 1, launched.text()
     last = launched.text().splitlines()[-1]
-    assert last.startswith(("quartet: rollout ended with status 1 twice", "quartet: trainer ended with status 1 twice"))
+    assert re.match(r"quartet: (rollout|trainer) ended with status 1 (while starting|twice): .*header too large", last)
     assert "Traceback" not in launched.text()
     launched.assert_gone(within=1.0)
