@@ -1,10 +1,14 @@
 """Fixtures of the client's tests."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# What is forked here is another program at once; gRPC's preparations for a fork with threads can crash the child before.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 sys.path.insert(0, str(Path(__file__).parent))  # small_services.py is beside the tests, not in a package
 
