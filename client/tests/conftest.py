@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-# What is forked here is another program at once; gRPC's preparations for a fork with threads can crash the child before.
+# What is forked here is another program at once; gRPC's handlers around a fork with threads can crash it before that.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 sys.path.insert(0, str(Path(__file__).parent))  # small_services.py is beside the tests, not in a package
