@@ -99,16 +99,13 @@ def test_certificates_are_shown_by_whoever_has_them(tmp_path: Path):
     assert done.returncode == 1 and counted(done.stdout, "passed") == counted(done.stdout, "failed") == 2, done.stdout
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"), [("broker", "answers a reward, not a broker"), ("trainer", "answers a reward, not a trainer")]
-)
-def test_another_service_at_the_address_is_named(kind, words):
+def test_another_service_at_the_address_is_named():
     server, address = wrong_reward.serve()
     try:
-        done = contract_test(kind, address)
+        done = contract_test("broker", address)
     finally:
         server.stop(grace=None).wait(10)
-    assert done.returncode == 2 and words in done.stderr, done.stdout + done.stderr
+    assert done.returncode == 2 and "answers a reward, not a broker" in done.stderr, done.stdout + done.stderr
 
 
 def test_nobody_at_the_address_is_one_sentence():
