@@ -77,5 +77,5 @@ for _, pool in ipairs({ 'TRAIN', 'SERVE', 'EVALUATE' }) do
 end
 -- Lists of lines: Redis frees what was unlinked on another thread.
 call('UNLINK', STATS, LEASES, BATCHES, BATCH_BYTES, SETTLED, SETTLED_ORDER, PASSES, LIVES, LIVES_ORDER, P .. 'events',
-  P .. 'prompts:train', P .. 'prompts:again', P .. 'prompts:serve', READY)
+  P .. 'prompts:train', P .. 'prompts:again', P .. 'prompts:serve', P .. 'evaluations', READY, CALLERS)
 return { 'OK', 0 }
