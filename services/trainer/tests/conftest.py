@@ -1,5 +1,13 @@
 """Helpers of this folder are imported by both halves; see `processes`."""
 
+import pytest
 import torch
+from processes import start_server
 
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """The server of forks imports while the first tests run, not within one of them."""
+    if len(session.items) > 50:
+        start_server()

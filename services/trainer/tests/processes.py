@@ -16,6 +16,13 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["preloaded"])
 
 
+def start_server() -> None:
+    """Have the server of forks import what it has to, beside this process; again is harmless."""
+    os.environ["PYTHONPATH"], before = os.pathsep.join(sys.path), os.environ.get("PYTHONPATH", "")
+    forkserver.ensure_running()
+    os.environ["PYTHONPATH"] = before
+
+
 def _enter(errors: str, environment: Mapping[str, str], target: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     descriptor = os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 2)
@@ -29,9 +36,7 @@ class Forked:
     def __init__(
         self, errors: Path, target: Callable[..., Any], *arguments: Any, environment: Mapping[str, str] | None = None
     ):
-        os.environ["PYTHONPATH"], before = os.pathsep.join(sys.path), os.environ.get("PYTHONPATH", "")
-        forkserver.ensure_running()
-        os.environ["PYTHONPATH"] = before
+        start_server()
         self._errors = errors
         self.process = FORKS.Process(
             target=_enter, args=(str(errors), dict(environment or {}), target, arguments), daemon=True

@@ -97,7 +97,8 @@ def do(job: dict[str, Any], batches: list[list], out: Path, rank: int) -> None:
     weights = {name: tensor.clone() for name, tensor in learner.weights()}
     specs = {name: list(shape) for name, _, shape in learner.weight_specs()}
     learner.save(folder / "checkpoint", {"saved": job["name"]})
-    learner.export(folder / "export")
+    if job.get("export"):
+        learner.export(folder / "export")
     if rank in (0, torch.distributed.get_world_size() - 1):
         save_file(gradient, folder / f"gradient-{rank}.safetensors")
         save_file(weights, folder / f"weights-{rank}.safetensors")

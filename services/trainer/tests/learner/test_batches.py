@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,101 +125,64 @@ def test_a_rank_without_work_gets_a_stand_in_of_weight_zero() -> None:
     assert (collate(batch, idle, idle.micro_batches[0]).weights == 0).all()
 
 
-def _clear_prompt(group: experience_pb2.GroupTensors) -> None:
-    group.prompt_token_ids.CopyFrom(encode(np.zeros(0, dtype=np.int32)))
-
-
-def _wrong_dtype(group: experience_pb2.GroupTensors) -> None:
-    group.rewards.CopyFrom(encode(np.zeros(3, dtype=np.float64)))
-
-
-def _wrong_count(group: experience_pb2.GroupTensors) -> None:
-    group.rewards.CopyFrom(encode(np.zeros(2, dtype=np.float32)))
-
-
-def _not_finite(group: experience_pb2.GroupTensors) -> None:
-    group.rewards.CopyFrom(encode(np.array([0, np.nan, 1], dtype=np.float32)))
-
-
-def _greedy(group: experience_pb2.GroupTensors) -> None:
-    group.temperatures.CopyFrom(encode(np.array([1, 0, 1], dtype=np.float32)))
-
-
-def _nearly_greedy(group: experience_pb2.GroupTensors) -> None:
-    group.temperatures.CopyFrom(encode(np.array([1, 1e-10, 1], dtype=np.float32)))
-
-
-def _impossible_token(group: experience_pb2.GroupTensors) -> None:
-    rows = [np.full(n, -np.inf, dtype=np.float32) for n in (5, 3, 2)]
-    group.rollout_log_probs.CopyFrom(encode_ragged(rows, tensor_pb2.DTYPE_FLOAT32))
-
-
-def _negative_length(group: experience_pb2.GroupTensors) -> None:
-    group.completion_token_ids.lengths[:] = [5, -3, 8]
-
-
-def _two_gigabytes(group: experience_pb2.GroupTensors) -> None:
-    group.completion_token_ids.lengths[0] = 2**31 - 1
-
-
-def _no_spans(group: experience_pb2.GroupTensors) -> None:
-    group.ClearField("version_spans")
-
-
-def _half_a_span(group: experience_pb2.GroupTensors) -> None:
-    rows = [np.zeros(n, dtype=np.int64) for n in (3, 2, 3)]
-    group.version_spans.CopyFrom(encode_ragged(rows, tensor_pb2.DTYPE_INT64))
-
-
-def _other_rows(group: experience_pb2.GroupTensors) -> None:
-    rows = [np.zeros(n, dtype=np.float32) for n in (2, 3, 5)]
-    group.rollout_log_probs.CopyFrom(encode_ragged(rows, tensor_pb2.DTYPE_FLOAT32))
-
-
-def _foreign_token(group: experience_pb2.GroupTensors) -> None:
-    group.prompt_token_ids.CopyFrom(encode(np.array([3, VOCABULARY], dtype=np.int32)))
-
-
-def _cut_off(group: experience_pb2.GroupTensors) -> None:
-    group.completion_token_ids.data = group.completion_token_ids.data[:-4]
-
-
-def _no_completion(group: experience_pb2.GroupTensors) -> None:
-    group.completion_token_ids.CopyFrom(tensor_pb2.RaggedTensor(dtype=tensor_pb2.DTYPE_INT32))
+FLOAT32, INT64 = tensor_pb2.DTYPE_FLOAT32, tensor_pb2.DTYPE_INT64
+TOO_COLD = "only completions sampled at 1e-06 or above can be trained on"
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("field", "content", "message"),
     [
-        (_clear_prompt, "group 1: prompt_token_ids is empty; a prompt has at least one token"),
-        (_wrong_dtype, "group 1: rewards is float64; the contract says float32"),
-        (_wrong_count, "group 1: rewards has 2 values for 3 completions"),
-        (_not_finite, "group 1: rewards has values that are not finite"),
-        (_greedy, "group 1: temperatures has 0; only completions sampled at 1e-06 or above can be trained on"),
+        ("prompt_token_ids", np.zeros(0, np.int32), "is empty; a prompt has at least one token"),
+        ("prompt_token_ids", np.array([3, VOCABULARY], np.int32), "has ids from 3 to 64; this model's are 0 to 63"),
+        ("rewards", np.zeros(3, np.float64), "is float64; the contract says float32"),
+        ("rewards", np.zeros(2, np.float32), "has 2 values for 3 completions"),
+        ("rewards", np.array([0, np.nan, 1], np.float32), "has values that are not finite"),
+        ("temperatures", np.array([1, 0, 1], np.float32), f"has 0; {TOO_COLD}"),
+        ("temperatures", np.array([1, 1e-10, 1], np.float32), f"has 1e-10; {TOO_COLD}"),
         (
-            _nearly_greedy,
-            "group 1: temperatures has 1e-10; only completions sampled at 1e-06 or above can be trained on",
+            "rollout_log_probs",
+            encode_ragged([np.full(n, -np.inf, np.float32) for n in (5, 3, 2)], FLOAT32),
+            "has values that are not finite",
         ),
-        (_impossible_token, "group 1: rollout_log_probs has values that are not finite"),
-        (_negative_length, "group 1: completion_token_ids has a row of -3 elements"),
-        (_two_gigabytes, "group 1: completion_token_ids has 10 elements in rows of 2147483652"),
-        (_no_spans, "group 1: version_spans is unspecified; the contract says int64"),
-        (_half_a_span, "group 1: version_spans has rows of [3, 2, 3]; a completion has one, of triples"),
-        (_other_rows, "group 1: rollout_log_probs has other row lengths than completion_token_ids"),
-        (_foreign_token, "group 1: prompt_token_ids has ids from 3 to 64; this model's are 0 to 63"),
-        (_cut_off, "group 1: completion_token_ids has 9 elements in rows of 10"),
-        (_no_completion, "group 1: completion_token_ids has no row; a group has at least one completion"),
+        (
+            "rollout_log_probs",
+            encode_ragged([np.zeros(n, np.float32) for n in (2, 3, 5)], FLOAT32),
+            "has other row lengths than completion_token_ids",
+        ),
+        ("version_spans", None, "is unspecified; the contract says int64"),
+        (
+            "version_spans",
+            encode_ragged([np.zeros(n, np.int64) for n in (3, 2, 3)], INT64),
+            "has rows of [3, 2, 3]; a completion has one, of triples",
+        ),
+        (
+            "completion_token_ids",
+            tensor_pb2.RaggedTensor(dtype=tensor_pb2.DTYPE_INT32),
+            "has no row; a group has at least one completion",
+        ),
+        ("completion_token_ids", [5, -3, 8], "has a row of -3 elements"),
+        ("completion_token_ids", [2**31 - 1, 3, 2], "has 10 elements in rows of 2147483652"),
+        ("completion_token_ids", b"cut off", "has 9 elements in rows of 10"),
     ],
 )
-def test_bad_groups_are_refused_in_one_sentence(
-    spoil: Callable[[experience_pb2.GroupTensors], None], message: str
-) -> None:
+def test_bad_groups_are_refused_in_one_sentence(field: str, content: Any, message: str) -> None:
+    """`content` in place of a field's: an array, what is on the wire, other row lengths, or bytes that are cut off."""
     rng = np.random.default_rng(0)
     groups = [make_group(rng, [5, 3, 2]), make_group(rng, [5, 3, 2])]
-    spoil(groups[1])
+    tensor = getattr(groups[1], field)
+    if isinstance(content, bytes):
+        tensor.data = tensor.data[:-4]
+    elif isinstance(content, list):
+        tensor.lengths[:] = content
+    elif isinstance(content, np.ndarray):
+        tensor.CopyFrom(encode(content))
+    elif content is None:
+        groups[1].ClearField(field)
+    else:
+        tensor.CopyFrom(content)
     with pytest.raises(ExperienceError) as refusal:
         decode_groups(groups, VOCABULARY)
-    assert str(refusal.value) == message
+    assert str(refusal.value) == f"group 1: {field} {message}"
 
 
 def test_bytes_that_are_changed_at_random_are_refused_or_harmless() -> None:

@@ -44,7 +44,9 @@ def batches() -> list[list]:
 def done(calm: Path, batches: list[list], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All cases, in one start of the ranks; and one that goes on from FSDP's checkpoint, without moving its weights."""
     out = tmp_path_factory.mktemp("ranks")
-    jobs: list[dict[str, Any]] = [{"name": name, "settings": {**GEMINI, **values}} for name, values in CASES.items()]
+    jobs: list[dict[str, Any]] = [
+        {"name": name, "settings": {**GEMINI, **values}, "export": True} for name, values in CASES.items()
+    ]
     jobs.append({"name": "fsdp", "settings": {"plugin": "torch_fsdp", "precision": "bf16"}})
     jobs.append({"name": "gemini goes on", "settings": {**GEMINI, "learning_rate": 0.0}, "resume": "fsdp"})
     for job in jobs:

@@ -96,6 +96,7 @@ BF16 = {
     "bf16, fsdp": {"settings": {**FSDP, "precision": "bf16"}, "model": "calm"},
     "bf16, zero 2": {"settings": {**ZERO_2, "precision": "bf16"}, "model": "calm"},
 }
+EXPORTED = ("tp2-pp2", "pp2-dp2, llama", "bf16, pp2-dp2", "fsdp, llama", "bf16, fsdp")
 
 
 def make_batches() -> list[list]:
@@ -135,6 +136,7 @@ def done(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> P
             "model": str(models[job.get("model", "qwen2")]),
             "settings": {**COMMON, **job["settings"]},
             "resume": job.get("resume"),
+            "export": name in EXPORTED or "lora" in job["settings"],
         }
         for name, job in {**JOBS, **BF16}.items()
     ]
@@ -198,7 +200,7 @@ def test_bf16_is_near(models: dict[str, Path], done: Path, name: str) -> None:
     assert all(tensor.isfinite().all() for tensor in weights.values())
 
 
-@pytest.mark.parametrize("name", ["tp2-pp2", "pp2-dp2, llama", "bf16, pp2-dp2", "fsdp, llama", "bf16, fsdp"])
+@pytest.mark.parametrize("name", EXPORTED)
 def test_exports_are_hugging_face_folders(done: Path, name: str) -> None:
     exported = AutoModelForCausalLM.from_pretrained(done / name / "export").state_dict()
     for tensor_name, tensor in load_file(done / name / "weights-0.safetensors").items():

@@ -183,7 +183,13 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
         self._check(context, request.session_epoch)
         with self.changed:
             self.changed.wait_for(
-                lambda: self.away or not context.is_active() or self._ready(request.step), request.wait.seconds
+                lambda: (
+                    self.away
+                    or not context.is_active()
+                    or request.session_epoch != self.session_epoch
+                    or self._ready(request.step)
+                ),
+                request.wait.seconds,
             )
         self._check(context, request.session_epoch)
         manifest = broker_pb2.BatchManifest(needed=2)

@@ -303,7 +303,7 @@ def test_a_pause_with_a_limit_ends_by_itself(train: Train, broker: FakeBroker):
     training.start()
     assert gate.reached.wait(30)
     training.control.hold(0.1)
-    training.control.hold(1.5)
+    training.control.hold(0.4)
     training.control.hold(0.1)  # a longer pause stays
     gate.go_on.set()
     assert training.join() == "all steps are done"
