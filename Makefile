@@ -4,7 +4,7 @@ PYTHON ?= python3
 ENGINE ?= vllm
 ENVIRONMENTS = $(PYTHON) deploy/local/environments.py
 DEV = .quartet/envs/dev/bin
-FAST = lint protos common reward reward-model client deploy docs hostile chaos resume upgrade hosts mutations
+FAST = lint protos common reward reward-model client deploy docs hostile chaos attacks resume upgrade hosts mutations
 
 .DEFAULT_GOAL := help
 .PHONY: help demo check test mutations flakes lint bench learn chaos resume fuzz soak hostile agreement clean
@@ -13,7 +13,7 @@ help:
 	@echo 'make demo [ENGINE=transformers]   four services train a small model on this machine'
 	@echo 'make check                        lint, types and the tests that start no engine, in a minute'
 	@echo 'make test [SUITES="broker ..."]   all tests, or some; tests/run.py --list names them'
-	@echo 'make test T=path::name              one test, in its environment'
+	@echo 'make test T=path::name            one test, in its environment'
 	@echo 'make mutations [M="broker/*"]     slips of tests/mutations, each applied to a clone: do the tests catch it?'
 	@echo 'make flakes [RUNS=20]             the faster suites that many times, beside two busy loops'
 	@echo 'make lint                         ruff, mypy, buf lint, buf breaking'
