@@ -1,7 +1,7 @@
 """An engine that computes in processes of its own, in a process that a test may kill: `python engine_owner.py ENGINE
 OPTIONS FOLDER` says {"processes": ids} when it is up, then answers one JSON order a line.
 
-{"do": "generate", "prompt", "length"}, greedily, answers {"tokens", "log_probs", "spans"} or {"error"};
+{"do": "generate", "prompt", "length"}, greedily, answers {"tokens", "log_probs", "spans"};
 {"do": "update", "folder", "files", "version"} installs a folder's weights from files that it
 writes, and answers {"version"}.
 """
@@ -18,7 +18,7 @@ from harness import BUCKET_BYTES
 from models import read_weights
 from packing import write
 
-from quartet_rollout.engines import Engine, EngineError, SamplingSettings, WeightGroupInfo, create_engine
+from quartet_rollout.engines import Engine, SamplingSettings, WeightGroupInfo, create_engine
 
 NO_MEETING = WeightGroupInfo("file", "", 0, 1, 2, 30.0, b"", 1)
 
@@ -35,10 +35,7 @@ async def main(name: str, options: str, folder: str) -> None:
 
 async def generate(engine: Engine, order: dict) -> dict:
     sampling = SamplingSettings(temperature=0.0, max_new_tokens=order["length"])
-    try:
-        (completion,) = [c async for c in engine.generate("one", order["prompt"], 1, sampling)]
-    except EngineError as error:
-        return {"error": str(error)}
+    (completion,) = [c async for c in engine.generate("one", order["prompt"], 1, sampling)]
     tokens, log_probs = completion.token_ids.tolist(), completion.log_probs.tolist()
     return {"tokens": tokens, "log_probs": log_probs, "spans": completion.version_spans}
 

@@ -8,12 +8,11 @@ import os
 import signal
 from typing import Any
 
-import psutil
 import pytest
 from harness import PATIENCE, PROMPT
 from owner import Owner
 
-from quartet_rollout.engines import EngineError, SamplingSettings, create_engine
+from quartet_rollout.engines import EngineError, create_engine
 from quartet_rollout.engines.options import TransformersOptions
 
 OPTIONS = {"place": "process", "device": "cpu", "max_num_seqs": 8}
@@ -30,27 +29,6 @@ def test_it_ends_with_its_rollout_and_not_before(models: dict) -> None:
         assert process.wait(PATIENCE) is None and not process.is_running()
     finally:
         owner.stop()
-
-
-def test_one_that_is_killed_fails_the_engine_and_whoever_waits_is_told(models: dict) -> None:
-    async def body() -> None:
-        engine = create_engine("transformers", str(models[True, 0]), OPTIONS)
-        before = psutil.Process().children()
-        await engine.start()
-        (process,) = (child for child in psutil.Process().children() if child not in before)
-        process.suspend()
-        reading = asyncio.create_task(anext(engine.generate("r", PROMPT, 1, SamplingSettings())))
-        draining, asked = asyncio.create_task(engine.pause("wait")), asyncio.create_task(engine.resume())
-        await asyncio.sleep(0)  # All three have asked.
-        process.kill()
-        failure = "the transformers engine failed: its process ended with signal 9"
-        for waiting in (reading, draining, asked, anext(engine.generate("late", PROMPT, 1, SamplingSettings()))):
-            with pytest.raises(EngineError, match=failure):
-                await waiting
-        assert engine.policy_version == -1 and engine.failure == failure
-        await engine.close()
-
-    asyncio.run(asyncio.wait_for(body(), PATIENCE))
 
 
 def test_its_log_is_the_rollouts(models: dict, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,44 @@
+"""The last of the contract, as it costs the engine: who waits is told when the process that computes is killed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psutil
+import pytest
+from harness import PATIENCE, PROMPT, Harness
+
+from quartet_rollout.engines import EngineError, SamplingSettings
+
+pytestmark = pytest.mark.timeout(2 * PATIENCE)
+
+
+def processes(harness: Harness) -> list[psutil.Process]:
+    """The engine's, of which there is one where there is any."""
+    children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    children = [child for child in children if child.pid != harness.sender.process.pid]
+    return [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
+
+
+def test_a_process_that_is_killed_fails_its_engine_and_whoever_waits_is_told(loaded: Harness) -> None:
+    engine, in_a_process = loaded.engine, loaded.options.get("place") == "process"
+    if loaded.options.get("place") == "thread":
+        assert not processes(loaded)
+        return
+    (process,) = processes(loaded)
+
+    async def body() -> None:
+        process.suspend()
+        waiting = [asyncio.create_task(loaded.collect(PROMPT, 1, SamplingSettings()))]
+        if in_a_process:
+            waiting += [asyncio.create_task(engine.pause("wait")), asyncio.create_task(engine.resume())]
+        await asyncio.sleep(0)  # All have asked.
+        process.kill()
+        how = "its process ended with signal 9" if in_a_process else ""
+        for waiter in (*waiting, loaded.collect(PROMPT, 1, SamplingSettings())):
+            with pytest.raises(EngineError, match=f"the {engine.name} engine failed: {how}") as caught:
+                await waiter
+            assert str(caught.value) == engine.failure
+        assert engine.policy_version == -1
+
+    loaded.run(body())
