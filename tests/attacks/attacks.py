@@ -146,9 +146,7 @@ def _poison_parameters(attacker: Attacker) -> Iterator[str]:
     one = experience_pb2.PromptInstance(instance_id=attacker.name(), prompt=prompt, purpose=TRAIN)
     yield _submit(attacker, attacker.run_id, one)
     item = reward_pb2.ScoreItem(item_id="a", completion="1", verifiers=[verifiers])
-    answer = attacker.ask("RewardService.Score", reward_pb2.ScoreRequest(items=[item]))
-    kind = answer.results[0].failure.kind
-    yield INVALID if kind == reward_pb2.FAILURE_KIND_INVALID_ITEM else reward_pb2.FailureKind.Name(kind)
+    yield attacker.code("RewardService.Score", reward_pb2.ScoreRequest(items=[item]))
 
 
 @attack("lone surrogates and bytes that are no message", INVALID)
@@ -195,7 +193,7 @@ def _bad_tensors(chance: random.Random) -> bytes:
         case 5:
             tensors.rewards.data = b"\x00\x00\xc0\x7f" * 2
         case 6:
-            tensors.completion_token_ids.lengths[:] = [2**62, 2**62]
+            tensors.completion_token_ids.lengths[:] = [2**31 - 1, 2**31 - 1]
     return tensors.SerializeToString()
 
 
