@@ -47,9 +47,10 @@ FLOOR_SECONDS = 0.02
 WAKINGS = 3
 # Of a service with its processes: two messages of each attacker at the limit of size, read and parsed.
 MOST_GROWTH = THREADS * 2 * (64 << 20)
-# Of Redis: what a run may keep of prompts and of events, for the run and for each attacker's own.
-PROMPT_BYTES, EVENT_BYTES = 32 << 20, 4 << 20
-MOST_REDIS_GROWTH = 2 * (THREADS + 1) * (PROMPT_BYTES + EVENT_BYTES)
+# Of Redis: what a run may keep of prompts, events and members, for the run and for each attacker's own; twice for what
+# Redis needs beside it.
+PROMPT_BYTES, EVENT_BYTES, MEMBER_BYTES = 32 << 20, 4 << 20, 1024 * 4096
+MOST_REDIS_GROWTH = 2 * (THREADS + 1) * (PROMPT_BYTES + EVENT_BYTES + MEMBER_BYTES)
 
 
 @dataclass

@@ -19,6 +19,8 @@ from quartet_trainer.status import Status
 
 log = get_logger(__name__)
 
+LONGEST_PAUSE_SECONDS = 30 * 86400.0
+
 
 class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     """Answers from `Status`, asks through `Control`."""
@@ -90,8 +92,8 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         self._check_owner()
         self._refuse_when_finished("pause")
         limit = to_seconds(request.limit)
-        if limit < 0:
-            raise invalid_argument("limit", f"{limit:g} s", "above 0, or unset")
+        if not 0 <= limit <= LONGEST_PAUSE_SECONDS:
+            raise invalid_argument("limit", f"{limit:g} s", f"at most {LONGEST_PAUSE_SECONDS:g} s, or unset")
         log.info("paused: %s", request.reason or "no reason given")
         return trainer_pb2.PauseResponse(step=max(self._control.hold(limit or math.inf), self._status.step))
 
