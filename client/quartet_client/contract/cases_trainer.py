@@ -97,7 +97,7 @@ CASES = [
     Good("TrainerService.Pause", "between steps", lambda w: pb.PauseRequest(reason="a look at it"), is_step_1),
     Bad(
         "TrainerService.Pause",
-        "for less than no time",
+        "for thirty years",
         lambda w: pb.PauseRequest(limit=Duration(seconds=10**9)),
         grpc.StatusCode.INVALID_ARGUMENT,
         "limit",
