@@ -6,6 +6,7 @@ rest: buckets arrive whole and in order, or an error says why; no wait is withou
 
 import hmac
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -51,14 +52,15 @@ class SocketSender:
         self.device = torch.device("cpu")
         self.libraries: dict[str, str] = {}
         self._epoch, self._listener = -1, socket.create_server((host, port))
+        self._listener.settimeout(LOOK_SECONDS)
         self._address = self._listener.getsockname()
+        self._meeting = threading.Lock()
 
     def invite(self, epoch: int) -> dict[str, str]:
-        """Say where rollouts come to. A new listener for each epoch: whoever still waits at the old one is not taken
-        for a member of this, and an abandoned `meet` ends at once."""
-        self.close()
-        self._epoch, self._listener = epoch, socket.create_server(self._address[:2])
-        return {"host": self._address[0], "port": str(self._address[1])}
+        """Say where rollouts come to, once an abandoned `meet` has ended: it would refuse this epoch's members."""
+        self._epoch = epoch
+        with self._meeting:
+            return {"host": self._address[0], "port": str(self._address[1])}
 
     def meet(self, epoch: int, secret: bytes, world_size: int, timeout: float) -> "SocketChannel":
         """Wait for the rollouts of an epoch. Whoever does not know its secret is sent away.
@@ -66,27 +68,30 @@ class SocketSender:
         Raises:
             RuntimeError: they did not come in time, or the next epoch has begun.
         """
-        listener, deadline = self._listener, time.monotonic() + timeout
+        deadline = time.monotonic() + timeout
         peers: list[socket.socket] = []
-        if self._epoch != epoch:
-            raise RuntimeError("the next epoch began before any rollout came")
-        while len(peers) < world_size - 1:
-            try:
-                listener.settimeout(max(0.001, deadline - time.monotonic()))
-                peer, _ = listener.accept()
-            except OSError as error:
-                for one in peers:
-                    one.close()
-                why = f"within {timeout:g} s" if isinstance(error, TimeoutError) else "before the next epoch began"
-                raise RuntimeError(f"{len(peers)} of {world_size - 1} rollouts came {why}") from error
-            shown = bytearray(len(secret))
-            with suppress(OSError, EOFError):
-                receive(peer, memoryview(shown), min(deadline, time.monotonic() + SHOW_SECONDS))
-            if hmac.compare_digest(bytes(shown), secret):
-                peer.settimeout(LOOK_SECONDS)
-                peers.append(peer)
-            else:
-                peer.close()
+        with self._meeting:
+            while len(peers) < world_size - 1:
+                try:
+                    if self._epoch != epoch:
+                        raise InterruptedError("before the next epoch began")
+                    if time.monotonic() > deadline:
+                        raise InterruptedError(f"within {timeout:g} s")
+                    peer, _ = self._listener.accept()
+                except TimeoutError:
+                    continue
+                except OSError as error:  # closed, too
+                    for one in peers:
+                        one.close()
+                    raise RuntimeError(f"{len(peers)} of {world_size - 1} rollouts came {error}") from error
+                shown = bytearray(len(secret))
+                with suppress(OSError, EOFError):
+                    receive(peer, memoryview(shown), min(deadline, time.monotonic() + SHOW_SECONDS))
+                if hmac.compare_digest(bytes(shown), secret):
+                    peer.settimeout(LOOK_SECONDS)
+                    peers.append(peer)
+                else:
+                    peer.close()
         return SocketChannel(peers)
 
     def close(self) -> None:
