@@ -84,7 +84,7 @@ def serve(listening: socket.socket) -> int:
 
 
 def send(connection: socket.socket, number: int) -> None:
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(ConnectionError):  # the asker was killed
         connection.send(str(number).encode())
 
 

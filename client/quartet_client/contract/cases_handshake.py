@@ -27,14 +27,14 @@ CASES = [
         "a newer minor version is welcome",
         lambda w: GREETING,
         _introduces_itself,
-        volatile=("waiting_for",),
+        volatile=("waiting_for", "idle_fraction"),
     ),
     Good(
         "HandshakeService.Handshake",
         "from a client of another make",
         lambda w: pb.HandshakeRequest(),
         _introduces_itself,
-        volatile=("waiting_for",),
+        volatile=("waiting_for", "idle_fraction"),
     ),
     Bad(
         "HandshakeService.Handshake",

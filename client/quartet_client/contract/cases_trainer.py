@@ -95,12 +95,15 @@ CASES = [
     ),
     NoBadInput("TrainerService.ListCheckpoints", "the request has no field; where there is none, the list is empty"),
     Good("TrainerService.Pause", "between steps", lambda w: pb.PauseRequest(reason="a look at it"), is_step_1),
-    Bad(
-        "TrainerService.Pause",
-        "for thirty years",
-        lambda w: pb.PauseRequest(limit=Duration(seconds=10**9)),
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "limit",
+    *(
+        Bad(
+            "TrainerService.Pause",
+            what,
+            lambda w, seconds=seconds: pb.PauseRequest(limit=Duration(seconds=seconds)),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "limit",
+        )
+        for what, seconds in (("for less than no time", -1), ("for thirty years", 10**9))
     ),
     Good("TrainerService.Resume", "after a pause", paused, is_step_1),
     NoBadInput("TrainerService.Resume", "the request has no field; where there is no pause it changes nothing"),
