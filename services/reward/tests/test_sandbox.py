@@ -207,6 +207,32 @@ async def test_after_its_end_it_runs_nothing() -> None:
         await sandbox.run(Job("script", b"print(1)"))
 
 
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode is not Mode.UNSAFE])
+async def test_it_ends_after_all_that_runs_in_it(mode: Mode) -> None:
+    others = own_processes()
+    sandbox = await open_sandbox(settings(mode), only=mode)
+    before = own_processes()
+    source = "import os, time\nfor _ in range(3):\n    if os.fork() == 0: os.setsid(); break\ntime.sleep(60)"
+    running = asyncio.create_task(run(sandbox, source, limits=replace(LIMITS, wall_seconds=60.0)))
+    async with asyncio.timeout(60):
+        while len(own_processes() - before) < 4:
+            await asyncio.sleep(0.01)
+    await sandbox.close()
+    assert own_processes() <= others
+    with pytest.raises(SandboxUnavailable):
+        await running
+
+
+def own_processes() -> set[int]:
+    """The processes of sandboxes of this process: they bear its number in the command line."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f'"parent": {os.getpid()}'.encode() in (folder / "cmdline").read_bytes():
+                found.add(int(folder.name))
+    return found
+
+
 async def test_it_holds_under_a_umask_that_shuts_others_out() -> None:
     before = os.umask(0o077)
     try:

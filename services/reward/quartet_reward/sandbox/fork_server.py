@@ -38,9 +38,10 @@ class ForkServer:
         return [tree for _, tree in self._main.values()]
 
     def serve(self) -> None:
-        """Fork and reap until the service closes its end."""
+        """Fork and reap until the service closes its end; then kill what runs, and end when it is gone."""
         self._poll.register(self._channel, select.POLLIN)
-        while True:
+        open_ = True
+        while open_ or self._main or self._last:
             for descriptor, _ in self._poll.poll():
                 if descriptor in self._main:
                     self._main_ended(descriptor)
@@ -50,7 +51,11 @@ class ForkServer:
                     try:
                         message, descriptors = messages.receive(self._channel)
                     except messages.Closed:
-                        return
+                        open_ = False
+                        self._poll.unregister(self._channel)
+                        for tree in self.trees:
+                            signal.pidfd_send_signal(tree.kill_handle, signal.SIGKILL)
+                        continue
                     self._start(message, descriptors)
 
     def _start(self, message: dict[str, Any], descriptors: list[int]) -> None:

@@ -118,8 +118,9 @@ class ServerHandle:
     async def close(self) -> None:
         """End it, wait until it and all that it started is gone, and tell every job's `hear`."""
         if not self.gone.is_set():
+            asyncio.get_running_loop().remove_reader(self._channel)  # its end must not have the process killed
             with contextlib.suppress(OSError):  # it has just gone
-                self._channel.shutdown(socket.SHUT_RDWR)  # it ends by itself, when all that it started has
+                self._channel.shutdown(socket.SHUT_WR)  # it ends by itself, when all that it started has
         try:
             await asyncio.to_thread(self._process.wait, _END_SECONDS)
         except subprocess.TimeoutExpired:
