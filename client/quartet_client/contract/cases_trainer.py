@@ -1,6 +1,7 @@
 """TrainerService: of a trainer that has trained one step and waits, and of an idle one whose run does not exist."""
 
 import time
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -45,6 +46,10 @@ def oldest_first(w, answer):
 
 def is_step_1(w, answer):
     assert answer.step == 1
+
+
+def pause(w, seconds):
+    return pb.PauseRequest(limit=Duration(seconds=seconds))
 
 
 def paused(w):
@@ -99,7 +104,7 @@ CASES = [
         Bad(
             "TrainerService.Pause",
             what,
-            lambda w, seconds=seconds: pb.PauseRequest(limit=Duration(seconds=seconds)),
+            partial(pause, seconds=seconds),
             grpc.StatusCode.INVALID_ARGUMENT,
             "limit",
         )
