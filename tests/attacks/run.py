@@ -45,7 +45,8 @@ MOST_SLOWER, MOST_SECONDS = 3.0, 1.0
 # with other work, a call may wait as long as three wakings of a timer: of bystander, service, and between.
 FLOOR_SECONDS = 0.02
 WAKINGS = 3
-# Of a service with its processes: two messages of each attacker at the limit of size, read and parsed.
+# Of a service with its processes: two messages of each attacker at the limit of size, read and parsed. The reward
+# service's workers and programs do not count: each has a limit of its own.
 MOST_GROWTH = THREADS * 2 * (64 << 20)
 # Of Redis: what a run may keep of prompts, events and members, for the run and for each attacker's own; twice for what
 # Redis needs beside it.
@@ -140,7 +141,7 @@ async def attack(folder: Path, seconds: float, quiet: float, seed: int) -> Repor
             bystander = _python("bystander.py", calls, RUN, json.dumps(live.addresses))
             await asyncio.sleep(quiet)
             began = time.monotonic()
-            memory = {name: _memory(live.pid(name)) for name in ("redis", *KINDS)}
+            memory = {name: _memory(live.pid(name), name) for name in ("redis", *KINDS)}
             report.memory = {name: (size, size) for name, size in memory.items()}
             given = {"run_id": RUN, "addresses": live.addresses, "seconds": seconds, "seed": seed}
             attackers = _python("attackers.py", folder / "attackers.json", json.dumps(given))
@@ -193,7 +194,7 @@ async def _watch(
         live.must_run()
         assert time.monotonic() < ends + 2 * SECONDS, "the attackers do not come to an end"
         for name, (before, most) in report.memory.items():
-            report.memory[name] = (before, max(most, _memory(live.pid(name))))
+            report.memory[name] = (before, max(most, _memory(live.pid(name), name)))
         if time.monotonic() > part_ends:
             now = await _step(client)
             report.steps.append(now - step)
@@ -203,10 +204,10 @@ async def _watch(
     assert attackers.returncode == 0, f"the attackers ended with {attackers.returncode}"
 
 
-def _memory(pid: int) -> int:
-    """Return the resident memory of a process and all below it."""
+def _memory(pid: int, name: str) -> int:
+    """Return the resident memory of a service, in bytes."""
     process, total = psutil.Process(pid), 0
-    for one in (process, *process.children(recursive=True)):
+    for one in (process, *(process.children(recursive=True) if name != "reward" else ())):
         try:
             total += one.memory_info().rss
         except psutil.NoSuchProcess:  # a worker that was replaced just now
