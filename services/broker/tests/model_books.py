@@ -91,23 +91,18 @@ class Books:
     # --- counts
 
     def names(self, *states: str, purpose: str = "TRAIN") -> list[str]:
-        """Return the instances of a purpose in these states."""
         return [name for name, group in self.groups.items() if group.state in states and group.purpose == purpose]
 
     def count(self, *states: str) -> int:
-        """Return how many training groups are in these states."""
         return len(self.names(*states))
 
     def bytes_of(self, *states: str) -> int:
-        """Return the bytes of the stored training groups in these states."""
         return sum(self.groups[name].size for name in self.names(*states))
 
     def unscored_bytes(self) -> int:
-        """Return the bytes of all completions that wait for a score."""
         return sum(group.unscored for group in self.groups.values())
 
     def stats(self) -> dict[str, int]:
-        """Return RunStats."""
         outside = [self.names("QUEUED", "LEASED", purpose=purpose) for purpose in ("EVALUATE", "SERVE")]
         return self.since | {
             "queued": self.count("QUEUED"),
@@ -122,7 +117,6 @@ class Books:
         }
 
     def picture(self) -> dict[str, object]:
-        """Return all that must stand in Redis."""
         tickets: dict[str, list[str]] = {}
         for name, group in self.groups.items():
             if group.state in QUEUED_OR_LEASED:

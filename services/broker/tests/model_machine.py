@@ -85,7 +85,7 @@ class BrokerMachine(RuleBasedStateMachine):
     )
     def submit(self, side: int, names: list[tuple[int, int]], times: int) -> None:
         """Training prompts; some are there already, a few with another content."""
-        self._side(side).submit([(f"p{n}", "TRAIN", content, None) for n, content in names], "", times)
+        self._side(side).submit([(f"p{n}", "TRAIN", content, None) for n, content in names], times=times)
 
     @rule(
         side=sides,
@@ -97,7 +97,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def other_prompts(self, side: int, kind: str, numbers: list[int], pinned: int | None, times: int) -> None:
         """Prompts of someone who wants the completions, or of an evaluation set, which waits outside of the queue."""
         if kind == "SERVE":
-            self._side(side).submit([(f"s{n}", kind, 0, pinned) for n in numbers], "", times)
+            self._side(side).submit([(f"s{n}", kind, 0, pinned) for n in numbers], times=times)
         else:
             self._side(side).submit([(f"e{n}", kind, 0, None) for n in numbers], "heldout", times)
 
@@ -107,12 +107,9 @@ class BrokerMachine(RuleBasedStateMachine):
         side = self._side(side)
         version = max(0, side.model.version + off)
         for _ in range(times):
-            request = pb.StartEvaluationRequest(
-                run_id=side.world.run_id, evaluation_set="heldout", policy_version=version
-            )
             side.both(
                 lambda: side.model.start_evaluation("heldout", version),
-                self.bench.stub.StartEvaluation(request),
+                side.world.start_evaluation(version),
                 lambda response: response.prompts,
             )
 
@@ -128,12 +125,12 @@ class BrokerMachine(RuleBasedStateMachine):
                 case "list":
                     side.list_dead()
                 case "end":
-                    side.both(side.model.end_prompts, side.world.end_prompts(), lambda response: response)
+                    side.both(side.model.end_prompts, side.world.end_prompts())
                 case "finish":
                     side.both(
                         lambda: side.model.finish("CANCELLED"),
                         side.world.finish(pb.RUN_STATE_CANCELLED),
-                        lambda response: pb.RunState.Name(response.run.state).removeprefix("RUN_STATE_"),
+                        lambda run: pb.RunState.Name(run.state).removeprefix("RUN_STATE_"),
                     )
 
     # --- members and time
@@ -143,18 +140,9 @@ class BrokerMachine(RuleBasedStateMachine):
         """A rollout lives, comes anew at another address, or goes."""
         side = self._side(side)
         if how == "leave":
-            request = pb.LeaveMemberRequest(run_id=side.world.run_id, instance_id=name)
-            side.both(
-                lambda: side.model.leave(name),
-                self.bench.stub.LeaveMember(request),
-                lambda response: response.group_epoch,
-            )
+            side.both(lambda: side.model.leave(name), side.world.leave(name))
         elif how == "move":
-            side.both(
-                lambda: side.model.register(name, "there:2"),
-                side.world.register(name, address="there:2"),
-                lambda response: response.group_epoch,
-            )
+            side.register(name, "there:2")
         elif name in side.model.members:
             side.heartbeat(name)
         else:
@@ -200,7 +188,6 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(side=sides)
     def sweep(self, side: int) -> None:
-        """What the broker does from time to time."""
         self._side(side).sweep()
 
     # --- rollouts
@@ -295,7 +282,7 @@ class BrokerMachine(RuleBasedStateMachine):
         side = self._side(side)
         if not really:
             return
-        side.both(side.model.end_prompts, side.world.end_prompts(), lambda response: response)
+        side.both(side.model.end_prompts, side.world.end_prompts())
         for _ in range(3):
             side.get_ready()
             batch = side.model.batches.get(side.model.version)
@@ -335,14 +322,9 @@ class BrokerMachine(RuleBasedStateMachine):
         old, step = side.old_sessions[-1 - picked % len(side.old_sessions)], side.model.version
         side.take(step, session=old)
         world, model = side.world, side.model
-        side.both(lambda: model.mark_trained(old, step, []), world.trained(step, session=old), lambda version: version)
-        side.both(lambda: model.commit(old, step), world.commit(step, session=old), lambda groups: groups)
-        request = pb.DropExperienceRequest(run_id=world.run_id, session_epoch=old, step=step, instance_ids=["p0"])
-        side.both(
-            lambda: model.drop(old, step, ["p0"]),
-            self.bench.stub.DropExperience(request),
-            lambda response: response.dropped,
-        )
+        side.both(lambda: model.mark_trained(old, step, []), world.trained(step, session=old))
+        side.both(lambda: model.commit(old, step), world.commit(step, session=old))
+        side.both(lambda: model.drop(old, step, ["p0"]), world.drop(step, "p0", session=old))
 
     # What a run does most of the time, so that the rest happens in the middle of a run: Hypothesis takes the rule whose
     # name comes first more often.

@@ -57,7 +57,6 @@ class Reference(Books):
         return len(fresh), len(items) - len(fresh)
 
     def end_prompts(self) -> None:
-        """EndPrompts."""
         self.ended = True
 
     def finish(self, state: str) -> str:
@@ -128,7 +127,6 @@ class Reference(Books):
         return self.group_epoch
 
     def sweep(self) -> None:
-        """What time does."""
         self.expire_members()
         for pool in self.results:
             self.trim_results(pool)

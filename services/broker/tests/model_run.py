@@ -36,16 +36,13 @@ class Bench:
     steps: int = 0  # rules done so far, over all examples
 
     def do(self, call: Awaitable) -> Any:
-        """Wait for a call."""
         return self.loop.run_until_complete(call)
 
     def reset_clock(self) -> None:
-        """Begin anew."""
         self.latest = BEGIN
         self.set_clock(BEGIN)
 
     def set_clock(self, now: int) -> None:
-        """Have Redis' clock jump, and the reference's."""
         self.clock.now = now
         self.latest = max(self.latest, now)
         self.server.set_clock(now)
@@ -103,14 +100,13 @@ class Run:
 
     async def _audit(self) -> tuple[dict[str, str], list[str]]:
         states, faults = {}, []
-        async for part in self.bench.stub.AuditRun(pb.AuditRunRequest(run_id=self.world.run_id)):
+        async for part in self.world.call("AuditRun"):
             faults += part.summary.faults
             for record in part.page.instances:
                 states[record.instance_id] = pb.GroupState.Name(record.state).removeprefix("GROUP_STATE_")
         return states, faults
 
     def create(self) -> None:
-        """Make the run and its rollouts."""
         spec = self.model.spec
         create = self.world.create(
             members=(),
@@ -127,10 +123,11 @@ class Run:
         )
         self.bench.do(create)
         for name in ROLLOUTS:
-            self.bench.do(self.world.register(name, address="here:1"))
-            self.model.register(name, "here:1")
+            self.register(name)
 
-    def both(self, expect: Callable[[], Any], call: Awaitable, answer: Callable[[Any], Any]) -> Any:
+    def both(
+        self, expect: Callable[[], Any], call: Awaitable, answer: Callable[[Any], Any] = lambda response: response
+    ) -> Any:
         """Ask the reference and the broker; their answers, or refusals, must be the same. Return them."""
         try:
             expected = expect()
@@ -145,7 +142,7 @@ class Run:
         assert came == expected
         return came
 
-    def submit(self, items: list[tuple], evaluation_set: str, times: int) -> None:
+    def submit(self, items: list[tuple], evaluation_set: str = "", times: int = 1) -> None:
         """Submit (name, purpose, content, pinned version) of each, some times over."""
         instances = [
             instance(name, f"{content}=?", PURPOSES[purpose], **({} if pinned is None else {"pinned_version": pinned}))
@@ -153,12 +150,9 @@ class Run:
         ]
         told = [(name, purpose, (content, pinned), pinned) for name, purpose, content, pinned in items]
         for _ in range(times):
-            request = pb.SubmitPromptsRequest(
-                run_id=self.world.run_id, instances=instances, evaluation_set=evaluation_set
-            )
             self.both(
                 lambda: self.model.submit(told, evaluation_set),
-                self.bench.stub.SubmitPrompts(request),
+                self.world.call("SubmitPrompts", instances=instances, evaluation_set=evaluation_set),
                 lambda response: (response.accepted, response.duplicates),
             )
 
@@ -166,45 +160,35 @@ class Run:
         """The client submits when few prompts are left."""
         if len(self.model.names("QUEUED")) < 4 and not self.model.ended and self.model.state == "ACTIVE":
             known = len(self.model.groups)
-            self.submit([(f"f{known + n}", "TRAIN", 0, None) for n in range(6)], "", 1)
+            self.submit([(f"f{known + n}", "TRAIN", 0, None) for n in range(6)])
 
     def requeue_dead(self, names: list[str]) -> None:
-        """Queue dead prompts again; no names: all."""
-        self.both(
-            lambda: self.model.requeue_dead(names),
-            self.bench.stub.RequeueDead(pb.RequeueDeadRequest(run_id=self.world.run_id, instance_ids=names)),
-            lambda response: response.requeued,
-        )
+        self.both(lambda: self.model.requeue_dead(names), self.world.requeue_dead(*names))
 
     def list_dead(self) -> None:
-        """Show the dead."""
         self.both(
             self.model.list_dead,
-            self.bench.stub.ListDead(pb.ListDeadRequest(run_id=self.world.run_id)),
+            self.world.call("ListDead"),
             lambda response: [
                 (d.instance.instance_id, d.attempts, list(d.reasons), d.unscored_bytes) for d in response.dead
             ],
         )
 
     def heartbeat(self, name: str) -> None:
-        """Keep a rollout alive."""
-        member = pb.Member(instance_id=name, state=pb.MEMBER_STATE_ACTIVE)
         self.both(
             lambda: self.model.heartbeat(name),
-            self.bench.stub.Heartbeat(pb.HeartbeatRequest(run_id=self.world.run_id, member=member)),
+            self.world.call("Heartbeat", member=pb.Member(instance_id=name, state=pb.MEMBER_STATE_ACTIVE)),
             lambda response: (response.group_epoch, response.policy_version),
         )
 
-    def register(self, name: str) -> None:
-        """Announce a rollout."""
+    def register(self, name: str, address: str = "here:1") -> None:
         self.both(
-            lambda: self.model.register(name, "here:1"),
-            self.world.register(name, address="here:1"),
+            lambda: self.model.register(name, address),
+            self.world.register(name, address=address),
             lambda response: response.group_epoch,
         )
 
     def sweep(self) -> None:
-        """Do what the broker does from time to time."""
         self.model.sweep()
         self.bench.do(self.bench.sweep(self.world.run_id))
 
@@ -255,15 +239,10 @@ class Run:
             )
             for put in puts
         ]
-        self.both(lambda: self.model.put(told), self.world.put(*puts), lambda outcomes: outcomes)
+        self.both(lambda: self.model.put(told), self.world.put(*puts))
 
     def renew(self, ids: list[str]) -> None:
-        """Lengthen leases."""
-        self.both(
-            lambda: self.model.renew(ids),
-            self.bench.stub.RenewLeases(pb.RenewLeasesRequest(run_id=self.world.run_id, lease_ids=ids)),
-            lambda response: list(response.lost),
-        )
+        self.both(lambda: self.model.renew(ids), self.world.renew(*ids), lambda response: list(response.lost))
 
     def release(self, ids: list[str], failure: str, unscored: int = 0) -> None:
         """Give leases back; "for good" is a failure that no repetition cures. `unscored`: bytes of completions."""
@@ -274,7 +253,7 @@ class Run:
         ]
         self.both(
             lambda: self.model.release(told),
-            self.bench.stub.ReleaseLeases(pb.ReleaseLeasesRequest(run_id=self.world.run_id, releases=releases)),
+            self.world.call("ReleaseLeases", releases=releases),
             lambda response: (response.requeued, response.dead, list(response.lost)),
         )
 
@@ -284,7 +263,6 @@ class Run:
         return min(short, default=self.model.next_step())
 
     def take(self, step: int, session: int | None = None) -> None:
-        """Ask for the batch of a step."""
         model, session = self.model, self.world.session if session is None else session
         self.both(
             lambda: model.lease_batch(session, step),
@@ -306,11 +284,8 @@ class Run:
         """Say that a step is trained, with the batch that the trainer has."""
         before = self.model.version
         batch = self.hand.get(step) or list(self.model.batches.get(step, ()))
-        self.both(
-            lambda: self.model.mark_trained(self.world.session, step, batch),
-            self.world.trained(step, ids=batch),
-            lambda version: version,
-        )
+        session = self.world.session
+        self.both(lambda: self.model.mark_trained(session, step, batch), self.world.trained(step, ids=batch))
         if self.model.version > before:
             self.weights.append(batch)
 
@@ -347,22 +322,14 @@ class Run:
             self.settle_trained(step, self.weights[step])
 
     def settle_trained(self, step: int, names: list[str]) -> None:
-        """Send a line of the ledger."""
-        line = pb.TrainedStep(step=step, instance_ids=names)
-        request = pb.SettleTrainedRequest(run_id=self.world.run_id, session_epoch=self.world.session, steps=[line])
         self.both(
             lambda: self.model.settle_trained(self.world.session, step, names),
-            self.bench.stub.SettleTrained(request),
+            self.world.settle((step, names)),
             lambda response: (response.settled_steps, response.settled),
         )
 
     def drop(self, step: int, names: list[str]) -> None:
-        """Take groups out of a step's batch."""
-        self.both(
-            lambda: self.model.drop(self.world.session, step, names),
-            self.world.drop(step, *names),
-            lambda dropped: dropped,
-        )
+        self.both(lambda: self.model.drop(self.world.session, step, names), self.world.drop(step, *names))
 
     def get_ready(self) -> None:
         """A batch, if the gate and the prompts allow."""
@@ -375,7 +342,6 @@ class Run:
         self.take(self.due())
 
     def photograph(self) -> None:
-        """Keep what Redis holds now."""
         names = self.bench.redis.keys(keys.prefix(self.world.run_id) + "*")
         with self.bench.redis.pipeline(transaction=False) as pipeline:
             for name in names:
@@ -408,7 +374,7 @@ class Run:
 
     def commit(self, step: int) -> None:
         """Say that the steps below are durable."""
-        self.both(lambda: self.model.commit(self.world.session, step), self.world.commit(step), lambda groups: groups)
+        self.both(lambda: self.model.commit(self.world.session, step), self.world.commit(step))
 
 
 def _bytes_of(put: ExperienceGroup) -> int:

@@ -53,7 +53,6 @@ class RedisCluster:
         return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[:2])
 
     def client(self, n: int) -> redis.Redis:
-        """A client of one node."""
         return self.nodes[n].client()
 
     def start(self) -> None:
@@ -92,6 +91,5 @@ class RedisCluster:
         return f"cluster_known_nodes:{len(self.nodes)}" in info and "cluster_state:ok" in info and attached
 
     def kill(self) -> None:
-        """SIGKILL all nodes."""
         for node in self.nodes:
             node.kill()

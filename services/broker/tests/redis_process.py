@@ -14,7 +14,6 @@ from quartet_common.ports import free_port
 
 
 def redis_executable() -> str:
-    """Return the path of a redis-server."""
     found = shutil.which("redis-server")
     if found:
         return found
@@ -54,7 +53,6 @@ class RedisProcess:
         self._process: subprocess.Popen | None = None
 
     def command(self) -> list[str]:
-        """Return the command line."""
         command = [self.executable, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
         return [*command, "--appendonly", "yes", "--save", "", "--loglevel", "warning", *self._options]
 
@@ -63,7 +61,6 @@ class RedisProcess:
         return redis.Redis(port=self.port, password=self._password, socket_timeout=20)
 
     def start(self) -> None:
-        """Start the server and wait until it answers."""
         with (self._folder / "redis.log").open("ab") as log:
             self._process = subprocess.Popen(
                 self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self._environment
@@ -81,12 +78,10 @@ class RedisProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the running server."""
         assert self._process is not None
         return self._process.pid
 
     def kill(self) -> None:
-        """SIGKILL the server."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(timeout=10)

@@ -27,7 +27,6 @@ class Sentinel(RedisProcess):
         )
 
     def command(self) -> list[str]:
-        """Return the command line."""
         return [self.executable, str(self.configuration), "--sentinel"]
 
 
@@ -71,6 +70,5 @@ class Guarded:
         return state["num-other-sentinels"] == len(self.sentinels) - 1 and state["num-slaves"] == 1
 
     def kill(self) -> None:
-        """SIGKILL all."""
         for process in (*self.sentinels, self.replica, self.master):
             process.kill()

@@ -94,11 +94,11 @@ def store(world, message: Message):
         case pb.RunSpec():
             return world.stub.CreateRun(pb.CreateRunRequest(spec=message))
         case experience_pb2.PromptInstance():
-            return world.stub.SubmitPrompts(pb.SubmitPromptsRequest(run_id=world.run_id, instances=[message]))
+            return world.call("SubmitPrompts", instances=[message])
         case pb.Member():
-            return world.stub.RegisterMember(pb.RegisterMemberRequest(run_id=world.run_id, member=message))
+            return world.call("RegisterMember", member=message)
         case pb.RunEvent():
-            return world.stub.ReportProgress(pb.ReportProgressRequest(run_id=world.run_id, event=message))
+            return world.call("ReportProgress", event=message)
     raise AssertionError(message)
 
 
@@ -175,13 +175,11 @@ async def test_every_call_answers_with_whatever_was_stored(redis_server, admin):
         for n in range(4):
             await store(world, largest(f"d{n}"))
             await store(world, largest(f"s{n}", purpose=SERVE))
-            request = pb.SubmitPromptsRequest(
-                run_id="full", instances=[largest(f"e{n}", purpose=EVALUATE)], evaluation_set="set"
-            )
-            await stub.SubmitPrompts(request)
+            of_a_set = largest(f"e{n}", purpose=EVALUATE)
+            await world.call("SubmitPrompts", instances=[of_a_set], evaluation_set="set")
         for _ in range(30):
             await store(world, filled(pb.RunEvent(), ("notice", "text"), MOST_BYTES[pb.RunEvent]))
-        await stub.StartEvaluation(pb.StartEvaluationRequest(run_id="full", evaluation_set="set", policy_version=0))
+        await world.start_evaluation(0, "set")
 
         # As many are granted as fit: each is answered, and none but those is held.
         leases = [lease for _ in range(12) for lease in await world.lease()]
@@ -206,29 +204,11 @@ async def test_every_call_answers_with_whatever_was_stored(redis_server, admin):
 
 
 WRITES = {
-    "CreateRun",
-    "FinishRun",
-    "DeleteRun",
-    "SubmitPrompts",
-    "EndPrompts",
-    "LeasePrompts",
-    "RenewLeases",
-    "ReleaseLeases",
-    "PutExperience",
-    "OpenSession",
-    "SettleTrained",
-    "LeaseExperience",
-    "DropExperience",
-    "MarkTrained",
-    "Commit",
-    "RegisterMember",
-    "Heartbeat",
-    "LeaveMember",
-    "StartEvaluation",
-    "ReportProgress",
-    "RequeueDead",
-    "GetUnscored",
-}
+    "CreateRun", "FinishRun", "DeleteRun", "SubmitPrompts", "EndPrompts", "LeasePrompts", "RenewLeases",
+    "ReleaseLeases", "GetUnscored", "PutExperience", "OpenSession", "SettleTrained", "LeaseExperience",
+    "DropExperience", "MarkTrained", "Commit", "RegisterMember", "Heartbeat", "LeaveMember", "StartEvaluation",
+    "ReportProgress", "RequeueDead",
+}  # fmt: skip
 
 
 async def answers(world, method: str) -> list:
@@ -272,39 +252,32 @@ async def test_reasons_are_kept_of_the_last_failures(world):
     for n in range(1, 31):
         (lease,) = await world.lease()
         await world.release(lease.lease_id, f"reason {n}")
-    (dead,) = (await world.stub.ListDead(pb.ListDeadRequest(run_id=world.run_id))).dead
+    (dead,) = (await world.call("ListDead")).dead
     assert list(dead.reasons) == [f"reason {n}" for n in range(11, 31)] and dead.attempts == 30
     await world.requeue_dead()
     fields = await world.redis.hkeys(keys.prefix(world.run_id) + "i:a")
     assert not [field for field in fields if field.startswith(b"reason")]
 
 
-async def test_listings_go_on_behind_the_last_page_and_end(world):
+async def test_a_page_has_no_more_than_was_asked_for_and_the_next_goes_on_behind_it(world):
     await world.create()
-    names = [f"p{n}" for n in range(5)]
-    await world.submit(*names)
+    await world.submit("a", "b", "c")
     while leases := await world.lease():
         for lease in leases:
             await world.release(lease.lease_id, "bad", permanent=True)
-    runs = {f"{world.run_id}-{n}" for n in range(5)}
-    for run_id in runs:
-        await world.stub.CreateRun(pb.CreateRunRequest(spec=pb.RunSpec(run_id=run_id)))
-    pages = {
-        "dead": lambda token: world.stub.ListDead(pb.ListDeadRequest(run_id=world.run_id, limit=2, page_token=token)),
-        "runs": lambda token: world.stub.ListRuns(pb.ListRunsRequest(limit=2, page_token=token)),
-    }
-    for field, ask in pages.items():
-        seen, token = [], ""
-        while True:
-            answer = await ask(token)
-            assert len(getattr(answer, field)) <= 2
-            seen += getattr(answer, field)
-            token = answer.next_page_token
-            if not token:
-                break
-        found = [each.instance.instance_id if field == "dead" else each.spec.run_id for each in seen]
-        assert len(found) == len(set(found)) and set(found) >= (set(names) if field == "dead" else runs)
-        await refused(ask("yesterday:x"), INVALID, "page_token")
+    first = await world.call("ListDead", limit=2)
+    second = await world.call("ListDead", limit=2, page_token=first.next_page_token)
+    assert [[dead.instance.instance_id for dead in page.dead] for page in (first, second)] == [["a", "b"], ["c"]]
+    assert not second.next_page_token
+    await World(world.stub, world.redis, world.run_id + "-newer").create()
+    page = await world.stub.ListRuns(pb.ListRunsRequest(limit=1))
+    behind = await world.stub.ListRuns(pb.ListRunsRequest(limit=1, page_token=page.next_page_token))
+    assert [run.spec.run_id for run in (*page.runs, *behind.runs)] == [world.run_id + "-newer", world.run_id]
+    for call in (
+        world.call("ListDead", page_token="yesterday:x"),
+        world.stub.ListRuns(pb.ListRunsRequest(page_token="yesterday:x")),
+    ):
+        await refused(call, INVALID, "page_token")
 
 
 @pytest.mark.parametrize("purpose", [TRAIN, EVALUATE, SERVE])
@@ -312,35 +285,23 @@ async def test_prompts_are_kept_up_to_a_number_of_bytes_and_settled_ones_do_not_
     async with serving(redis_server.url, max_prompt_bytes=1 << 20) as (stub, _, _):
         world = World(stub, admin, "prompts")
         await world.create(groups_per_step=1)
-        sets = {"evaluation_set": "set"} if purpose == EVALUATE else {}
-        half = 500_000
-
-        def submit(name: str):
-            instances = [instance(name, "x" * half, purpose=purpose)]
-            return stub.SubmitPrompts(pb.SubmitPromptsRequest(run_id="prompts", instances=instances, **sets))
-
-        await submit("a")
-        await submit("b")
-        await refused(submit("c"), EXHAUSTED, "broker.max_prompt_bytes")
+        what = {"text": "x" * 500_000, "purpose": purpose, "evaluation_set": "set" if purpose == EVALUATE else ""}
+        await world.submit("a", **what)
+        await world.submit("b", **what)
+        await refused(world.submit("c", **what), EXHAUSTED, "broker.max_prompt_bytes")
         if purpose == EVALUATE:
-
-            def start(version: int):
-                request = pb.StartEvaluationRequest(run_id="prompts", evaluation_set="set", policy_version=version)
-                return stub.StartEvaluation(request)
-
-            await start(0)
-            await refused(start(1), EXHAUSTED, "broker.max_prompt_bytes")
+            await world.start_evaluation(0, "set")
+            await refused(world.start_evaluation(1, "set"), EXHAUSTED, "broker.max_prompt_bytes")
             await world.roll_out()
-            await start(1)
+            await world.start_evaluation(1, "set")
         else:
             await world.open()
             await world.roll_out()
             if purpose == TRAIN:
                 await world.train(0)
                 await world.commit(1)
-            await submit("c")
-        summary = [part async for part in stub.AuditRun(pb.AuditRunRequest(run_id="prompts"))][-1].summary
-        assert not summary.faults
+            await world.submit("c", **what)
+        assert not await world.faults()
 
 
 async def test_there_are_so_many_runs_and_no_more(redis_server, admin):
@@ -348,7 +309,7 @@ async def test_there_are_so_many_runs_and_no_more(redis_server, admin):
         for run_id in ("one", "two", "two"):
             await World(stub, admin, run_id).create()
         await refused(World(stub, admin, "three").create(), EXHAUSTED, "broker.max_runs")
-        await stub.DeleteRun(pb.DeleteRunRequest(run_id="one", force=True))
+        await World(stub, admin, "one").delete(force=True)
         await World(stub, admin, "three").create()
 
 

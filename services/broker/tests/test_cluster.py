@@ -8,7 +8,7 @@ from conftest import serving
 from quartet.v1 import broker_pb2 as pb
 from redis.crc import key_slot
 from redis_cluster import SLOTS, RedisCluster, until
-from test_failures import code_of, health_becomes
+from test_failures import again, code_of, health_becomes
 from world import World, group
 
 from quartet_broker import keys
@@ -75,7 +75,7 @@ async def test_runs_live_at_each_node_and_are_listed_as_one(cluster):
             here = cluster.client(n)
             assert here.exists(keys.run(name)) == 1, "at the node of its slot"
             assert not await World(stub, None, name).faults()
-            assert (await stub.DeleteRun(pb.DeleteRunRequest(run_id=name))).deleted
+            assert await World(stub, None, name).delete()
             assert not here.keys(keys.prefix(name) + "*")
 
 
@@ -85,7 +85,7 @@ def test_a_wrong_form_of_url_is_told_at_start(cluster):
     assert check_redis(BrokerSection(redis_url=cluster.url))
 
 
-async def test_a_change_at_one_node_wakes_who_waits_at_another_broker(cluster):
+async def test_at_each_node_changes_wake_another_broker_and_forgotten_scripts_are_loaded_again(cluster):
     async with serving(cluster.url) as (stub, servicer, _), serving(cluster.url) as (other_stub, _, _):
         for n in range(MASTERS):
             here = await world_of(stub, servicer, run_at(n, "bell"))
@@ -93,32 +93,10 @@ async def test_a_change_at_one_node_wakes_who_waits_at_another_broker(cluster):
             await here.create()
             prompts = asyncio.create_task(there.lease(wait=20))
             await asyncio.sleep(0.1)  # let it begin to wait
+            cluster.client(n).script_flush()
             async with asyncio.timeout(10):
                 await here.submit("a")
                 assert len(await prompts) == 1
-
-
-async def test_forgotten_scripts_are_loaded_again_at_every_node(cluster):
-    async with serving(cluster.url) as (stub, servicer, _):
-        for n in range(MASTERS):
-            world = await world_of(stub, servicer, run_at(n, "scripts"))
-            await world.create()
-            await world.submit("a", "b")
-            leases = await world.lease()
-            cluster.client(n).script_flush()
-            assert await world.put(*map(group, leases)) == ["ACCEPTED", "ACCEPTED"]
-
-
-async def settled(call, *arguments, **named):
-    """Call until the Cluster has found itself again; any failure but UNAVAILABLE is the test's."""
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                return await call(*arguments, **named)
-            except grpc.RpcError as error:
-                if error.code() != grpc.StatusCode.UNAVAILABLE:
-                    raise
-                await asyncio.sleep(0.05)  # as long as a client's first backoff
 
 
 async def test_a_run_whose_slot_is_moved_stands_still_and_goes_on(cluster):
@@ -178,10 +156,10 @@ async def test_a_replica_goes_on_for_a_killed_master(cluster):
         await asyncio.to_thread(
             until, lambda: promoted.info("replication")["role"] == "master", "the replica takes over"
         )
-        assert await settled(world.put, *map(group, leases)) == ["ACCEPTED", "ACCEPTED"], "the leases stand"
-        assert await settled(world.batch, 0) == ["a", "b"], "the session too"
+        assert await again(world.put, *map(group, leases)) == ["ACCEPTED", "ACCEPTED"], "the leases stand"
+        assert await again(world.batch, 0) == ["a", "b"], "the session too"
         await health_becomes(host, "SERVING")
-        assert (await settled(other.ask, 4)).leases, "a run at another node"
+        assert (await again(other.ask, 4)).leases, "a run at another node"
         waiting.cancel()
         await world.trained(0)
         assert sorted(await world.roll_out(version=1)) == ["c", "d"]

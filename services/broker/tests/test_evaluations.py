@@ -3,7 +3,6 @@
 import asyncio
 
 import grpc
-import pytest
 from conftest import on_both, serving
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import experience_pb2
@@ -16,10 +15,7 @@ pytestmark = on_both
 
 
 async def get(world, evaluation_id: str, wait: float = 0, **more) -> pb.GetEvaluationResponse:
-    return await world.stub.GetEvaluation(
-        pb.GetEvaluationRequest(run_id=world.run_id, evaluation_id=evaluation_id, wait=to_duration(wait), **more),
-        timeout=60,
-    )
+    return await world.call("GetEvaluation", evaluation_id=evaluation_id, wait=to_duration(wait), **more)
 
 
 async def test_an_evaluation_runs_a_stored_set_at_one_version(world):
@@ -53,9 +49,8 @@ async def test_an_evaluation_of_the_live_policy_is_drawn_at_whatever_version_the
     """In a fast run weights change between the leases, and between two tokens: nothing is pinned to what has passed."""
     await world.create()
     await world.submit("e1", "e2", purpose=EVALUATE, evaluation_set="heldout")
-    request = pb.StartEvaluationRequest(run_id=world.run_id, evaluation_set="heldout", live="a-look")
     for _ in range(2):
-        started = await world.stub.StartEvaluation(request)
+        started = await world.call("StartEvaluation", evaluation_set="heldout", live="a-look")
         assert (started.evaluation_id, started.prompts) == ("heldout@live-a-look", 2)
     (first,) = await world.lease(1, version=4)
     (second,) = await world.lease(1, version=7)
@@ -66,27 +61,18 @@ async def test_an_evaluation_of_the_live_policy_is_drawn_at_whatever_version_the
     assert await world.put(group(first, 5), group(second, 9)) == ["ACCEPTED", "ACCEPTED"]
     whole = await get(world, "heldout@live-a-look")
     assert whole.complete and [header.min_policy_version for header in whole.headers] == [5, 9]
-    request.live = "a look"
-    await refused(world.stub.StartEvaluation(request), grpc.StatusCode.INVALID_ARGUMENT, "live")
+    malformed = world.call("StartEvaluation", evaluation_set="heldout", live="a look")
+    await refused(malformed, grpc.StatusCode.INVALID_ARGUMENT, "live")
 
 
 async def test_evaluations_come_first_and_are_never_gated(world):
     await world.create(max_staleness=0, groups_per_step=1)
     await world.submit("a", "b")
     await world.submit("e1", "e2", "e3", purpose=EVALUATE, evaluation_set="heldout")
+    await world.submit("x", purpose=EVALUATE, evaluation_set="another")
     assert await world.names() == ["a"]
     await world.start_evaluation(0)
     assert await world.names() == ["e1@0", "e2@0", "e3@0"]
-
-
-async def test_tokens_of_another_version_are_refused_and_the_prompt_goes_back(world):
-    await world.create()
-    await world.submit("e1", purpose=EVALUATE, evaluation_set="heldout")
-    await world.start_evaluation(0)
-    (lease,) = await world.lease()
-    assert await world.put(group(lease, 0, newest=1)) == ["STALE"]
-    (lease,) = await world.lease()
-    assert await world.put(group(lease, 0)) == ["ACCEPTED"]
 
 
 async def test_dead_prompts_complete_an_evaluation(world):
@@ -105,37 +91,6 @@ async def test_dead_prompts_complete_an_evaluation(world):
     (lease,) = await world.lease()
     await world.put(group(lease))
     assert (await get(world, "heldout@0")).finished == 2
-
-
-async def test_several_evaluations_and_sets_are_kept_apart(world):
-    await world.create()
-    await world.submit("e1", purpose=EVALUATE, evaluation_set="one")
-    await world.submit("e2", purpose=EVALUATE, evaluation_set="two")
-    await world.start_evaluation(0, "one")
-    await world.start_evaluation(1, "one")
-    await world.start_evaluation(1, "two")
-    assert await world.names(version=1) == ["e1@1", "e2@1"]
-    assert await world.names(version=0) == ["e1@0"]
-
-
-async def test_an_evaluation_survives_a_new_session(world):
-    await world.create()
-    await world.submit("e1", purpose=EVALUATE, evaluation_set="heldout")
-    await world.start_evaluation(0)
-    await world.open()
-    (lease,) = await world.lease()
-    await world.put(group(lease))
-    await world.open()
-    assert (await world.start_evaluation(0)).prompts == 1
-    assert (await get(world, "heldout@0")).complete
-
-
-@pytest.mark.parametrize("known", [True, False])
-async def test_what_does_not_exist_is_named(world, known):
-    if known:
-        await world.create()
-    for call in (world.start_evaluation(0), get(world, "heldout@0")):
-        await refused(call, grpc.StatusCode.NOT_FOUND, "heldout" if known else world.run_id)
 
 
 async def test_the_oldest_complete_evaluations_are_let_go(redis_server, admin):
@@ -161,7 +116,7 @@ async def test_the_oldest_complete_evaluations_are_let_go(redis_server, admin):
         }
         await refused(get(world, "heldout@1"), grpc.StatusCode.NOT_FOUND, "max_evaluation_bytes")
         # What is left of it, a dead prompt, can be requeued; it counts for no evaluation.
-        await world.stub.RequeueDead(pb.RequeueDeadRequest(run_id=world.run_id))
+        await world.requeue_dead()
         (again,) = await world.lease(version=1)
         assert await world.put(group(again, 1)) == ["ACCEPTED"]
         assert not await admin.exists(prefix + "evaluation:heldout@1")

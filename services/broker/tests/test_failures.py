@@ -9,12 +9,10 @@ import pytest
 from conftest import KINDS, executable_of, on_both, serving
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
-from quartet.v1 import broker_pb2 as pb
 from redis_process import RedisProcess
 from world import World, group
 
 from quartet_common.channel import connect
-from quartet_common.durations import to_duration
 
 
 @pytest.fixture(params=KINDS)
@@ -46,6 +44,18 @@ async def code_of(call) -> grpc.StatusCode:
     with pytest.raises(grpc.RpcError) as caught:
         await call
     return caught.value.code()
+
+
+async def again(call, *arguments, **named):
+    """Call until Redis is there again; any failure but UNAVAILABLE is the test's."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await call(*arguments, **named)
+            except grpc.RpcError as error:
+                if error.code() != grpc.StatusCode.UNAVAILABLE:
+                    raise
+                await asyncio.sleep(0.05)  # as long as a client's first backoff
 
 
 async def test_while_redis_is_away_calls_are_unavailable_and_then_go_on(own_redis, caplog):
@@ -95,9 +105,7 @@ async def test_a_full_redis_refuses_experience_but_lets_the_trainer_go_on(own_re
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE and "OOM" in caught.value.details()
         assert await code_of(world.submit("e")) == grpc.StatusCode.UNAVAILABLE
         assert await world.state_of("c") == "LEASED"
-        renewed = await stub.RenewLeases(
-            pb.RenewLeasesRequest(run_id="full", lease_ids=[lease.lease_id for lease in leases])
-        )
+        renewed = await world.renew(*(lease.lease_id for lease in leases))
         assert len(renewed.lost) == 2, "those that were put"
         await world.batch(0)
         assert await world.trained(0) == 1
@@ -177,8 +185,8 @@ async def test_stopping_lets_everyone_who_waits_go(redis_server):
         world = World(stub, servicer.store.redis, "stopping")
         await world.create()
         lease = asyncio.create_task(world.ask(wait=30))
-        watch = asyncio.ensure_future(stub.WatchMembers(pb.WatchMembersRequest(run_id="stopping")).read())
-        events = stub.WatchRun(pb.WatchRunRequest(run_id="stopping", after_event_id="$"))
+        watch = asyncio.ensure_future(world.call("WatchMembers").read())
+        events = world.call("WatchRun", after_event_id="$")  # a call that nobody holds is cancelled
         event = asyncio.ensure_future(events.read())
         await asyncio.gather(watch, asyncio.sleep(0.1))  # let the others begin to wait
         host.stop("the test says so")
@@ -213,89 +221,3 @@ async def test_a_log_cut_anywhere_leaves_an_earlier_state_whole(own_redis, tmp_p
             seen.add((await world.stats()).SerializeToString())
         own_redis.kill()
     assert len(seen) > 3, "cut at different places"
-
-
-async def again(call, *arguments, **named):
-    """Call until Redis is there; any other failure is the test's."""
-    while True:
-        try:
-            return await call(*arguments, **named)
-        except grpc.RpcError as error:
-            if error.code() != grpc.StatusCode.UNAVAILABLE:
-                raise
-            await asyncio.sleep(0.05)  # as long as a client's first backoff
-
-
-async def roll_out_for_ever(world: World, name: str) -> None:
-    while True:
-        version = (await again(world.run)).policy_version
-        for lease in (await again(world.ask, 4, version, wait=1.0, holder=name)).leases:
-            await again(world.put, group(lease, version, size=2_000))
-
-
-async def train_to_the_end(world: World, seed: int) -> list[str]:
-    """Train with a checkpoint every second step and a crash now and then; the ids in the surviving weights."""
-    chance = random.Random(seed)
-    durable: list[list[str]] = []
-    while True:
-        weights = list(durable)
-        consumed = [name for batch in weights for name in batch]
-        await again(world.open, len(weights), consumed)
-        while chance.random() < 0.85:
-            step = len(weights)
-            manifest, groups = await again(world.take, step, wait=5.0)
-            if manifest.end_of_data and not manifest.granted:
-                return [name for batch in weights for name in batch]
-            if not manifest.granted:
-                continue
-            assert len(groups) == len(manifest.instance_ids)
-            weights.append(list(manifest.instance_ids))
-            await again(world.trained, step)
-            if step % 2:
-                durable = list(weights)
-                if chance.random() < 0.7:
-                    await again(world.commit, len(durable))
-
-
-@pytest.mark.slow
-async def test_killing_redis_and_the_trainer_loses_nothing_and_trains_nothing_twice(own_redis):
-    names = [f"p{n}" for n in range(160)]
-    async with serving(own_redis.url, redis_timeout=2.0) as (stub, servicer, _):
-        world = World(stub, servicer.store.redis, "killed")
-        await world.create(
-            members=("r1", "r2"),
-            max_staleness=2,
-            groups_per_step=4,
-            max_deliveries=100,
-            prompt_lease_ttl=to_duration(3),
-        )
-        for start in range(0, len(names), 40):
-            await world.submit(*names[start : start + 40])
-        await world.end_prompts()
-
-        async def kill_redis():
-            for pause in (0.4, 0.7, 0.3, 0.9, 0.5):
-                await asyncio.sleep(pause)  # at some moment in the middle of it all
-                own_redis.kill()
-                await asyncio.to_thread(own_redis.start)
-
-        async def heartbeats():
-            while True:
-                for name in ("r1", "r2"):
-                    await again(world.register, name)
-                await asyncio.sleep(1)
-
-        background = [
-            asyncio.create_task(work)
-            for work in (heartbeats(), roll_out_for_ever(world, "r1"), roll_out_for_ever(world, "r2"))
-        ]
-        killing = asyncio.create_task(kill_redis())
-        trained = await asyncio.wait_for(train_to_the_end(world, seed=7), timeout=100)
-        await killing
-        for task in background:
-            task.cancel()
-        await asyncio.gather(*background, return_exceptions=True)
-        assert all(task.cancelled() for task in background), [task.exception() for task in background]
-        assert sorted(trained) == sorted(names), "each exactly once"
-        stats = await again(world.stats)
-        assert (stats.queued, stats.leased, stats.ready, stats.dead, stats.dropped) == (0, 0, 0, 0, 0)

@@ -7,7 +7,7 @@ import pytest
 from conftest import on_both, serving
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import experience_pb2
-from world import SERVE, World, group, refused
+from world import SERVE, World, refused
 
 from quartet_common.durations import to_duration
 
@@ -15,42 +15,12 @@ pytestmark = on_both
 
 
 def collect(world, *names: str):
-    return world.stub.CollectResults(pb.CollectResultsRequest(run_id=world.run_id, instance_ids=names), timeout=30)
+    return world.call("CollectResults", instance_ids=names)
 
 
 def said(response: pb.CollectResultsResponse) -> str:
     transcript = experience_pb2.GroupTranscript.FromString(response.transcript)
     return transcript.instance.instance_id
-
-
-async def test_results_come_in_order_of_completion_each_once(world):
-    await world.create(groups_per_step=4)
-    await world.submit("s1", "s2", purpose=SERVE)
-    await world.submit("a", "b")
-    leases = {lease.instance.instance_id: lease for lease in await world.lease()}
-    await world.put(group(leases["b"]))
-    call = collect(world, "s1", "s2", "a", "b", "b")
-    assert said(await call.read()) == "b"
-    await world.put(group(leases["s2"]))
-    assert said(await call.read()) == "s2"
-    await world.put(group(leases["a"]))
-    assert said(await call.read()) == "a"
-    await world.release(leases["s1"].lease_id, "bad reference", permanent=True)
-    last = await call.read()
-    assert last.instance_id == "s1" and list(last.dead.reasons) == ["bad reference"]
-    assert await call.read() == grpc.aio.EOF
-    again = {response.instance_id async for response in collect(world, "s1", "s2", "a", "b")}
-    assert again == {"s1", "s2", "a", "b"}, "they wait to be collected again"
-
-
-async def test_results_of_trained_groups_outlive_their_commit(world):
-    await world.create(groups_per_step=1)
-    await world.submit("a")
-    await world.open()
-    await world.roll_out()
-    await world.train(0)
-    await world.commit(1)
-    assert [said(response) async for response in collect(world, "a")] == ["a"]
 
 
 async def test_results_are_let_go_after_their_time(world):
@@ -83,8 +53,4 @@ async def test_collecting_ends_with_the_run(world):
     await asyncio.sleep(0.1)  # let it begin to wait
     await world.finish()
     await refused(reading, grpc.StatusCode.FAILED_PRECONDITION)
-
-
-async def test_an_unknown_instance_is_named(world):
-    await world.create()
     await refused(collect(world, "nobody").read(), grpc.StatusCode.NOT_FOUND, "'nobody'")

@@ -10,9 +10,9 @@ import redis
 from conftest import serving
 from redis_cluster import until
 from redis_sentinels import SERVICE, Guarded
-from test_cluster import live, settled
-from test_failures import code_of, health_becomes
-from world import World, group
+from test_cluster import live, world_of
+from test_failures import again, code_of, health_becomes
+from world import group
 
 from quartet_common.errors import ContractError
 
@@ -32,10 +32,6 @@ def guarded(tmp_path, sentinels):
         yield servers
     finally:
         servers.kill()
-
-
-async def world_of(stub, servicer, run_id: str) -> World:
-    return World(stub, await servicer.store.client(run_id), run_id)
 
 
 async def promotion(guarded: Guarded) -> None:
@@ -58,7 +54,7 @@ async def test_the_broker_goes_on_at_the_promoted_replica(guarded):
         assert await code_of(world.put(*map(group, leases))) == grpc.StatusCode.UNAVAILABLE
         await promotion(guarded)
         await health_becomes(host, "SERVING")
-        assert await settled(world.put, *map(group, leases)) == ["ACCEPTED", "ACCEPTED"]
+        assert await again(world.put, *map(group, leases)) == ["ACCEPTED", "ACCEPTED"]
         # The bell is heard at the new master.
         waiting = asyncio.create_task(world.take(1, wait=20))
         assert await world.batch(0) == ["a", "b"]
@@ -90,7 +86,7 @@ async def test_what_was_answered_with_a_replica_survives_a_failover(guarded):
         async def submit_for_ever() -> None:
             while not over.is_set() or len(answered) < 10:
                 name = f"p{len(answered)}"
-                await settled(world.submit, name)
+                await again(world.submit, name)
                 answered.append(name)
 
         submitting = asyncio.create_task(submit_for_ever())
@@ -113,10 +109,10 @@ async def test_a_master_that_hangs_is_left_and_who_listened_there_hears_again(gu
         try:
             await promotion(guarded)
             await health_becomes(host, "SERVING")
-            waiting = asyncio.create_task(settled(world.lease, wait=25))  # health may not have left SERVING yet
+            waiting = asyncio.create_task(again(world.lease, wait=25))  # health may not have left SERVING yet
             await asyncio.sleep(0.1)  # let it begin to wait
             async with asyncio.timeout(20):
-                await settled(world.submit, "a")
+                await again(world.submit, "a")
                 assert len(await waiting) == 1
         finally:
             os.kill(guarded.master.pid, signal.SIGCONT)
@@ -127,8 +123,8 @@ async def test_an_answer_waits_for_the_replicas_that_were_asked_for(guarded):
     async with serving(guarded.url, redis_timeout=2.0, redis_replicas=1, sweeping=False) as (stub, servicer, _):
         world = await world_of(stub, servicer, "waits")
         await live(world)
-        again = await world_of(stub, servicer, "waits-not")
-        await again.create()
+        other = await world_of(stub, servicer, "waits-not")
+        await other.create()
         os.kill(guarded.replica.pid, signal.SIGSTOP)
         try:
             with pytest.raises(ContractError) as caught:
@@ -137,5 +133,5 @@ async def test_an_answer_waits_for_the_replicas_that_were_asked_for(guarded):
             assert "0 of 1 replicas (broker.redis_replicas) have the change" in caught.value.message
         finally:
             os.kill(guarded.replica.pid, signal.SIGCONT)
-        await settled(again.end_prompts)
-        assert (await again.run()).prompts_ended, "doing it again is harmless"
+        await again(other.end_prompts)
+        assert (await other.run()).prompts_ended, "doing it again is harmless"

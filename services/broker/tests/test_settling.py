@@ -6,7 +6,7 @@ import grpc
 import pytest
 from conftest import on_both, serving
 from quartet.v1 import broker_pb2 as pb
-from world import World, group, instance, refused
+from world import World, instance, refused
 
 from quartet_broker import keys
 
@@ -37,12 +37,6 @@ async def steps(world: World, ledger: Ledger, number: int, durable: bool = True)
         await world.commit(len(ledger))
 
 
-async def settle(world: World, lines: Ledger) -> pb.SettleTrainedResponse:
-    lines_sent = [pb.TrainedStep(step=step, instance_ids=ids) for step, ids in lines]
-    request = pb.SettleTrainedRequest(run_id=world.run_id, session_epoch=world.session, steps=lines_sent)
-    return await world.stub.SettleTrained(request)
-
-
 def digest_of(ledger: Ledger) -> str:
     digest = ""
     for _, ids in ledger:
@@ -68,30 +62,23 @@ async def behind(world):
 async def test_what_the_books_lack_is_settled_before_the_first_lease(behind):
     opened = await behind.open(checkpoint=4, settles_ledger=True)
     assert opened.settle_from_step == 1 and opened.run.policy_version == 4
+    assert opened.ledger_digest == digest_of(behind.ledger[:1])
     for call in (behind.take(4), behind.trained(4), behind.commit(4), behind.drop(4, "p0")):
         assert "books end at step 1, the checkpoint has 4" in await refused(call)
-    assert (await settle(behind, behind.ledger[1:3])).settled_steps == 3
+    assert (await behind.settle(*behind.ledger[1:3])).settled_steps == 3
     assert "books end at step 3, the checkpoint has 4" in await refused(behind.take(4))
     assert [fault for fault in await behind.faults() if "settled up to step 3 of 4" in fault]
 
     # The broker, Redis or the trainer falls: another session goes on where this one was, and may repeat itself.
     assert (await behind.open(checkpoint=4, settles_ledger=True)).settle_from_step == 3
-    answer = await settle(behind, behind.ledger)
+    gap = behind.settle(behind.ledger[1], behind.ledger[3])
+    await refused(gap, grpc.StatusCode.INVALID_ARGUMENT, "steps[1].step")
+    answer = await behind.settle(*behind.ledger)
     assert (answer.settled_steps, answer.settled) == (4, 2)
+    assert "4 steps" in await refused(behind.settle((4, ["p9"])))
     await behind.roll_out(version=4)
     assert sorted(await behind.batch(4)) == ["p8", "p9"]
     assert (await behind.stats()).committed == 8 and not await behind.faults()
-
-
-async def test_the_lines_come_without_a_gap_and_not_beyond_the_checkpoint(behind):
-    await behind.open(checkpoint=4, settles_ledger=True)
-    assert "next step to be settled is 1" in await refused(settle(behind, behind.ledger[2:]))
-    await refused(
-        settle(behind, [behind.ledger[1], behind.ledger[3]]), grpc.StatusCode.INVALID_ARGUMENT, "steps[1].step"
-    )
-    await settle(behind, behind.ledger)
-    assert "4 steps" in await refused(settle(behind, [(4, ["p9"])]))
-    assert await behind.state_of("p9") != "COMMITTED"
 
 
 async def test_a_trainer_without_a_ledger_is_refused_unless_its_ids_reach_back_to_the_books(behind):
@@ -102,77 +89,12 @@ async def test_a_trainer_without_a_ledger_is_refused_unless_its_ids_reach_back_t
     assert sorted(await behind.batch(4)) == ["p8", "p9"]
 
 
-async def test_the_books_have_a_digest_of_what_is_committed(behind):
-    opened = await behind.open(checkpoint=4, settles_ledger=True)
-    assert opened.ledger_digest == digest_of(behind.ledger[:1])
-    await settle(behind, behind.ledger[1:])
-    await steps(behind, behind.ledger, 1)
-    assert (await behind.open(checkpoint=5, settles_ledger=True)).ledger_digest == digest_of(behind.ledger)
-
-
-async def test_a_batch_of_a_history_that_was_given_up_goes_back_to_the_queue(world):
-    """Redis is at a state in which step 1 was trained with other groups than the checkpoint has."""
-    await world.create(max_staleness=9)
-    await world.submit("p0", "p1")
-    await world.open()
-    ledger: Ledger = []
-    await steps(world, ledger, 1)
-    before = await photograph(world)
-    await world.submit("x", "y", "p2", "p3")
-    await world.roll_out(2, 1)
-    assert await world.batch(1) == ["x", "y"]
-    await world.trained(1)
-    await world.roll_out(2, 1)
-    assert await world.batch(2) == ["p2", "p3"]
-    await world.drop(2, "p2")
-    given_up = await photograph(world)
-
-    await put_back(world, before)
-    await world.open(checkpoint=1, settles_ledger=True)
-    await world.submit("p2", "p3")
-    await steps(world, ledger, 1)
-    await put_back(world, given_up)
-    await world.open(checkpoint=2, settles_ledger=True)
-    await settle(world, ledger[1:])
-    assert [await world.state_of(name) for name in ("p2", "p3", "x", "y")] == ["COMMITTED"] * 2 + ["QUEUED"] * 2
-    stats = await world.stats()
-    assert (stats.committed, stats.dropped, stats.queued) == (4, 0, 2) and not await world.faults()
-
-
-async def test_the_trainer_that_lives_cannot_mark_another_batch_than_it_trained(world):
-    """Its session is in the restored state too, and so is the step's batch, as it was before a group was dropped."""
-    await world.create(max_staleness=9)
-    await world.submit(*"abc")
-    await world.open()
-    await world.roll_out(2)
-    assert await world.batch(0) == ["a", "b"]
-    picture = await photograph(world)
-    await world.drop(0, "a")
-    await world.roll_out()
-    assert await world.batch(0) == ["b", "c"]
-    await put_back(world, picture)
-    assert "another batch" in await refused(world.trained(0, ids=["b", "c"]))
-    assert await world.trained(0, ids=["a", "b"]) == 1
-
-
 async def test_a_run_is_not_ended_in_books_that_end_before_it(behind):
     request = pb.FinishRunRequest(run_id=behind.run_id, state=pb.RUN_STATE_SUCCEEDED, committed_step=4)
     assert "books end at step 1, and it ends at step 4" in await refused(behind.stub.FinishRun(request))
     await behind.open(checkpoint=4, settles_ledger=True)
-    await settle(behind, behind.ledger)
+    await behind.settle(*behind.ledger)
     assert (await behind.stub.FinishRun(request)).run.state == pb.RUN_STATE_SUCCEEDED
-
-
-async def test_a_session_that_redis_forgot_fences_the_one_that_it_knows(world):
-    await world.create()
-    await world.submit(*"ab")
-    old = (await world.open()).session_epoch
-    await world.roll_out()
-    picture = await photograph(world)
-    newer = (await world.open()).session_epoch
-    await put_back(world, picture)
-    assert "fenced" in await refused(world.take(0, session=newer))
-    assert "fenced" in await refused(world.take(0, session=old))
 
 
 async def test_who_feeds_is_told_that_the_broker_forgot(world):
@@ -180,16 +102,10 @@ async def test_who_feeds_is_told_that_the_broker_forgot(world):
     picture = await photograph(world)
     await world.submit("a", "b")
     await put_back(world, picture)
-    await refused(feed(world, 0, "c", follows="b"), grpc.StatusCode.ABORTED, "from the first prompt")
+    await refused(world.submit("c", follows="b"), grpc.StatusCode.ABORTED, "from the first prompt")
     assert (await world.stats()).submitted == 0
-    assert (await feed(world, 0, "a", "b")).accepted == 2
-    assert (await feed(world, 0, "c", follows="b")).accepted == 1
-
-
-async def feed(world: World, data_pass: int, *names: str, follows: str = "") -> pb.SubmitPromptsResponse:
-    instances = [instance(name, data_pass=data_pass) for name in names]
-    request = pb.SubmitPromptsRequest(run_id=world.run_id, instances=instances, follows_instance_id=follows)
-    return await world.stub.SubmitPrompts(request)
+    assert (await world.submit("a", "b")).accepted == 2
+    assert (await world.submit("c", follows="b")).accepted == 1
 
 
 async def test_what_only_the_ledger_knows_is_remembered_until_it_is_submitted_again(redis_server, admin):
@@ -202,34 +118,27 @@ async def test_what_only_the_ledger_knows_is_remembered_until_it_is_submitted_ag
         ledger: Ledger = []
         passes = [[f"{data_pass}/{n}" for n in range(6)] for data_pass in range(4)]
         for data_pass, names in enumerate(passes):
-            await feed(world, data_pass, *names)
+            await world.submit(*names, data_pass=data_pass)
             await steps(world, ledger, 3)
-        over = await world.stub.Commit(pb.CommitRequest(run_id=world.run_id, session_epoch=world.session, step=12))
+        over = await world.call("Commit", session_epoch=world.session, step=12)
         assert over.first_remembered_pass == 3
         await put_back(world, picture)
 
         await world.open(checkpoint=12, settles_ledger=True, first_remembered_pass=over.first_remembered_pass)
-        await settle(world, ledger)
+        await world.settle(*ledger)
         assert await admin.hlen(keys.prefix(world.run_id) + "settled") <= 12
         for data_pass, names in enumerate(passes):
-            again = await feed(world, data_pass, *names)
+            again = await world.submit(*names, data_pass=data_pass)
             assert (again.accepted, again.duplicates) == (0, 6), data_pass
-        assert (await feed(world, 3, "3/6", "3/7")).accepted == 2
+        assert (await world.submit("3/6", "3/7", data_pass=3)).accepted == 2
         await steps(world, ledger, 1)
-        await feed(world, 4, "4/0", "4/1")
+        await world.submit("4/0", "4/1", data_pass=4)
         await steps(world, ledger, 1)
         assert await admin.hlen(keys.prefix(world.run_id) + "settled") <= 8
-        assert (await feed(world, 3, "3/0")).duplicates == 1 and not await world.faults()
+        assert (await world.submit("3/0", data_pass=3)).duplicates == 1 and not await world.faults()
         await refused(
             stub.SubmitPrompts(
                 pb.SubmitPromptsRequest(run_id=world.run_id, instances=[instance("4/0", "other", data_pass=4)])
             ),
             grpc.StatusCode.ALREADY_EXISTS,
         )
-
-
-async def test_a_late_holder_puts_nothing_that_is_settled(behind):
-    (late,) = await behind.lease(1, 1)
-    await behind.open(checkpoint=4, settles_ledger=True)
-    await settle(behind, behind.ledger[1:])
-    assert await behind.put(group(late, 4)) == ["DUPLICATE"]

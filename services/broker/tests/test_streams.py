@@ -17,7 +17,7 @@ EVENT = pb.RunEvent(notice=pb.Notice(level="info", text="x" * (200 << 10)))
 
 
 async def report(world, event: pb.RunEvent = EVENT) -> str:
-    answer = await world.stub.ReportProgress(pb.ReportProgressRequest(run_id=world.run_id, event=event))
+    answer = await world.call("ReportProgress", event=event)
     return answer.event_id
 
 
@@ -47,7 +47,7 @@ async def test_hundreds_of_watchers_that_do_not_read_are_not_noticed(redis_serve
         for watcher in watchers:
             assert (await watcher.read()).event.HasField("run_state")
         for _ in range(20):
-            await world.stub.GetRun(pb.GetRunRequest(run_id=world.run_id), timeout=5)
+            await world.call("GetRun")
             await report(world)
         # Each has an event on the way: 60 MiB in all. The 40 that it did not read would be 2,400 MiB.
         assert resident_bytes() - before < 600 << 20
@@ -81,15 +81,15 @@ async def test_a_peer_has_so_many_streams_and_no_more(redis_server, admin):
     async with serving(redis_server.url, max_streams_per_peer=3) as (stub, _, _):
         world = World(stub, admin, "many")
         await world.create()
-        calls = [watch(stub, world), watch(stub, world), stub.WatchMembers(pb.WatchMembersRequest(run_id="many"))]
+        calls = [watch(stub, world), watch(stub, world), world.call("WatchMembers")]
         for call in calls:
             await call.read()
         for one_more in (
             watch(stub, world),
-            stub.WatchMembers(pb.WatchMembersRequest(run_id="many")),
-            stub.AuditRun(pb.AuditRunRequest(run_id="many")),
-            stub.CollectResults(pb.CollectResultsRequest(run_id="many", instance_ids=["a"])),
-            stub.LeaseExperience(pb.LeaseExperienceRequest(run_id="many")),
+            world.call("WatchMembers"),
+            world.call("AuditRun"),
+            world.call("CollectResults", instance_ids=["a"]),
+            world.call("LeaseExperience"),
         ):
             await refused(one_more.read(), EXHAUSTED, "broker.max_streams_per_peer")
         assert (await world.run()).spec.run_id == "many", "calls are not streams"
@@ -127,7 +127,7 @@ async def test_a_run_made_anew_shows_none_of_the_events_of_the_one_before(world)
     await report(world)
     await world.finish()
     assert len([answer async for answer in watch(world.stub, world)]) == 4
-    await world.stub.DeleteRun(pb.DeleteRunRequest(run_id=world.run_id))
+    await world.delete()
     await world.create(members=())
     await world.finish()
     assert len([answer async for answer in watch(world.stub, world)]) == 2

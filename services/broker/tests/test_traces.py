@@ -4,7 +4,6 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from quartet.v1 import broker_pb2 as pb
 from world import group, instance
 
 from quartet_common import tracing
@@ -72,6 +71,4 @@ async def test_without_tracing_nothing_is_added_to_an_instance(world):
 async def test_what_is_no_trace_context_is_refused(world, text):
     await world.create()
     with pytest.raises(Exception, match="traceparent: got .*W3C"):
-        await world.stub.SubmitPrompts(
-            pb.SubmitPromptsRequest(run_id=world.run_id, instances=[instance("a", traceparent=text)])
-        )
+        await world.call("SubmitPrompts", instances=[instance("a", traceparent=text)])

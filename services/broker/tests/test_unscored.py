@@ -2,7 +2,6 @@
 
 import grpc
 from conftest import on_both
-from quartet.v1 import broker_pb2 as pb
 from world import EVALUATE, group, refused
 
 from quartet_broker import keys
@@ -13,14 +12,11 @@ KEPT = b"an UnscoredGroup" * 10
 
 
 async def set_aside(world, lease, kept: bytes = KEPT) -> None:
-    release = pb.LeaseRelease(lease_id=lease.lease_id, failure="it raised", permanent=True, unscored=kept)
-    response = await world.stub.ReleaseLeases(pb.ReleaseLeasesRequest(run_id=world.run_id, releases=[release]))
-    assert response.dead == 1
+    assert (await world.release(lease.lease_id, "it raised", permanent=True, unscored=kept)).dead == 1
 
 
 async def unscored(world, name: str) -> bytes:
-    request = pb.GetUnscoredRequest(run_id=world.run_id, instance_id=name)
-    return (await world.stub.GetUnscored(request)).unscored
+    return (await world.call("GetUnscored", instance_id=name)).unscored
 
 
 async def contents(world) -> int:
@@ -34,7 +30,7 @@ async def test_completions_are_kept_until_a_group_is_put(world):
     (lease,) = await world.lease()
     assert not lease.unscored
     await set_aside(world, lease)
-    (dead,) = (await world.stub.ListDead(pb.ListDeadRequest(run_id=world.run_id))).dead
+    (dead,) = (await world.call("ListDead")).dead
     assert (dead.unscored_bytes, list(dead.reasons)) == (len(KEPT), ["it raised"])
     assert await unscored(world, "a") == KEPT
     assert (await world.stats()).experience_bytes == len(KEPT)
@@ -71,70 +67,10 @@ async def test_an_evaluation_s_completions_are_scored_by_any_rollout(world):
     await world.release(lease.lease_id)
     (lease,) = await world.lease(version=8)
     assert await world.put(group(lease, 3)) == ["ACCEPTED"]
-    answer = await world.stub.GetEvaluation(
-        pb.GetEvaluationRequest(run_id=world.run_id, evaluation_id="heldout@3", summary_only=True)
-    )
+    answer = await world.call("GetEvaluation", evaluation_id="heldout@3", summary_only=True)
     assert (answer.complete, answer.finished, answer.dead) == (True, 1, 0)
     assert not await contents(world)
     assert not await world.faults()
-
-
-async def test_a_put_of_another_version_drops_them_and_the_pin_holds_again(world):
-    await world.create()
-    await world.submit("e1", purpose=EVALUATE, evaluation_set="heldout")
-    await world.start_evaluation(3)
-    (lease,) = await world.lease(version=3)
-    await set_aside(world, lease)
-    await world.requeue_dead()
-    (lease,) = await world.lease(version=4)
-    assert await world.put(group(lease, 4)) == ["STALE"]
-    assert not await world.lease(version=4) and not await contents(world)
-    (lease,) = await world.lease(version=3)
-    assert not lease.unscored
-    assert not await world.faults()
-
-
-async def test_what_became_too_old_is_generated_anew(world):
-    await world.create()
-    await world.submit("old", "a", "b")
-    await world.open()
-    (old,) = await world.lease(1)
-    await set_aside(world, old)
-    await world.roll_out()
-    await world.train(0)
-    await world.requeue_dead()
-    (lease,) = await world.lease(version=1)
-    assert lease.unscored
-    assert await world.put(group(lease, 0)) == ["STALE"]
-    (lease,) = await world.lease(version=1)
-    assert not lease.unscored and not (await world.stats()).dead
-    assert not await world.faults()
-
-
-async def test_without_room_the_prompt_dies_without_them_and_says_so(world):
-    await world.create(max_experience_bytes=1 << 20, groups_per_step=3)
-    await world.submit("a", "b", "c")
-    a, b, c = await world.lease()
-    await set_aside(world, a, bytes(600 << 10))
-    await set_aside(world, b, bytes(600 << 10))
-    await set_aside(world, c, bytes(400 << 10))
-    dead = (await world.stub.ListDead(pb.ListDeadRequest(run_id=world.run_id))).dead
-    kept = {prompt.instance.instance_id: prompt.unscored_bytes for prompt in dead}
-    assert kept == {"a": 600 << 10, "b": 0, "c": 400 << 10}
-    remark = "its 614400 bytes of completions are not kept: others that wait for a score hold 614400 of 1048576"
-    assert list(dead[1].reasons) == [f"it raised; {remark}"]
-    assert not await world.faults()
-
-
-async def test_a_release_of_a_lost_lease_leaves_nothing_behind(world):
-    await world.create()
-    await world.submit("a")
-    (lease,) = await world.lease()
-    await world.expire_leases()
-    release = pb.LeaseRelease(lease_id=lease.lease_id, failure="it raised", permanent=True, unscored=KEPT)
-    response = await world.stub.ReleaseLeases(pb.ReleaseLeasesRequest(run_id=world.run_id, releases=[release]))
-    assert list(response.lost) == [lease.lease_id]
-    assert not await contents(world)
 
 
 async def test_a_resumed_trainer_has_them_scored_again_and_leaves_the_other_dead(world):
@@ -145,7 +81,7 @@ async def test_a_resumed_trainer_has_them_scored_again_and_leaves_the_other_dead
     await world.release(b.lease_id, "prompt too long", permanent=True)
     await world.open()
     assert await world.state_of("a") == "QUEUED" and await world.state_of("b") == "DEAD"
-    events = world.stub.WatchRun(pb.WatchRunRequest(run_id=world.run_id))
+    events = world.call("WatchRun")
     async for answer in events:
         if answer.event.notice.text == "1 group that no verifier could score will be scored again":
             break
@@ -154,14 +90,3 @@ async def test_a_resumed_trainer_has_them_scored_again_and_leaves_the_other_dead
     assert lease.unscored
     await world.finish()
     await world.open()
-
-
-async def test_what_a_checkpoint_trained_lets_go_of_them(world):
-    await world.create()
-    await world.submit("a")
-    (lease,) = await world.lease()
-    await set_aside(world, lease)
-    await world.open(1, ["a"])
-    assert await world.state_of("a") == "COMMITTED" and not await contents(world)
-    assert not (await world.stats()).experience_bytes
-    assert not await world.faults()

@@ -58,6 +58,11 @@ class World:
         self.run_id = run_id
         self.session = 0
 
+    def call(self, method: str, **fields):
+        """Call an RPC about the run, by its name."""
+        request = getattr(pb, f"{method}Request")(run_id=self.run_id, **fields)
+        return getattr(self.stub, method)(request, timeout=60)
+
     async def create(self, members=("r1",), **spec) -> pb.Run:
         """Make the run: groups of one batch are 2, no staleness, unless said otherwise."""
         spec = {"groups_per_step": 2, "max_staleness": 0, "max_deliveries": 3} | spec
@@ -68,26 +73,23 @@ class World:
 
     async def register(self, name: str, kind=common_pb2.SERVICE_KIND_ROLLOUT, **fields):
         fields = {"address": "127.0.0.1:1", "state": pb.MEMBER_STATE_ACTIVE} | fields
-        member = pb.Member(instance_id=name, kind=kind, **fields)
-        return await self.stub.RegisterMember(pb.RegisterMemberRequest(run_id=self.run_id, member=member))
+        return await self.call("RegisterMember", member=pb.Member(instance_id=name, kind=kind, **fields))
 
-    async def submit(self, *names: str, purpose: int = TRAIN, evaluation_set: str = "", **fields):
+    async def leave(self, name: str) -> int:
+        return (await self.call("LeaveMember", instance_id=name)).group_epoch
+
+    async def submit(self, *names: str, purpose: int = TRAIN, evaluation_set: str = "", follows: str = "", **fields):
         instances = [instance(name, purpose=purpose, **fields) for name in names]
-        return await self.stub.SubmitPrompts(
-            pb.SubmitPromptsRequest(run_id=self.run_id, instances=instances, evaluation_set=evaluation_set)
-        )
+        where = {"evaluation_set": evaluation_set, "follows_instance_id": follows}
+        return await self.call("SubmitPrompts", instances=instances, **where)
 
     async def end_prompts(self) -> None:
-        await self.stub.EndPrompts(pb.EndPromptsRequest(run_id=self.run_id))
+        await self.call("EndPrompts")
 
     async def ask(self, most: int = 100, version: int = 0, wait: float = 0, holder: str = "r1"):
         """LeasePrompts, whole response."""
-        return await self.stub.LeasePrompts(
-            pb.LeasePromptsRequest(
-                run_id=self.run_id, holder=holder, max_prompts=most, policy_version=version, wait=to_duration(wait)
-            ),
-            timeout=60,
-        )
+        wanted = {"holder": holder, "max_prompts": most, "policy_version": version, "wait": to_duration(wait)}
+        return await self.call("LeasePrompts", **wanted)
 
     async def lease(self, most: int = 100, version: int = 0, **more) -> list[pb.PromptLease]:
         return list((await self.ask(most, version, **more)).leases)
@@ -97,8 +99,8 @@ class World:
         return [lease.instance.instance_id for lease in await self.lease(**ask)]
 
     async def put(self, *groups: pb.PutGroup) -> list[str]:
-        response = await self.stub.PutExperience(pb.PutExperienceRequest(run_id=self.run_id, groups=groups))
-        return [pb.PutOutcome.Name(outcome).removeprefix("PUT_OUTCOME_") for outcome in response.outcomes]
+        outcomes = (await self.call("PutExperience", groups=groups)).outcomes
+        return [pb.PutOutcome.Name(outcome).removeprefix("PUT_OUTCOME_") for outcome in outcomes]
 
     async def roll_out(self, most: int = 100, version: int = 0) -> list[str]:
         """Lease and answer at once; the ids that were accepted."""
@@ -107,9 +109,12 @@ class World:
             assert await self.put(*(group(lease, version) for lease in leases)) == ["ACCEPTED"] * len(leases)
         return [lease.instance.instance_id for lease in leases]
 
-    async def release(self, lease_id: str, failure: str = "", permanent: bool = False):
-        release = pb.LeaseRelease(lease_id=lease_id, failure=failure, permanent=permanent)
-        return await self.stub.ReleaseLeases(pb.ReleaseLeasesRequest(run_id=self.run_id, releases=[release]))
+    async def renew(self, *leases: str) -> pb.RenewLeasesResponse:
+        return await self.call("RenewLeases", lease_ids=leases)
+
+    async def release(self, lease_id: str, failure: str = "", permanent: bool = False, unscored: bytes = b""):
+        release = pb.LeaseRelease(lease_id=lease_id, failure=failure, permanent=permanent, unscored=unscored)
+        return await self.call("ReleaseLeases", releases=[release])
 
     async def expire_leases(self) -> None:
         """Let all prompt leases end now: as if their ttl had passed."""
@@ -118,54 +123,17 @@ class World:
         if leases:
             await self.redis.zadd(key, dict.fromkeys(leases, 1), xx=True)
 
-    async def states(self, names: list[str]) -> dict[str, tuple[str, int]]:
-        """State and deliveries of many instances, straight from Redis."""
-        prefix = keys.prefix(self.run_id)
-        async with self.redis.pipeline(transaction=False) as pipeline:
-            for name in names:
-                pipeline.hmget(f"{prefix}i:{name}", "state", "attempt", "step")
-                pipeline.hget(f"{prefix}settled", name)
-            pipeline.hgetall(f"{prefix}batches")
-            *found, batches = await pipeline.execute()
-        lives = {}
-        for name, (state, attempt, step), settled in zip(names, found[::2], found[1::2], strict=True):
-            if state is None:
-                state, _, attempt, *_ = settled.split(b"|")
-            elif state == b"LEASED_TO_TRAINER" and batches[step] == b"TRAINED":
-                state = b"TRAINED"  # whether a step was trained stands with its batch
-            lives[name] = state.decode(), int(attempt)
-        return lives
-
-    async def queue(self, stream: str) -> list[str]:
-        """The instances that wait in a stream, in order."""
-        key = keys.prefix(self.run_id) + stream
-        if not await self.redis.exists(key):
-            return []
-        entries = await self.redis.xrange(key)
-        pending = {entry["message_id"] for entry in await self.redis.xpending_range(key, "rollouts", "-", "+", 1000)}
-        return [fields[b"i"].decode() for entry_id, fields in entries if entry_id not in pending]
-
     async def open(self, checkpoint: int = 0, consumed=(), holder: str = "t1", **more) -> pb.OpenSessionResponse:
-        request = pb.OpenSessionRequest(
-            run_id=self.run_id, holder=holder, checkpoint_step=checkpoint, consumed_instance_ids=consumed, **more
-        )
-        response = await self.stub.OpenSession(request)
+        what = {"holder": holder, "checkpoint_step": checkpoint, "consumed_instance_ids": consumed}
+        response = await self.call("OpenSession", **what, **more)
         self.session = response.session_epoch
         return response
 
     async def take(self, step: int, wait: float = 0, session: int | None = None, most: int = 0):
         """LeaseExperience: (manifest, groups), or with `most` (manifest, lists of groups that came together)."""
-        call = self.stub.LeaseExperience(
-            pb.LeaseExperienceRequest(
-                run_id=self.run_id,
-                session_epoch=self.session if session is None else session,
-                step=step,
-                wait=to_duration(wait),
-                max_groups_per_message=most,
-            ),
-            timeout=60,
-        )
-        parts = [part async for part in call]
+        session = self.session if session is None else session
+        what = {"session_epoch": session, "step": step, "wait": to_duration(wait), "max_groups_per_message": most}
+        parts = [part async for part in self.call("LeaseExperience", **what)]
         if most:
             return parts[0].manifest, [list(part.groups.groups) for part in parts[1:]]
         return parts[0].manifest, [part.group for part in parts[1:]]
@@ -183,47 +151,45 @@ class World:
         await self.trained(step)
         return ids
 
-    async def drop(self, step: int, *names: str) -> int:
-        response = await self.stub.DropExperience(
-            pb.DropExperienceRequest(
-                run_id=self.run_id, session_epoch=self.session, step=step, instance_ids=names, reason="zero variance"
-            )
-        )
-        return response.dropped
+    async def drop(self, step: int, *names: str, session: int | None = None) -> int:
+        session = self.session if session is None else session
+        what = {"session_epoch": session, "step": step, "instance_ids": names, "reason": "zero variance"}
+        return (await self.call("DropExperience", **what)).dropped
 
     async def trained(self, step: int, session: int | None = None, ids=()) -> int:
         session = self.session if session is None else session
-        request = pb.MarkTrainedRequest(run_id=self.run_id, session_epoch=session, step=step, instance_ids=ids)
-        return (await self.stub.MarkTrained(request)).policy_version
+        return (await self.call("MarkTrained", session_epoch=session, step=step, instance_ids=ids)).policy_version
 
     async def commit(self, step: int, session: int | None = None) -> int:
-        response = await self.stub.Commit(
-            pb.CommitRequest(run_id=self.run_id, session_epoch=self.session if session is None else session, step=step)
-        )
-        return response.committed
+        session = self.session if session is None else session
+        return (await self.call("Commit", session_epoch=session, step=step)).committed
+
+    async def settle(self, *lines: tuple[int, list[str]]) -> pb.SettleTrainedResponse:
+        steps = [pb.TrainedStep(step=step, instance_ids=ids) for step, ids in lines]
+        return await self.call("SettleTrained", session_epoch=self.session, steps=steps)
 
     async def requeue_dead(self, *names: str) -> int:
-        return (await self.stub.RequeueDead(pb.RequeueDeadRequest(run_id=self.run_id, instance_ids=names))).requeued
+        return (await self.call("RequeueDead", instance_ids=names)).requeued
 
     async def start_evaluation(self, version: int, name: str = "heldout") -> pb.StartEvaluationResponse:
-        request = pb.StartEvaluationRequest(run_id=self.run_id, evaluation_set=name, policy_version=version)
-        return await self.stub.StartEvaluation(request)
+        return await self.call("StartEvaluation", evaluation_set=name, policy_version=version)
 
     async def faults(self) -> list[str]:
         """What AuditRun finds wrong."""
-        parts = [part async for part in self.stub.AuditRun(pb.AuditRunRequest(run_id=self.run_id), timeout=120)]
-        return list(parts[-1].summary.faults)
+        return list([part async for part in self.call("AuditRun")][-1].summary.faults)
 
-    async def finish(self, state=pb.RUN_STATE_SUCCEEDED, reason: str = "", ending=pb.RUN_ENDING_UNSPECIFIED):
-        request = pb.FinishRunRequest(run_id=self.run_id, state=state, reason=reason, ending=ending)
-        return await self.stub.FinishRun(request)
+    async def finish(self, state=pb.RUN_STATE_SUCCEEDED, reason: str = "", **more) -> pb.Run:
+        return (await self.call("FinishRun", state=state, reason=reason, **more)).run
+
+    async def delete(self, force: bool = False) -> bool:
+        return (await self.call("DeleteRun", force=force)).deleted
 
     async def run(self) -> pb.Run:
-        return (await self.stub.GetRun(pb.GetRunRequest(run_id=self.run_id))).run
+        return (await self.call("GetRun")).run
 
     async def stats(self) -> pb.RunStats:
         return (await self.run()).stats
 
     async def state_of(self, name: str) -> str:
-        response = await self.stub.GetGroup(pb.GetGroupRequest(run_id=self.run_id, instance_id=name))
+        response = await self.call("GetGroup", instance_id=name)
         return pb.GroupState.Name(response.state).removeprefix("GROUP_STATE_")
