@@ -46,7 +46,12 @@ SUITES = (
         300,
         commands=(("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy", *TYPED)),
     ),
-    Suite("protos", "dev", 100, commands=(("buf", "lint", "protos"), *buf_breaking())),
+    Suite(
+        "protos",
+        "dev",
+        100,
+        commands=(("buf", "lint", "protos"), ("buf", "format", "--diff", "--exit-code", "protos"), *buf_breaking()),
+    ),
     Suite(
         "common",
         "dev",

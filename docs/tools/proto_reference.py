@@ -73,18 +73,6 @@ class CommentedFile:
         lines = [line.strip() for line in self._comments.get(path, "").strip().splitlines()]
         return escaped("\n".join(lines))
 
-    def silent(self) -> list[str]:
-        """Services, calls, messages, enums and values that say nothing. (A field may be plain by its name and type.)"""
-        file = self.file
-        named = [((_SERVICES, index), service.name) for index, service in enumerate(file.service)]
-        for index, service in enumerate(file.service):
-            named += [((_SERVICES, index, _METHOD, number), call.name) for number, call in enumerate(service.method)]
-        named += [((_MESSAGES, index), message.name) for index, message in enumerate(file.message_type)]
-        for index, enum in enumerate(file.enum_type):
-            named += [((_ENUMS, index), enum.name)]
-            named += [((_ENUMS, index, _VALUE, number), value.name) for number, value in enumerate(enum.value)]
-        return [name for path, name in named if not self.line(*path)]
-
     def line(self, *path: int) -> str:
         return " ".join(self.paragraphs(*path).split()).replace("|", "\\|")
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -64,14 +65,12 @@ class Outcome:
     trained: list[str] = field(default_factory=list)
     """Prompts, as often as they were trained."""
     publish_seconds: list[float] = field(default_factory=list)
-    killed: int = 0
-    stopped: int = 0
-    added: int = 0
+    happened: Counter[str] = field(default_factory=Counter)
+    """Rollouts killed, stopped and added ("kill", "stop", "add")."""
     failures: list[str] = field(default_factory=list)
     """What the publisher said of updates that needed a second attempt."""
     versions: dict[str, int] = field(default_factory=dict)
     """Policy version of each rollout at the end."""
-    tokens: int = 0
 
 
 class Trainer:
@@ -221,7 +220,7 @@ def started_pool(folder: Path, prompts: int, transport: str = "gloo") -> Iterato
 
 
 class ScheduledRun:
-    """A run in a new pool, in which a schedule is carried out."""
+    """A run in which a schedule is carried out."""
 
     def __init__(self, pool: Pool, schedule: Schedule):
         self.pool, self.schedule, self.outcome = pool, schedule, Outcome()
@@ -258,20 +257,18 @@ class ScheduledRun:
     def _publish(self, version: int, events: list[str]) -> None:
         """Publish a version; who is to die or to hang does so while its tensors are on their way."""
         trainer = self.pool.trainer
+        self.outcome.happened.update(events)
         for _ in range(events.count("add")):
             self.pool.add()
-            self.outcome.added += 1
         harm = [event for event in events if event != "add"]
+        trainer.tell(do="publish", version=version, stop_at=STOP_AT if harm else -1)
+        answer = trainer.hear()
         if harm:
-            trainer.tell(do="publish", version=version, stop_at=STOP_AT)
-            answer = trainer.hear()
             assert answer == {"sending": True}, answer
             for event in harm:
                 self._harm(event, version)
             trainer.tell(go=True)
-        else:
-            trainer.tell(do="publish", version=version)
-        answer = trainer.hear()
+            answer = trainer.hear()
         self.outcome.publish_seconds.append(answer["seconds"])
         self.outcome.failures += answer["failures"]
 
@@ -283,11 +280,9 @@ class ScheduledRun:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(10)
             del self.pool.rollouts[name]
-            self.outcome.killed += 1
         else:
             os.killpg(process.pid, signal.SIGSTOP)
             self.stopped[name] = version + 2
-            self.outcome.stopped += 1
 
     def _go_on(self, version: int) -> None:
         for name in [name for name, when in self.stopped.items() if when <= version]:
@@ -306,14 +301,10 @@ class ScheduledRun:
         pool.wait_for_members(len(pool.rollouts))
         some = next(iter(pool.rollouts.values()))
         some.wait_until(settled, f"all have version {version}: {self.outcome.versions}", PATIENCE_SECONDS)
-        self.outcome.tokens = sum(self._status(name).tokens_total for name in pool.rollouts)
-
-    def _status(self, name: str) -> rollout.RolloutServiceGetStatusResponse:
-        caller = self.pool.rollouts[name].caller()
-        return caller.call("RolloutService.GetStatus", rollout.RolloutServiceGetStatusRequest())
 
     def _version(self, name: str) -> int:
-        return self._status(name).policy_version
+        caller = self.pool.rollouts[name].caller()
+        return caller.call("RolloutService.GetStatus", rollout.RolloutServiceGetStatusRequest()).policy_version
 
 
 def main() -> int:
@@ -324,12 +315,13 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         schedule = Schedule(options.updates, options.kills, options.stops, options.adds)
-        with started_pool(Path(folder), schedule.updates * GROUPS_PER_STEP, options.transport) as pool:
+        prompts = schedule.updates * GROUPS_PER_STEP
+        with started_pool(Path(folder), prompts, options.transport) as pool:
             outcome = ScheduledRun(pool, schedule).go()
-    lost = options.updates * GROUPS_PER_STEP - len(set(outcome.trained))
+    lost = prompts - len(set(outcome.trained))
     twice = len(outcome.trained) - len(set(outcome.trained))
     longest = max(outcome.publish_seconds)
-    print(f"updates {options.updates}; killed {outcome.killed}, stopped {outcome.stopped}, added {outcome.added}")
+    print(f"updates {options.updates}; {dict(outcome.happened)}")
     print(f"longest update {longest:.1f} s (deadline {DEADLINE_SECONDS:g} s); groups lost {lost}, twice {twice}")
     print(f"versions at the end: {outcome.versions}; second attempts: {len(outcome.failures)}")
     return int(bool(lost or twice or longest > DEADLINE_SECONDS))

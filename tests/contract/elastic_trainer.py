@@ -6,7 +6,6 @@ order                                   answer
 {"do": "publish", "version"}            {"rollouts", "seconds", "failures"}: once the publisher has done what it can
 {"do": "publish", "version", "stop_at": N}  first {"sending": true} before tensor N is packed; it waits for a line
 {"do": "members"}                       {"members": [instance ids]}
-{"do": "store"}                         {"port", "refused"}: of the weight store
 
 Each version has the folder's weights, each tensor multiplied by another number near 1.
 """
@@ -67,9 +66,6 @@ def main() -> None:
         order = json.loads(line)
         if order["do"] == "members":
             say(members=sorted(members.rollouts()))
-            continue
-        if order["do"] == "store":
-            say(port=store.port, refused=store.gate.refused)
             continue
         stops = iter([order.get("stop_at", -1)])  # in the first attempt alone
         began = time.monotonic()

@@ -30,7 +30,6 @@ _STRINGS = (
     *("-", "1-", "0-1", "a@b", "None", "-1"),
 )
 _BYTES = (b"", b"\x00", b"abc", b"\xff" * 9, b"\x0a\x80\x80\x80\x80\x7f", b"\x08" * 100, bytes(70_000))
-_UNKNOWN_FIELDS = (b"\x80\x7d\x01", b"\xfa\x7f\x03abc", b"\x82\x7d\x04\x0a\x02hi", b"\xf8\x01\x00")
 _ENDS = {
     FieldDescriptor.CPPTYPE_INT32: _INT32,
     FieldDescriptor.CPPTYPE_INT64: _INT64,

@@ -17,9 +17,8 @@ from pathlib import Path
 from contract_calls import OWNERS, Caller
 from contract_cases import Good
 from contract_world import World
+from use_client import use_client
 from weight_arrangements import Peer, WeightEpochs
-
-from quartet_client import AsyncClient
 
 MODULES = (
     "handshake",
@@ -63,26 +62,6 @@ def called(case: Good, callers: dict, weights: WeightEpochs) -> str:
     return ""
 
 
-async def use_client(addresses: dict[str, str]) -> None:
-    """What a person does with the release's client."""
-    async with AsyncClient(**addresses) as client:
-        run_id = "by-a-released-client"
-        run = await client.create_run(run_id)
-        assert run.run_id == run_id and run_id in {each.run_id for each in await client.runs()}
-        (handle,) = await client.submit(run_id, "1+1=?")
-        assert (await client.place(handle)).state == "queued"
-        right, wrong = await client.score([r"\boxed{2}", r"\boxed{3}"], {"prompt": "1+1", "gt_answer": "2"}, ["boxed"])
-        assert right.reward > wrong.reward
-        assert "boxed" in await client.verifiers()
-        assert {service.health for service in await client.status()} == {"serving"}
-        assert (await client.generate("1+1=?"))[0].text
-        async with asyncio.timeout(60):
-            async for event in client.watch(run_id):
-                assert event
-                break
-        assert (await client.finish_run(run_id)).state == "cancelled"
-
-
 def tell(rpc: str, title: str, why: str) -> None:
     """Print what became of a call."""
     print(json.dumps({"rpc": rpc, "title": title, "why": why}), flush=True)
@@ -92,7 +71,7 @@ def main() -> None:
     orders = json.loads(Path(sys.argv[1]).read_text())
     epoch, version = call_all(orders)
     try:
-        asyncio.run(use_client(orders["addresses"]))
+        asyncio.run(use_client(orders["addresses"], "by-a-released-client"))
         tell("client", "a person's use of it", "")
     except Exception:
         tell("client", "a person's use of it", traceback.format_exc())

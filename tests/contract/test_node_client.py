@@ -9,6 +9,7 @@ import pytest
 from contract_stack import ENGINES
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
 
+from quartet_client.contract.broker_arrangements import BrokerRun, put_group
 from quartet_client.contract.world import World
 
 pytestmark = pytest.mark.timeout(300)
@@ -43,40 +44,23 @@ def test_it_submits_prompts_and_reads_completions(stack, example):
         assert (each["tokens"], each["reward"], each["outcome"]) == (7, 0.5, "OUTCOME_CORRECT")
 
 
-def play_rollout(world: World, run, count: int) -> None:
+def play_rollout(world: World, run: BrokerRun, count: int) -> None:
     """Answer prompts as a rollout does: what it leased it puts back, with a transcript."""
-    while count:
-        request = broker_pb2.LeasePromptsRequest(run_id=run.id, holder="r1", max_prompts=count)
-        request.wait.FromSeconds(20)
-        leases = world.call("BrokerService.LeasePrompts", request).leases
-        assert leases, "nobody submitted a prompt"
-        count -= len(leases)
-        request = broker_pb2.PutExperienceRequest(run_id=run.id, groups=[answered(lease) for lease in leases])
+    for _ in range(count):
+        (lease,) = world.call("BrokerService.LeasePrompts", run.wait(20)).leases
+        request = broker_pb2.PutExperienceRequest(run_id=run.id, groups=[answered(lease)])
         outcomes = world.call("BrokerService.PutExperience", request).outcomes
         assert set(outcomes) == {broker_pb2.PUT_OUTCOME_ACCEPTED}
 
 
 def answered(lease: broker_pb2.PromptLease) -> broker_pb2.PutGroup:
-    text = lease.instance.prompt.text
     assert lease.instance.purpose == experience_pb2.PURPOSE_SERVE
-    completion = experience_pb2.CompletionInfo(
-        text=f"the answer to {text}",
-        tokens=7,
-        score=reward_pb2.Score(reward=0.5, outcome=reward_pb2.OUTCOME_CORRECT),
-        version_spans=[experience_pb2.VersionSpan(policy_version=0, begin=0, end=7)],
-    )
-    transcript = experience_pb2.GroupTranscript(
-        instance=lease.instance, prompt_text=text, rollout_id="r1", completions=[completion]
-    )
-    header = experience_pb2.GroupHeader(
-        instance_id=lease.instance.instance_id,
-        purpose=lease.instance.purpose,
-        completions=1,
-        completion_tokens=7,
-        attempt=lease.attempt,
-    )
-    group = experience_pb2.ExperienceGroup(header=header, transcript=transcript.SerializeToString())
-    return broker_pb2.PutGroup(lease_id=lease.lease_id, group=group)
+    put = put_group(lease)
+    transcript = experience_pb2.GroupTranscript.FromString(put.group.transcript)
+    score = reward_pb2.Score(reward=0.5, outcome=reward_pb2.OUTCOME_CORRECT)
+    transcript.completions.add(text=f"the answer to {lease.instance.prompt.text}", tokens=7, score=score)
+    put.group.transcript = transcript.SerializeToString()
+    return put
 
 
 def test_it_generates_with_the_weights_of_now(stack, example):

@@ -1,11 +1,9 @@
 """Releases as they were built: their client against today's services, today's client against their services."""
 
-import asyncio
 import json
 import os
 import subprocess
 import sys
-from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,8 @@ from contract_stack import ENGINES, RUN, Stack
 from quartet.v1 import rollout_pb2
 from release import IMAGES, RELEASES, ReleasedContract, unpack
 from servers_under_test import python_of
+from use_client import use_client
 
-from quartet_client import AsyncClient
 from quartet_client.contract.calls import OWNERS, RPCS
 from quartet_client.contract.cases import Good
 from quartet_client.contract.tables import CASES, name_of
@@ -113,15 +111,4 @@ async def test_todays_client_is_at_home_at_released_services(released_stack):
     _, stack = released_stack
     stack.wait_until_loaded(ENGINE)
     addresses = {kind: stack.servers[ENGINE if kind == "rollout" else kind].caller().address for kind in OWNERS}
-    async with AsyncClient(**addresses) as client:
-        run = await client.create_run("todays")
-        assert run.run_id == "todays" and "todays" in {each.run_id for each in await client.runs()}
-        (handle,) = await client.submit("todays", "1+1=?")
-        assert (await client.place(handle)).state == "queued"
-        right, wrong = await client.score([r"\boxed{2}", r"\boxed{3}"], {"prompt": "1+1", "gt_answer": "2"}, ["boxed"])
-        assert right.reward > wrong.reward and "boxed" in await client.verifiers()
-        async with asyncio.timeout(30), aclosing(client.watch("todays")) as events:
-            assert await anext(events)
-        assert {service.health for service in await client.status()} == {"serving"}
-        assert (await client.generate("1+1=?"))[0].text
-        assert (await client.finish_run("todays")).state == "cancelled"
+    await use_client(addresses, "todays")

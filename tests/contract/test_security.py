@@ -7,12 +7,16 @@ to whoever was let in.
 import asyncio
 import datetime
 import re
+import shutil
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import grpc
 import pytest
+from certified import held, serving
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from google.protobuf.descriptor import MethodDescriptor
@@ -31,34 +35,32 @@ from quartet.v1 import (
 
 from quartet_client.authority import create_authority, issue
 from quartet_common.channel import connect
-from quartet_common.config import SecuritySection, ServerSection
+from quartet_common.config import SecuritySection
 from quartet_common.errors import describe
 from quartet_common.handshake import handshake
 from quartet_common.host import ServiceHost
 from quartet_common.roles import ROLES, allowed_roles, is_named
 
-SERVICERS = {
-    "broker": (broker_pb2, broker_pb2_grpc.BrokerServiceServicer, broker_pb2_grpc.add_BrokerServiceServicer_to_server),
-    "reward": (reward_pb2, reward_pb2_grpc.RewardServiceServicer, reward_pb2_grpc.add_RewardServiceServicer_to_server),
-    "rollout": (
-        rollout_pb2,
-        rollout_pb2_grpc.RolloutServiceServicer,
-        rollout_pb2_grpc.add_RolloutServiceServicer_to_server,
-    ),
-    "trainer": (
-        trainer_pb2,
-        trainer_pb2_grpc.TrainerServiceServicer,
-        trainer_pb2_grpc.add_TrainerServiceServicer_to_server,
-    ),
+MODULES = {
+    "broker": (broker_pb2, broker_pb2_grpc),
+    "reward": (reward_pb2, reward_pb2_grpc),
+    "rollout": (rollout_pb2, rollout_pb2_grpc),
+    "trainer": (trainer_pb2, trainer_pb2_grpc),
 }
 
 
+def serving_nothing(security: SecuritySection, kind: str) -> AbstractAsyncContextManager[ServiceHost]:
+    """A server of a kind that implements none of its RPCs."""
+    stubs, name = MODULES[kind][1], f"{kind.capitalize()}Service"
+    servicer = getattr(stubs, f"{name}Servicer")()
+    return serving(security, kind, add=partial(getattr(stubs, f"add_{name}Servicer_to_server"), servicer))
+
+
 def methods(kind: str) -> Iterator[MethodDescriptor]:
-    module = SERVICERS[kind][0]
-    yield from module.DESCRIPTOR.services_by_name[f"{kind.capitalize()}Service"].methods
+    yield from MODULES[kind][0].DESCRIPTOR.services_by_name[f"{kind.capitalize()}Service"].methods
 
 
-EVERY_RPC = [(kind, method) for kind in SERVICERS for method in methods(kind)]
+EVERY_RPC = [(kind, method) for kind in MODULES for method in methods(kind)]
 
 
 def path_of(method: MethodDescriptor) -> str:
@@ -73,12 +75,7 @@ class World:
     hosts: dict[str, ServiceHost]
 
     def security(self, name: str, folder: str = "pki") -> SecuritySection:
-        root = self.folder / folder
-        return SecuritySection(
-            tls_ca=self.folder / "pki" / "ca.pem",
-            tls_certificate=root / f"{name}.pem",
-            tls_key=root / f"{name}-key.pem",
-        )
+        return held(self.folder / folder, name, ca=self.folder / "pki" / "ca.pem")
 
 
 @pytest.fixture(scope="module")
@@ -89,42 +86,34 @@ def certificates(tmp_path_factory) -> Path:
         issue(folder / "pki", role, [role])
     create_authority(folder / "foreign")
     issue(folder / "foreign", "operator", ["operator"])
-    expire(folder / "pki", "operator", folder / "expired")
+    write_twin(folder / "pki", "operator", folder / "expired", (-2, -1))
+    write_twin(folder / "pki", "client", folder / "bare", (-1, 1), roles=False)
     return folder
 
 
-def expire(folder: Path, name: str, into: Path) -> None:
-    """Sign a certificate's twin that was good until an hour ago."""
+def write_twin(pki: Path, name: str, into: Path, hours: tuple[int, int], roles: bool = True) -> None:
+    """Sign the same key again, from so many hours from now to so many, with or without what says its roles."""
     into.mkdir()
-    certificate = x509.load_pem_x509_certificate((folder / f"{name}.pem").read_bytes())
-    ca_key = serialization.load_pem_private_key((folder / "ca-key.pem").read_bytes(), password=None)
-    now = datetime.datetime.now(datetime.UTC)
-    twin = (
-        x509.CertificateBuilder()
-        .subject_name(certificate.subject)
-        .issuer_name(certificate.issuer)
-        .public_key(certificate.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=2))
-        .not_valid_after(now - datetime.timedelta(hours=1))
+    certificate = x509.load_pem_x509_certificate((pki / f"{name}.pem").read_bytes())
+    ca_key = serialization.load_pem_private_key((pki / "ca-key.pem").read_bytes(), password=None)
+    since, until = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=hour) for hour in hours)
+    number = x509.random_serial_number()
+    twin = x509.CertificateBuilder(
+        certificate.issuer, certificate.subject, certificate.public_key(), number, since, until
     )
-    for extension in certificate.extensions:
+    for extension in certificate.extensions if roles else ():
         twin = twin.add_extension(extension.value, extension.critical)
     (into / f"{name}.pem").write_bytes(twin.sign(ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
-    (into / f"{name}-key.pem").write_bytes((folder / f"{name}-key.pem").read_bytes())
+    shutil.copy(pki / f"{name}-key.pem", into)
 
 
 @pytest.fixture
 async def world(certificates) -> AsyncIterator[World]:
     world = World(certificates, {})
-    for kind, (_, servicer, add) in SERVICERS.items():
-        host = ServiceHost(kind, "127.0.0.1:0", world.security(kind), ServerSection(metrics=False))
-        add(servicer(), host.server)
-        await host.start()
-        world.hosts[kind] = host
-    yield world
-    for host in world.hosts.values():
-        await host.drain()
+    async with AsyncExitStack() as stack:
+        for kind in MODULES:
+            world.hosts[kind] = await stack.enter_async_context(serving_nothing(world.security(kind), kind))
+        yield world
 
 
 async def refusal(channel: grpc.aio.Channel, method: MethodDescriptor) -> tuple[grpc.StatusCode, str]:
@@ -195,17 +184,9 @@ async def test_a_role_reaches_its_rpcs_and_no_other(world, role):
     assert bool(kept_out) == (role != "operator")
 
 
-async def test_a_certificate_without_a_role_is_told_so(world, certificates):
-    issue(certificates / "pki", "plain", ["client"])
-    path = certificates / "pki" / "plain.pem"
-    ca_key = serialization.load_pem_private_key((certificates / "pki" / "ca-key.pem").read_bytes(), password=None)
-    certificate = x509.load_pem_x509_certificate(path.read_bytes())
-    bare = x509.CertificateBuilder(
-        certificate.issuer, certificate.subject, certificate.public_key(), certificate.serial_number
-    )
-    bare = bare.not_valid_before(certificate.not_valid_before_utc).not_valid_after(certificate.not_valid_after_utc)
-    path.write_bytes(bare.sign(ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
-    async with connect(world.hosts["broker"].address, world.security("plain"), service="broker") as channel:
+async def test_a_certificate_without_a_role_is_told_so(world):
+    security = world.security("client", "bare")
+    async with connect(world.hosts["broker"].address, security, service="broker") as channel:
         # It is known, so it may ask who is there; and nothing else.
         answer = await handshake(channel, common_pb2.SERVICE_KIND_CLIENT)
         assert answer.instance_id == world.hosts["broker"].instance_id
@@ -215,77 +196,21 @@ async def test_a_certificate_without_a_role_is_told_so(world, certificates):
 
 
 async def test_roles_can_be_left_out(certificates):
-    world = World(certificates, {})
-    security = world.security("reward").model_copy(update={"roles": False})
-    host = ServiceHost("reward", "127.0.0.1:0", security, ServerSection(metrics=False))
-    reward_pb2_grpc.add_RewardServiceServicer_to_server(reward_pb2_grpc.RewardServiceServicer(), host.server)
-    await host.start()
-    async with connect(host.address, world.security("trainer"), service="reward") as channel:
-        code, _ = await refusal(channel, reward_pb2.DESCRIPTOR.services_by_name["RewardService"].methods[0])
+    security = held(certificates / "pki", "reward").model_copy(update={"roles": False})
+    trainer = held(certificates / "pki", "trainer")
+    async with serving_nothing(security, "reward") as host, connect(host.address, trainer, service="reward") as channel:
+        code, _ = await refusal(channel, next(methods("reward")))
     assert code is grpc.StatusCode.UNIMPLEMENTED
-    await host.drain()
-
-
-async def test_new_certificates_are_taken_up_without_a_restart(tmp_path):
-    """A new CA on both sides: whoever still shows the old one is a stranger, and the channel goes on by itself."""
-    folder = tmp_path / "pki"
-    create_authority(folder)
-    for name in ("reward", "client"):
-        issue(folder, name, [name])
-
-    def security(name: str) -> SecuritySection:
-        return SecuritySection(
-            tls_ca=folder / "ca.pem", tls_certificate=folder / f"{name}.pem", tls_key=folder / f"{name}-key.pem"
-        )
-
-    host = ServiceHost("reward", "127.0.0.1:0", security("reward"), ServerSection(metrics=False))
-    reward_pb2_grpc.add_RewardServiceServicer_to_server(reward_pb2_grpc.RewardServiceServicer(), host.server)
-    await host.start()
-    method = reward_pb2.DESCRIPTOR.services_by_name["RewardService"].methods[0]
-    async with connect(host.address, security("client"), service="reward") as channel:
-        code, _ = await refusal(channel, method)
-        assert code is grpc.StatusCode.UNIMPLEMENTED
-        old = tmp_path / "old"
-        folder.rename(old)
-        create_authority(folder)
-        for name in ("reward", "client"):
-            issue(folder, name, [name])
-        async with asyncio.timeout(20):
-            # Both sides look once a second; until both have, they do not know each other.
-            while True:
-                async with connect(host.address, security("client"), service="reward") as newcomer:
-                    if (await refusal(newcomer, method))[0] is grpc.StatusCode.UNIMPLEMENTED:
-                        break
-            while (await refusal(channel, method))[0] is not grpc.StatusCode.UNIMPLEMENTED:
-                pass
-        stale = SecuritySection(
-            tls_ca=old / "ca.pem", tls_certificate=old / "client.pem", tls_key=old / "client-key.pem"
-        )
-        async with connect(host.address, stale, service="reward") as stranger:
-            assert (await refusal(stranger, method))[0] is grpc.StatusCode.UNAVAILABLE
-    await host.drain()
 
 
 async def test_half_a_rotation_changes_nothing(tmp_path):
-    folder = tmp_path / "pki"
+    folder, whole = tmp_path / "pki", tmp_path / "whole"
     create_authority(folder)
     issue(folder, "reward", ["reward", "client"])
-    security = SecuritySection(
-        tls_ca=folder / "ca.pem", tls_certificate=folder / "reward.pem", tls_key=folder / "reward-key.pem"
-    )
-    host = ServiceHost("reward", "127.0.0.1:0", security, ServerSection(metrics=False))
-    reward_pb2_grpc.add_RewardServiceServicer_to_server(reward_pb2_grpc.RewardServiceServicer(), host.server)
-    await host.start()
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    for file in folder.iterdir():
-        (whole / file.name).write_bytes(file.read_bytes())
-    issue(folder, "other", ["reward"])
-    (folder / "reward-key.pem").write_bytes((folder / "other-key.pem").read_bytes())
-    await asyncio.sleep(1.1)  # the server looks once a second: the clock is what is waited for
-    copy = SecuritySection(
-        tls_ca=whole / "ca.pem", tls_certificate=whole / "reward.pem", tls_key=whole / "reward-key.pem"
-    )
-    async with connect(host.address, copy, service="reward") as channel:
-        assert (await handshake(channel, common_pb2.SERVICE_KIND_CLIENT)).instance_id == host.instance_id
-    await host.drain()
+    async with serving(held(folder, "reward"), "reward") as host:
+        shutil.copytree(folder, whole)
+        issue(folder, "other", ["reward"])
+        (folder / "reward-key.pem").write_bytes((folder / "other-key.pem").read_bytes())
+        await asyncio.sleep(1.1)  # the server looks once a second: the clock is what is waited for
+        async with connect(host.address, held(whole, "reward"), service="reward") as channel:
+            assert (await handshake(channel, common_pb2.SERVICE_KIND_CLIENT)).instance_id == host.instance_id

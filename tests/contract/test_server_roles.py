@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
 import pytest
+from certified import held, serving
 from quartet.v1 import common_pb2
 
 from quartet_client import authority
@@ -14,23 +14,10 @@ from quartet_client.authority import EXPORTED, create_authority, export, issue, 
 from quartet_client.errors import InputError
 from quartet_common import certificates
 from quartet_common.channel import connect
-from quartet_common.config import ConfigError, SecuritySection, ServerSection
+from quartet_common.config import ConfigError, SecuritySection
 from quartet_common.handshake import handshake
 from quartet_common.host import ServiceHost
 from quartet_common.roles import SERVERS
-
-
-def held(folder: Path, name: str, ca: Path | None = None) -> SecuritySection:
-    files = {"tls_ca": ca or folder / "ca.pem", "tls_certificate": folder / f"{name}.pem"}
-    return SecuritySection(**files, tls_key=folder / f"{name}-key.pem")
-
-
-@asynccontextmanager
-async def serving(security: SecuritySection, kind: str = "broker", address: str = "127.0.0.1:0"):
-    host = ServiceHost(kind, address, security, ServerSection(metrics=False))
-    await host.start()
-    yield host
-    await host.drain()
 
 
 async def answers(host: ServiceHost, security: SecuritySection, service: str) -> bool:
@@ -126,18 +113,19 @@ async def test_a_caller_that_checks_the_host_alone_gets_on_with_new_certificates
             assert (await handshake(channel, common_pb2.SERVICE_KIND_CLIENT)).instance_id == host.instance_id
 
 
+def exported(folder: Path) -> SecuritySection:
+    return SecuritySection(tls_ca=folder / "ca.crt", tls_certificate=folder / "tls.crt", tls_key=folder / "tls.key")
+
+
 async def test_a_stolen_key_is_revoked_by_a_second_authority_without_a_stop(pki, tmp_path):
     """Trust both, take new certificates, trust the new one alone: a broker and its callers go on throughout."""
     stolen = tmp_path / "stolen"
     export(pki, "rollout", stolen)
-    thief = SecuritySection(tls_ca=stolen / "ca.crt", tls_certificate=stolen / "tls.crt", tls_key=stolen / "tls.key")
+    thief = exported(stolen)
     used = {name: tmp_path / "hosts" / name for name in ("broker", "client")}
     for name, folder in used.items():
         export(pki, name, folder)
-    own = {
-        name: SecuritySection(tls_ca=at / "ca.crt", tls_certificate=at / "tls.crt", tls_key=at / "tls.key")
-        for name, at in used.items()
-    }
+    own = {name: exported(at) for name, at in used.items()}
     second = tmp_path / "second"
     create_authority(second)
     old_ca, new_ca = (pki / "ca.pem").read_bytes(), (second / "ca.pem").read_bytes()
@@ -178,7 +166,7 @@ def test_a_service_refuses_the_key_of_the_authority(pki, tmp_path):
     folder = tmp_path / "broker"
     export(pki, "broker", folder)
     assert sorted(file.name for file in folder.iterdir()) == sorted(EXPORTED)
-    own = SecuritySection(tls_ca=folder / "ca.crt", tls_certificate=folder / "tls.crt", tls_key=folder / "tls.key")
+    own = exported(folder)
     certificates.check_service_files(own)
     with pytest.raises(ConfigError, match="ca-key.pem' is the private key of the CA"):
         certificates.check_service_files(held(pki, "broker"))
@@ -190,9 +178,8 @@ def test_a_service_refuses_the_key_of_the_authority(pki, tmp_path):
     with pytest.raises(ConfigError, match="notes' is the private key of the CA"):
         certificates.check_service_files(own)
     (folder / "notes").unlink()
-    as_own = {"tls_certificate": pki / "ca.pem", "tls_key": pki / "ca-key.pem", "tls_ca": pki / "ca.pem"}
     with pytest.raises(ConfigError, match="is the private key of the CA"):
-        certificates.check_service_files(SecuritySection(**as_own))
+        certificates.check_service_files(held(pki, "ca"))
 
 
 def test_the_key_of_the_authority_is_not_exported(pki, tmp_path):

@@ -1,7 +1,5 @@
 """What all four servers have in common: reflection, health, the token, limits, and patience with nonsense."""
 
-import socket
-
 import grpc
 import pytest
 from contract_stack import SMALL_MESSAGES
@@ -67,14 +65,6 @@ def test_alone_it_is_healthy_and_says_what_it_waits_for(stack, kind):
 
 
 @each_kind
-def test_health_of_a_service_it_does_not_have_is_not_found(stack, kind):
-    with pytest.raises(grpc.RpcError) as raised:
-        stack.alone[kind].caller()
-        stack.alone[kind].health("quartet.v1.NoSuchService")
-    assert raised.value.code() == grpc.StatusCode.NOT_FOUND
-
-
-@each_kind
 @pytest.mark.parametrize("metadata", [[], [("authorization", "Bearer wrong")]], ids=["no_token", "another_token"])
 def test_calls_without_the_token_are_refused(stack, kind, metadata):
     caller = stack.alone[kind].caller()
@@ -115,11 +105,3 @@ def test_a_method_it_does_not_have_is_unimplemented(caller, kind):
     with pytest.raises(grpc.RpcError) as raised:
         call(b"", timeout=30)
     assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED
-
-
-@each_kind
-def test_bytes_that_are_no_http2_break_nothing(caller, kind):
-    host, _, port = caller.address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
-        connection.sendall(b"GET / HTTP/1.0\r\n\r\n" + bytes(1000))
-    assert caller.call(HANDSHAKE, cases_handshake.GREETING).instance_id

@@ -1,4 +1,7 @@
-"""One rollout, two runs with a trainer each: it does the first, then the second, each with that run's own weights."""
+"""One rollout, two runs with a trainer each: it does the first, then the second, each with that run's own weights.
+
+The second trains an adapter, which is all that its trainer sends.
+"""
 
 import json
 
@@ -16,9 +19,11 @@ def test_a_rollout_does_one_run_after_the_other_with_masks_that_are_trained(by_h
         "rollout__runs": '["t*", "one"]',
         "run__sampling_masks": "true",
         "run__sampling__top_p": 0.7,
-        "run__group_size": 2,
+        "run__group_size": 4,
+        "run__verifiers": "[{name='length', parameters={buffer_tokens=30}}]",
         "run__groups_per_step": GROUPS,
         "run__max_steps": STEPS,
+        "run__max_staleness": 0,
         "trainer__learning_rate": 1e-3,
         "trainer__skip_zero_advantage": "false",
         "trainer__evaluation__interval": 0,
@@ -26,7 +31,13 @@ def test_a_rollout_does_one_run_after_the_other_with_masks_that_are_trained(by_h
     }
     one = by_hand(run__id="one", run__folder=tmp_path / "one", trainer__seed=1, **common)
     shared = {f"addresses__{name}": one.addresses[name] for name in ("broker", "reward", "rollout")}
-    two = by_hand(run__id="two", run__folder=tmp_path / "two", trainer__seed=2, **shared, **common)
+    adapter = {
+        "trainer__lora__r": 4,
+        "trainer__lora__alpha": 8.0,
+        "trainer__lora__target_modules": '["q_proj", "v_proj", "down_proj"]',
+        "trainer__learning_rate": 0.05,
+    }
+    two = by_hand(run__id="two", run__folder=tmp_path / "two", trainer__seed=2, **shared, **common | adapter)
     one.start_redis()
     for name in ("broker", "reward", "rollout", "trainer"):
         one.start(name)
@@ -44,6 +55,7 @@ def test_a_rollout_does_one_run_after_the_other_with_masks_that_are_trained(by_h
         rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         steps = [row for row in rows if row["kind"] == "step"]
         assert [row["step"] for row in steps] == list(range(STEPS))
-        # The rollout's log-probs are of this run's weights, and both ends confine them to the same candidates.
-        assert steps[0]["mismatch/log_prob_diff_max"] < 1e-3
+        # The rollout's log-probs are of this run's newest weights, and both ends confine them to the same candidates.
+        assert steps[0]["train/grad_norm"] > 0
+        assert all(row["mismatch/log_prob_diff_max"] < 1e-3 and row["staleness/max"] == 0 for row in steps)
     assert one.stop("rollout") == 0, one.log("rollout")

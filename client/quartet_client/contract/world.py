@@ -28,7 +28,6 @@ class World:
         """
         self._callers = callers
         self._weights = weights
-        self._run: BrokerRun | None = None
         self.name = f"case-{next(_SERIAL)}-{secrets.token_hex(3)}"
         """Unique: a run id, an instance id, …"""
         self.context, self.end_token = context, end_token
@@ -43,13 +42,7 @@ class World:
 
     def run(self, **spec) -> BrokerRun:
         """Return a run of this case's own, made now, with one registered rollout "r1"; `spec`: fields of RunSpec."""
-        self._run = BrokerRun(self, self.name, **spec)
-        return self._run
-
-    def same_run(self) -> BrokerRun:
-        """Return the run made before."""
-        assert self._run is not None
-        return self._run
+        return BrokerRun(self, self.name, **spec)
 
     @property
     def weights(self) -> Any:
