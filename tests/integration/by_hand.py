@@ -3,25 +3,19 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from quartet_common import ports
+from quartet_common.ports import free_ports
 from quartet_local.redis import find_server
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ROOT / ".quartet" / "envs"
 sys.path.append(str(ROOT / "tests" / "preloaded"))
 SERVICES = ("broker", "reward", "rollout", "trainer")
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nothing listens on, their metrics neighbours (+100) free as well."""
-    return ports.free_ports(count, neighbour=100)
 
 
 class ByHand:
@@ -34,7 +28,7 @@ class ByHand:
 
     def __init__(self, folder: Path, run_file: Path, pythons: Mapping[str, Path], overrides: dict[str, object]):
         self._pythons = pythons
-        broker, reward, rollout, trainer, redis = free_ports(5)
+        broker, reward, rollout, trainer, redis = free_ports(5, neighbour=100)  # that of metrics
         self.folder = folder
         self.redis_port = redis
         self.addresses = {
@@ -55,17 +49,7 @@ class ByHand:
         """Start Redis and return when it listens."""
         command = [find_server(), "--port", str(self.redis_port), "--appendonly", "yes", "--save", "", "--dir"]
         self._start("redis", [*command, str(self.folder)])
-        for _ in range(200):
-            with socket.socket() as probe:
-                probe.settimeout(1)
-                if probe.connect_ex(("127.0.0.1", self.redis_port)) == 0:
-                    return
-            assert self.processes["redis"].poll() is None, self.log("redis")
-            try:
-                self.processes["redis"].wait(0.05)
-            except subprocess.TimeoutExpired:
-                continue
-        raise AssertionError(f"redis does not listen: {self.log('redis')}")
+        self.wait_for("redis", "Ready to accept connections")
 
     def start(self, name: str, *options: str) -> None:
         """Start a service, with options of the command line; it finds the others by itself."""

@@ -1,20 +1,16 @@
 """A small model and problems for it; services started by hand and cleaned up after."""
 
-import contextlib
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from by_hand import ENVIRONMENTS, ROOT, SERVICES, ByHand
+
+from by_hand import ENVIRONMENTS, ROOT, ByHand  # isort: skip
+import fixtures  # beside what `by_hand` imports
 from preloaded import Pythons
 
-_MAKE_MODEL = """
-import sys; from pathlib import Path
-from model import build_model, build_tokenizer, save
-save(build_model(0), build_tokenizer(), Path(sys.argv[1]))
-"""
+pythons, model = fixtures.pythons, fixtures.model
 
 
 class Ordinary:
@@ -22,24 +18,6 @@ class Ordinary:
 
     def __getitem__(self, environment: str) -> Path:
         return ENVIRONMENTS / environment / "bin" / "python"
-
-
-@pytest.fixture(scope="session")
-def pythons() -> Iterator[Pythons]:
-    """The environments' interpreters, preloaded; they begin to import at once."""
-    with contextlib.closing(Pythons()) as made:
-        for name in (*SERVICES, "client"):
-            made.start(name)
-        yield made
-
-
-@pytest.fixture(scope="session")
-def model(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's model before any training."""
-    folder = tmp_path_factory.mktemp("model")
-    command = [pythons["trainer"], "-c", _MAKE_MODEL, folder]
-    subprocess.run(command, cwd=ROOT / "examples" / "arithmetic", check=True, timeout=120)
-    return folder
 
 
 @pytest.fixture

@@ -1,27 +1,33 @@
-"""The ways in which a run ends: what `quartet run` prints, its exit status, and what `quartet audit` says afterwards.
+"""The ways in which a run ends: what `quartet run --attach` prints, its exit status, and what `quartet audit` says
+afterwards.
 
-The table is in `endings.py`. Most rows run with `--attach` on services that all rows share; a rollout and a trainer of
-its own begin preloaded. Rows with `launched` drive the whole launcher. All runs are on one Redis,
-so that the shared broker can be asked about each of them afterwards.
+All rows share a Redis, a broker and a reward service, so that the broker can be asked about each run afterwards; a
+rollout and a trainer of its own begin preloaded. How the launcher ends is `deploy/local/tests`'.
 """
 
 import contextlib
 import json
 import re
-import resource
+import signal
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from by_hand import ROOT, SERVICES, free_ports
-from endings import ENDINGS, Ending, Launched, Scene, Services, preloaded_checkout, problems
+from by_hand import ROOT
 from preloaded import Pythons
 
-pytestmark = pytest.mark.timeout(400)
-ENDED = 200  # seconds on a busy machine
+from quartet_client import Client
 
+sys.path.append(str(ROOT / "tests" / "learning"))
+
+from curve_services import Services  # noqa: E402
+
+pytestmark = pytest.mark.timeout(400)
+BEGUN, ENDED = 150, 200  # seconds until the first step and the end, on a busy machine
 RUN_FILE = """
 [run]
 id = "{name}"
@@ -52,6 +58,179 @@ at_end = false
 """
 
 
+def problems(count: int, **fields: object) -> list[dict]:
+    return [{"prompt": f"1+{n}=?", "gt_answer": str(1 + n)} | fields for n in range(count)]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A row. `printed` and `audited` are patterns; `printed` is looked for in the last lines of `quartet run`."""
+
+    name: str
+    status: int
+    printed: str
+    audited: str
+    settings: dict[str, object] = field(default_factory=dict)
+    data: list[dict] = field(default_factory=lambda: problems(8))
+    audit_status: int = 0
+    words: tuple[str, ...] = ()
+    """A `quartet runs` command that is given after the first step."""
+    interrupted: bool = False
+    """By Ctrl-C, after the first step."""
+    ended_before: bool = False
+    """The run of this file was made, and was said to have failed."""
+
+
+STILL_OPEN = {"data.passes": 0, "run.max_steps": 1_000_000}
+NO_VERIFIER = [{"name": "nobody_has_it"}]
+EARLY_STOP = {
+    "trainer.early_stop.metric": "eval/heldout/ans_acc",
+    "trainer.early_stop.patience": 1,
+    "trainer.evaluation.interval": 1,
+}
+ALL_RIGHT = "0 lost, 0 twice, 0 stuck"
+SOME = rf"\d+ exactly once, {ALL_RIGHT}"
+NONE = rf"0 exactly once, {ALL_RIGHT}"
+NEVER_MADE = "the broker does not know run '.*': it was deleted, or never made"
+DATA_ENDED = "is succeeded: the prompts have ended: {} steps trained"
+ENDINGS = [
+    Ending(
+        "max_steps",
+        0,
+        r"run \S+ is succeeded: all steps are done: 2 steps trained",
+        rf"4 exactly once, {ALL_RIGHT}, \d+ left over",
+        {"run.max_steps": 2, "data.passes": 50},
+    ),
+    Ending(
+        "two-passes-of-the-data",
+        0,
+        DATA_ENDED.format(4),
+        rf"8 exactly once, {ALL_RIGHT}$",
+        {"data.passes": 2},
+        problems(4),
+    ),
+    Ending(
+        "data-ended-and-some-did-not-fill-a-step",
+        0,
+        DATA_ENDED.format(2),
+        rf"4 exactly once, {ALL_RIGHT}, 1 dropped",
+        data=problems(5),
+    ),
+    Ending(
+        "data-ended-with-a-smaller-last-step",
+        0,
+        DATA_ENDED.format(3),
+        rf"5 exactly once, {ALL_RIGHT}$",
+        {"run.partial_batch": "train"},
+        problems(5),
+    ),
+    Ending(
+        "early-stop",
+        0,
+        r"is succeeded: the evaluations have stopped getting better: 2 steps trained",
+        rf"4 exactly once, {ALL_RIGHT}, \d+ left over",
+        EARLY_STOP,
+        problems(80),
+    ),
+    Ending("cancelled", 1, "is cancelled: ended by quartet runs finish", SOME, STILL_OPEN, words=("finish",)),
+    Ending(
+        "called-done-by-a-person",
+        0,
+        "is succeeded: good enough",
+        SOME,
+        STILL_OPEN,
+        words=("finish", "--state", "succeeded", "--reason", "good enough"),
+    ),
+    Ending(
+        "deleted-under-way",
+        2,
+        r"run '\S+' does not exist",
+        NEVER_MADE,
+        STILL_OPEN,
+        audit_status=1,
+        words=("delete", "--force"),
+    ),
+    Ending("ctrl-c-leaves-the-run", 130, r"step \d+/", SOME, STILL_OPEN, interrupted=True),
+    Ending(
+        "all-prompts-dead-of-one-reason",
+        1,
+        r"is failed: the first [2-6]\d prompts died of one reason, and no group was made: .*nobody_has_it",
+        rf"{NONE},.* [2-6]\d dead",
+        {"run.max_deliveries": 1, "run.max_staleness": 50},
+        problems(60, verifiers=NO_VERIFIER),
+    ),
+    Ending(
+        "most-prompts-dead",
+        1,
+        r"is failed: the prompts have ended: 1 steps trained; 4 of 6 prompts are dead, 4 of 4 of one reason: .*nobody",
+        rf"2 exactly once, {ALL_RIGHT}, 4 dead",
+        {"run.max_deliveries": 1},
+        [*problems(2), *problems(4, verifiers=NO_VERIFIER)],
+    ),
+    Ending(
+        "no-step",
+        1,
+        "is failed: the prompts have ended: 0 steps trained; 1 prompts came to an end, and a step takes 2 groups",
+        rf"{NONE}, 1 dropped",
+        data=problems(1),
+    ),
+    Ending("a-run-that-had-failed", 1, "is failed: it was enough", NONE, ended_before=True),
+    Ending(
+        "no-broker",
+        2,
+        r"broker at \S+: nothing listens there",
+        NEVER_MADE,
+        {"addresses.broker": "127.0.0.1:1"},
+        audit_status=1,
+    ),
+]
+
+
+class Attached:
+    """A `quartet run --attach` of a run file, on these services."""
+
+    def __init__(self, ending: Ending, services: Services, folder: Path):
+        self.services, self.folder, self.name = services, folder, ending.name
+        settings = dict(setting.split("=", 1) for setting in services.addresses()) | ending.settings
+        self.arguments = [str(folder / "run.toml")]
+        self.arguments += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        self.output = folder / "client.log"
+
+    def quartet(self, *words: str) -> list[str]:
+        return [str(self.services.pythons["client"]), "-m", "quartet_client", *words]
+
+    def start(self) -> subprocess.Popen:
+        command = self.quartet("run", *self.arguments, "--attach", "--plain", "--wait", "1")
+        with self.output.open("w") as log:
+            return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def ask(self, *words: str) -> subprocess.CompletedProcess:
+        command = self.quartet(*words, "--broker", self.services.address("broker"))
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+    def logs(self) -> str:
+        return "\n".join(
+            f"--- {log.name}\n{log.read_text(errors='replace')[-2500:]}" for log in self.folder.glob("*.log")
+        )
+
+
+@contextlib.contextmanager
+def killed_at_the_end(process: subprocess.Popen) -> Iterator[subprocess.Popen]:
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_while(process: subprocess.Popen, condition: Callable[[], bool], told: Callable[[], str]) -> None:
+    deadline = time.monotonic() + BEGUN
+    while condition():
+        assert time.monotonic() < deadline and process.poll() is None, told()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.1)
+
+
 @pytest.fixture(scope="module")
 def services(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
     with contextlib.ExitStack() as stack:
@@ -60,61 +239,35 @@ def services(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.name)
 def test_a_run_that_ends(ending: Ending, services: Services, model: Path, tmp_path: Path):
-    scene = Scene(services, model, tmp_path, ending.name)
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ending.data))
     (tmp_path / "heldout.jsonl").write_text("".join(json.dumps(line) + "\n" for line in problems(2)))
     (tmp_path / "run.toml").write_text(RUN_FILE.format(name=ending.name, folder=tmp_path, model=model))
-    scene.settings = _addresses(services, ending.launched) | ending.settings
+    run = Attached(ending, services, tmp_path)
     with contextlib.ExitStack() as stack:
-        arranged = ending.arrange and ending.arrange(scene)
-        if isinstance(arranged, Iterator):
-            stack.enter_context(contextlib.contextmanager(lambda: arranged)())
-        pair = None
-        if ending.served and not ending.launched:
-            arguments = [str(tmp_path / "run.toml"), *scene.arguments()]
-            pair = stack.enter_context(services.run(arguments, tmp_path))
-        _start(scene, ending, stack)
-        if ending.act:
-            ending.act(scene)
-        assert scene.process.wait(ENDED) == ending.status, _logs(tmp_path)
-        assert re.search(ending.printed, "\n".join(scene.output().splitlines()[-8:])), scene.output()
-        assert "Traceback" not in scene.output()
+        if ending.ended_before:
+            first = stack.enter_context(killed_at_the_end(run.start()))
+            with Client(services.address("broker")) as quartet:
+                wait_while(first, lambda: ending.name not in [each.run_id for each in quartet.runs()], run.logs)
+                quartet.finish_run(ending.name, "failed", "it was enough")
+            first.wait(60)
+        served = not ending.ended_before and "addresses.broker" not in ending.settings
+        pair = stack.enter_context(services.run(run.arguments, tmp_path)) if served else None
+        client = stack.enter_context(killed_at_the_end(run.start()))
+        if ending.words or ending.interrupted:
+            wait_while(client, lambda: not re.search("^step 1/", run.output.read_text(), re.MULTILINE), run.logs)
+        if ending.words:
+            done = run.ask("runs", ending.words[0], ending.name, *ending.words[1:])
+            assert done.returncode == 0, done.stderr
+        if ending.interrupted:
+            client.send_signal(signal.SIGINT)
+        assert client.wait(ENDED) == ending.status, run.logs()
+        assert re.search(ending.printed, "\n".join(run.output.read_text().splitlines()[-8:])), run.logs()
+        assert "Traceback" not in run.output.read_text()
         if pair and ending.status in (0, 1):  # the run has ended, and with it its trainer
             deadline = time.monotonic() + ENDED
             while "trainer" not in pair.statuses:
-                assert pair.changed.wait(max(0, deadline - time.monotonic())), _logs(tmp_path)
-            assert pair.statuses["trainer"] == 0, _logs(tmp_path)
-    words = ["audit", ending.name, "--config", str(tmp_path / "run.toml"), *scene.arguments()]
-    audit = scene.quartet(*words, "--broker", scene.broker)
-    assert audit.returncode == ending.audit_status, audit.stdout + audit.stderr + _logs(tmp_path)
+                assert pair.changed.wait(max(0, deadline - time.monotonic())), run.logs()
+            assert pair.statuses["trainer"] == 0, run.logs()
+    audit = run.ask("audit", ending.name, "--config", *run.arguments)
+    assert audit.returncode == ending.audit_status, audit.stdout + audit.stderr + run.logs()
     assert re.search(ending.audited, (audit.stdout + audit.stderr).strip()), audit.stdout + audit.stderr
-
-
-def _addresses(services: Services, launched: bool) -> dict[str, object]:
-    if not launched:
-        return dict(setting.split("=", 1) for setting in services.addresses())
-    ports = free_ports(4)
-    own = {f"addresses.{kind}": f"127.0.0.1:{port}" for kind, port in zip(SERVICES, ports, strict=True)}
-    return own | {"broker.redis_url": services.redis_url}
-
-
-def _start(scene: Scene, ending: Ending, stack: contextlib.ExitStack) -> None:
-    words = [str(scene.folder / "run.toml"), *scene.arguments()]
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if ending.file_bytes:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (ending.file_bytes, limit[1]))
-        stack.callback(resource.setrlimit, resource.RLIMIT_FSIZE, limit)
-    if ending.launched:
-        checkout = preloaded_checkout(scene.folder / "checkout", scene.services.pythons)
-        scene.client = Launched(words, scene.folder / "client.log", checkout=checkout)
-        stack.callback(scene.client.kill_all)
-    else:
-        command = [*scene.command, "run", *words, "--attach", "--plain", "--wait", "1"]
-        with (scene.folder / "client.log").open("w") as log:
-            scene.client = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        stack.callback(lambda: (scene.process.kill(), scene.process.wait()))
-
-
-def _logs(folder: Path) -> str:
-    logs = [*folder.glob("*.log"), *folder.glob("run/logs/*.log")]
-    return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-2500:]}" for log in logs)

@@ -9,8 +9,6 @@ import pytest
 from by_hand import SERVICES, ByHand
 from preloaded import Pythons
 
-from quartet_common.presets import TRAINER_PRESETS
-
 Run = Callable[..., subprocess.CompletedProcess]
 FLAGS = (
     '-m {model} -d {data} -ed \'{{"heldout": "{data}"}}\' -ei 10 -g 4 -tbs 2 -t 1 -b transformers -mnt 64 -p moved -a'
@@ -45,41 +43,9 @@ def accepts(run: Run, service: str, path: Path, *settings: str) -> dict:
     return json.loads(dry.stdout)
 
 
-def with_preset(path: Path, preset: str) -> Path:
-    """The run file with `trainer.preset` in place of all keys that it has."""
-    lines, section = [], ""
-    for line in path.read_text().splitlines():
-        section = line if line.startswith("[") else section
-        if section != "[trainer]" or line.partition(" = ")[0] not in TRAINER_PRESETS[preset]:
-            lines += [line, *([f'preset = "{preset}"'] if line == "[trainer]" else [])]
-    short = path.with_name("short.toml")
-    short.write_text("\n".join(lines) + "\n")
-    return short
-
-
 def test_every_service_accepts_what_is_printed(run: Run, by_hand: Callable[..., ByHand], model: Path, tmp_path: Path):
     path = migrated(run, model, tmp_path, "GRPO")
     services = by_hand()
     services.start_redis()
     for service in SERVICES:
         accepts(run, service, path, f"broker.redis_url=redis://127.0.0.1:{services.redis_port}/0")
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "preset"),
-    [
-        ("GRPO", "colossalchat-grpo"),
-        ("DAPO", "colossalchat-dapo"),
-        ("REINFORCE_PPB", "colossalchat-reinforce-ppb"),
-        ("RLOO", "colossalchat-rloo"),
-    ],
-)
-def test_the_trainer_makes_the_same_of_what_is_printed_and_of_the_preset(
-    run: Run, model: Path, tmp_path: Path, algorithm: str, preset: str
-):
-    printed = migrated(run, model, tmp_path, algorithm)
-    short = with_preset(printed, preset)
-    assert len(short.read_text()) < len(printed.read_text()) and "learning_rate" not in short.read_text()
-    written, named = accepts(run, "trainer", printed)["section"], accepts(run, "trainer", short)["section"]
-    assert (written.pop("preset"), named.pop("preset")) == (None, preset)
-    assert named == written and written["algorithm"] in preset.replace("reinforce-ppb", "reinforce_pp_baseline")

@@ -1,7 +1,4 @@
-"""One prompt's trace, over four real service processes and a real collector: from submit to the weights it became.
-
-The same run writes its Gantt trace, which tells the same of the same groups without any collector.
-"""
+"""One prompt's trace, over four real service processes and a real collector: from submit to the weights it became."""
 
 import json
 import os
@@ -50,9 +47,6 @@ def said_in_logs(services, pythons) -> None:
     command = [pythons["client"], "-m", "quartet_client", "logs", str(services.folder), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert {line["service"] for line in lines} == {"broker", "reward", "rollout", "trainer"}
-    assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
-    assert all(line["run"] == "by-hand" for line in lines if line["service"] in ("rollout", "trainer"))
     for service, message, ids in (
         ("broker", "run made", {"run"}),
         ("rollout", "weights installed", {"run", "version"}),
@@ -62,47 +56,6 @@ def said_in_logs(services, pythons) -> None:
         assert ids <= line.keys(), line
 
 
-def shown_on_one_clock(services, traces: dict[str, list[ReceivedSpan]]) -> None:
-    """trace.json has rows of all services; each group's bars are in order, and where the collector's spans say."""
-    services.processes["trainer"].wait(60)
-    folder = services.folder / "run"
-    events = [json.loads(line.removesuffix(",")) for line in (folder / "trace.json").read_text().splitlines()[1:]]
-    rows = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
-    (rollout,) = {row for row in rows.values() if row.startswith("rollout ") and row.endswith(": groups")}
-    names = {"trainer", "trainer: steps", "weights", "reward", "broker: groups ready", "broker: batches"}
-    assert set(rows.values()) == names | {rollout, rollout.removesuffix(": groups")}
-    assert (folder / "trace.png").stat().st_size > 0
-
-    def bars(row: str, **about: str | int) -> list[tuple[float, float]]:
-        found = [event for event in events if event["ph"] == "X" and rows[event["tid"]] == row]
-        times = [
-            (each["ts"] / 1e6, (each["ts"] + each["dur"]) / 1e6)
-            for each in found
-            if about.items() <= each.get("args", {}).items()
-        ]
-        return sorted(times)
-
-    for trace in traces.values():
-        spans = {span.name: span for span in trace}
-        group, step = spans["submit"].attributes["quartet.instance"], spans["optimizer step"].attributes["quartet.step"]
-        ((generating, generated),) = bars(rollout, group=group)
-        verified = bars("reward", group=group)
-        ((put, granted),) = bars("broker: groups ready", group=group)
-        ((delivering, arrived),) = bars("broker: batches", step=step)
-        ((training, trained),) = bars("trainer: steps", step=step)
-        assert len(verified) == 4 and all(generating <= began <= ended <= put + 2e-6 for began, ended in verified)
-        # The last completion is verified after it was made; rounding is of microseconds.
-        assert generated <= verified[-1][1] + 2e-6
-        assert (
-            put <= granted
-            and granted <= delivering + 2e-6
-            and delivering <= arrived <= training + 2e-6 <= trained + 2e-6
-        )
-        # Here all have one clock, and measured it themselves.
-        for shown, name in (((generating, generated), "generate"), ((put, granted), "group ready")):
-            assert shown == pytest.approx((spans[name].began / 1e9, spans[name].ended / 1e9), abs=2.0), name
-
-
 def test_one_trace_follows_a_prompt_from_submit_to_the_weights_that_carry_it(by_hand, pythons, collector):
     services = by_hand(
         **{
@@ -110,8 +63,6 @@ def test_one_trace_follows_a_prompt_from_submit_to_the_weights_that_carry_it(by_
             "run.max_staleness": 0,
             "trainer.evaluation.interval": 0,
             "trainer.checkpoint.interval": 0,
-            "trainer.trace": True,
-            "trainer.observe_seconds": 0.05,
             "tracing.endpoint": collector.address,
         }
     )
@@ -149,7 +100,6 @@ def test_one_trace_follows_a_prompt_from_submit_to_the_weights_that_carry_it(by_
     calls = {span.name for span in spans if span.trace == first.trace and span.service == "quartet-broker"}
     assert calls == {"quartet.v1.BrokerService/MarkTrained"}
     said_in_logs(services, pythons)
-    shown_on_one_clock(services, traces)
     updates = {span.trace for span in spans if span.name == "publish weights"}
     assert any(span.name == "quartet.v1.RolloutService/FinishWeightUpdate" and span.trace in updates for span in spans)
 

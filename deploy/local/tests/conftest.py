@@ -1,43 +1,21 @@
 """A tiny untrained model, a few problems, and a run file; `launch` starts runs of it and cleans up after them."""
 
-import contextlib
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launched import ROOT, SERVICES, Launched, Pythons, free_ports, preloaded_checkout
 
-_MAKE_MODEL = """
-import sys; from pathlib import Path
-from model import build_model, build_tokenizer, save
-save(build_model(0), build_tokenizer(), Path(sys.argv[1]))
-"""
+from launched import Launched, Pythons, free_ports, preloaded_checkout  # isort: skip
+import fixtures  # beside what `launched` imports
 
-
-@pytest.fixture(scope="session")
-def pythons() -> Iterator[Pythons]:
-    """The services' interpreters, which begin to import at once."""
-    with contextlib.closing(Pythons()) as made:
-        for name in SERVICES:
-            made.start(name)
-        yield made
+pythons, model = fixtures.pythons, fixtures.model
 
 
 @pytest.fixture(scope="session")
 def checkout(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout whose services begin with their imports done."""
     return preloaded_checkout(tmp_path_factory.mktemp("checkout"), pythons)
-
-
-@pytest.fixture(scope="session")
-def model(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's model before any training."""
-    folder = tmp_path_factory.mktemp("model")
-    command = [pythons["trainer"], "-c", _MAKE_MODEL, folder]
-    subprocess.run(command, cwd=ROOT / "examples" / "arithmetic", check=True, timeout=120)
-    return folder
 
 
 @pytest.fixture
