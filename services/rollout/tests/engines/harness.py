@@ -152,9 +152,11 @@ class Harness:
 
     async def update(self, folder: Path, version: int, keep_kv_cache: bool = False) -> None:
         """A whole update in flight."""
-        await self.engine.pause("keep", keep_kv_cache)
+        running = await self.engine.pause("keep", keep_kv_cache)
         await self.receive(folder)
         await self.engine.install_weights(version)
+        # The heartbeat of a new version goes out just then, and a gauge of 0 would say that nothing is done.
+        assert self.engine.stats().running == running
         await self.engine.resume()
         self._installed = folder
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import numpy as np
@@ -109,30 +108,6 @@ def test_ids_masks_and_log_probs_are_those_of_the_whole_conversation(harness: Ha
         expected = harness.log_probs(harness.folders[0], prompt, completion.token_ids)
         np.testing.assert_allclose(completion.log_probs[generated], expected[generated], atol=TOLERANCE)
         assert (completion.log_probs[~generated] == 0).all()
-
-
-def test_each_turn_is_of_the_version_that_its_span_says(harness: Harness) -> None:
-    """New weights come in while the environment answers, and while turns are generated."""
-    environment = Counting()
-    given = scene(harness, environment, 6, temperature=0.8)
-
-    async def go() -> list[PlayedCompletion]:
-        playing = asyncio.create_task(played(given))
-        await harness.until(lambda: len(environment.turns) >= 2)
-        await harness.update(harness.folders[1], 1)
-        return await playing
-
-    completions = harness.run(go())
-    prompt = given.prompt_token_ids.tolist()
-    seen = set()
-    for completion in completions:
-        assert completion.version_spans[0][1] == 0 and completion.version_spans[-1][2] == completion.token_ids.size
-        for version, begin, end in completion.version_spans:
-            seen.add(version)
-            generated = np.flatnonzero(completion.loss_mask[begin:end]) + begin
-            expected = harness.log_probs(harness.folders[version], prompt, completion.token_ids, temperature=0.8)
-            np.testing.assert_allclose(completion.log_probs[generated], expected[generated], atol=TOLERANCE)
-    assert seen == {0, 1}
 
 
 def test_candidates_of_truncated_sampling_stay_with_their_tokens(harness: Harness) -> None:

@@ -15,7 +15,6 @@ from quartet_rollout.engines import (
     EngineError,
     ManifestError,
     SamplingSettings,
-    WeightGroupInfo,
     WeightTransferError,
 )
 
@@ -37,36 +36,6 @@ def test_after_an_update_tokens_and_log_probs_are_those_of_a_fresh_load(harness:
             assert np.array_equal(completion.token_ids, fresh.token_ids) == (version == 2)
             if version == 2:
                 np.testing.assert_allclose(completion.log_probs, fresh.log_probs, atol=1e-6)
-
-
-def test_an_update_in_flight_splits_completions_into_spans_of_their_versions(harness: Harness) -> None:
-    async def body() -> list:
-        sampling = SamplingSettings(temperature=0.3, max_new_tokens=400)
-        reading = asyncio.create_task(harness.collect(PROMPT, 12, sampling))
-        await harness.started(12 * 5)
-        running = await harness.engine.pause("keep")
-        await harness.receive(harness.folders[1])
-        await harness.engine.install_weights(1)
-        # The heartbeat of a new version goes out just then, and a gauge of 0 would say that nothing is done.
-        stats = harness.engine.stats()
-        assert (stats.running, stats.waiting) == (running, 0) and running > 0
-        await harness.engine.resume()
-        await harness.started(12 * 5)
-        await harness.update(harness.folders[0], 2)
-        return await reading
-
-    weights = {0: harness.folders[0], 1: harness.folders[1], 2: harness.folders[0]}
-    completions = harness.run(body())
-    assert max(len(completion.version_spans) for completion in completions) == 3
-    for completion in completions:
-        ends = [0]
-        for version, begin, end in completion.version_spans:
-            assert begin == ends[-1] < end
-            ends.append(end)
-            expected = harness.log_probs(weights[version], PROMPT, completion.token_ids, 0.3)
-            # The keys and values of earlier tokens were computed again under these weights: nothing stale is left.
-            np.testing.assert_allclose(completion.log_probs[begin:end], expected[begin:end], atol=TOLERANCE)
-        assert ends[-1] == len(completion.token_ids)
 
 
 def test_kept_keys_and_values_are_stale_as_asked_for(harness: Harness) -> None:
@@ -118,68 +87,24 @@ def test_the_weights_that_are_there_count_as_the_version_they_are_set_to_or_as_u
     _are_the_first(harness, -1)
 
 
-def _without(manifest: rollout_pb2.WeightManifest) -> str:
-    name = manifest.tensors[3].name
-    del manifest.tensors[3]
-    return f"'{name}' is missing"
-
-
-def _renamed(manifest: rollout_pb2.WeightManifest) -> str:
-    manifest.tensors[2].name = "model.layers.7.mlp.up_proj.weight"
-    return "'model.layers.7.mlp.up_proj.weight' is not a parameter"
-
-
-def _reshaped(manifest: rollout_pb2.WeightManifest) -> str:
-    tensor = next(t for t in manifest.tensors if t.name == "model.layers.1.mlp.up_proj.weight")
-    tensor.shape[:] = [128, 256]
-    return "'model.layers.1.mlp.up_proj.weight' has shape \\[128, 256\\]; allowed: \\[256, 128\\]"
-
-
-def _twice(manifest: rollout_pb2.WeightManifest) -> str:
-    manifest.tensors.add().CopyFrom(manifest.tensors[0])
-    return f"'{manifest.tensors[0].name}' comes twice"
-
-
-def _too_large(manifest: rollout_pb2.WeightManifest) -> str:
-    manifest.bucket_bytes[0] += 2**40
-    return "buckets hold"
-
-
-def _outside(manifest: rollout_pb2.WeightManifest) -> str:
-    manifest.tensors[0].offset = manifest.bucket_bytes[0]
-    return f"'{manifest.tensors[0].name}'"
-
-
-def _adapter(manifest: rollout_pb2.WeightManifest) -> str:
-    manifest.kind = rollout_pb2.WEIGHT_KIND_LORA
-    return "manifest.lora.r: got 0; allowed: at least 1"
-
-
 def test_weights_that_do_not_fit_are_refused_by_name(harness: Harness) -> None:
     weights = read_weights(harness.folders[1])
-    harness.engine.check_manifest(pack(weights, BUCKET_BYTES)[0])
-    for spoil in (_without, _renamed, _reshaped, _twice, _too_large, _outside, _adapter):
+    for spoil, words in (
+        (lambda m: m.tensors.pop(), "is missing"),
+        (lambda m: setattr(m.tensors[2], "name", "model.layers.7.w"), "'model.layers.7.w' is not a parameter"),
+        (lambda m: m.tensors[0].shape.append(1), r"has shape \[.*, 1\]; allowed: \["),
+        (lambda m: m.tensors.append(m.tensors[0]), "comes twice"),
+        (lambda m: m.bucket_bytes.append(2**40), "buckets hold"),
+        (lambda m: setattr(m.tensors[0], "offset", m.bucket_bytes[0]), "weight'"),
+        (lambda m: setattr(m, "kind", rollout_pb2.WEIGHT_KIND_LORA), "manifest.lora.r: got 0; allowed: at least 1"),
+    ):
         manifest, _ = pack(weights, BUCKET_BYTES)
-        words = spoil(manifest)
+        harness.engine.check_manifest(manifest)
+        spoil(manifest)
         with pytest.raises(ManifestError, match=words):
             harness.engine.check_manifest(manifest)
         with pytest.raises(ManifestError, match=words):
             harness.run(harness.engine.receive_weights(manifest, 5.0))
-
-
-def test_receiving_outside_a_group_says_so(harness: Harness) -> None:
-    harness.run(harness.engine.leave_weight_group())
-    harness.left_group()
-    manifest, _ = pack(read_weights(harness.folders[1]), BUCKET_BYTES)
-    with pytest.raises(EngineError, match="in no weight group"):
-        harness.run(harness.engine.receive_weights(manifest, 5.0))
-
-
-def test_a_transport_it_does_not_have_is_refused(harness: Harness) -> None:
-    info = WeightGroupInfo("nccl", "127.0.0.1", 1, 1, 2, 5.0, b"", 1)
-    with pytest.raises(EngineError, match="'nccl' is not available here; allowed: gloo, file"):
-        harness.run(harness.engine.join_weight_group(info))
-    harness.left_group()
 
 
 async def _first_bucket(harness: Harness, seconds: float) -> asyncio.Task:

@@ -211,6 +211,21 @@ class ScriptedEngine:
         self.policy_version = UNKNOWN_VERSION
 
 
+class SpeakingEngine(ScriptedEngine):
+    """Every completion is what `say` answers to the text before it."""
+
+    def __init__(self, say: Callable[[str], str]):
+        super().__init__(max_model_len=500)
+        self._say = say
+
+    async def generate(
+        self, request_id: str, prompt_token_ids, n: int, sampling: SamplingSettings
+    ) -> AsyncGenerator[EngineCompletion, None]:
+        said = [ord(letter) for letter in self._say("".join(map(chr, prompt_token_ids)))]
+        for index in range(n):
+            yield completion(index, said, [self.policy_version] * len(said), "stop")
+
+
 def _mask(token_ids: np.ndarray) -> SamplingMask:
     """Candidates: nothing was cut off before the first token, then the token and the one after it."""
     pairs = [np.asarray([token, token + 1], np.int32) for token in token_ids[1:]]
@@ -400,7 +415,12 @@ class InTestReward(reward_pb2_grpc.RewardServiceServicer):
         self.break_streams = asyncio.Event()
         self.refusals = 0  # streams that are refused, as for their rate
         self.silent = False
+        self.executing = asyncio.Event()  # set when a program has come, which gets no answer
         self.reward: float | None = None  # of every completion, instead of its number of tokens
+
+    async def Execute(self, request, context):  # noqa: N802
+        self.executing.set()
+        await asyncio.Event().wait()
 
     async def ScoreStream(self, request_iterator, context):  # noqa: N802
         async for request in request_iterator:

@@ -1,4 +1,4 @@
-"""A tiny model that has learnt one conversation with a Python tool by heart, in both of the tool's forms."""
+"""A tiny model that has learnt one conversation with a Python tool by heart."""
 
 import json
 from pathlib import Path
@@ -16,33 +16,13 @@ QUESTION = "21*2=?\n"
 CALL = "```python\nprint(21*2)\n```\n"
 OUTPUT = "```output\n42\n```\n"
 LAST = "\\boxed{42}"
-
-CHAT_PROMPT = f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
-CHAT_CALL = "<tool>print(21*2)</tool>"
-CHAT_OUTPUT = "<|im_end|>\n<|im_start|>tool\n42<|im_end|>\n<|im_start|>assistant\n"
-
-CONVERSATIONS = (
-    QUESTION + CALL + OUTPUT + LAST + "<eos>",
-    CHAT_PROMPT + CHAT_CALL + CHAT_OUTPUT + LAST + "<|im_end|>",
-)
+CONVERSATION = QUESTION + CALL + OUTPUT + LAST + "<eos>"
 
 
 def write_talker(folder: Path) -> Path:
     """Train the model, a few seconds, and write its Hugging Face folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer()
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer = write_tokenizer(folder)
     ends = [tokenizer.token_to_id("<eos>"), tokenizer.token_to_id("<|im_end|>")]
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps(
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "eos_token": "<eos>",
-                "clean_up_tokenization_spaces": False,
-                "chat_template": TEMPLATE,
-            }
-        )
-    )
     torch.manual_seed(0)
     torch.set_num_threads(1)  # two that spin on a busy machine take ten times as long
     config = Qwen2Config(
@@ -57,19 +37,17 @@ def write_talker(folder: Path) -> Path:
         tie_word_embeddings=True,
     )
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    _learn(model, [tokenizer.encode(text, add_special_tokens=False).ids for text in CONVERSATIONS])
+    _learn(model, tokenizer.encode(CONVERSATION, add_special_tokens=False).ids)
     model.generation_config.eos_token_id = ends
     model.save_pretrained(folder)
     return folder
 
 
-def _learn(model: torch.nn.Module, rows: list[list[int]], steps: int = 600, enough: float = 0.004) -> None:
-    longest = max(map(len, rows))
-    ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
-    labels = torch.tensor([row + [-100] * (longest - len(row)) for row in rows])
+def _learn(model: torch.nn.Module, tokens: list[int], steps: int = 600, enough: float = 0.004) -> None:
+    ids = torch.tensor([tokens])
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     for _ in range(steps):
-        loss = model(input_ids=ids, labels=labels).loss
+        loss = model(input_ids=ids, labels=ids).loss
         if loss.item() < enough:
             return
         optimizer.zero_grad()
@@ -78,11 +56,16 @@ def _learn(model: torch.nn.Module, rows: list[list[int]], steps: int = 600, enou
     raise AssertionError(f"the model did not learn its conversation: loss {loss.item():.3f}")
 
 
-def _tokenizer() -> Tokenizer:
+def write_tokenizer(folder: Path) -> Tokenizer:
+    """Write the tokenizer and its chat template; return it."""
+    folder.mkdir(parents=True, exist_ok=True)
     # One token a byte, so that no text is out of its vocabulary; the special ones are single tokens.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={character: i for i, character in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "clean_up_tokenization_spaces": False}))
     return tokenizer

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import instance
+from world import instance
 
 from quartet_common.outage import Outage
 from quartet_common.ports import free_ports

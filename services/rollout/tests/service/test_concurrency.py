@@ -3,8 +3,8 @@
 from collections import deque
 
 import pytest
-from conftest import instance
 from doubles import ScriptedEngine
+from world import instance
 
 from quartet_rollout.concurrency import Concurrency
 from quartet_rollout.engines.base import EngineStats

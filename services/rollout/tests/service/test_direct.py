@@ -3,8 +3,8 @@
 import asyncio
 
 import grpc
-from conftest import instance, join_request, refusal, refused
 from quartet.v1 import experience_pb2, rollout_pb2
+from world import instance, join_request, refusal, refused
 
 from quartet_common.errors import describe, retry_delay
 

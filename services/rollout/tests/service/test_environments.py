@@ -6,10 +6,10 @@ from dataclasses import replace
 import grpc
 import numpy as np
 import pytest
-from conftest import instance, refused
 from environments_under_test import Broken, Echo
 from google.protobuf.duration_pb2 import Duration
 from quartet.v1 import experience_pb2, rollout_pb2
+from world import instance, refused
 
 from quartet_common.config import ConfigError, EnvironmentSection, ModelSection, RunSection, load_config
 from quartet_common.tensors import decode, decode_ragged
@@ -242,12 +242,6 @@ async def test_direct_use_is_one_turn(world):
     asked.ClearField("environment")
     answer = await world.stub.Generate(rollout_pb2.GenerateRequest(prompt=asked), timeout=10)
     assert [completion.info.turns for completion in answer.completions] == [1, 1]
-
-
-async def test_the_handshake_names_the_environments(world):
-    await world.start()
-    await world.until(lambda: "environment.single_turn" in world.host.capabilities)
-    assert {"environment.python_tool", "environment.echo"} <= set(world.host.capabilities)
 
 
 class Point:

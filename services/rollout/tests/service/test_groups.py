@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import instance
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, rollout_pb2
+from world import instance
 
 from quartet_common.durations import to_duration, to_seconds
 from quartet_common.tensors import decode, decode_ragged
@@ -145,15 +145,6 @@ async def test_a_message_of_long_completions_is_sent_before_it_is_too_long(world
     await world.start(max_running_completions=100)
     await world.put(*(instance(f"i{number}", text="x" * 40) for number in range(5)))
     assert world.reward.messages == [1] * 10
-
-
-async def test_items_that_wait_to_be_sent_survive_the_stream(world, monkeypatch):
-    monkeypatch.setattr(scoring, "_GATHER_SECONDS", 0.3)
-    await world.start()
-    await world.broker.submit(instance("a"))
-    await world.until(lambda: world.service._scorer._sent)
-    await world.reward_host.server.stop(0)  # the stream breaks while they are gathered
-    await world.until(lambda: not world.service._scorer._sent and world.service._scorer._unsent.qsize() == 2)
 
 
 async def test_score_items_carry_what_verifiers_need(world):

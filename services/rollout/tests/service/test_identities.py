@@ -5,8 +5,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from conftest import begin_request, finish_request, join_request
 from quartet.v1 import rollout_pb2, rollout_pb2_grpc
+from world import begin_request, finish_request, join_request
 
 from quartet_common.channel import connect
 from quartet_common.config import SecuritySection

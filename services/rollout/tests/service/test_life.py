@@ -2,10 +2,10 @@
 
 import asyncio
 
-from conftest import instance
 from google.protobuf.duration_pb2 import Duration
 from prometheus_client import REGISTRY
 from quartet.v1 import broker_pb2, experience_pb2, rollout_pb2
+from world import instance
 
 from quartet_rollout import membership
 from quartet_rollout.engines import EngineError

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from conftest import instance
 from doubles import CharTokenizer
 from jinja2 import Environment, TemplateError
 from quartet.v1 import broker_pb2, experience_pb2
+from world import instance
 
 from quartet_common.tensors import decode, encode
 from quartet_rollout.prompts import PromptReader

@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import instance
-from doubles import ScriptedEngine, completion
+from doubles import SpeakingEngine
 from quartet.v1 import experience_pb2
+from world import instance
 
 from quartet_common.tensors import decode_ragged
 
@@ -31,22 +31,16 @@ def installed(tmp_path, monkeypatch):
     sys.modules.pop("my_environments", None)
 
 
-class Guesser(ScriptedEngine):
-    """Its turns are guesses: 50, then better ones by what it was told."""
-
-    async def generate(self, request_id, prompt_token_ids, n, sampling):
-        self.requests.append((request_id, list(map(int, prompt_token_ids)), n, sampling))
-        low, high = 1, 100
-        text = "".join(map(chr, prompt_token_ids))
-        for guess, word in re.findall(r"(\d+)\? Too (low|high)", text):
-            low, high = (int(guess) + 1, high) if word == "low" else (low, int(guess) - 1)
-        said = f"{(low + high) // 2}?" if "?" in text else "hm?"
-        for index in range(n):
-            yield completion(index, list(map(ord, said)), [self.policy_version] * len(said), "stop")
+def guess(text: str) -> str:
+    """50, then better ones by what the environment said."""
+    low, high = 1, 100
+    for number, word in re.findall(r"(\d+)\? Too (low|high)", text):
+        low, high = (int(number) + 1, high) if word == "low" else (low, int(number) - 1)
+    return f"{(low + high) // 2}?" if "?" in text else "hm?"
 
 
 async def test_the_page_s_environment_plays(installed, world):
-    world.engine = Guesser(max_model_len=500)
+    world.engine = SpeakingEngine(guess)
     world.engine.policy_version = 4
     spec = world.broker.run.spec
     spec.sampling.max_new_tokens = 300

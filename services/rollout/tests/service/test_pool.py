@@ -4,10 +4,10 @@ import asyncio
 
 import grpc
 import pytest
-from conftest import World, begin_request, finish_request, instance, join_request, neighbours, refused
 from google.protobuf.duration_pb2 import Duration
 from many_runs import ManyRuns
 from quartet.v1 import broker_pb2, rollout_pb2
+from world import World, begin_request, finish_request, instance, join_request, neighbours, refused
 
 QUICK = Duration(seconds=3)
 """A membership's ttl: a heartbeat a second, and with it a look at the other runs."""

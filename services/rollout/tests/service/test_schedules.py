@@ -1,8 +1,8 @@
 """Temperatures by policy version: golden numbers, and what reaches the engine and the samples."""
 
 import pytest
-from conftest import instance
 from quartet.v1 import experience_pb2
+from world import instance
 
 from quartet_common.config import RunSection, SamplingSection, TemperatureScheduleSection
 from quartet_common.run_spec import run_spec

@@ -2,8 +2,8 @@
 
 import grpc
 import pytest
-from conftest import begin_request, instance, join_request, refused
 from quartet.v1 import rollout_pb2
+from world import begin_request, instance, join_request, refused
 
 from quartet_rollout.engines import EngineError
 

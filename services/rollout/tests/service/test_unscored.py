@@ -3,8 +3,8 @@
 import grpc
 import numpy as np
 import pytest
-from conftest import instance
 from quartet.v1 import experience_pb2
+from world import instance
 
 from quartet_common.tensors import decode, decode_ragged
 from quartet_rollout import scoring

@@ -5,8 +5,8 @@ import time
 
 import grpc
 import pytest
-from conftest import begin_request, finish_request, instance, join_request, refused
 from quartet.v1 import rollout_pb2
+from world import begin_request, finish_request, instance, join_request, refused
 
 from quartet_common.durations import to_duration
 from quartet_rollout import weight_updates
@@ -186,12 +186,6 @@ async def test_the_same_epoch_on_another_store_is_a_new_group(joined):
     await joined.join(1, store_port=29501)
     await joined.world.until(lambda: engine.group is not None and engine.group.store_port == 29501)
     assert engine.calls.count("join 1") == 2
-
-
-async def test_a_second_version_is_refused_while_one_is_received(joined):
-    joined.world.engine.arrive.clear()
-    await joined.begin(1)
-    assert "version 1 is being received" in await refused(joined.begin(2), grpc.StatusCode.FAILED_PRECONDITION)
 
 
 async def test_a_failed_rendezvous_is_told_at_begin(trainer, monkeypatch):
