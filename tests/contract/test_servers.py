@@ -65,23 +65,6 @@ def test_alone_it_is_healthy_and_says_what_it_waits_for(stack, kind):
 
 
 @each_kind
-@pytest.mark.parametrize("metadata", [[], [("authorization", "Bearer wrong")]], ids=["no_token", "another_token"])
-def test_calls_without_the_token_are_refused(stack, kind, metadata):
-    caller = stack.alone[kind].caller()
-    rpc, request = CHEAP[kind]
-    assert caller.call(rpc, request) is not None
-    known, caller.metadata = caller.metadata, metadata
-    try:
-        for each in ((rpc, request), (HANDSHAKE, cases_handshake.GREETING)):
-            with pytest.raises(grpc.RpcError) as raised:
-                caller.call(*each)
-            assert raised.value.code() == grpc.StatusCode.UNAUTHENTICATED
-            assert "token" in raised.value.details()
-    finally:
-        caller.metadata = known
-
-
-@each_kind
 def test_a_message_over_the_limit_is_refused(stack, kind):
     caller = stack.alone[kind].caller()
     for rpc in (HANDSHAKE, CHEAP[kind][0]):

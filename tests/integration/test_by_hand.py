@@ -56,16 +56,6 @@ def test_services_started_in_any_order_do_a_run(by_hand, pythons, order, ordinar
         assert services.stop(name) == 0, services.log(name)
 
 
-def test_each_service_alone_says_what_it_waits_for(by_hand):
-    services = by_hand()
-    services.start_redis()
-    waits = {"rollout": "waiting for", "trainer": "waiting for broker"}
-    for name in SERVICES:
-        services.start(name)
-        services.wait_for(name, "serving at", waits.get(name, "serving at"))
-        assert services.stop(name) == 0, services.log(name)
-
-
 def readme_example() -> str:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     return next(block for block in blocks if "quartet.submit" in block)

@@ -64,6 +64,15 @@ async def test_turns_and_answers_are_one_completion(world):
     assert world.broker.puts[0].group.header.completion_tokens == 27
 
 
+async def test_candidates_of_truncated_sampling_stay_with_their_tokens(world):
+    world.engine.gives_masks = True
+    world.broker.create_run(sampling_masks=True)
+    await world.put(prompt(environment(max_turns=2)))
+    tensors = world.broker.tensors()
+    assert decode_ragged(tensors.sampling_mask_counts)[0].tolist() == [0, 2, 2, 0, 0, 2, 2]
+    assert decode_ragged(tensors.sampling_mask_token_ids)[0].tolist() == [97, 98] * 4
+
+
 async def test_a_turn_s_prompt_is_the_ids_so_far(world):
     spec = environment(max_turns=3, parameters={"text": "!?"})
     await world.put(prompt(spec, max_new_tokens=20))

@@ -1,7 +1,6 @@
 """RolloutService over real sockets: bad input of every RPC, and direct generation. One rollout answers all of it."""
 
 import grpc
-import numpy as np
 import pytest
 import pytest_asyncio
 from doubles import InTestBroker
@@ -10,7 +9,7 @@ from quartet.v1 import experience_pb2, rollout_pb2
 from world import begin_request, finish_request, join_request, neighbours, refusal, refused
 
 from quartet_common.durations import to_duration
-from quartet_common.tensors import decode, encode
+from quartet_common.tensors import decode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -39,15 +38,11 @@ def bad_field(error: grpc.aio.AioRpcError) -> str:
     ("fields", "field"),
     [
         ({"group_epoch": -1}, "group_epoch"),
-        ({"group_epoch": 2**62}, "group_epoch"),
         ({"store_host": ""}, "store_host"),
-        ({"store_port": 0}, "store_port"),
         ({"store_port": 70000}, "store_port"),
-        ({"rank": 0}, "rank"),
         ({"rank": 2}, "rank"),
         ({"world_size": 1}, "rank"),
         ({"timeout": to_duration(1e9)}, "timeout"),
-        ({"transport": rollout_pb2.WEIGHT_TRANSPORT_UNSPECIFIED}, "transport"),
         ({"transport": rollout_pb2.WEIGHT_TRANSPORT_CUSTOM}, "transport_name"),
         ({"transport": rollout_pb2.WEIGHT_TRANSPORT_CUSTOM, "transport_name": "gloo"}, "transport_name"),
         ({"transport": rollout_pb2.WEIGHT_TRANSPORT_CUSTOM, "transport_name": "in_flight"}, "transport_name"),
@@ -107,16 +102,6 @@ def generate(up, masks: bool = False, **prompt):
     return up.stub.Generate(request, timeout=5)
 
 
-async def test_generate_answers_in_order_with_tokens_and_versions(up):
-    answer = await generate(up, text="hi", sampling={"n": 3})
-    assert [completion.info.index for completion in answer.completions] == [0, 1, 2]
-    last = answer.completions[2]
-    assert last.info.text == "ccccc" and last.info.tokens == 5 and not last.info.HasField("score")
-    assert decode(last.token_ids).tolist() == [99] * 5 and decode(last.log_probs).dtype == np.float32
-    assert (last.info.version_spans[0].policy_version, last.info.version_spans[0].end) == (0, 5)
-    assert not up.broker.puts and not up.reward.items
-
-
 async def test_generate_returns_sampling_masks_when_asked(up, monkeypatch):
     monkeypatch.setattr(up.engine, "gives_masks", True)
     answer = await generate(up, True, text="hi", sampling={"n": 2})
@@ -132,26 +117,14 @@ async def test_generate_refuses_masks_that_the_engine_cannot_tell(up):
     assert sentence.startswith("sampling_masks: this engine cannot tell the candidates of its tokens; allowed:")
 
 
-async def test_generate_stream_sends_each_as_it_finishes(up):
-    prompt = experience_pb2.Prompt(token_ids=encode(np.asarray([1, 2], np.int32)), sampling={"n": 2})
-    stream = up.stub.GenerateStream(rollout_pb2.GenerateStreamRequest(prompt=prompt), timeout=5)
-    assert [response.completion.info.text async for response in stream] == ["aaa", "bbbb"]
-    assert up.engine.requests[-1][1] == [1, 2]
-
-
 @pytest.mark.parametrize(
     "prompt, field",
     [
-        (experience_pb2.Prompt(), "prompt.input"),
         (experience_pb2.Prompt(text=""), "prompt.text"),
         (experience_pb2.Prompt(chat={}), "prompt.chat.messages"),
         (experience_pb2.Prompt(chat={"messages": [{"role": "assistant", "content": "x"}]}), "prompt.chat"),
-        (experience_pb2.Prompt(token_ids=encode(np.asarray([1.0], np.float32))), "prompt.token_ids"),
-        (experience_pb2.Prompt(token_ids={"dtype": 2, "shape": [4], "data": b"x"}), "prompt.token_ids"),
         (experience_pb2.Prompt(text="x" * 64), "prompt.input"),
-        (experience_pb2.Prompt(text="x", sampling={"n": 2000}), "prompt.sampling.n"),
         (experience_pb2.Prompt(text="x", sampling={"max_new_tokens": -1}), "prompt.sampling.max_new_tokens"),
-        (experience_pb2.Prompt(text="x", sampling={"temperature": -1.0}), "prompt"),
         (experience_pb2.Prompt(text="x", sampling={"top_p": 0.0}), "prompt"),
     ],
 )

@@ -61,17 +61,6 @@ async def test_an_update_pauses_receives_installs_resumes(joined):
     assert joined.world.engine.calls == wanted
 
 
-async def test_each_call_may_be_repeated(joined):
-    await joined.join()
-    for _ in range(2):
-        await joined.begin(4)
-    answers = [await joined.finish(4) for _ in range(2)]
-    assert answers[0] == answers[1]
-    calls = joined.world.engine.calls
-    assert calls.count("join 1") == calls.count("receive") == 1
-    assert [await joined.abort(4) for _ in range(2)] == [4, 4]  # too late: it is installed
-
-
 async def test_join_answers_before_the_ranks_have_met_and_begin_waits_for_them(trainer):
     engine = trainer.world.engine
     engine.meet.clear()

@@ -1,6 +1,6 @@
 """The real publisher and membership of the trainer, without its learner; run with the trainer's environment.
 
-    python elastic_trainer.py FOLDER BROKER RUN WEIGHTS_FOLDER KEYS      KEYS of [trainer.weights], as JSON
+    python pool_trainer.py FOLDER BROKER RUN WEIGHTS_FOLDER KEYS      KEYS of [trainer.weights], as JSON
 
 order                                   answer
 {"do": "publish", "version"}            {"rollouts", "seconds", "failures"}: once the publisher has done what it can

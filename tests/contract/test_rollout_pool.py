@@ -1,14 +1,16 @@
 """A pool of rollouts and the trainer's real publisher: rollouts die in mid-broadcast, hang and join, also those of a
-release, and those that have a transport of another package. `elastic.py` has a long form of the first test.
+release, and those that have a transport of another package.
 
 The tests share one pool: each leaves its rollouts to the next.
 """
 
+import os
+import signal
 import subprocess
 
-import elastic
 import numpy as np
 import pytest
+import rollout_pool
 from quartet.v1 import rollout_pb2 as pb
 from release import RELEASES, unpack
 from servers_under_test import ROOT, Server, python_of
@@ -18,22 +20,38 @@ from quartet_common.tensors import decode
 
 pytestmark = pytest.mark.timeout(600)
 
-SCHEDULE = elastic.Schedule(updates=4, kills=1, stops=1, adds=1)
+STOP_AT = 9  # tensors into an update, of some thirty: several buckets are on their way
 
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory):
-    with elastic.started_pool(tmp_path_factory.mktemp("pool"), SCHEDULE.updates * elastic.GROUPS_PER_STEP) as made:
+    with rollout_pool.started_pool(tmp_path_factory.mktemp("pool")) as made:
         yield made
 
 
-def test_a_run_goes_on_while_rollouts_die_hang_and_join(pool):
-    outcome = elastic.ScheduledRun(pool, SCHEDULE).go()
-    assert outcome.happened == {"kill": 1, "stop": 1, "add": 1}
-    assert outcome.failures, "nobody noticed"
-    assert sorted(outcome.trained) == sorted({f"p{index}" for index in range(4 * elastic.GROUPS_PER_STEP)})
-    assert max(outcome.publish_seconds) < elastic.DEADLINE_SECONDS + 5
-    assert len(outcome.versions) == 3 and set(outcome.versions.values()) == {4}
+def version_of(rollout: Server) -> int:
+    return rollout.caller().call("RolloutService.GetStatus", pb.RolloutServiceGetStatusRequest()).policy_version
+
+
+def test_rollouts_that_die_or_hang_in_mid_broadcast_hold_up_nobody_and_who_lives_gets_the_version(pool):
+    assert pool.trainer.publish(1)["rollouts"] == len(pool.rollouts)
+    pool.trainer.tell(do="publish", version=2, stop_at=STOP_AT)
+    assert pool.trainer.hear() == {"sending": True}
+    dead, hung, *_ = pool.rollouts
+    os.killpg(pool.rollouts.pop(dead).popen.pid, signal.SIGKILL)
+    os.killpg(pool.rollouts[hung].popen.pid, signal.SIGSTOP)
+    pool.trainer.tell(go=True)
+    answer = pool.trainer.hear()
+    assert answer["failures"] and answer["rollouts"] == len(pool.rollouts) - 1
+    assert answer["seconds"] < rollout_pool.DEADLINE_SECONDS + 5
+    os.killpg(pool.rollouts[hung].popen.pid, signal.SIGCONT)
+    late = pool.rollouts[pool.add()]
+
+    def all_have_it() -> bool:
+        pool.trainer.publish(2)  # as the training loop does while it waits
+        return {version_of(each) for each in pool.rollouts.values()} == {2}
+
+    late.wait_until(all_have_it, "all have version 2", rollout_pool.PATIENCE_SECONDS)
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -43,7 +61,7 @@ def test_a_released_rollout_joins_where_it_may_and_is_named_where_not(pool, tmp_
     The other way about, today's rollout in a group of a trainer that has no gate, is in `test_released_builds.py`.
     """
     todays = len(pool.rollouts)
-    log = pool.folder / "elastic_trainer.log"
+    log = pool.folder / "pool_trainer.log"
     answer = pool.trainer.publish(5)
     assert answer["rollouts"] == todays and not answer["failures"]
     assert "weight store is open" not in log.read_text()
@@ -95,7 +113,7 @@ def test_weights_go_to_the_rollout_that_has_the_transports_package_and_the_other
     assert "the caller needs weights.sockets, which this service lacks" in refused
     assert "install the package with the entry point 'sockets' of quartet.transports" in refused
     of_10 = log_probs(has, 10)
-    # elastic_trainer gives every fifth version the same weights.
+    # pool_trainer gives every fifth version the same weights.
     again = [pool.trainer.publish(version)["rollouts"] for version in (11, 15)]
     assert [first["rollouts"], *again] == [1, 1, 1]
     np.testing.assert_allclose(log_probs(has, 15), of_10, atol=1e-5)

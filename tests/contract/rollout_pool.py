@@ -1,0 +1,136 @@
+"""A broker, rollouts that come, and the trainer's real publisher; all of them processes."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from quartet.v1 import broker_pb2 as pb
+from servers_under_test import KINDS, Process, Redis, Server, free_ports, make_models, python_of
+
+from quartet_common.durations import to_duration
+
+RUN = "pool"
+ROLLOUTS = 3
+MEMBER_TTL_SECONDS = 3.0
+DEADLINE_SECONDS = 45.0
+PATIENCE_SECONDS = 240.0
+SCRIPT = Path(__file__).with_name("pool_trainer.py")
+
+
+class Trainer:
+    """The process of pool_trainer.py."""
+
+    def __init__(self, folder: Path, model: Path, broker: str, **weights: object):
+        """`weights`: keys of [trainer.weights]."""
+        self._log = folder / "pool_trainer.log"
+        settings = {"timeout_seconds": DEADLINE_SECONDS, **weights}
+        arguments = [str(model), broker, RUN, str(folder / "weights"), json.dumps(settings)]
+        with self._log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                [str(python_of("trainer")), str(SCRIPT), *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+
+    def tell(self, **order) -> None:
+        """Give an order."""
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+
+    def hear(self) -> dict:
+        """Return its next answer."""
+        line = self._process.stdout.readline()
+        assert line, f"the trainer ended: {self._log.read_text(errors='replace')[-3000:]}"
+        return json.loads(line)
+
+    def publish(self, version: int) -> dict:
+        """Have it publish a version; return what came of it."""
+        self.tell(do="publish", version=version)
+        return self.hear()
+
+    def members(self) -> list[str]:
+        """Return the rollouts that it knows to live."""
+        self.tell(do="members")
+        return self.hear()["members"]
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait(10)
+
+
+class Pool:
+    """Broker, rollouts that come and go, and the trainer's publisher. `folder` is empty."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.rollouts: dict[str, Server] = {}
+        self._processes: list[Process | Trainer] = []
+        self._addresses = {kind: f"127.0.0.1:{port}" for kind, port in zip(KINDS, free_ports(4), strict=True)}
+        self._count = 0
+        self.environment: dict[str, str] = {}
+        """Variables of the services that are started from now on."""
+
+    def start(self) -> None:
+        """Start all, with a run without prompts, and wait until the first rollouts are members."""
+        make_models(self.folder / "model")
+        redis = Redis(self.folder)
+        self._processes.append(redis)
+        broker = self._server("broker", redis_url=redis.url)
+        for _ in range(ROLLOUTS):
+            self.add()
+        spec = pb.RunSpec(run_id=RUN, group_size=2, groups_per_step=2, member_ttl=to_duration(MEMBER_TTL_SECONDS))
+        broker.caller().call("BrokerService.CreateRun", pb.CreateRunRequest(spec=spec))
+        self.start_trainer()
+        self.wait_for_members(ROLLOUTS)
+
+    def start_trainer(self, **weights: object) -> None:
+        """Start a trainer that knows of no other, with keys of [trainer.weights]."""
+        self.trainer = Trainer(self.folder, self.folder / "model", self._addresses["broker"], **weights)
+        self._processes.append(self.trainer)
+        assert self.trainer.hear() == {"ready": True}
+
+    def add(self) -> str:
+        """Start a rollout, which is not waited for; return its name."""
+        self._count += 1
+        name = f"rollout-{self._count}"
+        (port,) = free_ports(1)
+        self.rollouts[name] = self._server("rollout", name, f"127.0.0.1:{port}", engine="transformers")
+        return name
+
+    def wait_for_members(self, count: int) -> None:
+        """Wait until the trainer knows so many rollouts."""
+        some = next(iter(self.rollouts.values()))
+        some.wait_until(lambda: len(self.trainer.members()) >= count, f"{count} are members", PATIENCE_SECONDS)
+
+    def _server(self, kind: str, name: str = "", address: str = "", **section: object) -> Server:
+        sections: dict[str, dict[str, object]] = {
+            "run": {"id": RUN, "folder": str(self.folder / f"run-{name or kind}")},
+            "model": {"path": str(self.folder / "model")},
+            "addresses": self._addresses | ({kind: address} if address else {}),
+            "server": {"metrics": False},
+            kind: section,
+        }
+        server = Server(kind, self.folder, sections, name, environment=self.environment)
+        self._processes.append(server)
+        return server
+
+    def close(self) -> None:
+        """Kill everything."""
+        for process in reversed(self._processes):
+            process.close()
+
+
+@contextmanager
+def started_pool(folder: Path) -> Iterator[Pool]:
+    pool = Pool(folder)
+    try:
+        pool.start()
+        yield pool
+    finally:
+        pool.close()
