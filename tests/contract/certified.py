@@ -22,5 +22,7 @@ async def serving(
     host = ServiceHost(kind, address, security, ServerSection(metrics=False))
     add(host.server)
     await host.start()
-    yield host
-    await host.drain()
+    try:
+        yield host
+    finally:
+        await host.drain()

@@ -1,15 +1,13 @@
-"""The server bootstrap, over real sockets: health, reflection, handshake, errors, token, mutual TLS, drain."""
+"""The server bootstrap, over real sockets: health, reflection, handshake, errors, token, drain.
+
+Certificates are tests/contract/test_security.py's and test_server_roles.py's.
+"""
 
 import asyncio
-import datetime
-import ipaddress
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -42,18 +40,31 @@ class Fussy(reward_pb2_grpc.RewardServiceServicer):
             yield reward_pb2.ScoreStreamResponse()
 
 
-async def serve(security: SecuritySection | None = None, **settings) -> ServiceHost:
-    host = ServiceHost("reward", "127.0.0.1:0", security or SecuritySection(), ServerSection(metrics=False, **settings))
-    reward_pb2_grpc.add_RewardServiceServicer_to_server(Fussy(), host.server)
-    await host.start()
-    return host
+Serve = Callable[..., Awaitable[ServiceHost]]
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Starts hosts, which are drained when the test has ended, however it ends: an open server keeps its process."""
+    hosts: list[ServiceHost] = []
+
+    async def start(security: SecuritySection | None = None, **settings) -> ServiceHost:
+        server = ServerSection(metrics=False, **settings)
+        hosts.append(ServiceHost("reward", "127.0.0.1:0", security or SecuritySection(), server))
+        reward_pb2_grpc.add_RewardServiceServicer_to_server(Fussy(), hosts[-1].server)
+        await hosts[-1].start()
+        return hosts[-1]
+
+    yield start
+    for host in hosts:
+        await host.drain()
 
 
 def item(name: str) -> reward_pb2.ScoreRequest:
     return reward_pb2.ScoreRequest(items=[reward_pb2.ScoreItem(item_id=name)])
 
 
-async def test_errors_carry_details_and_become_one_sentence():
+async def test_errors_carry_details_and_become_one_sentence(serve):
     host = await serve()
     async with connect(host.address) as channel:
         stub = reward_pb2_grpc.RewardServiceStub(channel)
@@ -82,10 +93,9 @@ async def test_errors_carry_details_and_become_one_sentence():
             async for _ in stub.ScoreStream(items(), timeout=5):
                 answers += 1
         assert answers == 1 and caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    await host.drain()
 
 
-async def test_health_reflection_and_handshake():
+async def test_health_reflection_and_handshake(serve):
     host = await serve()
     host.capabilities.append("verifier.boxed")
     host.waiting.add("nothing much")
@@ -112,10 +122,9 @@ async def test_health_reflection_and_handshake():
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await handshake(channel, me, libraries={"nccl": "2.26"})
         assert "install the same nccl" in describe(caught.value)
-    await host.drain()
 
 
-async def test_a_token_is_asked_of_every_call_but_probes(tmp_path):
+async def test_a_token_is_asked_of_every_call_but_probes(serve, tmp_path):
     for name, token in (("token", "s3cret\n"), ("guess", "secr3t\n")):
         (tmp_path / name).write_text(token)
     security, guess = (SecuritySection(token_file=tmp_path / name) for name in ("token", "guess"))
@@ -136,56 +145,6 @@ async def test_a_token_is_asked_of_every_call_but_probes(tmp_path):
     with connect_sync(host.address, security) as channel:
         answer = await asyncio.to_thread(handshake_sync, channel, 5)
         assert answer.instance_id == host.instance_id
-    await host.drain()
-
-
-def make_certificates(folder) -> SecuritySection:
-    now = datetime.datetime.now(datetime.UTC)
-    ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test CA")])
-
-    def builder(subject, public_key):
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(ca_name)
-            .public_key(public_key)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(minutes=1))
-            .not_valid_after(now + datetime.timedelta(hours=1))
-        )
-
-    ca = (
-        builder(ca_name, ca_key.public_key())
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(ca_key, hashes.SHA256())
-    )
-    certificate = (
-        builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "quartet")]), key.public_key())
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .sign(ca_key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    (folder / "ca.pem").write_bytes(ca.public_bytes(pem))
-    (folder / "cert.pem").write_bytes(certificate.public_bytes(pem))
-    (folder / "key.pem").write_bytes(
-        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return SecuritySection(tls_ca=folder / "ca.pem", tls_certificate=folder / "cert.pem", tls_key=folder / "key.pem")
-
-
-async def test_mutual_tls_lets_in_who_has_a_certificate(tmp_path):
-    security = make_certificates(tmp_path)
-    host = await serve(security)
-    async with connect(host.address, security, service="reward") as friend, connect(host.address) as stranger:
-        assert (await handshake(friend, 5)).instance_id == host.instance_id
-        with pytest.raises(grpc.aio.AioRpcError):
-            await handshake(stranger, 5, timeout=3)
-        (tmp_path / "other").mkdir()
-        async with connect(host.address, make_certificates(tmp_path / "other"), service="reward") as foreign:
-            with pytest.raises(grpc.aio.AioRpcError):
-                await handshake(foreign, 5, timeout=3)
-    await host.drain()
 
 
 async def test_plaintext_is_refused_off_loopback():
@@ -194,15 +153,14 @@ async def test_plaintext_is_refused_off_loopback():
     ServiceHost("reward", "127.0.0.1:0", SecuritySection(insecure=True), ServerSection(bind_host="0.0.0.0"))
 
 
-async def test_a_taken_port_is_a_configuration_error():
+async def test_a_taken_port_is_a_configuration_error(serve):
     host = await serve()
     second = ServiceHost("reward", host.address, SecuritySection(), ServerSection(metrics=False))
     with pytest.raises(ConfigError, match="addresses.reward: cannot listen on"):
         await second.start()
-    await host.drain()
 
 
-async def test_drains_run_in_order_and_within_their_time():
+async def test_drains_run_in_order_and_within_their_time(serve):
     host = await serve(drain_seconds=0.3)
     seen = []
 
@@ -221,7 +179,7 @@ async def test_drains_run_in_order_and_within_their_time():
     assert seen == ["first", "hangs"]
 
 
-async def test_a_background_task_that_fails_stops_the_service():
+async def test_a_background_task_that_fails_stops_the_service(serve):
     host = await serve()
 
     async def fails():
@@ -230,4 +188,3 @@ async def test_a_background_task_that_fails_stops_the_service():
     host.spawn(fails(), "loop")
     await asyncio.wait_for(host.stopping.wait(), 5)
     assert host.exit_code == 1
-    await host.drain()
