@@ -93,19 +93,6 @@ def test_names_in_code_font_are_of_something(page):
     assert not {span: wrong for span in code_spans(page) if (wrong := unknown(span))}
 
 
-def test_names_of_nothing_are_seen():
-    for span in ("PutExperiences", "QUEUED_GROUPS", "max_stalenes", "trainer.learning_rates", "[trainer.checkpoints]"):
-        assert unknown(span), span
-    for span in ("PutExperience", "run.max_staleness", "[data.evaluation]", "run.environment.parameters.x", "run.toml"):
-        assert not unknown(span), span
-
-
-def test_no_name_of_others_is_listed_in_vain():
-    spans = " ".join(span for page in WRITTEN for span in code_spans(page))
-    words = set(WORD.findall(spans))
-    assert not {word for word in OTHERS if word not in words or word in identifiers()}
-
-
 def test_every_promise_of_the_page_on_security_is_held_by_tests_that_are_there():
     page = (ROOT / "docs" / "security.md").read_text()
     rows = [line.split(" | ") for line in page.partition("\n## ")[0].splitlines() if line.startswith("| ")]

@@ -2,7 +2,6 @@
 
 import json
 import socket
-import subprocess
 
 import pytest
 from launched import free_ports
@@ -31,11 +30,7 @@ def last_sentence(launched) -> str:
     [
         ("run.grup_size=2", ["unknown key run.grup_size", "group_size"]),
         ("trainer.learning_rat=1", ["unknown key trainer.learning_rat", "learning_rate"]),
-        ("broker.redis_ulr=x", ["unknown key broker.redis_ulr", "redis_url"]),
-        ("lancher.restart=true", ["unknown section [lancher]", "launcher"]),
         ("model.path=/no/such/model", ["model.path", "/no/such/model"]),
-        ("data.train=/no/such/file.jsonl", ["/no/such/file.jsonl", "no such file"]),
-        ("addresses.broker=nowhere", ["addresses.broker", "nowhere", "host:port"]),
     ],
 )
 def test_a_wrong_key_or_value_is_named(launch, run_file, setting, words):
@@ -48,13 +43,6 @@ def test_a_run_file_that_is_not_there_or_not_toml(launch, run_file, tmp_path):
     broken = tmp_path / "broken.toml"
     broken.write_text(run_file.read_text() + "\n[run\n")
     assert "broken.toml is not valid TOML" in refused(launch(broken))
-
-
-def test_a_broken_line_of_the_data_is_named(launch, run_file, tmp_path):
-    train = tmp_path / "train.jsonl"
-    train.write_text(train.read_text() + '{"prompt": "1+1=?", \n')
-    sentence = refused(launch(run_file))
-    assert "train.jsonl, line 9" in sentence
 
 
 def test_a_redis_of_the_users_that_does_not_answer(launch, run_file):
@@ -92,9 +80,3 @@ def test_a_folder_in_which_another_launcher_is_at_work(launch, run_file):
     assert "another launcher" in last_sentence(second)
     first.signal(2)
     assert first.wait(60) == 130
-
-
-def test_the_command_is_there_for_its_help():
-    from launched import QUARTET
-
-    assert subprocess.run([QUARTET, "run", "--help"], capture_output=True, timeout=60, check=False).returncode == 0
