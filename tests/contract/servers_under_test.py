@@ -12,7 +12,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -129,15 +128,7 @@ class Redis(Process):
         self.url = f"redis://127.0.0.1:{self.port}/0"
         options = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(folder), "--save", ""]
         super().__init__([find_server(), *options], folder, "redis")
-        self.wait_until(self._answers, "redis answers")
-
-    def _answers(self) -> bool:
-        try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
-                connection.sendall(b"PING\r\n")
-                return connection.recv(16).startswith(b"+PONG")
-        except OSError:
-            return False
+        self.wait_until(lambda: "Ready to accept connections" in self.log.read_text(), "redis answers")
 
 
 class Server(Process):

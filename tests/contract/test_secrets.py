@@ -1,14 +1,15 @@
 """Secrets stay secret: token, Redis' password and a weight group's secret are in no log, no answer, no argument; and
 nobody meets a weight group without its secret."""
 
-import socket
 from pathlib import Path
 
 import grpc
 import pytest
+import servers_under_test
 from contract_stack import ENGINES, TOKEN
 from quartet.v1 import broker_pb2, rollout_pb2
-from servers_under_test import Process, Redis, Server, free_ports
+from redis import Redis
+from servers_under_test import Process, Server, free_ports
 
 from quartet_client.contract.calls import OWNERS
 from quartet_client.contract.world import World
@@ -47,13 +48,12 @@ def test_the_token_is_in_no_log_and_no_argument(stack, kind):
 
 
 def test_redis_password_is_in_no_log_no_argument_and_no_refusal(stack, tmp_path: Path):
-    redis = Redis(tmp_path)
+    redis = servers_under_test.Redis(tmp_path)
     address = f"127.0.0.1:{free_ports(1)[0]}"
     server = None
     try:
-        with socket.create_connection(("127.0.0.1", redis.port), timeout=10) as connection:
-            connection.sendall(f"CONFIG SET requirepass {PASSWORD}\r\n".encode())
-            assert connection.recv(64).startswith(b"+OK")
+        with Redis.from_url(redis.url) as client:
+            client.config_set("requirepass", PASSWORD)
         url = redis.url.replace("redis://", f"redis://:{PASSWORD}@")
         sections = {
             "addresses": {"broker": address},

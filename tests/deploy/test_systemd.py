@@ -13,6 +13,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -110,7 +112,7 @@ def test_a_python_that_the_service_may_not_run_is_refused(tmp_path):
 @needs_root
 @not_installed
 @pytest.mark.timeout(400)
-def test_a_service_is_installed_runs_as_its_user_and_is_taken_away(tmp_path):
+def test_a_service_is_installed_runs_as_its_user_and_is_taken_away():
     try:
         made = install("--no-start", "reward")
         assert made.returncode == 0, made.stdout + made.stderr
@@ -122,7 +124,7 @@ def test_a_service_is_installed_runs_as_its_user_and_is_taken_away(tmp_path):
         assert ":17102" in configuration.read_text(), "an upgrade keeps the configuration"
         assert Path("/opt/quartet/reward").stat().st_ino != first, "and exchanges the environment"
         assert Path("/etc/systemd/system/quartet-reward.service").read_text() == unit("reward").read_text()
-        run_as_the_unit_would("reward", tmp_path)
+        run_as_the_unit_would("reward")
         a_key_that_its_user_cannot_read_is_told(configuration)
     finally:
         gone = install("--uninstall", "--purge", "reward")
@@ -154,44 +156,33 @@ def a_key_that_its_user_cannot_read_is_told(configuration: Path) -> None:
 
 def last_state(service: str) -> str:
     """Start the unit's command as its user; return what it tells systemd of its state before it ends with 2."""
-    user, command = pwd.getpwnam(f"quartet-{service}"), unit_command(service)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
-        listener.bind(address := f"\0quartet-state-{os.getpid()}")
-        listener.settimeout(60)
-        environment = {"PATH": "/usr/bin:/bin", "NOTIFY_SOCKET": "@" + address[1:]}
-        ended = subprocess.run(
-            command, user=user.pw_uid, group=user.pw_gid, extra_groups=[], env=environment, cwd="/", timeout=60
-        )
-        assert ended.returncode == 2
+    with started_as_by_systemd(service) as (process, listener):
+        assert process.wait(60) == 2
         return listener.recv(4096).decode()
 
 
-def unit_command(service: str) -> list[str]:
-    return [word for word in shlex.split(directives(service)["ExecStart"][0]) if word != "$QUARTET_OPTIONS"]
-
-
-def run_as_the_unit_would(service: str, folder: Path) -> None:
+def run_as_the_unit_would(service: str) -> None:
     """Start the unit's command as its user; wait for READY, a sign of life, and an orderly end on SIGTERM."""
+    with started_as_by_systemd(service, WATCHDOG_USEC="1000000") as (process, listener):
+        heard = {line for _ in range(2) for line in listener.recv(4096).decode().splitlines()}
+        assert {"READY=1", "WATCHDOG=1"} <= heard
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+@contextmanager
+def started_as_by_systemd(service: str, **variables: str) -> Iterator[tuple[subprocess.Popen, socket.socket]]:
+    """The unit's command, as its user, and the socket at which it notifies systemd."""
     user = pwd.getpwnam(f"quartet-{service}")
-    command = unit_command(service)
-    # pytest's folders are the test user's alone.
-    address = f"\0quartet-test-{os.getpid()}"
+    command = [word for word in shlex.split(directives(service)["ExecStart"][0]) if word != "$QUARTET_OPTIONS"]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
-        listener.bind(address)
+        listener.bind(address := f"\0quartet-test-{os.getpid()}")
         listener.settimeout(60)
-        environment = {"PATH": "/usr/bin:/bin", "NOTIFY_SOCKET": "@" + address[1:], "WATCHDOG_USEC": "1000000"}
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                command, user=user.pw_uid, group=user.pw_gid, extra_groups=[], env=environment, cwd="/", stderr=log
-            )
+        environment = {"PATH": "/usr/bin:/bin", "NOTIFY_SOCKET": "@" + address[1:], **variables}
+        identity = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+        process = subprocess.Popen(command, env=environment, cwd="/", **identity)
         try:
-            heard = {line for _ in range(2) for line in listener.recv(4096).decode().splitlines()}
-            assert {"READY=1", "WATCHDOG=1"} <= heard
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
-        except BaseException:
-            print((folder / "log").read_text())
-            raise
+            yield process, listener
         finally:
             process.kill()
             process.wait()

@@ -34,6 +34,10 @@ class Gated(Pigeon):
     name = "gloo"
 
 
+class Untyped(Pigeon):
+    parameters = dict
+
+
 class OneEnd:
     name = "pigeon"
     description = "By air."
@@ -64,6 +68,7 @@ def test_a_transport_of_a_package_is_named_after_our_own(installed):
         ("gloo", "Gated", "its transport's name 'gloo' is taken; choose another"),
         ("dove", "Pigeon", "its transport's name is 'pigeon', its entry point's is not; give both one name"),
         ("pigeon", "OneEnd", "no transport: it lacks trainer_end, rollout_end"),
+        ("pigeon", "Untyped", "'parameters' must be a subclass"),
         ("pigeon", "Nothing", "cannot be loaded: AttributeError"),
     ],
 )

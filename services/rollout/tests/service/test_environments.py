@@ -253,33 +253,6 @@ async def test_direct_use_is_one_turn(world):
     assert [completion.info.turns for completion in answer.completions] == [1, 1]
 
 
-class Point:
-    """An entry point."""
-
-    def __init__(self, made):
-        self.value, self._made = "games:Chess", made
-
-    def load(self):
-        return self._made
-
-
-def test_entry_points_are_loaded_and_checked():
-    class Chess(Echo):
-        name = "chess"
-
-    assert "chess" in registry.load_environments([Point(Chess)])
-    assert "single_turn" in registry.load_environments([])
-    for made, complaint in (
-        (Echo, "the name 'echo' is taken"),
-        (object, "it lacks name, description"),
-        (lambda: 1 / 0, "cannot be loaded: ZeroDivisionError"),
-        (type("Odd", (Echo,), {"name": "odd", "parameters": dict}), "'parameters' must be a subclass"),
-    ):
-        with pytest.raises(ConfigError) as caught:
-            registry.load_environments([Point(made)])
-        assert complaint.replace("the name", "its environment's name") in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("section", "sentence"),
     [
