@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
-from harness import BUCKET_BYTES
+from harness import BUCKET_BYTES, PATIENCE
 from models import read_weights
 from packing import write
 
@@ -52,6 +54,37 @@ async def update(engine: Engine, order: dict) -> dict:
 
 def say(answer: dict) -> None:
     print(json.dumps(answer), flush=True)
+
+
+class Owner:
+    """That process, and the engine's own."""
+
+    def __init__(self, engine: str, folder: Path, **options: Any) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, engine, json.dumps(options), str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        processes = [psutil.Process(pid) for pid in self._hear()["processes"]]
+        self.processes = [each for each in processes if "resource_tracker" not in " ".join(each.cmdline())]
+
+    def order(self, **order: Any) -> dict:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        return self._hear()
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE)
+        for process in self.processes:
+            if process.is_running():
+                process.kill()
+
+    def _hear(self) -> dict:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
 
 
 if __name__ == "__main__":

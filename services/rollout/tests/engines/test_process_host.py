@@ -9,8 +9,8 @@ import signal
 from typing import Any
 
 import pytest
+from engine_owner import Owner
 from harness import PATIENCE, PROMPT
-from owner import Owner
 
 from quartet_rollout.engines import EngineError, create_engine
 from quartet_rollout.engines.options import TransformersOptions

@@ -10,8 +10,8 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from engine_owner import Owner
 from harness import PATIENCE, PROMPT
-from owner import Owner
 from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.timeout(3 * PATIENCE)

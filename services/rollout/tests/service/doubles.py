@@ -20,7 +20,6 @@ from quartet_rollout.engines.base import (
     EngineCompletion,
     EngineError,
     EngineStats,
-    ManifestError,
     SamplingMask,
     SamplingSettings,
     WeightGroupInfo,
@@ -80,12 +79,8 @@ class ScriptedEngine:
         self.meet.set()
         self.arrive.set()
         self.checksum = 0xC0FFEE
-        self.manifest_error: str | None = None
-        self.transfer_error: EngineError | None = None
-        self.install_error: EngineError | None = None
-        self.generate_error: EngineError | None = None
+        self.errors: dict[str, EngineError] = {}  # what calls of these names raise
         self.gives_masks = self.can_sleep = False
-        self.sleep_error: EngineError | None = None
         self.group: WeightGroupInfo | None = None
 
     def hold(self, tokens: int, free: int = 0) -> None:
@@ -97,6 +92,10 @@ class ScriptedEngine:
     def let_go(self) -> None:
         self._held_at = None
         self._moved.notify()
+
+    def _fail(self, call: str) -> None:
+        if call in self.errors:
+            raise self.errors[call]
 
     def tokenizer(self) -> CharTokenizer:
         return CharTokenizer()
@@ -126,8 +125,7 @@ class ScriptedEngine:
                         yield completion(index, tokens.pop(index), versions[index], "abort")
                     return
                 await self.unpaused.wait()
-                if self.generate_error is not None:
-                    raise self.generate_error
+                self._fail("generate")
                 for index in list(tokens):
                     tokens[index].append(ord("a") + index)
                     versions[index].append(self.policy_version)
@@ -166,8 +164,7 @@ class ScriptedEngine:
 
     async def sleep(self, level: int = 1) -> None:
         self.calls.append(f"sleep {level}")
-        if self.sleep_error is not None:
-            raise self.sleep_error
+        self._fail("sleep")
         self.unpaused.clear()
 
     async def wake(self) -> None:
@@ -175,12 +172,12 @@ class ScriptedEngine:
         self.unpaused.set()
 
     def check_manifest(self, manifest) -> None:
-        if self.manifest_error:
-            raise ManifestError(self.manifest_error)
+        self._fail("check_manifest")
 
     async def join_weight_group(self, info: WeightGroupInfo) -> None:
         self.calls.append(f"join {info.epoch}")
         await self.meet.wait()
+        self._fail("join")
         self.group = info
 
     async def leave_weight_group(self) -> None:
@@ -190,14 +187,12 @@ class ScriptedEngine:
     async def receive_weights(self, manifest, timeout_seconds: float, path: str = "") -> int:
         self.calls.append("receive")
         await self.arrive.wait()
-        if self.transfer_error is not None:
-            raise self.transfer_error
+        self._fail("receive")
         return self.checksum
 
     async def install_weights(self, policy_version: int) -> None:
         self.calls.append(f"install {policy_version}")
-        if self.install_error is not None:
-            raise self.install_error
+        self._fail("install")
         self.policy_version = policy_version
 
     async def discard_weights(self) -> None:

@@ -221,7 +221,7 @@ async def test_a_chat_is_rendered_with_the_system_prompt(world):
 
 
 async def test_an_engine_that_fails_ends_the_service(world):
-    world.engine.generate_error = EngineError("out of memory")
+    world.engine.errors["generate"] = EngineError("out of memory")
     assert "out of memory" in (await world.release(instance())).failure
     await world.until(world.host.stopping.is_set)
     assert await world.stop() == 1

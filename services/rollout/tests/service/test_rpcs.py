@@ -10,6 +10,7 @@ from world import begin_request, finish_request, join_request, neighbours, refus
 
 from quartet_common.durations import to_duration
 from quartet_common.tensors import decode
+from quartet_rollout.engines import ManifestError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -85,7 +86,7 @@ async def test_begin_refuses_what_does_not_fit(up, monkeypatch):
     for version in (-1, 2**53):
         assert "policy_version" in await sentence(begin_request(version))
     assert "timeout" in await sentence(begin_request(1, seconds=1e9))
-    monkeypatch.setattr(up.engine, "manifest_error", "tensor 'w' is not in this model")
+    monkeypatch.setitem(up.engine.errors, "check_manifest", ManifestError("tensor 'w' is not in this model"))
     assert "tensor 'w' is not in this model" in await sentence(begin_request(1))
     assert up.engine.unpaused.is_set() and not up.service.state.paused
 

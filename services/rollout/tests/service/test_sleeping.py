@@ -63,7 +63,7 @@ async def test_weights_and_sleep_exclude_each_other(able):
 
 
 async def test_an_engine_that_fails_to_sleep_is_awake(able):
-    able.engine.sleep_error = EngineError("no memory on the host")
+    able.engine.errors["sleep"] = EngineError("no memory on the host")
     assert "no memory on the host" in await refused(set_sleep(able, 1), grpc.StatusCode.UNAVAILABLE)
     assert await level_of(able) == 0
     await able.put(instance("goes on"))

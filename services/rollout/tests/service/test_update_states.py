@@ -87,7 +87,7 @@ async def test_a_wrong_checksum_keeps_the_old_weights_and_leaves_the_epoch(joine
 
 async def test_a_failed_transfer_resumes_at_once_and_is_told_at_finish(joined):
     engine = joined.world.engine
-    engine.transfer_error = WeightTransferError("the sender is gone")
+    engine.errors["receive"] = WeightTransferError("the sender is gone")
     await joined.begin(1)
     await joined.world.until(engine.unpaused.is_set)
     assert "the sender is gone" in await refused(joined.finish(1), grpc.StatusCode.ABORTED)
@@ -116,7 +116,7 @@ async def test_a_failed_installation_leaves_no_version_and_generates_nothing(joi
     world.engine.hold(1)
     await world.broker.submit(instance())
     await world.until(lambda: world.engine.tokens_total > 0)
-    world.engine.install_error = WeightInstallError("half of it went in")
+    world.engine.errors["install"] = WeightInstallError("half of it went in")
     await joined.begin(1)
     sentence = await refused(joined.finish(1), grpc.StatusCode.DATA_LOSS)
     assert "half of it went in" in sentence and "unknown" in sentence
@@ -125,7 +125,7 @@ async def test_a_failed_installation_leaves_no_version_and_generates_nothing(joi
     assert [release.failure for release in world.broker.releases] == [""]
     generate = world.stub.Generate(rollout_pb2.GenerateRequest(prompt={"text": "x"}), timeout=5)
     assert "no weights of a known version" in await refused(generate, grpc.StatusCode.UNAVAILABLE)
-    world.engine.install_error = None
+    world.engine.errors.clear()
     world.engine.let_go()
     await world.load(version=1, epoch=2)
     await world.put(instance("next"))
@@ -177,11 +177,8 @@ async def test_the_same_epoch_on_another_store_is_a_new_group(joined):
     assert engine.calls.count("join 1") == 2
 
 
-async def test_a_failed_rendezvous_is_told_at_begin(trainer, monkeypatch):
-    async def fail(info):
-        raise WeightTransferError("the store does not answer")
-
-    monkeypatch.setattr(trainer.world.engine, "join_weight_group", fail)
+async def test_a_failed_rendezvous_is_told_at_begin(trainer):
+    trainer.world.engine.errors["join"] = WeightTransferError("the store does not answer")
     await trainer.join()
     assert "the store does not answer" in await refused(trainer.begin(1), grpc.StatusCode.FAILED_PRECONDITION)
 
