@@ -80,11 +80,3 @@ def test_garbage_gets_a_status_and_breaks_nothing(caller, kind):
         assert error is not None, f"{rpc} accepted garbage"
         assert error.code() == grpc.StatusCode.INVALID_ARGUMENT, rpc
     assert caller.call(HANDSHAKE, cases_handshake.GREETING).instance_id
-
-
-@each_kind
-def test_a_method_it_does_not_have_is_unimplemented(caller, kind):
-    call = caller.channel.unary_unary(f"/quartet.v1.{OWNERS[kind]}/NoSuchMethod")
-    with pytest.raises(grpc.RpcError) as raised:
-        call(b"", timeout=30)
-    assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED
