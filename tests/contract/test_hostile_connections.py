@@ -46,7 +46,9 @@ def test_a_message_over_the_limit_is_refused_unread(broker, rpc):
 
 def test_a_message_just_below_the_limit_is_read_and_refused(broker):
     request = pb.PutExperienceRequest(run_id="no-such-run")
-    request.groups.add(lease_id="0-0:q").group.tensors = bytes(LIMIT - 1000)
+    group = request.groups.add(lease_id="0-0:q").group
+    group.header.instance_id, group.header.purpose = "q", 1
+    group.tensors = bytes(LIMIT - 1000)
     error = broker.caller.raw("BrokerService.PutExperience", request.SerializeToString(), timeout=60)
     assert error is not None and error.code() == grpc.StatusCode.NOT_FOUND, error
     assert broker.unchanged()
