@@ -58,6 +58,7 @@ def answered(lease: broker_pb2.PromptLease) -> broker_pb2.PutGroup:
     put = put_group(lease)
     transcript = experience_pb2.GroupTranscript.FromString(put.group.transcript)
     score = reward_pb2.Score(reward=0.5, outcome=reward_pb2.OUTCOME_CORRECT)
+    transcript.prompt_text = lease.instance.prompt.text
     transcript.completions.add(text=f"the answer to {lease.instance.prompt.text}", tokens=7, score=score)
     put.group.transcript = transcript.SerializeToString()
     return put
@@ -66,7 +67,7 @@ def answered(lease: broker_pb2.PromptLease) -> broker_pb2.PutGroup:
 def test_it_generates_with_the_weights_of_now(stack, example):
     engine = ENGINES[0]
     weights = stack.weights(engine)
-    weights.ensure(World(stack.callers(engine)))
+    weights.use(0).publish(World(stack.callers(engine)))
     (told,) = answers(node.ask(example, "--rollout", stack.servers[engine].caller().address, "2+3+1+2=?"))
     assert told["prompt"] == "2+3+1+2=?" and told["text"]
     assert len(told["tokens"]) == len(told["logProbs"]) >= 1
