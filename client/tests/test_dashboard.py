@@ -281,11 +281,12 @@ async def test_the_page_and_its_documents_are_served(services, nowhere):
     async with _client(services, nowhere) as client:
         await _filled(services, client)
         async with _page(client, "demo") as get:
-            state = await _until(get, lambda told: told["happenings"] and told["services"][3]["state"] == "away")
+            states = ["serving"] * 3 + ["away"]
+            await _until(get, lambda told: [each["state"] for each in told["services"]] == states)
+            state = await _until(get, lambda told: told["happenings"])
             assert state["verdict"]["level"] == "attention"
             assert "the trainer cannot be reached" in state["verdict"]["sentence"].lower()
             assert state["lines"]["reward"] == [[1.0, 0.25]] and state["run"]["steps_done"] == 1
-            assert [service["state"] for service in state["services"][:3]] == ["serving"] * 3
             told = json.loads((await get("/api/samples"))[2])
             completion = told["groups"][0]["completions"][0]
             assert (completion["thought"], completion["versions"]) == (ATTACK, [2]) and not completion["right"]
