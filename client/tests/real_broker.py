@@ -10,7 +10,7 @@ import grpc
 from quartet.v1 import broker_pb2, broker_pb2_grpc, common_pb2, experience_pb2
 from small_services import transcript
 
-from quartet_common.channel import connect
+from quartet_common.channel import connect, connect_sync
 from quartet_common.durations import to_duration
 from quartet_common.ports import free_ports
 
@@ -64,35 +64,77 @@ def real_broker(folder: Path):
                 process.wait(timeout=10)
 
 
+class Life:
+    """A run at a real broker, with the calls of a rollout and a trainer that lead its groups through their lives."""
+
+    def __init__(self, address: str, run_id: str, **spec: int):
+        self.run_id = run_id
+        self._channel = connect_sync(address)
+        self._stub = broker_pb2_grpc.BrokerServiceStub(self._channel)
+        create = broker_pb2.CreateRunRequest(spec=broker_pb2.RunSpec(run_id=run_id, **spec))
+        self.run = self._stub.CreateRun(create, timeout=30).run
+        self._session = None
+        for name, kind in (("rollout-1", common_pb2.SERVICE_KIND_ROLLOUT), ("trainer-1", 4)):
+            member = broker_pb2.Member(instance_id=name, kind=kind, address="127.0.0.1:1", state=2)
+            self("RegisterMember", member=member)
+
+    def __call__(self, method: str, **fields):
+        request = getattr(broker_pb2, f"{method}Request")(**{"run_id": self.run_id, **fields})
+        return getattr(self._stub, method)(request, timeout=30)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def submit(self, *names: str, **fields) -> None:
+        prompt = experience_pb2.Prompt(prompt_id="sum", text="1+1=?")
+        fields |= {"prompt": prompt, "purpose": experience_pb2.PURPOSE_TRAIN}
+        instances = [experience_pb2.PromptInstance(instance_id=name, **fields) for name in names]
+        self("SubmitPrompts", instances=instances)
+
+    def lease(self, count: int = 1) -> list[broker_pb2.PromptLease]:
+        return list(self("LeasePrompts", holder="rollout-1", max_prompts=count, wait=to_duration(10)).leases)
+
+    def put(self, count: int = 1) -> None:
+        groups = [broker_pb2.PutGroup(lease_id=each.lease_id, group=echoed_group(each)) for each in self.lease(count)]
+        self("PutExperience", groups=groups)
+
+    def train(self, step: int = 0) -> list[str]:
+        """Train a step; return whose groups were in it."""
+        self._session = self._session or self("OpenSession", holder="trainer-1").session_epoch
+        about = {"session_epoch": self._session, "step": step}
+        first, *_ = self("LeaseExperience", **about, wait=to_duration(10))
+        self("MarkTrained", **about)
+        return list(first.manifest.instance_ids)
+
+    def commit(self, step: int) -> None:
+        self("Commit", session_epoch=self._session, step=step)
+
+
 async def echoing_rollout(address: str, run_id: str) -> None:
-    """Answer the run's prompts with the echo policy at version 0, until cancelled or the run has ended."""
-    try:
-        await _echo(address, run_id)
-    except grpc.RpcError as error:
-        if error.code() not in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND):
-            raise
-
-
-async def _echo(address: str, run_id: str) -> None:
+    """Answer the prompts of a run that is there with the echo policy, until cancelled or the run has ended."""
+    wanted = broker_pb2.LeasePromptsRequest(
+        run_id=run_id, holder="rollout-test", max_prompts=64, wait=to_duration(1), policy_version=0
+    )
     async with connect(address) as channel:
         stub = broker_pb2_grpc.BrokerServiceStub(channel)
         member = broker_pb2.Member(
-            instance_id="rollout-test",
+            instance_id=wanted.holder,
             kind=common_pb2.SERVICE_KIND_ROLLOUT,
             address="127.0.0.1:1",
             state=broker_pb2.MEMBER_STATE_ACTIVE,
         )
         await stub.RegisterMember(broker_pb2.RegisterMemberRequest(run_id=run_id, member=member), timeout=20)
-        wanted = broker_pb2.LeasePromptsRequest(
-            run_id=run_id, holder=member.instance_id, max_prompts=64, wait=to_duration(1), policy_version=0
-        )
         while True:
-            granted = await stub.LeasePrompts(wanted, timeout=20)
-            puts = [broker_pb2.PutGroup(lease_id=lease.lease_id, group=echoed_group(lease)) for lease in granted.leases]
-            if puts:
-                await stub.PutExperience(broker_pb2.PutExperienceRequest(run_id=run_id, groups=puts), timeout=20)
-            heartbeat = broker_pb2.HeartbeatRequest(run_id=run_id, member=member)
-            await stub.Heartbeat(heartbeat, timeout=20)
+            try:
+                leases = (await stub.LeasePrompts(wanted, timeout=20)).leases
+                puts = [broker_pb2.PutGroup(lease_id=lease.lease_id, group=echoed_group(lease)) for lease in leases]
+                if puts:
+                    await stub.PutExperience(broker_pb2.PutExperienceRequest(run_id=run_id, groups=puts), timeout=20)
+                await stub.Heartbeat(broker_pb2.HeartbeatRequest(run_id=run_id, member=member), timeout=20)
+            except grpc.RpcError as error:
+                if error.code() not in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND):
+                    raise
+                return
 
 
 def echoed_group(lease: broker_pb2.PromptLease) -> experience_pb2.ExperienceGroup:

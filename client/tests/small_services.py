@@ -324,3 +324,10 @@ class SmallServices:
     async def _stop(self) -> None:
         for host in self._hosts.values():
             await host.drain()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until a condition is true."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.02)

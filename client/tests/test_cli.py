@@ -20,8 +20,8 @@ def quartet(services, capsys):
     """Run `quartet` on the small services; return (exit status, standard output, standard error)."""
 
     def _quartet(*arguments: str) -> tuple[int, str, str]:
-        sets = [f'--set=addresses.{kind}="{address}"' for kind, address in services.addresses.items()]
-        status = main([*arguments, *sets])
+        own = {kind: at for kind, at in services.addresses.items() if f"addresses.{kind}" not in str(arguments)}
+        status = main([*arguments, *(f'--set=addresses.{kind}="{address}"' for kind, address in own.items())])
         captured = capsys.readouterr()
         return status, captured.out, captured.err
 
@@ -38,13 +38,14 @@ def run_file(write):
     )
 
 
-def _demo(services) -> None:
+@pytest.fixture
+def demo(services):
+    """A run."""
     spec = broker_pb2.RunSpec(run_id="demo")
     services.call(services.broker.CreateRun, broker_pb2.CreateRunRequest(spec=spec), None)
 
 
-def test_submit_waits_and_prints_results_as_jsonl(services, quartet, write):
-    _demo(services)
+def test_submit_waits_and_prints_results_as_jsonl(demo, services, quartet, write):
     path = write("p.jsonl", '{"prompt": "2+3=5", "gt_answer": "5", "id": "sum"}\n{"prompt": "hello"}\n')
     status, out, _ = quartet("submit", str(path), "--run", "demo", "--wait")
     first, second = map(json.loads, out.splitlines())
@@ -52,20 +53,12 @@ def test_submit_waits_and_prints_results_as_jsonl(services, quartet, write):
     assert first["completions"][0]["policy_version"] == 3 and second["completions"][0]["text"] == "hello"
 
 
-def test_submit_reads_standard_input_and_prints_instance_ids(services, quartet, monkeypatch):
-    _demo(services)
+def test_submit_reads_standard_input_and_prints_instance_ids(demo, services, quartet, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO('{"prompt": "a"}\n{"prompt": "b"}\n'))
     assert quartet("submit", "-", "--run", "demo", "--prefix", "mine")[:2] == (0, "mine/0\nmine/1\n")
 
 
-def test_a_dead_prompt_makes_submit_fail(services, quartet, write):
-    _demo(services)
-    status, out, _ = quartet("submit", str(write("p.jsonl", '{"prompt": "poison"}')), "--run", "demo", "--wait")
-    assert status == 1 and json.loads(out)["dead"] == ["too long"]
-
-
-def test_broken_prompts_are_refused_before_anything_is_submitted(services, quartet, write):
-    _demo(services)
+def test_broken_prompts_are_refused_before_anything_is_submitted(demo, services, quartet, write):
     path = write("p.jsonl", '{"prompt": "a"}\n{"promt": "b"}\n')
     status, out, err = quartet("submit", str(path), "--run", "demo")
     assert (status, out) == (2, "")
@@ -73,8 +66,7 @@ def test_broken_prompts_are_refused_before_anything_is_submitted(services, quart
     assert err.count("\n") == 1 and not services.broker.instances["demo"]
 
 
-def test_generate_score_and_eval(services, quartet, write):
-    _demo(services)
+def test_generate_score_and_eval(demo, services, quartet, write):
     status, out, _ = quartet("generate", "hi", "-n", "2", "--json")
     assert status == 0 and [json.loads(line)["text"] for line in out.splitlines()] == ["hi", "hi"]
     assert "hi" in quartet("generate", "hi")[1]
@@ -86,21 +78,17 @@ def test_generate_score_and_eval(services, quartet, write):
     assert status == 0 and out.strip() == "held at version 0: accuracy 50.0%, reward 0.500 over 2 prompts"
     status, out, _ = quartet("eval", "demo", "held", "--json")
     assert status == 0 and len(json.loads(out)["groups"]) == 2
-
-
-def test_an_evaluation_that_lost_prompts_has_no_figure(services, quartet, write):
-    _demo(services)
-    held = write("held.jsonl", '{"prompt": "5", "gt_answer": "5"}\n{"prompt": "poison", "gt_answer": "6"}\n')
-    status, out, _ = quartet("eval", "demo", "held", "--prompts", str(held))
-    assert status == 1 and out.strip() == "held at version 0: incomplete: 1 of 2; see quartet dead list demo"
-    status, out, _ = quartet("eval", "demo", "held", "--json")
+    held.write_text('{"prompt": "5", "gt_answer": "5"}\n{"prompt": "poison", "gt_answer": "6"}\n')
+    status, out, _ = quartet("eval", "demo", "lost", "--prompts", str(held))
+    assert status == 1 and out.strip() == "lost at version 0: incomplete: 1 of 2; see quartet dead list demo"
+    status, out, _ = quartet("eval", "demo", "lost", "--json")
     told = json.loads(out)
     assert (status, told["accuracy"], told["reward"], told["dead"]) == (1, None, None, 1)
 
 
 def test_runs(services, quartet):
     assert quartet("runs", "list")[1] == "no runs\n"
-    _demo(services)
+    services.call(services.broker.CreateRun, broker_pb2.CreateRunRequest(spec=broker_pb2.RunSpec(run_id="demo")), None)
     assert "demo" in quartet("runs", "list")[1]
     assert json.loads(quartet("runs", "list", "--json")[1])[0]["state"] == "active"
     assert "group_size" in quartet("runs", "show", "demo")[1]
@@ -112,15 +100,19 @@ def test_runs(services, quartet):
     assert quartet("runs", "show", "demo")[::2] == (2, "quartet: run 'demo' does not exist\n")
 
 
-def test_a_dead_prompt_is_shown_whole(services, quartet, write):
-    _demo(services)
-    chat = {"messages": [{"role": "user", "content": "hello"}], "gt_answer": "7", "metadata": {"poison": "yes"}}
+def test_dead(demo, services, quartet, write):
+    assert quartet("dead", "list", "demo")[1] == "no dead prompts in run demo\n"
     lines = [
         {"prompt": "poison, two plus two", "gt_answer": "4", "verifiers": [{"name": "boxed"}], "id": "sum"},
-        chat,
+        {"messages": [{"role": "user", "content": "hello"}], "gt_answer": "7"},
+        {"prompt": "poison, kept"},
     ]
-    text = "\n".join(json.dumps(line) for line in lines)
-    quartet("submit", str(write("p.jsonl", text)), "--run", "demo", "--prefix", "x")
+    file = write("p.jsonl", "\n".join(map(json.dumps, lines)))
+    status, out, _ = quartet("submit", str(file), "--run", "demo", "--prefix", "x", "--wait")
+    assert status == 1 and json.loads(out.splitlines()[0])["dead"] == ["too long"]
+    assert json.loads(quartet("dead", "list", "demo", "--json")[1])["dead"][0]["reasons"] == ["too long"]
+    shown = quartet("dead", "list", "demo")[1]
+    assert "too long" in shown and "completions" in shown
     status, out, _ = quartet("dead", "show", "demo", "x/0")
     assert status == 0
     for part in ("x/0", "sum", "too long", "after 1 attempt", 'name: "boxed"', '"4"', "poison, two plus two"):
@@ -129,39 +121,39 @@ def test_a_dead_prompt_is_shown_whole(services, quartet, write):
     assert shown["reasons"] == ["too long"] and shown["instance"]["prompt"]["text"] == "poison, two plus two"
     status, _, err = quartet("dead", "show", "demo", "x/1")
     assert status == 2 and "prompt 'x/1' of run 'demo' is not dead: it is" in err
-
-
-def test_a_dead_prompt_s_completions_are_shown(services, quartet, write):
-    _demo(services)
-    quartet("submit", str(write("p.jsonl", '{"prompt": "poison, kept"}')), "--run", "demo", "--prefix", "x")
-    assert "completions" in quartet("dead", "list", "demo")[1]
-    status, out, _ = quartet("dead", "show", "demo", "x/0")
+    status, out, _ = quartet("dead", "show", "demo", "x/2")
     assert status == 0 and "own.py:7" in out and "completions that are kept to be scored" in out
     assert "version 3, 12 tokens, stop" in out
-    (shown,) = json.loads(quartet("dead", "show", "demo", "x/0", "--json")[1])
+    (shown,) = json.loads(quartet("dead", "show", "demo", "x/2", "--json")[1])
     assert shown["unscored"]["completions"][0]["text"] == "poison, kept" and shown["unscored_bytes"] == 9
-
-
-def test_dead(services, quartet, write):
-    _demo(services)
-    assert quartet("dead", "list", "demo")[1] == "no dead prompts in run demo\n"
-    quartet("submit", str(write("p.jsonl", '{"prompt": "poison"}')), "--run", "demo", "--prefix", "x")
-    assert json.loads(quartet("dead", "list", "demo", "--json")[1])["dead"][0]["reasons"] == ["too long"]
-    assert "too long" in quartet("dead", "list", "demo")[1]
     assert quartet("dead", "requeue", "demo")[0] == 2
     assert quartet("dead", "requeue", "demo", "x/0")[1] == "1 prompt queued again\n"
     assert json.loads(quartet("dead", "requeue", "demo", "x/0", "--json")[1]) == {"requeued": 1}
     assert services.broker.requeued == ["x/0", "x/0"]
 
 
-def test_status(services, quartet, nowhere):
-    _demo(services)
+def test_status(demo, services, quartet, nowhere):
     status, out, _ = quartet("status", f"--set=addresses.trainer={nowhere}")
     assert status == 1 and "run demo active" in out.replace("\n", " ") and "unreachable" in out
     status, out, _ = quartet("status", f"--set=addresses.trainer={nowhere}", "--json")
     broker, reward, rollout, trainer = json.loads(out)
     assert broker["health"] == "serving" and rollout["details"]["engine"] == "echo"
     assert reward["details"] == {"verifiers": ["exact"]} and trainer["health"] == "unreachable"
+
+
+def test_top(demo, services, quartet, nowhere):
+    status, out, _ = quartet("top", "--run", "demo", "--json", f"--set=addresses.trainer={nowhere}")
+    told = json.loads(out)
+    assert (status, told["run_id"], told["state"]) == (1, "demo", "active")
+    assert told["queues"].keys() >= {"queued", "ready", "stale", "dead"}
+    assert [service["kind"] for service in told["services"]] == ["broker", "reward", "rollout", "trainer"]
+    assert {service["health"] for service in told["services"][:3]} == {"serving"}
+    away = [f"--set=addresses.{kind}={nowhere}" for kind in ("rollout", "trainer")]
+    status, out, _ = quartet("top", "--run", "demo", "--once", *away)
+    assert status == 1 and out.count("unreachable") == 2 and "verifiers exact" in out
+    assert "run demo: active" in out and "queues" in out and "engine echo" not in out
+    status, out, _ = quartet("top", "--run", "other", "--once", *away)
+    assert status == 1 and "run other: not known to the broker" in out
 
 
 def test_run_attached_feeds_and_follows_until_the_run_ends(services, quartet, run_file):
@@ -178,39 +170,28 @@ def test_run_attached_feeds_and_follows_until_the_run_ends(services, quartet, ru
         evaluation.metrics.update({"eval/held/prompts": 78, "eval/held/dead": 2})
         evaluation.policy_version = 3
         await broker.add_event("demo", broker_pb2.RunEvent(evaluation=evaluation))
-        end = broker_pb2.FinishRunRequest(run_id="demo", state=broker_pb2.RUN_STATE_SUCCEEDED, reason="all steps done")
+        end = broker_pb2.FinishRunRequest(run_id="demo", state=broker_pb2.RUN_STATE_FAILED, reason="loss is not finite")
         await broker.FinishRun(end, None)
 
-    threading.Thread(target=_when_fed, args=(services, trainer)).start()
+    def when_fed() -> None:
+        deadline = time.monotonic() + 20
+        while not (services.broker.runs and services.broker.runs["demo"].prompts_ended) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        services.call(trainer)
+
+    threading.Thread(target=when_fed).start()
     status, out, err = quartet("run", str(run_file), "--attach")
-    assert (status, err) == (0, "")
+    assert (status, err) == (1, "")
     assert out.splitlines() == [
         "run demo is active",
         "step 1/2  reward 0.250  staleness 0.00",
         "step 2/2  reward 0.500  staleness 0.00",
         "evaluation held at version 2: accuracy 0.750  reward 0.800",
         "evaluation held at version 3: incomplete: 78 of 80",
-        "run demo is succeeded: all steps done",
+        "run demo is failed: loss is not finite",
         "accuracy on held: incomplete: 78 of 80",
     ]
-    assert quartet("watch", "demo")[0] == 0
-
-
-def _when_fed(services, then) -> None:
-    deadline = time.monotonic() + 20
-    while not (services.broker.runs and services.broker.runs["demo"].prompts_ended) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    services.call(then)
-
-
-def test_a_failed_run_is_exit_status_1(services, quartet, run_file):
-    async def trainer() -> None:
-        end = broker_pb2.FinishRunRequest(run_id="demo", state=broker_pb2.RUN_STATE_FAILED, reason="loss is not finite")
-        await services.broker.FinishRun(end, None)
-
-    threading.Thread(target=_when_fed, args=(services, trainer)).start()
-    status, out, _ = quartet("run", str(run_file), "--attach")
-    assert status == 1 and "run demo is failed: loss is not finite" in out
+    assert quartet("watch", "demo")[0] == 1
 
 
 def test_dry_run_says_what_would_run_and_touches_nothing(services, quartet, run_file):
@@ -235,11 +216,11 @@ def test_dry_run_says_what_would_run_and_touches_nothing(services, quartet, run_
         (["eval", "RUN", "held", "--checkpoint", "gone"], "--checkpoint: there is no folder 'gone'"),
         (
             ["eval", "RUN", "held", "--checkpoint", "FOLDER"],
-            "--checkpoint: 'FOLDER' holds no model; allowed: a complete checkpoint",
+            "--checkpoint: 'FOLDER' holds no model; allowed: a complete",
         ),
         (
             ["eval", "RUN", "other", "--checkpoint", "FOLDER"],
-            "[data.evaluation] of RUN has no set 'other'; allowed: held, or one by --prompts FILE",
+            "[data.evaluation] of RUN has no set 'other'; allowed: held",
         ),
     ],
 )

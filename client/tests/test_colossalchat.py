@@ -15,9 +15,14 @@ def read(flags: str) -> dict:
     return tomllib.loads(migrate(flags))
 
 
-def test_defaults_are_colossalchats(tmp_path: Path):
-    data = tmp_path / "train.jsonl"
-    data.write_text("{}\n" * 640)
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "train.jsonl"
+    path.write_text("{}\n" * 640)
+    return path
+
+
+def test_defaults_are_colossalchats(data: Path):
     file = read(f"-m /models/qwen -d {data}")
     assert file["run"]["group_size"] == 8 and file["run"]["max_staleness"] == 0
     assert file["run"]["groups_per_step"] == 64, "32 prompts for each of two data-parallel ranks"
@@ -32,10 +37,8 @@ def test_defaults_are_colossalchats(tmp_path: Path):
 
 
 @pytest.mark.parametrize("algorithm", PRESETS)
-def test_each_algorithm_has_its_preset(algorithm: str, tmp_path: Path):
+def test_each_algorithm_has_its_preset(algorithm: str, data: Path):
     """What the trainer takes with `trainer.preset` alone is what is written down here."""
-    data = tmp_path / "train.jsonl"
-    data.write_text("{}\n" * 640)
     trainer, preset = read(f"-m m -d {data} -a {algorithm}")["trainer"], TRAINER_PRESETS[PRESETS[algorithm]]
     assert {key: trainer[key] for key in preset} == preset
     assert trainer["kl_coefficient"] == (0.0 if algorithm == "DAPO" else 0.01)
@@ -44,38 +47,32 @@ def test_each_algorithm_has_its_preset(algorithm: str, tmp_path: Path):
     assert flagged["kl_coefficient"] == (0.0 if algorithm == "DAPO" else 0.2)
 
 
-def test_reinforce_ppb_takes_the_kl_from_the_advantage():
-    trainer = read("-m m -d d -a REINFORCE_PPB")["trainer"]
-    assert (trainer["kl_in"], trainer["kl_estimator"]) == ("reward", "k3"), "upstream's is not in the loss"
-    assert read("-m m -d d -a RLOO")["trainer"]["kl_in"] == "loss"
+@pytest.mark.parametrize(
+    ("flags", "section", "expected"),
+    [
+        ("-a REINFORCE_PPB", "trainer", {"kl_in": "reward", "kl_estimator": "k3"}),  # upstream's is not in the loss
+        ("-a RLOO", "trainer", {"kl_in": "loss"}),
+        ("-e 3 -temp 1.2", "run", {"temperature_schedule": None}),  # how long the episode is is not known
+        ("-zero 2", "trainer", {"plugin": "low_level_zero"}),
+        ("-t 8 -tp 2 -pp 2", "trainer", {"plugin": "hybrid_parallel", "tp_size": 2, "pp_size": 2, "zero_stage": None}),
+        ("-t 8 -tp 2 -pp 2", "run", {"groups_per_step": 64}),  # two data-parallel groups
+        ("-t 4 -tp 2 -zero 2", "trainer", {"zero_stage": 2}),
+        ("-t 4 -pp 2 -zero 2", "trainer", {"zero_stage": 1}),
+    ],
+)
+def test_flags_become_keys(flags, section, expected):
+    found = read(f"-m m -d d {flags}")[section]
+    assert {key: found.get(key) for key in expected} == expected
 
 
-def test_the_temperature_is_annealed_over_the_first_episode(tmp_path: Path):
-    data = tmp_path / "train.jsonl"
-    data.write_text("{}\n" * 640)
+def test_the_temperature_is_annealed_over_the_first_episode(data):
     schedule = read(f"-m m -d {data} -e 3 -temp 1.2")["run"]["temperature_schedule"]
     assert schedule == {"kind": "colossalchat", "updates": 10}
-    assert "temperature_schedule" not in read("-m m -d nowhere.jsonl")["run"], "how long the episode is is not known"
 
 
 def test_dapo_punishes_length_softly():
     file = read("-m m -d d -a DAPO -mnt 2000")
     assert file["run"]["verifiers"][1] == {"name": "length", "parameters": {"buffer_tokens": 500}}
-
-
-def test_parallel_sizes_choose_the_plugin():
-    assert read("-m m -d d -zero 2")["trainer"]["plugin"] == "low_level_zero"
-    hybrid = read("-m m -d d -t 8 -tp 2 -pp 2")
-    assert (hybrid["trainer"]["plugin"], hybrid["trainer"]["tp_size"], hybrid["trainer"]["pp_size"]) == (
-        "hybrid_parallel",
-        2,
-        2,
-    )
-    assert hybrid["run"]["groups_per_step"] == 64, "two data-parallel groups"
-    assert "zero_stage" not in hybrid["trainer"]
-    assert read("-m m -d d -t 4 -tp 2 -zero 2")["trainer"]["zero_stage"] == 2
-    assert read("-m m -d d -t 4 -pp 2 -zero 2")["trainer"]["zero_stage"] == 1
-    assert "-zero 2 is not possible beside -pp" in migrate("-m m -d d -t 4 -pp 2 -zero 2")
 
 
 def test_what_has_no_counterpart_is_named_with_the_reason():
@@ -90,6 +87,7 @@ def test_what_has_no_counterpart_is_named_with_the_reason():
         "'d' is not here, so its steps could not be counted",
     ):
         assert words in text
+    assert "-zero 2 is not possible beside -pp" in migrate("-m m -d d -t 4 -pp 2 -zero 2")
 
 
 @pytest.mark.parametrize(

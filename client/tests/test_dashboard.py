@@ -51,145 +51,123 @@ def _service(kind: str, health: str = "serving", **fields) -> ServiceStatus:
     return ServiceStatus(kind, "127.0.0.1:1", health, **fields)
 
 
-class TestVerdict:
-    def test_a_run_whose_steps_come_is_healthy(self):
-        picture = _picture(_active(), _step(2, 0, 1010), _step(3, 1, 1012))
-        verdict = judge(picture, now=1013)
-        assert (verdict.level, verdict.word) == ("healthy", "Healthy")
-        assert verdict.sentence.startswith("2 steps done, the last 1.0 s ago; a step takes 2.0 s.")
-
-    def test_before_the_first_step_it_says_what_is_waited_for(self):
-        picture = _picture(_active())
-        picture.fold_service(_service("rollout", waiting_for=("engine loading",)))
-        verdict = judge(picture, now=1020)
-        assert (verdict.level, verdict.word) == ("waiting", "Waiting for the rollout")
-        assert "The rollout waits for engine loading. The run began 20 s ago." in verdict.sentence
-        assert judge(picture, now=1000 + 601).level == "stalled"
-
-    def test_a_service_that_is_away_comes_before_those_that_wait_for_it(self):
-        picture = _picture(_active())
-        picture.fold_service(_service("rollout", waiting_for=("reward at 127.0.0.1:1",)))
-        picture.fold_service(_service("reward", "unreachable", error="reward cannot be reached"))
-        assert judge(picture, now=1001).word == "Waiting for the reward"
-
-    def test_no_step_for_long_is_a_stall_and_long_is_measured_by_the_run_s_own_steps(self):
-        quick = _picture(_active(), _step(2, 0, 1010))
-        assert judge(quick, now=1010 + 60).level == "healthy"
-        assert judge(quick, now=1010 + 61).word == "Stalled"
-        slow = _picture(_active(), _step(2, 0, 1010, time__step=100.0))
-        assert judge(slow, now=1010 + 600).level == "healthy"
-        assert judge(slow, now=1010 + 601).level == "stalled"
-        quick.fold_service(_service("trainer", "unreachable"))
-        assert judge(quick, now=1072).word == "Stalled: waiting for the trainer"
-
-    def test_dead_prompts_and_failed_weight_updates_want_a_look(self):
-        picture = _picture(_active(), _step(2, 0, 1010, weights__failures=2))
-        picture.progress.stats = RunStats(dead=3)
-        verdict = judge(picture, now=1011)
-        assert verdict.level == "attention"
-        assert "3 prompts were set aside as dead" in verdict.sentence
-        assert "2 weight updates failed" in verdict.sentence
-        assert "2 failed attempts at giving version 1 to the rollouts" in picture.happenings[0].text
-
-    @pytest.mark.parametrize(
-        ("state", "level"),
-        [("RUN_STATE_SUCCEEDED", "finished"), ("RUN_STATE_FAILED", "failed"), ("RUN_STATE_CANCELLED", "cancelled")],
-    )
-    def test_the_end_is_told_with_its_reason_even_if_the_broker_has_gone(self, state, level):
-        end = broker_pb2.RunStateChanged(state=broker_pb2.RunState.Value(state), reason="so it was")
-        picture = _picture(_active(), _step(2, 0, 1010), _event(3, 1011, run_state=end))
-        picture.broker_failed("broker at x cannot be reached")
-        verdict = judge(picture, now=9000)
-        assert verdict.level == level
-        assert ("so it was" in verdict.sentence) == (level != "finished")
-
-    def test_a_broker_that_is_away_is_no_health(self):
-        picture = _picture(_active(), _step(2, 0, 1010))
-        picture.broker_failed("broker at x cannot be reached")
-        picture.broker_away_since = 1011.0
-        assert judge(picture, now=1012).level == "healthy"  # as long as a restart takes
-        verdict = judge(picture, now=1021)
-        assert verdict.level == "unknown" and "No answer for 10 s: broker at x cannot be reached." in verdict.sentence
-
-    def test_spans_are_said_as_people_do(self):
-        assert [span(s) for s in (0.44, 59.6, 200, 180, 7500)] == ["0.4 s", "60 s", "3 min 20 s", "3 min", "2 h 5 min"]
+def _ended(state: str) -> RunEvent:
+    return _event(3, 1011, run_state=broker_pb2.RunStateChanged(state=state, reason="so it was"))
 
 
-def test_broker_and_reward_service_say_themselves_how_idle_they_are():
+AWAY = "broker at x cannot be reached"
+QUICK, SLOW = _step(2, 0, 1010), _step(2, 0, 1010, time__step=100.0)
+LOADING = _service("rollout", waiting_for=("engine loading",))
+
+
+@pytest.mark.parametrize(
+    ("happened", "now", "level", "word", "words"),
+    [
+        ([QUICK, _step(3, 1, 1012)], 1013, "healthy", "Healthy", "2 steps done, the last 1.0 s ago; a step takes 2"),
+        # The broker's clock is ahead of ours.
+        ([_step(2, 0, 5000)], 4000, "healthy", "Healthy", "the last 0.0 s ago"),
+        # Before the first step.
+        ([LOADING], 1020, "waiting", "Waiting for the rollout", "rollout waits for engine loading. The run began 20 s"),
+        ([LOADING], 1601, "stalled", "Stalled", ""),
+        # A service that is away comes before those that wait for it.
+        ([LOADING, _service("reward", "unreachable", error="it is")], 1001, "waiting", "Waiting for the reward", ""),
+        # No step for long, which is measured by the run's own steps.
+        ([QUICK], 1070, "healthy", "Healthy", ""),
+        ([QUICK], 1071, "stalled", "Stalled", ""),
+        ([SLOW], 1610, "healthy", "Healthy", ""),
+        ([SLOW], 1611, "stalled", "Stalled", ""),
+        ([QUICK, _service("trainer", "unreachable")], 1072, "stalled", "Stalled: waiting for the trainer", ""),
+        ([QUICK, RunStats(dead=3)], 1011, "attention", "Running, but look", "3 prompts were set aside as dead"),
+        ([_step(2, 0, 1010, weights__failures=2)], 1011, "attention", "Running, but look", "2 weight updates failed"),
+        # The end is told with its reason, even if the broker has gone.
+        ([QUICK, _ended("RUN_STATE_SUCCEEDED"), AWAY], 9000, "finished", "", ""),
+        ([QUICK, _ended("RUN_STATE_FAILED"), AWAY], 9000, "failed", "", "so it was"),
+        ([QUICK, _ended("RUN_STATE_CANCELLED"), AWAY], 9000, "cancelled", "", "so it was"),
+        # A broker that is away is no health, after as long as a restart takes.
+        ([QUICK, AWAY], 1012, "healthy", "Healthy", ""),
+        ([QUICK, AWAY], 1021, "unknown", "", f"No answer for 10 s: {AWAY}."),
+    ],
+)
+def test_the_verdict(happened, now, level, word, words):
+    picture = _picture(_active())
+    for each in happened:
+        match each:
+            case RunEvent():
+                picture.fold(each)
+            case ServiceStatus():
+                picture.fold_service(each)
+            case RunStats():
+                picture.progress.stats = each
+            case str():
+                picture.broker_failed(each)
+                picture.broker_away_since = 1011.0
+    verdict = judge(picture, now)
+    assert verdict.level == level and verdict.word.startswith(word) and words in verdict.sentence, verdict
+
+
+def test_spans_are_said_as_people_do():
+    assert [span(s) for s in (0.44, 59.6, 200, 180, 7500)] == ["0.4 s", "60 s", "3 min 20 s", "3 min", "2 h 5 min"]
+
+
+def test_services_say_how_idle_they_are_and_that_they_were_stopped_after_the_run():
     picture = _picture(_active())
     picture.fold_service(_service("broker", idle_fraction=0.25))
-    picture.fold_service(_service("reward"))
-    told = {service["kind"]: service["idle"] for service in snapshot(picture, 1001)["services"]}
-    assert told["broker"] == {"fraction": 0.25, "how": "of the last minute"} and told["reward"] is None
-
-
-def test_services_that_were_stopped_after_the_run_are_no_trouble():
-    picture = _picture(_active())
     picture.fold_service(_service("reward", "unreachable", error="reward at 127.0.0.1:1 cannot be reached"))
-    assert snapshot(picture, 1001)["services"][1]["state"] == "away"
-    picture.fold(_event(2, 1002, run_state=broker_pb2.RunStateChanged(state=broker_pb2.RUN_STATE_SUCCEEDED)))
-    assert snapshot(picture, 1003)["services"][1]["state"] == "stopped"
+    broker, reward, *_ = snapshot(picture, 1001)["services"]
+    assert broker["idle"] == {"fraction": 0.25, "how": "of the last minute"} and reward["idle"] is None
+    assert reward["state"] == "away"
+    picture.fold(_ended("RUN_STATE_SUCCEEDED"))
+    assert snapshot(picture, 1012)["services"][1]["state"] == "stopped"
 
 
-class TestCurves:
-    def test_events_and_the_file_make_one_curve_and_a_replayed_step_undoes_what_came_after_it(self):
-        picture = _picture()
-        rows = [{"kind": "step", "step": step, "time": 100.0 + step, "reward/mean": 0.1} for step in range(4)]
-        picture.curves.add_file_rows(False, rows)
-        for event in (_step(1, 3, 1010, reward__mean=0.3), _step(2, 4, 1012, reward__mean=0.4)):
-            picture.fold(event)
-        means = [row.metrics["reward/mean"] for _, row in picture.curves.rows()]
-        assert means == [0.1, 0.1, 0.1, 0.3, 0.4]
-        picture.fold(_step(3, 2, 1020, reward__mean=0.9))  # a trainer went on from a checkpoint
-        assert [(step, row.metrics["reward/mean"]) for step, row in picture.curves.rows()] == [
-            (0, 0.1),
-            (1, 0.1),
-            (2, 0.9),
-        ]
+def test_events_and_the_file_make_one_curve_and_a_replayed_step_undoes_what_came_after_it():
+    picture = _picture()
+    rows = [{"kind": "step", "step": step, "time": 100.0 + step, "reward/mean": 0.1} for step in range(4)]
+    picture.curves.add_file_rows(False, rows)
 
-    def test_thinning_keeps_means_and_the_end(self):
-        points = [(float(x), float(x)) for x in range(1001)]
-        thin = thinned(points, 100)
-        assert len(thin) <= 100 and thin[-1] == (1000.0, 1000.0)
-        assert thin[0] == (5.0, 5.0)  # ceil(1000 / 99) = 11 of them: 0 to 10
-        assert thinned(points[:5], 100) == points[:5]
+    def means() -> list[float]:
+        return [row.metrics["reward/mean"] for _, row in picture.curves.rows()]
 
-    def test_what_is_no_number_is_not_drawn(self):
-        picture = _picture(_step(1, 0, 1010, reward__mean=float("nan")))
-        drawn = snapshot(picture, 1011)
-        assert drawn["lines"]["reward"] == [] and drawn["run"]["steps_done"] == 1
-        json.dumps(drawn, allow_nan=False)
+    for event in (_step(1, 3, 1010, reward__mean=0.3), _step(2, 4, 1012, reward__mean=0.4)):
+        picture.fold(event)
+    assert means() == [0.1, 0.1, 0.1, 0.3, 0.4]
+    picture.fold(_step(3, 2, 1020, reward__mean=0.9))  # a trainer went on from a checkpoint
+    assert means() == [0.1, 0.1, 0.9]
 
 
-class TestMetricsFile:
-    def test_it_is_read_as_it_grows_by_whole_lines(self, tmp_path):
-        path = tmp_path / "metrics.jsonl"
-        file = MetricsFile(path)
-        assert file.read() == (False, []) and not file.problem
-        path.write_text('{"step": 0}\n{"ste')
-        assert file.read() == (False, [{"step": 0}])
-        path.write_text('{"step": 0}\n{"step": 1}\n')
-        assert file.read() == (False, [{"step": 1}])
-        assert file.read() == (False, [])
+def test_thinning_keeps_means_and_the_end():
+    points = [(float(x), float(x)) for x in range(1001)]
+    thin = thinned(points, 100)
+    assert len(thin) <= 100 and thin[-1] == (1000.0, 1000.0)
+    assert thin[0] == (5.0, 5.0)  # ceil(1000 / 99) = 11 of them: 0 to 10
+    assert thinned(points[:5], 100) == points[:5]
 
-    def test_one_that_was_cut_and_written_again_is_read_again(self, tmp_path):
-        path = tmp_path / "metrics.jsonl"
-        path.write_text('{"step": 0}\n{"step": 1, "loss": 1}\n')
-        file = MetricsFile(path)
-        file.read()
-        path.write_text('{"step": 0}\n{"step": 1, "loss": 2}\n{"step": 2}\n')  # longer than before
-        assert file.read() == (True, [{"step": 0}, {"step": 1, "loss": 2}, {"step": 2}])
-        path.write_text('{"step": 0}\n')
-        assert file.read() == (True, [{"step": 0}])
-        path.unlink()
-        assert file.read() == (True, [])
 
-    def test_a_broken_line_is_told_of_and_passed_over(self, tmp_path):
-        path = tmp_path / "metrics.jsonl"
-        path.write_text('{"step": 0}\nnonsense\n{"step": 2}\n')
-        file = MetricsFile(path)
-        assert file.read()[1] == [{"step": 0}, {"step": 2}]
-        assert "no JSON" in file.problem
+def test_what_is_no_number_is_not_drawn():
+    picture = _picture(_step(1, 0, 1010, reward__mean=float("nan")))
+    drawn = snapshot(picture, 1011)
+    assert drawn["lines"]["reward"] == [] and drawn["run"]["steps_done"] == 1
+    json.dumps(drawn, allow_nan=False)
+
+
+def test_the_metrics_file_is_read_as_it_grows_by_whole_lines_and_again_when_it_was_written_again(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path)
+    assert file.read() == (False, []) and not file.problem
+    for text, read in (
+        ('{"step": 0}\n{"ste', (False, [{"step": 0}])),
+        ('{"step": 0}\n{"step": 1}\n', (False, [{"step": 1}])),
+        ('{"step": 0}\n{"step": 1}\n', (False, [])),
+        # Longer than before, and shorter.
+        ('{"step": 0}\n{"step": 8}\n{"step": 9}\n', (True, [{"step": 0}, {"step": 8}, {"step": 9}])),
+        ('{"step": 0}\n', (True, [{"step": 0}])),
+        ('{"step": 0}\nnonsense\n{"step": 2}\n', (False, [{"step": 2}])),
+    ):
+        path.write_text(text)
+        assert file.read() == read
+    assert "no JSON" in file.problem
+    path.unlink()
+    assert file.read() == (True, [])
 
 
 @pytest.mark.parametrize(
@@ -358,8 +336,3 @@ async def test_a_run_that_is_over_is_shown_from_its_file_without_a_broker(nowher
         ]
         assert "5 steps" in state["verdict"]["sentence"] and "?." not in state["verdict"]["sentence"]
         assert (state["run"]["began"], state["run"]["ended"]) == (1000.0, 1004.0)
-
-
-def test_a_step_at_the_time_of_the_run_s_end_is_not_in_the_future():
-    picture = _picture(_active(), _step(2, 0, 5000))  # the broker's clock is ahead of ours
-    assert "the last 0.0 s ago" in judge(picture, now=4000).sentence

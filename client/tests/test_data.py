@@ -40,22 +40,12 @@ def test_our_own_fields():
 
 
 def test_a_prompt_may_name_its_environment():
-    named, told, unset = (
-        prompt.to_proto()
-        for prompt in parse_lines(
-            [
-                '{"prompt": "a", "environment": "python_tool"}',
-                '{"prompt": "a", "environment": {"name": "game", "max_turns": 3, "parameters": {"level": 7}}}',
-                '{"prompt": "a"}',
-            ],
-            "x",
-        )
-    )
+    environments = ('"python_tool"', '{"name": "game", "max_turns": 3, "parameters": {"level": 7}}')
+    lines = [f'{{"prompt": "a", "environment": {each}}}' for each in environments]
+    named, told, unset = (prompt.to_proto() for prompt in parse_lines([*lines, '{"prompt": "a"}'], "x"))
     assert named.environment.name == "python_tool" and named.environment.max_turns == 8
     assert told.environment.max_turns == 3 and dict(told.environment.parameters) == {"level": 7}
     assert not unset.HasField("environment")
-    with pytest.raises(InputError, match='"environment.max_turns": got 0'):
-        parse_lines(['{"prompt": "a", "environment": {"max_turns": 0}}'], "x")
 
 
 def test_function_style_cases_travel_as_json():
@@ -73,67 +63,46 @@ def test_token_ids_travel_as_int32():
 GOOD = '{"prompt": "a", "gt_answer": "1"}\n'
 
 
+ONE_OF = 'exactly one of "messages", "prompt" and "token_ids" is allowed'
+FINITE = "allowed: a finite number"
+
+
+def fields(more: str) -> str:
+    return f'{{"prompt": "a", "gt_answer": "1", {more}}}'
+
+
+def verifier(more: str) -> str:
+    return fields(f'"verifiers": [{{"name": "x", {more}}}]')
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
         ('{"prompt": "a"', "not valid JSON: expecting ',' delimiter at column 15 of '{\"prompt\": \"a\"'"),
         ("[1]", "got list; allowed: one JSON object a line"),
-        ('{"gt_answer": "1"}', 'got none of them; exactly one of "messages", "prompt" and "token_ids" is allowed'),
-        (
-            '{"prompt": "a", "messages": {"role": "user", "content": "b"}, "gt_answer": "1"}',
-            'got "messages" and "prompt"; exactly one of "messages", "prompt" and "token_ids" is allowed',
-        ),
+        ('{"gt_answer": "1"}', f"got none of them; {ONE_OF}"),
+        (fields('"messages": {"role": "user", "content": "b"}'), f'got "messages" and "prompt"; {ONE_OF}'),
         ('{"prompt": "a", "gt_anwser": "1"}', 'unknown field "gt_anwser"; did you mean "gt_answer"?'),
         ('{"prompt": "a", "columns": [1]}', '"columns": got [1]; input should be a valid dictionary'),
         ('{"prompt": "a", "gt_answer": 1.5}', '"gt_answer": got 1.5; input should be a valid string'),
         ('{"prompt": "a", "gt_answer": null}', '"gt_answer": got None; input should be a valid string'),
         ('{"prompt": "a"}', 'nothing to check completions against; give "gt_answer", "test_cases" or "test_program"'),
         ('{"prompt": "", "gt_answer": "1"}', "\"prompt\": got ''; string should have at least 1 character"),
-        (
-            '{"messages": {"role": "robot", "content": "a"}, "gt_answer": "1"}',
-            "\"messages.0.role\": got 'robot'; input should be 'system', 'user', 'assistant' or 'tool'",
-        ),
+        ('{"messages": {"role": "robot", "content": "a"}, "gt_answer": "1"}', "\"messages.0.role\": got 'robot'; "),
         ('{"messages": {"role": "user"}, "gt_answer": "1"}', '"messages.0.content" is missing'),
-        (
-            '{"prompt": "a", "test_cases": {"inputs": ["1"], "outputs": []}}',
-            '"test_cases.outputs": got []; list should have at least 1 item',
-        ),
-        (
-            '{"prompt": "a", "test_cases": {"inputs": ["1", "2"], "outputs": ["1"]}}',
-            "2 inputs and 1 outputs; there must be as many of each",
-        ),
-        (
-            '{"prompt": "a", "gt_answer": "1", "sampling": {"temperature": -1}}',
-            '"sampling.temperature": got -1; input should be greater than or equal to 0',
-        ),
-        (
-            '{"prompt": "a", "gt_answer": "1", "sampling": {"seed": 9223372036854775808}}',
-            '"sampling.seed": got 9223372036854775808; input should be less than 9223372036854775808',
-        ),
-        (
-            '{"prompt": "a", "gt_answer": "1", "verifiers": [{"name": "x", "parameters": {"correct_reward": NaN}}]}',
-            "verifiers[0].parameters.correct_reward: got nan; allowed: a finite number",
-        ),
-        (
-            '{"prompt": "a", "gt_answer": "1", "environment": {"parameters": {"levels": [1, -Infinity]}}}',
-            "environment.parameters.levels[1]: got -inf; allowed: a finite number",
-        ),
-        (
-            '{"prompt": "a", "gt_answer": "1", "verifiers": [{"name": "x", "weight": 1e999}]}',
-            "verifiers[0].weight: got inf; allowed: a finite number",
-        ),
-        (
-            '{"prompt": "a", "gt_answer": "1", "verifiers": [{"name": "x", "parameters": {"most": 1%s}}]}'
-            % ("0" * 400),
-            '"verifiers.0.parameters": got ',
-        ),
-        ('{"prompt": "a", "gt_answer": "1", "metadata": {"x": NaN}}', "metadata.x: got nan; allowed: a finite number"),
+        (fields('"test_cases": {"inputs": ["1"], "outputs": []}'), '"test_cases.outputs": got []; list should have at'),
+        (fields('"test_cases": {"inputs": ["1", "2"], "outputs": ["1"]}'), "2 inputs and 1 outputs; there must be as"),
+        (fields('"sampling": {"temperature": -1}'), '"sampling.temperature": got -1; input should be greater than or'),
+        (fields('"sampling": {"seed": 9223372036854775808}'), '"sampling.seed": got 9223372036854775808; input should'),
+        (fields('"environment": {"max_turns": 0}'), '"environment.max_turns": got 0'),
+        (fields('"environment": {"parameters": {"a": [1, -Infinity]}}'), f"parameters.a[1]: got -inf; {FINITE}"),
+        (fields('"metadata": {"x": NaN}'), f"metadata.x: got nan; {FINITE}"),
+        (verifier('"parameters": {"reward": NaN}'), f"verifiers[0].parameters.reward: got nan; {FINITE}"),
+        (verifier('"weight": 1e999'), f"verifiers[0].weight: got inf; {FINITE}"),
+        (verifier(f'"parameters": {{"most": 1{"0" * 400}}}'), '"verifiers.0.parameters": got '),
         (r'{"prompt": "a\ud800", "gt_answer": "1"}', r"prompt: got 'a\ud800'; allowed: text without lone surrogates"),
         (r'{"prompt": "a", "metadata": {"\ud800": 1}}', r"a key of metadata: got '\ud800'; allowed: text without lone"),
-        (
-            '{"prompt": "a", "gt_answer": %s}' % ("9" * 5000),
-            "JSON that cannot be read: Exceeds the limit (4300 digits)",
-        ),
+        (f'{{"gt_answer": {"9" * 5000}}}', "JSON that cannot be read: Exceeds the limit (4300 digits)"),
         ("[" * 100_000, "JSON that cannot be read: maximum recursion depth exceeded"),
     ],
 )
@@ -182,15 +151,9 @@ def test_an_instance_id_names_the_prompts_place_in_its_file_whatever_the_order()
         assert instances["pass-1/7"].prompt.text == "7" and instances["pass-1/7"].data_pass == 1
 
 
-def test_without_shuffling_the_order_is_the_files():
+def test_without_shuffling_the_order_is_the_files_and_passes_zero_goes_on():
     assert _data(shuffle=False).order(5) == list(range(10))
-
-
-def test_passes_zero_goes_on():
     assert len(list(islice(_data(passes=0).training_instances(), 35))) == 35
-
-
-def test_evaluation_instances():
     assert [instance.instance_id for instance in _data().evaluation_instances("held")] == ["held/0", "held/1"]
 
 

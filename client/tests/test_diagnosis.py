@@ -51,7 +51,7 @@ def security(tmp_path_factory) -> dict[str, SecuritySection]:
         "a reward service's": section("ours", "ours", "reward"),
         "expired": section("expired", "ours"),
         "foreign": section("foreign", "foreign"),
-        "foreign certificate, our CA": section("foreign", "ours"),
+        "foreign, our CA": section("foreign", "ours"),
         "our certificate, foreign CA": section("ours", "foreign"),
     }
 
@@ -74,19 +74,9 @@ async def told(client: SecuritySection, address: str) -> str:
         ("expired", "ours", "127.0.0.1", "its certificate has expired; issue it again"),
         ("foreign", "ours", "127.0.0.1", "its certificate is of another CA than security.tls_ca ("),
         ("ours", "ours", "127.0.0.2", "its certificate is not that of a broker at '127.0.0.2'; issue "),
-        (
-            "a reward service's",
-            "ours",
-            "127.0.0.1",
-            "its certificate is not that of a broker at '127.0.0.1'; issue it ",
-        ),
+        ("a reward service's", "ours", "127.0.0.1", "its certificate is not that of a broker at '127.0.0.1'; issue "),
         ("ours", "expired", "127.0.0.1", "this side's certificate '{certificate}' has expired; issue it again"),
-        (
-            "ours",
-            "foreign certificate, our CA",
-            "127.0.0.1",
-            "this side's certificate '{certificate}' is of another CA than security.tls_ca (",
-        ),
+        ("ours", "foreign, our CA", "127.0.0.1", "this side's certificate '{certificate}' is of another CA than sec"),
         ("our certificate, foreign CA", "ours", "127.0.0.1", "it does not trust the CA of this side's certificate; "),
     ],
 )

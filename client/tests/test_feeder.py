@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from small_services import until
 
 from quartet_client import AsyncClient, QuartetError
 from quartet_client.data import DataSection
@@ -22,17 +23,11 @@ def config(write):
     return load_config("data", DataSection, path)
 
 
-async def _until(condition) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.02)
-
-
 async def test_a_run_is_made_fed_as_there_is_room_and_its_prompts_ended(services, config):
     broker = services.broker
     async with AsyncClient(services.addresses["broker"]) as client:
         feeding = asyncio.create_task(feed(config, client, asyncio.Event()))
-        await _until(lambda: broker.runs and broker._queued("demo") == 16)
+        await until(lambda: broker.runs and broker._queued("demo") == 16)
         assert not feeding.done() and not broker.runs["demo"].prompts_ended
         broker.room_made = 40  # the trainer takes them
         report = await feeding
@@ -46,7 +41,7 @@ async def test_stopped_and_started_again_it_submits_nothing_twice(services, conf
     broker, stop = services.broker, asyncio.Event()
     async with AsyncClient(services.addresses["broker"]) as client:
         feeding = asyncio.create_task(feed(config, client, stop))
-        await _until(lambda: broker.runs and broker._queued("demo") == 16)
+        await until(lambda: broker.runs and broker._queued("demo") == 16)
         stop.set()
         report = await feeding
         assert report.ended_by == "stop" and not broker.runs["demo"].prompts_ended
@@ -62,7 +57,7 @@ async def test_a_broker_that_forgot_prompts_is_given_all_of_them_again(services,
     broker = services.broker
     async with AsyncClient(services.addresses["broker"]) as client:
         feeding = asyncio.create_task(feed(config, client, asyncio.Event()))
-        await _until(lambda: broker.runs and broker._queued("demo") == 16)
+        await until(lambda: broker.runs and broker._queued("demo") == 16)
         broker.instances["demo"].clear()
         broker.sets.clear()
         broker.room_made = 60
@@ -75,13 +70,13 @@ async def test_a_broker_that_forgot_the_end_of_the_prompts_is_given_them_again(s
     broker = services.broker
     async with AsyncClient(services.addresses["broker"]) as client:
         feeding = asyncio.create_task(keep_fed(config, client, asyncio.Event(), look_seconds=0.05))
-        await _until(lambda: broker.runs)
+        await until(lambda: broker.runs)
         broker.room_made = 60
-        await _until(lambda: broker.runs["demo"].prompts_ended)
+        await until(lambda: broker.runs["demo"].prompts_ended)
         for name in [name for name in broker.instances["demo"] if name.startswith("pass-1")]:
             del broker.instances["demo"][name]
         broker.runs["demo"].prompts_ended = False
-        await _until(lambda: broker.runs["demo"].prompts_ended)
+        await until(lambda: broker.runs["demo"].prompts_ended)
         assert {f"pass-1/{i}" for i in range(20)} <= broker.instances["demo"].keys() and not feeding.done()
         await client.finish_run("demo", "succeeded", "max_steps reached")
         assert (await feeding).ended_by == "prompts"
@@ -91,7 +86,7 @@ async def test_it_ends_when_the_run_ends(services, config):
     broker = services.broker
     async with AsyncClient(services.addresses["broker"]) as client:
         feeding = asyncio.create_task(feed(config, client, asyncio.Event()))
-        await _until(lambda: broker.runs and broker._queued("demo") == 16)
+        await until(lambda: broker.runs and broker._queued("demo") == 16)
         await client.finish_run("demo", "succeeded", "max_steps reached")
         assert (await feeding).ended_by == "run"
         assert (await feed(config, client, asyncio.Event())).ended_by == "run"

@@ -5,7 +5,7 @@ import re
 
 import grpc
 import pytest
-from small_services import SmallServices
+from small_services import SmallServices, until
 
 from quartet_client import AsyncClient, QuartetError, streams
 from quartet_client.outage import Outage
@@ -14,12 +14,6 @@ from quartet_common.errors import resource_exhausted, unavailable
 
 PATIENCE = 1.5
 pytestmark = pytest.mark.timeout(60)
-
-
-async def until(condition, seconds: float = 20) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def test_a_quiet_stream_survives_any_number_of_short_outages(nowhere, monkeypatch):
@@ -82,7 +76,8 @@ async def test_redis_away_behind_a_broker_is_told_as_that(services, monkeypatch)
 async def test_a_full_queue_is_an_answer():
     """A broker that goes away twice, and says in between that its queue is full, was not away all that time."""
     outage = Outage(PATIENCE, "prompts")
-    answers = iter([_full(), None])
+    full = resource_exhausted("max_queued_prompts", "the queue is full", retry_after_seconds=0.05)
+    answers = iter([QuartetError(full.message, full.code, 0.05), None])
 
     class Connections:
         async def call(self, *_):
@@ -93,8 +88,3 @@ async def test_a_full_queue_is_an_answer():
     assert outage.seconds > 0
     await submit_batch(Connections(), "demo", [], outage=outage)
     assert outage.seconds == 0
-
-
-def _full():
-    error = resource_exhausted("max_queued_prompts", "the queue is full", retry_after_seconds=0.05)
-    return QuartetError(error.message, error.code, 0.05)

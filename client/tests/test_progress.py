@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from rich.console import Console
 
-from quartet_client.chart import columns, sparkline
 from quartet_client.events import (
     CheckpointSaved,
     EvaluationFinished,
@@ -62,6 +61,7 @@ def test_a_whole_run():
         _step(1, 0.4),
         GroupSample(SAMPLE),
         _evaluation(2, 0.9),
+        None,  # of a newer broker
         CheckpointSaved(2, "/x"),
         Notice("warning", "slow", "trainer-1"),
         RunStateChanged("succeeded", "all steps done"),
@@ -71,22 +71,14 @@ def test_a_whole_run():
     assert [(p.policy_version, p.accuracy) for p in progress.evaluations["held"]] == [(0, 0.1), (2, 0.9)]
     assert progress.members == {"rollout-1": ROLLOUT} and progress.checkpoint.step == 2
     assert progress.ended and progress.succeeded and progress.reason == "all steps done"
-    assert progress.ended_at - progress.started_at == timedelta(seconds=10)
+    assert progress.ended_at - progress.started_at == timedelta(seconds=11)
+    assert not _fold(progress, MemberChanged(ROLLOUT, True, "no heartbeat")).members
 
 
 def test_a_trainer_that_restarts_replaces_the_steps_it_repeats():
     progress = _fold(RunProgress("demo"), _step(0, 0.1), _step(1, 0.2), _step(2, 0.3), _step(1, 0.25))
     assert [(point.step, point.reward) for point in progress.steps] == [(0, 0.1), (1, 0.25)]
     assert progress.steps_done == 2
-
-
-def test_a_member_that_is_gone_is_gone():
-    lost = MemberChanged(ROLLOUT, True, "no heartbeat")
-    assert not _fold(RunProgress("demo"), MemberChanged(ROLLOUT, False, ""), lost).members
-
-
-def test_events_of_a_newer_broker_are_passed_over():
-    assert _fold(RunProgress("demo"), None).last_event_id == "1"
 
 
 def _picture(progress: RunProgress, width: int = 100) -> str:
@@ -110,30 +102,20 @@ def test_the_picture_shows_what_matters_at_any_stage(width):
     assert all(len(line) <= width for line in shown.splitlines())
 
 
-def test_plain_lines_are_for_programs():
+def test_plain_lines_are_for_programs_and_notices_that_repeat_are_one_with_a_count():
     console = Console(file=None, record=True, width=40)
-    view = RunView(RunProgress("demo", max_steps=9), console, plain=True)
-    with view:
-        for number, what in enumerate([_step(0, 0.5), Notice("info", "x", ""), Notice("error", "broken [1]", "")]):
+    dead = [Notice("warning", f"prompt pass-0/{n} was set aside as dead: too long", "broker") for n in range(400)]
+    with RunView(RunProgress("demo", max_steps=9), console, plain=True) as view:
+        for number, what in enumerate(
+            [_step(0, 0.5), Notice("info", "x", ""), Notice("error", "broken [1]", ""), *dead]
+        ):
             event = RunEvent(str(number), START, what)
             view.progress.fold(event)
             view.tell(event)
-    assert console.export_text() == "step 1/9  reward 0.500  accuracy 50.0%  staleness 1.00\nerror: broken [1]\n"
-
-
-def test_notices_that_repeat_are_one_line_with_a_count():
-    console = Console(file=None, record=True, width=40)
-    with RunView(RunProgress("demo"), console, plain=True) as view:
-        for number in range(400):
-            notice = Notice("warning", f"prompt pass-0/{number} was set aside as dead: too long", "broker")
-            view.tell(RunEvent(str(number), START, notice))
-    first, counted = console.export_text().splitlines()
-    assert first == "warning: prompt pass-0/0 was set aside as dead: too long"
-    assert counted == f"{first} (and 399 more like it)"
-
-
-def test_charts():
-    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▁▂▃▅▆▇█"
-    assert columns([0.0, 0.5, 1.0], 10, 2, 0.0, 1.0) == ["  █", "▁██"]
-    assert columns([], 10, 2) == [] and sparkline([3.0, 3.0], 5) == "▁▁"
-    assert len(sparkline(list(range(1000)), 40)) == 40
+    first = "warning: prompt pass-0/0 was set aside as dead: too long"
+    assert console.export_text().splitlines() == [
+        "step 1/9  reward 0.500  accuracy 50.0%  staleness 1.00",
+        "error: broken [1]",
+        first,
+        f"{first} (and 399 more like it)",
+    ]

@@ -149,11 +149,7 @@ WITHOUT_SERVICES = ("certs", "completion", "contract-test", "migrate-colossalcha
 DEAD = f"poison{LINE}"
 # What each command is given to show: a file, an argument or an answer with hostile text.
 COMMANDS = {
-    "run": [
-        ["FOLDER/run.toml", "--attach"],
-        ["FOLDER/run.toml", "--dry-run", "--set", f"run.labels.a={LINE}"],
-        [f"{LINE}.toml"],
-    ],
+    "run": [["FOLDER/run.toml", "--attach"], ["FOLDER/run.toml", "--dry-run", "--set", f"run.labels.a={LINE}"]],
     "submit": [["FOLDER/p.jsonl", "--run", LINE], ["FOLDER/broken.jsonl"]],
     "generate": [["hi"], ["hi", "--json"]],
     "score": [["5", "--answer", "5"], ["5"], ["5", "--json"]],
@@ -161,28 +157,11 @@ COMMANDS = {
     "watch": [["demo"], ["demo", "--plain"], [LINE]],
     "top": [["--run", "demo", "--once"], ["--run", "demo", "--json"]],
     "logs": [["FOLDER"], ["FOLDER", "--json"]],
-    "trace": [
-        [f"answer{LINE}", "--run", "demo"],
-        [f"answer{LINE}", "--run", "demo", "--json"],
-        [LINE, "--run", "demo"],
-    ],
+    "trace": [[f"answer{LINE}", "--run", "demo"], [f"answer{LINE}", "--run", "demo", "--json"]],
     "dashboard": [["--host", LINE, "--no-open"]],
-    "runs": [
-        ["list"],
-        ["list", "--json"],
-        ["show", "demo"],
-        ["show", "demo", "--json"],
-        ["finish", "demo"],
-        ["show", LINE],
-    ],
+    "runs": [["list"], ["list", "--json"], ["show", "demo"], ["show", "demo", "--json"], ["finish", "demo"]],
     "audit": [[LINE]],
-    "dead": [
-        ["list", "demo"],
-        ["list", "demo", "--json"],
-        ["show", "demo", DEAD],
-        ["show", "demo", DEAD, "--json"],
-        ["show", "demo", LINE],
-    ],
+    "dead": [["list", "demo"], ["list", "demo", "--json"], ["show", "demo", DEAD], ["show", "demo", DEAD, "--json"]],
     "eval": [[LINE, "held"]],
     "plot": [[LINE]],
     "certs": [["issue", "FOLDER", LINE, "--role", "rollout"]],
