@@ -63,6 +63,8 @@ def test_other_services_sections_are_left_to_them(tmp_path):
         ("[run]\nid = 'no spaces'", ["run.id", "'no spaces'"]),
         ("run = 3", ["run: got 3", "[run]"]),
         ("[run\n", ["not valid TOML", "line 1"]),
+        ("x = " + "[" * 5000, ["run.toml is not valid TOML", "nested too deeply"]),
+        ("[run]\nmax_steps = " + "1" * 5000, ["run.toml is not valid TOML", "digits"]),
         ("[addresses]\nbroker = 'localhost'", ["addresses.broker", "host:port"]),
         ("[security]\ntls_ca = 'ca.pem'", ["tls_ca, tls_certificate and tls_key go together"]),
         ("[run]\nverifiers = []", ["run.verifiers", "at least 1"]),
@@ -72,26 +74,12 @@ def test_other_services_sections_are_left_to_them(tmp_path):
             "[[run.verifiers]]\nname = 'x'\nparameters = { levels = [1, { top = nan }] }",
             ["run.verifiers.0.parameters", "levels[1].top: got nan; allowed: a finite number"],
         ),
-        (
-            "[run.environment]\nparameters = { from = 2026-01-01 }",
-            ["run.environment.parameters", "values that JSON has"],
-        ),
+        ("[run.environment]\nparameters = { from = 2026-01-01 }", ["run.environment.parameters", "values that JSON h"]),
     ],
 )
 def test_a_wrong_file_is_named_in_one_sentence(text, parts, tmp_path):
     said = sentence(text, tmp_path)
-    for part in parts:
-        assert part in said
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [("x = " + "[" * 5000, "nested too deeply"), ("[run]\nmax_steps = " + "1" * 5000, "digits")],
-    ids=["nesting", "digits"],
-)
-def test_what_the_parser_cannot_hold_is_one_sentence_too(text, words, tmp_path):
-    told = sentence(text, tmp_path)
-    assert "run.toml is not valid TOML" in told and words in told
+    assert all(part in said for part in parts), said
 
 
 @pytest.mark.parametrize(
@@ -157,12 +145,8 @@ def test_the_run_section_becomes_the_contracts_spec(tmp_path):
 def test_evaluations_are_drawn_as_the_run_but_for_what_they_say(tmp_path):
     text = "[run]\nid='a'\n[run.sampling]\nn=4\ntop_p=0.9\nmax_new_tokens=9\n[run.evaluation_sampling]\ntemperature=0.0"
     sampling = run_spec(load(text, tmp_path).run).evaluation_sampling
-    assert (sampling.temperature, sampling.top_p, sampling.max_new_tokens, sampling.n) == (
-        0.0,
-        pytest.approx(0.9),
-        9,
-        1,
-    )
+    assert (sampling.temperature, sampling.max_new_tokens, sampling.n) == (0.0, 9, 1)
+    assert sampling.top_p == pytest.approx(0.9)
 
 
 def test_an_environment_of_the_run_file_becomes_the_contracts(tmp_path):

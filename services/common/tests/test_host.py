@@ -1,6 +1,6 @@
-"""The server bootstrap, over real sockets: health, reflection, handshake, errors, token, drain.
+"""The server bootstrap, over real sockets: errors, refusals, the token, drain.
 
-Certificates are tests/contract/test_security.py's and test_server_roles.py's.
+Certificates are tests/contract/test_security.py's and test_server_roles.py's; health and reflection test_servers.py's.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from quartet.v1 import common_pb2, reward_pb2, reward_pb2_grpc
 
 from quartet_common.channel import connect, connect_sync
@@ -95,32 +94,12 @@ async def test_errors_carry_details_and_become_one_sentence(serve):
         assert answers == 1 and caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_health_reflection_and_handshake(serve):
+async def test_libraries_that_differ_are_refused_in_the_handshake(serve):
     host = await serve()
-    host.capabilities.append("verifier.boxed")
-    host.waiting.add("nothing much")
+    host.libraries["nccl"] = "2.27"
     async with connect(host.address) as channel:
-        probe = health_pb2_grpc.HealthStub(channel)
-        for name in ("", "quartet.v1.RewardService"):
-            answer = await probe.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
-
-        async def ask():
-            yield reflection_pb2.ServerReflectionRequest(list_services="")
-
-        async for answer in reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(ask(), timeout=5):
-            names = {service.name for service in answer.list_services_response.service}
-        assert {"quartet.v1.RewardService", "quartet.v1.HandshakeService", "grpc.health.v1.Health"} <= names
-
-        me = common_pb2.SERVICE_KIND_CLIENT
-        answer = await handshake(channel, me, required=["verifier.boxed"])
-        assert answer.instance_id == host.instance_id and list(answer.waiting_for) == ["nothing much"]
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await handshake(channel, me, required=["verifier.astrology"])
-        assert "verifier.astrology" in describe(caught.value)
-        host.libraries["nccl"] = "2.27"
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await handshake(channel, me, libraries={"nccl": "2.26"})
+            await handshake(channel, common_pb2.SERVICE_KIND_CLIENT, libraries={"nccl": "2.26"})
         assert "install the same nccl" in describe(caught.value)
 
 

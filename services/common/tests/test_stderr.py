@@ -113,13 +113,9 @@ async def test_calls_without_the_right_to_make_them_are_in_the_log_once(keys, se
     for _ in range(3):
         await ask(served, held(keys / "pki" / "keys" / "trainer"), fails=grpc.StatusCode.PERMISSION_DENIED)
     (line,) = await served.until("call refused")
-    about = {
-        "method": "/quartet.v1.RewardService/Execute",
-        "code": "PERMISSION_DENIED",
-        "roles": "trainer",
-        "repeated": 0,
-    }
-    assert line.items() >= (about | {"caller": "certificate trainer", "level": "WARNING", "service": "reward"}).items()
+    about = {"method": "/quartet.v1.RewardService/Execute", "code": "PERMISSION_DENIED", "repeated": 0}
+    about |= {"caller": "certificate trainer", "roles": "trainer", "level": "WARNING", "service": "reward"}
+    assert line.items() >= about.items()
     assert line["peer"].startswith("ipv4:127.0.0.1:") and "allowed: client, operator, rollout" in line["reason"]
     assert len([each for each in served.records() if each["message"] == "call refused"]) == 1
     assert served.metric('quartet_grpc_calls_total{code="PERMISSION_DENIED"') == 3
@@ -157,10 +153,9 @@ def test_the_command_line_is_read_before_grpc_which_reads_what_to_trace_when_it_
 async def test_each_line_is_a_record_to_the_last_words_of_a_crash(keys, served):
     await served.until("serving at")
     async with connect(served.address, held(keys / "pki" / "keys" / "rollout"), service="reward") as channel:
+        stub = reward_pb2_grpc.RewardServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError):
-            await reward_pb2_grpc.RewardServiceStub(channel).ListVerifiers(
-                reward_pb2.ListVerifiersRequest(), timeout=20
-            )
+            await stub.ListVerifiers(reward_pb2.ListVerifiersRequest(), timeout=20)
     assert served.process.wait(20) == -signal.SIGABRT
     await served.until("terminate called")
     said = [each["message"] for each in served.records()]

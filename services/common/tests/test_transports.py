@@ -26,12 +26,8 @@ class Pigeon:
         """Not called here."""
 
 
-class Full(Pigeon):
-    name = "full"
-
-
-class Gated(Pigeon):
-    name = "gloo"
+Full = type("Full", (Pigeon,), {"name": "full"})
+Gated = type("Gated", (Pigeon,), {"name": "gloo"})
 
 
 class Untyped(Pigeon):
