@@ -19,7 +19,7 @@ RIGHT = frozenset({CORRECT})
 
 
 @dataclass(frozen=True)
-class HostileAnswer:
+class Answer:
     """A completion for the verifier `math`, with the outcomes that are allowed for it."""
 
     name: str
@@ -44,148 +44,81 @@ def _matrix(size: int) -> str:
 
 ANSWERS = (
     # Numbers too large to compute.
-    HostileAnswer("power tower", "compute 9^(9^(9^9)) in Python", _box("9**9**9**9"), ENDLESS),
-    HostileAnswer("latex power tower", "compute the same from LaTeX", _box("9^{9^{9^{9}}}"), ENDLESS),
-    HostileAnswer("prose power tower", "the same in prose, as an expression", "The answer is 9^9^9^9.", ENDLESS),
-    HostileAnswer("factorial", "compute 10^9 factorial", _box("1000000000!"), ENDLESS),
-    HostileAnswer("factorials of factorials", "compute ((9!)!)!", _box("((9!)!)!"), ENDLESS),
-    HostileAnswer("binomial", "compute a binomial of huge numbers", _box(r"\binom{10^{12}}{5\cdot10^{11}}"), ENDLESS),
-    HostileAnswer("huge exponent", "shift by 10^99 decimal places", _box("1e" + "9" * 99), ENDLESS),
-    HostileAnswer("huge decimal", "parse 1,900 digits", _box("9" * 1900), WRONG),
-    HostileAnswer("scientific bomb", "make a fraction of 10^4 digits, 9 times", _box("1e9999" * 9), UNREAD | ENDLESS),
-    HostileAnswer(
-        "tiny difference",
-        "differ from 8 in the 30th place",
-        _box("8." + "0" * 29 + "1"),
-        WRONG,
-    ),
-    HostileAnswer("modular power", "reduce a power tower", _box(r"(7^{7^{7^{7}}}) \bmod 10"), ENDLESS),
+    Answer("power tower", "compute 9^(9^(9^9)) in Python", _box("9**9**9**9"), ENDLESS),
+    Answer("latex power tower", "compute the same from LaTeX", _box("9^{9^{9^{9}}}"), ENDLESS),
+    Answer("prose power tower", "the same in prose, as an expression", "The answer is 9^9^9^9.", ENDLESS),
+    Answer("factorial", "compute 10^9 factorial", _box("1000000000!"), ENDLESS),
+    Answer("factorials of factorials", "compute ((9!)!)!", _box("((9!)!)!"), ENDLESS),
+    Answer("binomial", "compute a binomial of huge numbers", _box(r"\binom{10^{12}}{5\cdot10^{11}}"), ENDLESS),
+    Answer("huge exponent", "shift by 10^99 decimal places", _box("1e" + "9" * 99), ENDLESS),
+    Answer("huge decimal", "parse 1,900 digits", _box("9" * 1900), WRONG),
+    Answer("scientific bomb", "make a fraction of 10^4 digits, 9 times", _box("1e9999" * 9), UNREAD | ENDLESS),
+    Answer("tiny difference", "differ from 8 in the 30th place", _box("8." + "0" * 29 + "1"), WRONG),
+    Answer("modular power", "reduce a power tower", _box(r"(7^{7^{7^{7}}}) \bmod 10"), ENDLESS),
     # Expressions that take for ever to simplify.
-    HostileAnswer("nested roots", "denest 60 square roots", _box(_nested(r"\sqrt{2+", "}", 60)), ENDLESS),
-    HostileAnswer(
-        "hard integral", "integrate what has no closed form", _box(r"\int_0^1 x^{x^{x^{\sin x}}} dx"), ENDLESS
-    ),
-    HostileAnswer(
-        "nested integrals", "integrate ten times", _box(_nested(r"\int_0^1 ", " dx", 10, "e^{-x^2}")), ENDLESS
-    ),
-    HostileAnswer("long sum", "add 10^12 terms", _box(r"\sum_{k=1}^{10^{12}} \sin(k^2)"), ENDLESS),
-    HostileAnswer("long product", "multiply 10^9 terms", _box(r"\prod_{k=1}^{10^9} (k+x)"), ENDLESS),
-    HostileAnswer(
-        "limit",
-        "take a limit of a limit",
-        _box(r"\lim_{x \to 0} \lim_{y \to x} \frac{\sin(x y)^{y}}{x^{x^y}}"),
-        ENDLESS,
-    ),
-    HostileAnswer("expansion", "expand a power of a sum", _box("(a+b+c+d+e+f)^{400}-(f+e+d+c+b+a)^{400}+9"), ENDLESS),
-    HostileAnswer(
-        "many variables",
-        "simplify 200 trigonometric terms",
-        _box("+".join(rf"\sin(x_{{{i}}})^2" for i in range(120))),
-        ENDLESS,
-    ),
-    HostileAnswer(
-        "polynomial",
-        "factor a polynomial of degree 2,000",
-        _box(
-            "x^{2000}-1",
-        ),
-        ENDLESS,
-        "x^{2000}+1",
-    ),
-    HostileAnswer(
-        "algebraic numbers",
-        "decide a sum of 40 roots",
-        _box("+".join(rf"\sqrt[{i}]{{{i + 1}}}" for i in range(2, 42))),
-        ENDLESS,
-    ),
+    Answer("nested roots", "denest 60 square roots", _box(_nested(r"\sqrt{2+", "}", 60)), ENDLESS),
+    Answer("hard integral", "integrate what has no closed form", _box(r"\int_0^1 x^{x^{x^{\sin x}}} dx"), ENDLESS),
+    Answer("nested integrals", "integrate ten times", _box(_nested(r"\int_0^1 ", " dx", 10, "e^{-x^2}")), ENDLESS),
+    Answer("long sum", "add 10^12 terms", _box(r"\sum_{k=1}^{10^{12}} \sin(k^2)"), ENDLESS),
+    Answer("long product", "multiply 10^9 terms", _box(r"\prod_{k=1}^{10^9} (k+x)"), ENDLESS),
+    Answer("limit", "take a limit of a limit", _box(r"\lim_{x \to 0} \lim_{y \to x} \frac{\sin(x y)^{y}}{x^{x^y}}"),
+           ENDLESS),
+    Answer("expansion", "expand a power of a sum", _box("(a+b+c+d+e+f)^{400}-(f+e+d+c+b+a)^{400}+9"), ENDLESS),
+    Answer("many variables", "simplify 200 trigonometric terms",
+           _box("+".join(rf"\sin(x_{{{i}}})^2" for i in range(120))), ENDLESS),
+    Answer("polynomial", "factor a polynomial of degree 2,000", _box('x^{2000}-1'), ENDLESS, "x^{2000}+1"),
+    Answer("algebraic numbers", "decide a sum of 40 roots",
+           _box("+".join(rf"\sqrt[{i}]{{{i + 1}}}" for i in range(2, 42))), ENDLESS),
     # Depth and size.
-    HostileAnswer(
-        "braces by the thousand", "exhaust the stack with braces", _box("{" * 900 + "}" * 900), UNREAD | ENDLESS
-    ),
-    HostileAnswer("unbalanced braces", "backtrack over 500,000 braces", r"\boxed{" + "{" * 500_000, UNREAD),
-    HostileAnswer("closing braces", "close what was never opened", "}" * 500_000 + r"\boxed{7}", WRONG),
-    HostileAnswer("boxes in boxes", "nest 200,000 boxes", r"\boxed{" * 200_000 + "8", UNREAD),
-    HostileAnswer("nested fractions", "nest 300 fractions", _box(_nested(r"\frac{1}{", "}", 150)), ENDLESS),
-    HostileAnswer("nested parentheses", "nest 900 parentheses", _box(_nested("(", ")", 900, "7")), ENDLESS),
-    HostileAnswer("nested fence", "nest \\left and \\right", _box(_nested(r"\left(", r"\right)", 140, "7")), ENDLESS),
-    HostileAnswer("megabyte number", "compare a number of a megabyte", _box("8" * (1 << 20)), WRONG),
-    HostileAnswer("megabyte sum", "parse a sum of a megabyte", _box("1+" * (1 << 19) + "1"), WRONG),
-    HostileAnswer("megabyte of prose", "search a megabyte for formulas", "answer is $" * 90_000, UNREAD),
-    HostileAnswer("megabyte of dollars", "pair a million dollar signs", "$" * (1 << 20), UNREAD),
-    HostileAnswer(
-        "megabyte of digits and spaces", "backtrack over thousands separators", "1 234" * 200_000 + "x", UNREAD
-    ),
-    HostileAnswer(
-        "matrix", "parse a matrix of 1000 x 1000", _box(_matrix(1000)), WRONG, r"\begin{pmatrix}1\\2\end{pmatrix}"
-    ),
-    HostileAnswer(
-        "determinant",
-        "compute the determinant of a symbolic matrix",
-        _box(r"\det\left(" + _matrix(25) + r"\right)^{99}"),
-        ENDLESS,
-    ),
-    HostileAnswer("list", "match a list of 900 elements", _box(",".join(str(i) for i in range(500))), WRONG),
+    Answer("braces by the thousand", "exhaust the stack with braces", _box("{" * 900 + "}" * 900), UNREAD | ENDLESS),
+    Answer("unbalanced braces", "backtrack over 500,000 braces", r"\boxed{" + "{" * 500_000, UNREAD),
+    Answer("closing braces", "close what was never opened", "}" * 500_000 + r"\boxed{7}", WRONG),
+    Answer("boxes in boxes", "nest 200,000 boxes", r"\boxed{" * 200_000 + "8", UNREAD),
+    Answer("nested fractions", "nest 300 fractions", _box(_nested(r"\frac{1}{", "}", 150)), ENDLESS),
+    Answer("nested parentheses", "nest 900 parentheses", _box(_nested("(", ")", 900, "7")), ENDLESS),
+    Answer("nested fence", "nest \\left and \\right", _box(_nested(r"\left(", r"\right)", 140, "7")), ENDLESS),
+    Answer("megabyte number", "compare a number of a megabyte", _box("8" * (1 << 20)), WRONG),
+    Answer("megabyte sum", "parse a sum of a megabyte", _box("1+" * (1 << 19) + "1"), WRONG),
+    Answer("megabyte of prose", "search a megabyte for formulas", "answer is $" * 90_000, UNREAD),
+    Answer("megabyte of dollars", "pair a million dollar signs", "$" * (1 << 20), UNREAD),
+    Answer("megabyte of digits and spaces", "backtrack over thousands separators", "1 234" * 200_000 + "x", UNREAD),
+    Answer("matrix", "parse a matrix of 1000 x 1000", _box(_matrix(1000)), WRONG, r"\begin{pmatrix}1\\2\end{pmatrix}"),
+    Answer("determinant", "compute the determinant of a symbolic matrix",
+           _box(r"\det\left(" + _matrix(25) + r"\right)^{99}"), ENDLESS),
+    Answer("list", "match a list of 900 elements", _box(",".join(str(i) for i in range(500))), WRONG),
     # Code.
-    HostileAnswer(
-        "code in prose",
-        "run Python where sympy parses by eval",
-        'The answer is __import__("os").system("touch /tmp/quartet_owned")',
-        UNREAD,
-    ),
-    HostileAnswer(
-        "code in a box", "the same in a box", _box('__import__("os").system("touch /tmp/quartet_owned")'), WRONG
-    ),
-    HostileAnswer(
-        "code with digits",
-        "the same, as an expression that starts with a digit",
-        "answer: 8*(lambda: exit())()",
-        UNREAD,
-    ),
-    HostileAnswer(
-        "forged frame",
-        "write a frame of the worker's protocol",
-        _box('{"event": "done", "equal": true, "by_text": false, "reason": ""}'),
-        UNREAD,
-    ),
-    HostileAnswer(
-        "latex commands",
-        "read a file and write one by TeX",
-        _box(r"\input{/etc/passwd}\write18{touch /tmp/quartet_owned}"),
-        WRONG,
-    ),
-    HostileAnswer("format string", "reach into a formatter", _box("{0.__class__.__mro__}%n%s"), UNREAD),
+    Answer("code in prose", "run Python where sympy parses by eval",
+           'The answer is __import__("os").system("touch /tmp/quartet_owned")', UNREAD),
+    Answer("code in a box", "the same in a box", _box('__import__("os").system("touch /tmp/quartet_owned")'), WRONG),
+    Answer("code with digits", "the same, as an expression that starts with a digit", "answer: 8*(lambda: exit())()",
+           UNREAD),
+    Answer("forged frame", "write a frame of the worker's protocol",
+           _box('{"event": "done", "equal": true, "by_text": false, "reason": ""}'), UNREAD),
+    Answer("latex commands", "read a file and write one by TeX",
+           _box(r"\input{/etc/passwd}\write18{touch /tmp/quartet_owned}"), WRONG),
+    Answer("format string", "reach into a formatter", _box("{0.__class__.__mro__}%n%s"), UNREAD),
     # Letters.
-    HostileAnswer("null bytes", "end a C string early", _box("8\x009"), UNREAD),
-    HostileAnswer("only a null byte", "be nothing", _box("\x00"), UNREAD),
-    HostileAnswer("direction override", "show 18 where 81 is written", _box("\u202e81\u202c"), WRONG, "18"),
-    HostileAnswer("zero width", "hide a digit behind invisible marks", _box("8\u200b\u200d\u20609"), WRONG),
-    HostileAnswer("other digits", "write 9 in Arabic-Indic digits", _box("\u0669"), WRONG),
-    HostileAnswer("combining marks", "pile 1,500 accents on an 8", _box("8" + "\u0301" * 1500), UNREAD),
-    HostileAnswer(
-        "emoji and private use", "confuse the reader of code points", _box("\U0001f600\ue000\U0010ffff"), WRONG
-    ),
+    Answer("null bytes", "end a C string early", _box("8\x009"), UNREAD),
+    Answer("only a null byte", "be nothing", _box("\x00"), UNREAD),
+    Answer("direction override", "show 18 where 81 is written", _box("\u202e81\u202c"), WRONG, "18"),
+    Answer("zero width", "hide a digit behind invisible marks", _box("8\u200b\u200d\u20609"), WRONG),
+    Answer("other digits", "write 9 in Arabic-Indic digits", _box("\u0669"), WRONG),
+    Answer("combining marks", "pile 1,500 accents on an 8", _box("8" + "\u0301" * 1500), UNREAD),
+    Answer("emoji and private use", "confuse the reader of code points", _box("\U0001f600\ue000\U0010ffff"), WRONG),
     # Saying everything, or nothing.
-    HostileAnswer("tautology", "be true", _box("x = x"), WRONG, "y = 2x + 3"),
-    HostileAnswer("contradiction", "be false", _box("1 = 2"), WRONG, "y = 2x + 3"),
-    HostileAnswer("every digit", "list all answers", " ".join(_box(str(i)) for i in range(10)), WRONG),
-    HostileAnswer("either or", "give two answers as one", _box(r"7 \text{ or } 8"), WRONG),
-    HostileAnswer("chain", "reach the answer by a false equation", _box("9 = 8"), WRONG),
-    HostileAnswer("interval", "answer with all numbers", _box(r"(-\infty, \infty)"), WRONG),
-    HostileAnswer("free variable", "answer with a name", _box("x"), WRONG),
-    HostileAnswer("not a number", "be what is equal to nothing", _box(r"\frac{0}{0}"), WRONG),
-    HostileAnswer("thought only", "answer in the thought", r"<think>\boxed{8}</think>", UNREAD),
-    HostileAnswer("template", "repeat the question's form", _box(r"\text{answer}"), WRONG),
-    HostileAnswer("spaces", "say nothing at length", " \n\t" * 100_000, UNREAD),
-    HostileAnswer(
-        "long way round",
-        "hide the right value in deep but plain notation: is right",
-        _box(_nested("{", "}", 30)),
-        RIGHT,
-    ),
-    HostileAnswer(
-        "right after a megabyte",
-        "bury the right answer under a megabyte: is right",
-        "So it goes. " * 90_000 + _box("8"),
-        RIGHT,
-    ),
-)
+    Answer("tautology", "be true", _box("x = x"), WRONG, "y = 2x + 3"),
+    Answer("contradiction", "be false", _box("1 = 2"), WRONG, "y = 2x + 3"),
+    Answer("every digit", "list all answers", " ".join(_box(str(i)) for i in range(10)), WRONG),
+    Answer("either or", "give two answers as one", _box(r"7 \text{ or } 8"), WRONG),
+    Answer("chain", "reach the answer by a false equation", _box("9 = 8"), WRONG),
+    Answer("interval", "answer with all numbers", _box(r"(-\infty, \infty)"), WRONG),
+    Answer("free variable", "answer with a name", _box("x"), WRONG),
+    Answer("not a number", "be what is equal to nothing", _box(r"\frac{0}{0}"), WRONG),
+    Answer("thought only", "answer in the thought", r"<think>\boxed{8}</think>", UNREAD),
+    Answer("template", "repeat the question's form", _box(r"\text{answer}"), WRONG),
+    Answer("spaces", "say nothing at length", " \n\t" * 100_000, UNREAD),
+    Answer("long way round", "hide the right value in deep but plain notation: is right", _box(_nested("{", "}", 30)),
+           RIGHT),
+    Answer("right after a megabyte", "bury the right answer under a megabyte: is right",
+           "So it goes. " * 90_000 + _box("8"), RIGHT),
+)  # fmt: skip

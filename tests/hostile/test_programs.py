@@ -3,17 +3,17 @@
 import asyncio
 import os
 import resource
-import sys
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from programs import PROGRAMS, Program
+from sandbox_modes import MODES, interpreter
 
 from quartet_reward.sandbox.api import Ending, Execution, Job, Limits, SandboxUnavailable
-from quartet_reward.sandbox.modes import candidates, open_sandbox
+from quartet_reward.sandbox.modes import open_sandbox
 from quartet_reward.sandbox.settings import Mode, SandboxSection
+from tests.hostile.programs import PROGRAMS, Program
 
 LIMITS = Limits(
     wall_seconds=4.0,
@@ -29,7 +29,7 @@ LIMITS = Limits(
 ENDLESS = replace(LIMITS, wall_seconds=1.0)
 HONEST = Job("script", b"print(sum(range(1000)))  # QUARTET-SECRET-OF-ANOTHER-JOB", limits=Limits(wall_seconds=20))
 SLOTS = 6
-MODES = [mode for mode in candidates() if mode is not Mode.UNSAFE]
+SAFE_MODES = [mode for mode in MODES if mode is not Mode.UNSAFE]
 # What a killed program may take beyond its limit, on a machine where several compete for two cores.
 BUSY_SECONDS = 1.0
 
@@ -48,7 +48,7 @@ class Siege:
     shared_memory: tuple[int, int] = (0, 0)
 
 
-@pytest.fixture(scope="module", params=MODES)
+@pytest.fixture(scope="module", params=SAFE_MODES)
 def siege(request: pytest.FixtureRequest) -> Siege:
     return asyncio.run(besiege(request.param))
 
@@ -92,14 +92,6 @@ async def besiege(mode: Mode) -> Siege:
 
 def limits_of(program: Program) -> Limits:
     return ENDLESS if program.endings[0] is Ending.TIMED_OUT else LIMITS
-
-
-def interpreter(mode: Mode) -> str:
-    """An interpreter that the users of a mode can read, if the one of these tests lies where only root may go."""
-    own = Path(os.path.realpath(sys.base_prefix))
-    if mode is Mode.NAMESPACES_UID or all(folder.stat().st_mode & 0o1 for folder in (own, *own.parents)):
-        return ""
-    return "/usr/bin/python3" if Path("/usr/bin/python3").exists() else ""
 
 
 def descriptors() -> int:
@@ -155,11 +147,6 @@ def test_honest_programs_ran_in_the_meantime(siege: Siege) -> None:
     assert max(siege.honest_seconds) < 30
 
 
-def test_the_endings_are_told_apart(siege: Siege) -> None:
-    held(siege)
-    assert {execution.ending for execution in siege.executions.values()} == set(Ending)
-
-
 def held(siege: Siege) -> None:
     if siege.refusal:
         pytest.skip(siege.refusal)
@@ -171,12 +158,7 @@ def test_some_mode_holds_here() -> None:
         await sandbox.close()
         return sandbox.mode
 
-    assert Mode(asyncio.run(mode())) in MODES
-
-
-def test_there_are_enough() -> None:
-    assert len(PROGRAMS) >= 60
-    assert len({program.name for program in PROGRAMS}) == len(PROGRAMS)
+    assert Mode(asyncio.run(mode())) in SAFE_MODES
 
 
 def test_they_are_all_in_the_docs() -> None:

@@ -61,15 +61,13 @@ def f(n): return Long()
 """
 _LENGTH = "found = f(3)\nassert len(found) == 3\nassert all(each == 7 for each in found)"
 
+_CHECKER = "def check(i, output, e):\n    return len(output) == 3 and all(each == 7 for each in output)"
+
 # None is accepted.
 DECEPTIONS = (
-    Deception(
-        "lying_repr",
-        "look like the expected elements where their order does not count",
-        f"{_LIAR}\ndef f(n): return [Liar(), Liar(), Liar()]",
-        [("[1]", "[1, 2, 3]")],
-        parameters={"any_order": True},
-    ),
+    Deception("lying_repr", "look like the expected elements where their order does not count",
+              f"{_LIAR}\ndef f(n): return [Liar(), Liar(), Liar()]", [("[1]", "[1, 2, 3]")],
+              parameters={"any_order": True}),
     *(
         Deception(
             "stops",
@@ -79,122 +77,48 @@ DECEPTIONS = (
         )
         for loop in _LOOPS
     ),
-    Deception(
-        "own_helper",
-        "define a helper of the test's otherwise than the code that it continues",
-        _SAME,
-        _DECODE,
-        "decode",
-        {"prefix": _PROMPT},
-    ),
-    Deception(
-        "lying_contains",
-        "answer with an object that holds everything",
-        "class All:\n    def __contains__(self, each): return True\ndef f(n): return All()",
-        "assert 7 in f(1)",
-    ),
-    Deception(
-        "lying_length", "answer with an object that is as long as the test wants, and empty", _NO_LENGTH, _LENGTH
-    ),
-    Deception(
-        "lying_attributes",
-        "answer with an object that has every attribute and item",
-        "class Any:\n    __getattr__ = __getitem__ = __call__ = lambda self, each: self\ndef f(n): return Any()",
-        "assert f(1).valid and f(1)['valid']",
-    ),
-    Deception(
-        "lying_checker_input",
-        "give a checker program an object that agrees with it",
-        _NO_LENGTH,
-        [("[3]", "[7, 7, 7]")],
-        parameters={
-            "checker": "def check(input, output, expected):\n"
-            "    return len(output) == 3 and all(each == 7 for each in output)"
-        },
-    ),
-)
+    Deception("own_helper", "define a helper of the test's otherwise than the code that it continues", _SAME, _DECODE,
+              "decode", {"prefix": _PROMPT}),
+    Deception("lying_contains", "answer with an object that holds everything",
+              "class All:\n    def __contains__(self, each): return True\ndef f(n): return All()", "assert 7 in f(1)"),
+    Deception("lying_length", "answer with an object that is as long as the test wants, and empty", _NO_LENGTH,
+              _LENGTH),
+    Deception("lying_attributes", "answer with an object that has every attribute and item",
+              "class Any:\n    __getattr__ = __getitem__ = __call__ = lambda self, each: self\ndef f(n): return Any()",
+              "assert f(1).valid and f(1)['valid']"),
+    Deception("lying_checker_input", "give a checker program an object that agrees with it", _NO_LENGTH,
+              [("[3]", "[7, 7, 7]")], parameters={"checker": _CHECKER}),
+)  # fmt: skip
 
 # All are accepted: what the tests ask is not enough, or strict mode is off.
 STILL_POSSIBLE = (
-    Deception(
-        "by_heart",
-        "answer the test's questions from a table",
-        "def f(n): return {2: 4, 3: 9}[n]",
-        "assert f(2) == 4\nassert f(3) == 9",
-    ),
-    Deception(
-        "in_order",
-        "answer by how often it was called",
-        "answers = [4, 9]\ndef f(n): return answers.pop(0)",
-        "assert f(2) == 4\nassert f(3) == 9",
-    ),
-    Deception(
-        "changed_argument",
-        "change the argument with which the test compares the answer",
-        "def f(items):\n    items.clear()\n    return []",
-        "items = [2, 1]\nassert f(items) == sorted(items)",
-    ),
-    Deception(
-        "against_itself",
-        "be right only where the test compares its answers with each other",
-        "def f(text): return text",
-        "assert f(f('abc')) == 'abc'",
-    ),
-    Deception(
-        "nothing_to_compare",
-        "answer with nothing where the test compares each element that it gets",
-        "def f(n): return []",
-        "for each in f(3):\n    assert each == 7",
-    ),
-    Deception(
-        "ends_at_once",
-        "answer with an iterator that ends in a loop which takes its elements by `next`",
-        "def f(n): return iter([])",
-        "found = f(2)\nassert all(map(lambda wanted: next(found) == wanted, [1, 2]))",
-    ),
-    Deception(
-        "everything",
-        "answer with an iterator of everything where the test looks for one element",
-        "import itertools\ndef f(n): return itertools.count()",
-        "assert 7 in f(1)",
-    ),
-    Deception(
-        "any_object",
-        "answer with any object where the test asks only whether there is one",
-        "def f(n): return object()",
-        "assert f(1)\nassert f(1) is not None",
-    ),
-    Deception(
-        "any_exception",
-        "raise where the test expects any exception",
-        "def f(n): raise Exception",
-        "try:\n    f(-1)\nexcept Exception:\n    pass\nelse:\n    assert False",
-    ),
-    Deception(
-        "ends_a_sequence",
-        "raise IndexError in a loop over a sequence of the test's own, whose `__getitem__` calls the program",
-        "def f(n): raise IndexError",
-        "class Each:\n    def __getitem__(self, index): return f(index)\nassert all(each == 7 for each in Each())",
-    ),
-    Deception(
-        "no_order",
-        "answer with NaN where the test asks for no more than an order that must not be",
-        "def f(n): return float('nan')",
-        "assert not f(2) < 4\nassert not f(2) > 4",
-    ),
-    Deception(
-        "own_helper_not_strict",
-        "define a helper of the test's, with strict = false",
-        _SAME,
-        _DECODE,
-        "decode",
-        {"prefix": _PROMPT, "strict": False},
-    ),
-    Deception(
-        "lying_object_without_entry_point",
-        "answer with an object that lies, to tests without `entry_point`",
-        _NO_LENGTH,
-        _LENGTH,
-        entry_point="",
-    ),
-)
+    Deception("by_heart", "answer the test's questions from a table", "def f(n): return {2: 4, 3: 9}[n]",
+              "assert f(2) == 4\nassert f(3) == 9"),
+    Deception("in_order", "answer by how often it was called", "answers = [4, 9]\ndef f(n): return answers.pop(0)",
+              "assert f(2) == 4\nassert f(3) == 9"),
+    Deception("changed_argument", "change the argument with which the test compares the answer",
+              "def f(items):\n    items.clear()\n    return []", "items = [2, 1]\nassert f(items) == sorted(items)"),
+    Deception("against_itself", "be right only where the test compares its answers with each other",
+              "def f(text): return text", "assert f(f('abc')) == 'abc'"),
+    Deception("nothing_to_compare", "answer with nothing where the test compares each element that it gets",
+              "def f(n): return []", "for each in f(3):\n    assert each == 7"),
+    Deception("ends_at_once", "answer with an iterator that ends in a loop which takes its elements by `next`",
+              "def f(n): return iter([])",
+              "found = f(2)\nassert all(map(lambda wanted: next(found) == wanted, [1, 2]))"),
+    Deception("everything", "answer with an iterator of everything where the test looks for one element",
+              "import itertools\ndef f(n): return itertools.count()", "assert 7 in f(1)"),
+    Deception("any_object", "answer with any object where the test asks only whether there is one",
+              "def f(n): return object()", "assert f(1)\nassert f(1) is not None"),
+    Deception("any_exception", "raise where the test expects any exception", "def f(n): raise Exception",
+              "try:\n    f(-1)\nexcept Exception:\n    pass\nelse:\n    assert False"),
+    Deception("ends_a_sequence",
+              "raise IndexError in a loop over a sequence of the test's own, whose `__getitem__` calls the program",
+              "def f(n): raise IndexError",
+              "class Each:\n    def __getitem__(self, n): return f(n)\nassert all(each == 7 for each in Each())"),
+    Deception("no_order", "answer with NaN where the test asks for no more than an order that must not be",
+              "def f(n): return float('nan')", "assert not f(2) < 4\nassert not f(2) > 4"),
+    Deception("own_helper_not_strict", "define a helper of the test's, with strict = false", _SAME, _DECODE, "decode",
+              {"prefix": _PROMPT, "strict": False}),
+    Deception("lying_object_without_entry_point", "answer with an object that lies, to tests without `entry_point`",
+              _NO_LENGTH, _LENGTH, entry_point=""),
+)  # fmt: skip

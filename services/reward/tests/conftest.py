@@ -1,56 +1,17 @@
-"""A running reward service over a real socket, and the pool alone."""
+"""A running reward service over a real socket, the pool alone, and sandboxes."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
-import grpc
+import pytest
 import pytest_asyncio
-from quartet.v1 import reward_pb2_grpc
-from reward_samples import DEADLINE_SECONDS
+from reward_samples import DEADLINE_SECONDS, Running, serving
+from sandbox_modes import MODES, settings
 
-from quartet_common.config import load_config
-from quartet_common.host import ServiceHost
-from quartet_reward.config import RewardSection
-from quartet_reward.serving import assemble
-from quartet_reward.verifiers.function import RewardFunction
+from quartet_reward.sandbox.api import SandboxUnavailable
+from quartet_reward.sandbox.isolated import IsolatedSandbox
+from quartet_reward.sandbox.modes import open_sandbox
+from quartet_reward.sandbox.settings import SandboxSection
 from quartet_reward.worker_pool import Limits, WorkerPool
-
-
-@dataclass
-class Running:
-    """A service under test, its parts, and a stub that speaks to it."""
-
-    stub: reward_pb2_grpc.RewardServiceStub
-    pool: WorkerPool
-    host: ServiceHost
-    functions: list[RewardFunction]
-
-
-@asynccontextmanager
-async def serving(*overrides: str) -> AsyncIterator[Running]:
-    """One worker, a short deadline, the smallest queue."""
-    config = load_config(
-        "reward",
-        RewardSection,
-        overrides=[
-            "addresses.reward=127.0.0.1:0",
-            f"reward.deadline_seconds={DEADLINE_SECONDS}",
-            "reward.max_queue=1024",
-            "server.drain_seconds=2.5",  # less than the deadline
-            *overrides,
-        ],
-    )
-    host = ServiceHost("reward", config.addresses.reward, config.security, config.server)
-    resources = assemble(config, host)
-    await resources.start()
-    await host.start()
-    async with grpc.aio.insecure_channel(host.address) as channel:
-        try:
-            yield Running(reward_pb2_grpc.RewardServiceStub(channel), resources.mathematics, host, resources.functions)
-        finally:
-            await host.drain()
-            await resources.close()
 
 
 @pytest_asyncio.fixture
@@ -66,3 +27,22 @@ async def pool() -> AsyncIterator[WorkerPool]:
     pool.start()
     yield pool
     await pool.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def sandbox() -> AsyncIterator[IsolatedSandbox]:
+    """The strongest that this machine has, for the tests of a file, which are on one event loop."""
+    sandbox = await open_sandbox(SandboxSection())
+    yield sandbox
+    await sandbox.close()
+
+
+@pytest_asyncio.fixture(params=MODES, loop_scope="module", scope="module")
+async def any_sandbox(request: pytest.FixtureRequest) -> AsyncIterator[IsolatedSandbox]:
+    """One of each mode, likewise."""
+    try:
+        sandbox = await open_sandbox(settings(request.param), only=request.param)
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    yield sandbox
+    await sandbox.close()

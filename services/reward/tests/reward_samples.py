@@ -1,9 +1,27 @@
-"""Items for the tests."""
+"""Items for the tests, verdicts on them, and a running service."""
 
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import grpc
 from google.protobuf.struct_pb2 import Struct
-from quartet.v1 import reward_pb2
+from quartet.v1 import reward_pb2, reward_pb2_grpc
+
+from quartet_common.config import load_config
+from quartet_common.host import ServiceHost
+from quartet_reward.config import RewardSection
+from quartet_reward.math_equality import MathEquality
+from quartet_reward.registry import load_verifiers
+from quartet_reward.sandbox.api import Sandbox
+from quartet_reward.serving import assemble
+from quartet_reward.specs import SpecReader
+from quartet_reward.verifiers.base import Tools, Verdict
+from quartet_reward.verifiers.code import Code, CodeParameters
+from quartet_reward.verifiers.function import RewardFunction
+from quartet_reward.worker_pool import Limits, WorkerPool
 
 # Of the services and pools under test.
 DEADLINE_SECONDS = 3.0
@@ -29,6 +47,21 @@ def item(
     )
 
 
+def decided(one: reward_pb2.ScoreItem) -> Verdict:
+    """The verdict of the item's only verifier, which must need no worker: there is none."""
+    bound = SpecReader(load_verifiers()).read(one.verifiers[0], "item.verifiers[0]")
+    idle = WorkerPool(1, Limits(1.0, 1 << 30, 1, 1.0))
+    found = bound.verifier.verify(one, bound.parameters, Tools(MathEquality(idle)))
+    assert isinstance(found, Verdict)
+    return found
+
+
+def scored(completion: str, verifier: str, answer: str = "8", **parameters: Any) -> tuple[float | None, int]:
+    """Reward and outcome by one verifier that needs no worker."""
+    found = decided(item(completion, answer, verifiers=[spec(verifier, **parameters)]))
+    return found.reward, found.outcome
+
+
 def tagged(answer: str, thought: str = "2+3=5") -> str:
     """A completion in the form of think_answer_tags."""
     return f"<think>{thought}</think><answer>{answer}</answer>"
@@ -38,3 +71,63 @@ def hard(number: int = 1, **fields: Any) -> reward_pb2.ScoreItem:
     """A right answer that only a worker can compare with its reference; each number's is another."""
     shift = number + 1
     return item(tagged(rf"\frac{{x}}{{x+{shift}}}"), rf"1-\frac{{{shift}}}{{x+{shift}}}", **fields)
+
+
+def program(source: str, cases: Any = (), **reference: Any) -> reward_pb2.ScoreItem:
+    """A completion that ends in a program, with what tests it; `cases` are pairs of input and output."""
+    return reward_pb2.ScoreItem(
+        item_id="a",
+        completion=f"Look:\n```python\n{source}\n```\nDone.",
+        reference=reward_pb2.Reference(
+            test_cases=[reward_pb2.TestCase(input=given, output=expected) for given, expected in cases], **reference
+        ),
+    )
+
+
+async def judged(sandbox: Sandbox | None, one: reward_pb2.ScoreItem, **parameters: Any) -> Verdict:
+    """What `code` says of a program. Raises VerifierFailure."""
+    verdict = Code().verify(one, CodeParameters(**parameters), Tools(math=None, sandbox=sandbox))
+    return verdict if isinstance(verdict, Verdict) else await verdict()
+
+
+async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait until a condition is true."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+@dataclass
+class Running:
+    """A service under test, its parts, and a stub that speaks to it."""
+
+    stub: reward_pb2_grpc.RewardServiceStub
+    pool: WorkerPool
+    host: ServiceHost
+    functions: list[RewardFunction]
+
+
+@asynccontextmanager
+async def serving(*overrides: str) -> AsyncIterator[Running]:
+    """One worker, a short deadline, the smallest queue."""
+    config = load_config(
+        "reward",
+        RewardSection,
+        overrides=[
+            "addresses.reward=127.0.0.1:0",
+            f"reward.deadline_seconds={DEADLINE_SECONDS}",
+            "reward.max_queue=1024",
+            "server.drain_seconds=2.5",  # less than the deadline
+            *overrides,
+        ],
+    )
+    host = ServiceHost("reward", config.addresses.reward, config.security, config.server)
+    resources = assemble(config, host)
+    await resources.start()
+    await host.start()
+    async with grpc.aio.insecure_channel(host.address) as channel:
+        try:
+            yield Running(reward_pb2_grpc.RewardServiceStub(channel), resources.mathematics, host, resources.functions)
+        finally:
+            await host.drain()
+            await resources.close()

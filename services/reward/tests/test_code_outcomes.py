@@ -1,19 +1,24 @@
-"""Whatever a program returns, raises or prints is an outcome of that program, never a failure of the verifier."""
+"""Whatever a program returns, raises or prints is an outcome of that program, never a failure of the verifier.
+
+Programs run in the sandbox, and their results are the messages that the service answers with.
+"""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from quartet.v1 import reward_pb2
+from reward_samples import spec
 
-from quartet_reward.failures import VerifierFailure
-from quartet_reward.sandbox.api import Sandbox
+from quartet_reward.math_equality import MathEquality
+from quartet_reward.registry import load_verifiers
 from quartet_reward.sandbox.modes import open_sandbox
 from quartet_reward.sandbox.settings import SandboxSection
-from quartet_reward.verifiers.base import Tools, Verdict
-from quartet_reward.verifiers.code import Code, CodeParameters
+from quartet_reward.scoring import Scorer
+from quartet_reward.specs import SpecReader
+from quartet_reward.verifiers.base import Tools
 
 CORRECT, INCORRECT = reward_pb2.OUTCOME_CORRECT, reward_pb2.OUTCOME_INCORRECT
 RAISED, NOT_COMPILED = reward_pb2.OUTCOME_RUNTIME_ERROR, reward_pb2.OUTCOME_COMPILE_ERROR
@@ -52,6 +57,7 @@ def noted(error, cause):
 LEAVES = (
     *("None", "True", "0", "-0.0", "10 ** 5000", "-2 ** 63", "float('nan')", "float('inf')", "1j", "''", "'\\ud800'"),
     *("'\\0'", "'\U0001f600' * 5000", "b'\\xff'", "bytearray(b'a')", "memoryview(b'a')", "range(3)", "slice(1)"),
+    *("'\\ud800\U00010400\\0\\n' * 500_000",),
     *("Decimal('sNaN')", "Decimal('-NaN123')", "Decimal('1e999999')", "Fraction(10 ** 5000, 3)", "..."),
     *("object()", "int", "Point", "print", "f", "lambda: 1", "iter([1])", "(each for each in 'ab')", "types", "super"),
     *("ring(list)", "ring(collections.deque)", "Point(1, 2)", "array.array('i', [1])", "datetime.date.min"),
@@ -156,41 +162,42 @@ def runner() -> Iterator[asyncio.Runner]:
 
 
 @pytest.fixture(scope="module")
-def sandbox(runner: asyncio.Runner) -> Iterator[Sandbox]:
+def judge(runner: asyncio.Runner) -> Iterator[Callable]:
+    """Return what becomes of programs, each with its reference's fields and its parameters."""
     sandbox = runner.run(open_sandbox(SandboxSection()))
-    yield sandbox
-    runner.run(sandbox.close())
+    scorer = Scorer(SpecReader(load_verifiers()), Tools(MathEquality(None), sandbox))
 
-
-def judge(
-    runner: asyncio.Runner, sandbox: Sandbox, tests: list[tuple[str, dict, dict]]
-) -> list[Verdict | VerifierFailure]:
-    """Return what becomes of each program, by its reference's fields and parameters."""
-
-    async def one(program: str, reference: dict, parameters: dict) -> Verdict:
+    async def one(program: str, reference: dict, parameters: dict) -> reward_pb2.ScoreResult:
         cases = [reward_pb2.TestCase(input=given, output=expected) for given, expected in reference.get("cases", ())]
         fields = {name: value for name, value in reference.items() if name != "cases"}
-        item = reward_pb2.ScoreItem(completion=program, reference=reward_pb2.Reference(test_cases=cases, **fields))
-        chosen = CodeParameters(program_in="completion", **{"timeout_seconds": 2.0, **parameters})
-        verdict = Code().verify(item, chosen, Tools(math=None, sandbox=sandbox))
-        return verdict if isinstance(verdict, Verdict) else await verdict()
+        parameters = {"program_in": "completion", "timeout_seconds": 2.0, **parameters}
+        item = reward_pb2.ScoreItem(
+            item_id="a",
+            completion=program,
+            reference=reward_pb2.Reference(test_cases=cases, **fields),
+            verifiers=[spec("code", **parameters)],
+        )
+        result = scorer.score(item, "item")
+        return result if isinstance(result, reward_pb2.ScoreResult) else await result()
 
-    async def all_of_them():
-        return await asyncio.gather(*(one(*test) for test in tests), return_exceptions=True)
+    async def all_of_them(tests: list[tuple[str, dict, dict]]) -> list[reward_pb2.ScoreResult]:
+        return await asyncio.gather(*(one(*test) for test in tests))
 
-    return runner.run(all_of_them())
+    yield lambda tests: runner.run(all_of_them(tests))
+    runner.run(sandbox.close())
 
 
 @settings(max_examples=6, deadline=None, derandomize=True, phases=[Phase.generate])  # a failure names one program
 @given(st.lists(programs, min_size=8, max_size=8))
-def test_what_a_program_returns_or_raises_is_its_outcome(runner, sandbox, several):
+def test_what_a_program_returns_or_raises_is_its_outcome(judge, several):
     tests = [(program, *style) for program in several for style in STYLES]
-    for (program, *style), verdict in zip(tests, judge(runner, sandbox, tests), strict=True):
-        assert isinstance(verdict, Verdict), (program.removeprefix(PRELUDE), style, verdict)
-        assert verdict.outcome != CORRECT, (program.removeprefix(PRELUDE), style, verdict)
+    for (program, *style), result in zip(tests, judge(tests), strict=True):
+        assert result.HasField("score"), (program.removeprefix(PRELUDE), style, result)
+        assert result.score.outcome != CORRECT, (program.removeprefix(PRELUDE), style, result)
+        assert 1 <= len(result.score.reason) <= 1000 and result.score.verifiers[0].HasField("tests_passed"), result
 
 
-LONG = "def g():\n    nonlocal " + "\U00010330" * 500
+LONG = "def g():\n    nonlocal " + "\U00010330" * 500  # letters of twelve bytes each in the judge's report
 DEEP = "def deep(n):\n    made = ()\n    for _ in range(n): made = (made,)\n    return made\n"
 
 
@@ -213,6 +220,8 @@ DEEP = "def deep(n):\n    made = ()\n    for _ in range(n): made = (made,)\n    
         ("f = hostile(object, '__call__', 'zero')()", *STYLES[0], INCORRECT),
         (LONG, *STYLES[0], NOT_COMPILED),
         (LONG, *STYLES[5], NOT_COMPILED),
+        ("def f(n): raise type('\\ud800' * 10**6, (Exception,), {})", *STYLES[0], RAISED),
+        ("import os\nos.write(2, b'\\xed\\xa0\\x80' * 10**4)\nos._exit(3)", *STYLES[0], RAISED),
         ("print('no')", STYLES[9][0], {"checker": "def check(i, o, e): return o == e or exit(o)"}, INCORRECT),
         # What the test does before its first call depends on what the program defines.
         ("f = None", *STYLES[5], INCORRECT),
@@ -229,19 +238,21 @@ DEEP = "def deep(n):\n    made = ()\n    for _ in range(n): made = (made,)\n    
         ("def f(n): return n", ADD, {"checker": "def check(i, o, e): return sum(i) == o"}, RAISED),
     ],
 )  # fmt: skip
-def test_no_program_makes_a_good_reference_fail(runner, sandbox, program, reference, parameters, outcome):
-    (verdict,) = judge(runner, sandbox, [(PRELUDE + program, reference, parameters)])
-    assert isinstance(verdict, Verdict), verdict
-    assert verdict.outcome == outcome, verdict
+def test_no_program_makes_a_good_reference_fail(judge, program, reference, parameters, outcome):
+    (result,) = judge([(PRELUDE + program, reference, parameters)])
+    assert result.score.outcome == outcome, result
 
 
-@pytest.mark.parametrize("program", ["f = g = print", "def f(n): return n", "def g(n): return n", "def h(n): return n"])
-def test_a_test_that_does_not_say_what_it_tests_is_bad_whatever_the_program_defines(runner, sandbox, program):
-    test = "def check(candidate):\n    if candidate(1): f(1), g(1)"
-    (failure,) = judge(runner, sandbox, [(program, {"test_program": test}, {})])
-    assert (failure.kind, "reference.entry_point" in str(failure)) == (BAD_REFERENCE, True), failure
-
-
-def test_a_judge_that_ends_before_it_asks_the_program_anything_is_a_failure(runner, sandbox):
-    (failure,) = judge(runner, sandbox, [("def f(n): return 1", {"test_program": "import os; os._exit(3); f(1)"}, {})])
-    assert failure.kind == reward_pb2.FAILURE_KIND_VERIFIER_CRASHED and "status 3" in str(failure), failure
+@pytest.mark.parametrize(
+    ("program", "test", "kind", "words"),
+    [
+        *(
+            (program, "def check(candidate):\n    if candidate(1): f(1), g(1)", BAD_REFERENCE, "reference.entry_point")
+            for program in ("f = g = print", "def f(n): return n", "def g(n): return n", "def h(n): return n")
+        ),
+        ("def f(n): return 1", "import os; os._exit(3); f(1)", reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, "status 3"),
+    ],
+)
+def test_a_test_that_does_not_say_what_it_tests_or_ends_before_it_asks_is_a_failure(judge, program, test, kind, words):
+    (result,) = judge([(program, {"test_program": test}, {})])
+    assert result.failure.kind == kind and words in result.failure.message, result

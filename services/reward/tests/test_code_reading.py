@@ -6,7 +6,7 @@ import pytest
 from quartet.v1 import reward_pb2
 
 from quartet_reward.code.extraction import ProgramIn, find_program
-from quartet_reward.code.tests import FunctionCases, OutputCases, TestProgram, read_tests
+from quartet_reward.code.tests import read_tests
 from quartet_reward.code.text import same_output
 from quartet_reward.code.values import plain, same, same_in_any_order
 from quartet_reward.failures import VerifierFailure
@@ -20,7 +20,6 @@ LAST, ANY, ALL = ProgramIn.LAST_PYTHON_FENCE, ProgramIn.LAST_FENCE, ProgramIn.CO
         ("```python\na\n```", LAST, "a"),
         ("<think>```python\nno\n```</think>\n```python\nyes\n```\nIt is ```O(1)```.", LAST, "yes"),
         ("```python\ncut off", LAST, "cut off"),
-        ("```python3\na\n```", LAST, "a"),
         ("```python a = 1\n```", LAST, "a = 1"),
         ("```\na\n```", LAST, None),
         ("```python\n \n```", LAST, None),
@@ -39,12 +38,6 @@ def test_the_program_is_found(completion, place, program):
 
 def reference(cases=(), **fields):
     return reward_pb2.Reference(test_cases=[reward_pb2.TestCase(input=a, output=b) for a, b in cases], **fields)
-
-
-def test_the_style_of_tests_is_read_from_the_reference():
-    assert isinstance(read_tests(reference([("1", "2")])), OutputCases)
-    assert isinstance(read_tests(reference([("1", "2")], entry_point=" f ")), FunctionCases)
-    assert read_tests(reference(test_program="assert f()", entry_point="f ")) == TestProgram("assert f()", "f")
 
 
 @pytest.mark.parametrize(
@@ -109,16 +102,6 @@ def test_results_are_compared(found, expected, tolerance, right):
     assert same(plain(found), expected, tolerance) is right
 
 
-class LyingText:
-    """Shows other text each time."""
-
-    def __init__(self, *texts):
-        self._texts = [*texts, "1", "1"]
-
-    def __repr__(self):
-        return self._texts.pop(0)
-
-
 @pytest.mark.parametrize(
     ("found", "expected", "right"),
     [
@@ -135,7 +118,6 @@ class LyingText:
         ([bytearray(b"a"), {1}], [1, [1]], False),
         ([float("nan")], [float("nan")], False),
         ([Decimal("sNaN"), 1], [1, "sNaN"], False),
-        ([LyingText("1"), LyingText("2", "3"), LyingText("2", "3")], [1, 2, 3], False),
     ],
 )
 def test_results_are_compared_in_any_order(found, expected, right):

@@ -23,7 +23,6 @@ class Bench:
     def __init__(self, slots: int = 1):
         self.clock = Clock()
         self.queue: FairQueue[int] = FairQueue("test", self.clock)
-        self.served: list[str] = []
         self.held = []
         self.tasks: list[asyncio.Task] = []
         for slot in range(slots):
@@ -31,13 +30,9 @@ class Bench:
 
     async def wait_for_turn(self, run: str) -> None:
         self.held.append(await self.queue.take(run))
-        self.served.append(run)
 
     def arrive(self, run: str, count: int = 1) -> None:
-        self.tasks = [
-            *getattr(self, "tasks", []),
-            *(asyncio.create_task(self.wait_for_turn(run)) for _ in range(count)),
-        ]
+        self.tasks += [asyncio.create_task(self.wait_for_turn(run)) for _ in range(count)]
 
     async def work(self, seconds: dict[str, float], turns: int) -> list[str]:
         """Let `turns` tasks come to their end; return whose turns they were."""
@@ -53,49 +48,52 @@ class Bench:
         return ended
 
 
-async def settle_tasks(bench: Bench) -> None:
-    for task in bench.tasks:
+@pytest.fixture
+async def bench():
+    """Benches of so many slots; their tasks have ended after the test."""
+    made: list[Bench] = []
+
+    def make(slots: int = 1) -> Bench:
+        made.append(Bench(slots))
+        return made[-1]
+
+    yield make
+    for task in (tasks := [task for bench in made for task in bench.tasks]):
         task.cancel()
-    await asyncio.gather(*bench.tasks, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_a_flood_of_one_run_does_not_delay_another():
-    bench = Bench()
+async def test_a_flood_of_one_run_does_not_delay_another(bench):
+    bench = bench()
     bench.arrive("flood", 500)
     await bench.work({"flood": 1.0}, 5)
     bench.arrive("small", 3)
     ended = await bench.work({"flood": 1.0, "small": 1.0}, 7)
     assert ended.count("small") == 3
     assert ended[0] == "flood" and ended[1] == "small"  # the one that runs is not taken away
-    await settle_tasks(bench)
 
 
-async def test_runs_share_time_and_not_turns():
-    bench = Bench()
-    bench.arrive("slow", 100)
-    bench.arrive("quick", 400)
-    ended = await bench.work({"slow": 10.0, "quick": 1.0}, 220)
-    assert 15 <= ended.count("slow") <= 25  # 20 turns of 10 s are as much as 200 of 1 s
-    await settle_tasks(bench)
+@pytest.mark.parametrize(
+    ("slots", "arrivals", "seconds", "turns", "run", "least", "most"),
+    [
+        (1, {"slow": 100, "quick": 400}, {"slow": 10.0, "quick": 1.0}, 220, "slow", 15, 25),  # time and not turns
+        *((2, {"a": 300, "b": 50, "c": 100}, dict.fromkeys("abc", 1.0), 120, run, 38, 42) for run in "abc"),
+    ],
+)
+async def test_runs_share_time_whatever_they_ask_for(bench, slots, arrivals, seconds, turns, run, least, most):
+    bench = bench(slots)
+    for name, count in arrivals.items():
+        bench.arrive(name, count)
+    assert least <= (await bench.work(seconds, turns)).count(run) <= most
 
 
-async def test_three_runs_have_a_third_each_whatever_they_ask_for():
-    bench = Bench(slots=2)
-    for run, count in (("a", 300), ("b", 50), ("c", 100)):
-        bench.arrive(run, count)
-    ended = await bench.work(dict.fromkeys("abc", 1.0), 120)
-    assert all(38 <= ended.count(run) <= 42 for run in "abc")
-    await settle_tasks(bench)
-
-
-async def test_who_comes_back_has_no_credit_for_the_time_it_was_away():
-    bench = Bench()
+async def test_who_comes_back_has_no_credit_for_the_time_it_was_away(bench):
+    bench = bench()
     bench.arrive("steady", 300)
     await bench.work({"steady": 1.0}, 100)
     bench.arrive("new", 100)
     ended = await bench.work({"steady": 1.0, "new": 1.0}, 40)
     assert 19 <= ended.count("new") <= 21
-    await settle_tasks(bench)
 
 
 async def test_within_a_run_first_come_first_served():

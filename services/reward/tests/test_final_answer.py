@@ -4,14 +4,9 @@ import time
 
 import pytest
 from quartet.v1 import reward_pb2
-from reward_samples import item, spec
+from reward_samples import scored
 
 from quartet_reward.final_answer import ReadingPolicy, final_answer, reference_answer
-from quartet_reward.math_equality import MathEquality
-from quartet_reward.registry import load_verifiers
-from quartet_reward.specs import SpecReader
-from quartet_reward.verifiers.base import Tools, Verdict
-from quartet_reward.worker_pool import Limits, WorkerPool
 
 CORRECT, INCORRECT = reward_pb2.OUTCOME_CORRECT, reward_pb2.OUTCOME_INCORRECT
 MALFORMED = reward_pb2.OUTCOME_MALFORMED
@@ -123,39 +118,13 @@ def test_a_reference_of_several_lines_is_read_whole(form, gold):
     assert reference_answer(form.format(gold), ANYWHERE) == gold
 
 
-@pytest.mark.parametrize(
-    "piece",
-    [
-        *(
-            "answer is $",
-            "1 234",
-            r"\boxed{",
-            "$",
-            "is ",
-            r"\[",
-            r"\(",
-            r"answer \[",
-            "$$ a",
-            "answer 3 is ",
-            ". 1 ",
-            "1+",
-        ),
-        *(
-            "<answer>",
-            "1 and ",
-            "$x$ is ",
-            r"\\",
-            "=",
-            " ",
-            "answer A ",
-            "1 km",
-            r"\frac{",
-            "not 1 ",
-            r"\boxed{1},",
-            "A ",
-        ),
-    ],
+PIECES = (
+    *("answer is $", "1 234", r"\boxed{", "$", "is ", r"\[", r"\(", r"answer \[", "$$ a", "answer 3 is ", ". 1 ", "1+"),
+    *("<answer>", "1 and ", "$x$ is ", r"\\", "=", " ", "answer A ", "1 km", r"\frac{", "not 1 ", r"\boxed{1},", "A "),
 )
+
+
+@pytest.mark.parametrize("piece", PIECES)
 def test_a_megabyte_is_read_at_once(piece):
     text = piece * (1_000_000 // len(piece))
     began = time.perf_counter()
@@ -165,28 +134,19 @@ def test_a_megabyte_is_read_at_once(piece):
     assert time.perf_counter() - began < 4
 
 
-def scored(completion: str, answer: str = "8", **parameters) -> tuple[float, int]:
-    one = item(completion, answer, verifiers=[spec("math", **parameters)])
-    bound = SpecReader(load_verifiers()).read(one.verifiers[0], "item.verifiers[0]")
-    found = bound.verifier.verify(
-        one, bound.parameters, Tools(MathEquality(WorkerPool(1, Limits(1.0, 1 << 30, 1, 1.0))))
-    )
-    assert isinstance(found, Verdict)
-    return found.reward, found.outcome
-
-
-def test_the_verifier_pays_for_the_right_answer_wherever_it_stands():
-    assert scored("<think>9</think><answer>8</answer>") == (10.0, CORRECT)
-    assert scored(r"<think>\boxed{9}</think> so \boxed{8}<|im_end|>") == (10.0, CORRECT)
-    assert scored("The answer is 8.", correct_reward=1) == (1.0, CORRECT)
-    assert scored("The answer is 9.", format_reward=0.5) == (0.5, INCORRECT)
-
-
-@pytest.mark.parametrize("completion", [r"<think>\boxed{8}</think>", "<think>The answer is 8.", "I do not know.", ""])
-def test_what_is_only_thought_is_not_answered(completion):
-    assert scored(completion) == (0.0, MALFORMED)
-
-
-def test_a_choice_needs_no_worker():
-    assert scored("The answer is B.", r"\text{(B)}", choices=["A", "B"]) == (10.0, CORRECT)
-    assert scored("The answer is B.", "(A)", choices=["A", "B"]) == (0.0, INCORRECT)
+@pytest.mark.parametrize(
+    ("completion", "answer", "parameters", "found"),
+    [
+        ("<think>9</think><answer>8</answer>", "8", {}, (10.0, CORRECT)),
+        (r"<think>\boxed{9}</think> so \boxed{8}<|im_end|>", "8", {}, (10.0, CORRECT)),
+        ("The answer is 8.", "8", {"correct_reward": 1}, (1.0, CORRECT)),
+        ("The answer is 9.", "8", {"format_reward": 0.5}, (0.5, INCORRECT)),
+        (r"<think>\boxed{8}</think>", "8", {}, (0.0, MALFORMED)),
+        ("<think>The answer is 8.", "8", {}, (0.0, MALFORMED)),
+        ("I do not know.", "8", {}, (0.0, MALFORMED)),
+        ("The answer is B.", r"\text{(B)}", {"choices": ["A", "B"]}, (10.0, CORRECT)),
+        ("The answer is B.", "(A)", {"choices": ["A", "B"]}, (0.0, INCORRECT)),
+    ],
+)
+def test_the_verifier_pays_for_the_right_answer_wherever_it_stands(completion, answer, parameters, found):
+    assert scored(completion, "math", answer, **parameters) == found

@@ -5,9 +5,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from quartet.v1 import reward_pb2
-from reward_samples import item, spec, tagged
+from reward_samples import item, serving, spec, tagged
 
 from quartet_common.config import ConfigError, load_config
 from quartet_reward.config import RewardSection
@@ -76,28 +75,19 @@ class Polite:
 """
 
 
-@pytest_asyncio.fixture
-async def misbehaving(tmp_path, monkeypatch):
-    install(tmp_path, monkeypatch, MISBEHAVING)
-
-
-@pytest_asyncio.fixture
-async def polite(tmp_path, monkeypatch):
-    """The docs' example is installed before the service starts."""
+async def test_the_docs_example_is_served_with_its_parameters_beside_others(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch, example())
-
-
-async def test_the_docs_example_is_served_with_its_parameters_beside_others(polite, service):
     one = item(
         tagged("8", thought="please let me think"),
         verifiers=[spec("polite", weight=0.5, reward=3.0), spec("think_answer_tags", correct_reward=1.0)],
     )
     other = item(tagged("8"), item_id="b", verifiers=[spec("polite")])
-    response = await service.stub.Score(reward_pb2.ScoreRequest(items=[one, other]), timeout=60)
+    async with serving() as service:
+        response = await service.stub.Score(reward_pb2.ScoreRequest(items=[one, other]), timeout=60)
+        listed = await service.stub.ListVerifiers(reward_pb2.ListVerifiersRequest(), timeout=60)
     kind, rude = (result.score for result in response.results)
     assert kind.reward == 2.5 and kind.ans_acc == 1.0 and "please" in kind.verifiers[0].reason
     assert rude.reward == 0.0 and rude.outcome == reward_pb2.OUTCOME_INCORRECT
-    listed = await service.stub.ListVerifiers(reward_pb2.ListVerifiersRequest(), timeout=60)
     assert "polite" in [info.name for info in listed.verifiers]
 
 
@@ -126,7 +116,8 @@ async def test_one_that_raises_is_a_failure_with_its_place_and_never_a_number(tm
     assert record.getMessage() == result.failure.message and record.place == place and record.exc_info
 
 
-async def test_whatever_one_does_is_the_failure_of_its_item_alone(misbehaving, service):
+async def test_whatever_one_does_is_the_failure_of_its_item_alone(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, MISBEHAVING)
     cases = [
         ('Verdict(float("nan"), 1, "")', "its reward is nan, which is no finite number"),
         ('Verdict(1.0, 1, "", format_acc=float("inf"))', "its format_acc is inf"),
@@ -151,12 +142,10 @@ async def test_whatever_one_does_is_the_failure_of_its_item_alone(misbehaving, s
         for later in (False, True)
     ]
     items.insert(7, item(tagged("8"), item_id="neighbor"))
-    response = await service.stub.Score(reward_pb2.ScoreRequest(items=items), timeout=60)
-    streamed = [
-        result
-        async for message in service.stub.ScoreStream(iter([reward_pb2.ScoreStreamRequest(items=items)]), timeout=60)
-        for result in message.results
-    ]
+    async with serving() as service:
+        response = await service.stub.Score(reward_pb2.ScoreRequest(items=items), timeout=60)
+        stream = service.stub.ScoreStream(iter([reward_pb2.ScoreStreamRequest(items=items)]), timeout=60)
+        streamed = [result async for message in stream for result in message.results]
     for results in (response.results, streamed):
         found = {result.item_id: result for result in results}
         assert found.pop("neighbor").score.reward == 10.0

@@ -6,35 +6,29 @@ import math
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from quartet.v1 import reward_pb2
+from reward_samples import judged, program
 from sandbox_modes import MODES, settings
 
 from quartet_reward.failures import VerifierFailure
 from quartet_reward.sandbox.api import Ending, Job, Limits, SandboxUnavailable
 from quartet_reward.sandbox.isolated import IsolatedSandbox
 from quartet_reward.sandbox.modes import open_sandbox
-from quartet_reward.verifiers.base import Tools
-from quartet_reward.verifiers.code import Code, CodeParameters
+from quartet_reward.verifiers.base import Verdict
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SLOW = Job("script", b"import time\ntime.sleep(0.2)\nprint(1)")
 POLL_SECONDS = 0.002
 
 
-@pytest_asyncio.fixture(params=MODES, scope="module", loop_scope="module")
-async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[IsolatedSandbox]:
-    try:
-        sandbox = await open_sandbox(settings(request.param), only=request.param)
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
-    yield sandbox
-    await sandbox.close()
+@pytest.fixture
+def sandbox(any_sandbox: IsolatedSandbox) -> IsolatedSandbox:
+    return any_sandbox
 
 
 def below(pids: list[int]) -> list[int]:
@@ -91,15 +85,9 @@ async def test_what_the_kernel_kills_at_a_limit_is_not_run_again():
         await sandbox.close()
 
 
-def item(program: str, **reference: Any) -> reward_pb2.ScoreItem:
-    return reward_pb2.ScoreItem(completion=program, reference=reward_pb2.Reference(**reference))
-
-
-async def judged(sandbox: IsolatedSandbox, item: reward_pb2.ScoreItem, timeout_seconds: float = 30.0) -> Any:
-    parameters = CodeParameters(program_in="completion", timeout_seconds=timeout_seconds)
-    later = Code().verify(item, parameters, Tools(math=None, sandbox=sandbox))
+async def verdict(sandbox: IsolatedSandbox, item: reward_pb2.ScoreItem, seconds: float = 30.0) -> Verdict | Exception:
     try:
-        return await later()
+        return await judged(sandbox, item, timeout_seconds=seconds)
     except VerifierFailure as failure:
         return failure
 
@@ -107,23 +95,23 @@ async def judged(sandbox: IsolatedSandbox, item: reward_pb2.ScoreItem, timeout_s
 SQUARE = "import time\ndef square(n):\n    time.sleep(0.02)\n    return n * n\n"
 CHECK = "def check(candidate):\n    assert candidate(3) == 9 and candidate(4) == 16"
 HONEST = (
-    item(SQUARE, test_program=CHECK, entry_point="square"),
-    item(SQUARE, test_program="import math\nassert math.isclose(square(2), 4)"),
-    item(SQUARE, test_cases=[reward_pb2.TestCase(input="[3]", output="9")] * 2, entry_point="square"),
-    item(SQUARE + "print(square(int(input())))", test_cases=[reward_pb2.TestCase(input="3", output="9")] * 2),
+    program(SQUARE, test_program=CHECK, entry_point="square"),
+    program(SQUARE, test_program="import math\nassert math.isclose(square(2), 4)"),
+    program(SQUARE, [("[3]", "9")] * 2, entry_point="square"),
+    program(SQUARE + "print(square(int(input())))", [("3", "9")] * 2),
 )
 
 
 async def test_no_honest_program_is_wrong_because_something_was_killed(sandbox):
     rng = random.Random(4)
-    work = asyncio.gather(*(judged(sandbox, each) for each in HONEST * 6))
+    work = asyncio.gather(*(verdict(sandbox, each) for each in HONEST * 6))
     for found in await under_kills(sandbox, work, 16, rng.choice):
         if isinstance(found, VerifierFailure):
             assert found.kind == reward_pb2.FAILURE_KIND_SANDBOX_UNAVAILABLE, found
         else:
             assert found.outcome == reward_pb2.OUTCOME_CORRECT, found
     for each in HONEST:
-        assert (await judged(sandbox, each)).outcome == reward_pb2.OUTCOME_CORRECT
+        assert (await verdict(sandbox, each)).outcome == reward_pb2.OUTCOME_CORRECT
 
 
 @pytest.mark.parametrize(
@@ -135,10 +123,10 @@ async def test_no_honest_program_is_wrong_because_something_was_killed(sandbox):
     ],
 )
 async def test_a_program_cannot_seem_killed_from_outside(sandbox, body):
-    program = (
+    source = (
         "import ctypes, os, platform, threading, time\nEXIT = {'x86_64': 60, 'aarch64': 93}[platform.machine()]\n"
         f"def later():\n    time.sleep(0.05)\n    os.close(3)\n    time.sleep(60)\ndef square(n):\n    {body}"
     )
-    found = await judged(sandbox, item(program, test_program=CHECK, entry_point="square"), timeout_seconds=0.5)
+    found = await verdict(sandbox, program(source, test_program=CHECK, entry_point="square"), 0.5)
     assert not isinstance(found, VerifierFailure), found
     assert found.outcome in (reward_pb2.OUTCOME_RUNTIME_ERROR, reward_pb2.OUTCOME_TIMED_OUT), found

@@ -22,21 +22,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_range_that_is_taken_is_passed_over_until_it_is_free_again() -> None:
-    one, other = Users(FIRST, 6), Users(FIRST, 6)
-    assert one.first == FIRST
-    assert not set(range(one.first, one.first + 6)) & set(range(other.first, other.first + 6))
+    one, wide = Users(FIRST, 6), Users(FIRST, 500)
+    inside = Users(wide.first + 300, 6)
+    taken = [
+        user for each, count in ((one, 6), (wide, 500), (inside, 6)) for user in range(each.first, each.first + count)
+    ]
+    assert one.first == FIRST and len(set(taken)) == 512
     one.release()
     again = Users(FIRST, 6)
     assert again.first == FIRST
-    for each in (other, again):
-        each.release()
-
-
-def test_ranges_that_only_touch_do_not_share_a_user() -> None:
-    wide = Users(FIRST, 500)
-    inside = Users(FIRST + 300, 6)
-    assert inside.first >= FIRST + 500
-    for each in (wide, inside):
+    for each in (wide, inside, again):
         each.release()
 
 

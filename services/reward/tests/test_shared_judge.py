@@ -3,7 +3,6 @@
 import asyncio
 import random
 import signal
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -32,10 +31,18 @@ in_one_loop = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def sandbox() -> AsyncIterator[IsolatedSandbox]:
+async def sandbox():
     sandbox = await open_sandbox(SandboxSection(slots=2))
     yield sandbox
     await sandbox.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def first(sandbox):
+    """A judge that stays."""
+    await judge(sandbox, SQUARE, TestProgram(TEST, "f"))
+    (first,) = sandbox.judges
+    return first
 
 
 class Forked:
@@ -45,14 +52,8 @@ class Forked:
         self._sandbox = sandbox
         self.mode = sandbox.mode
 
-    async def run(self, job: Job) -> Execution:
-        return await self._sandbox.run(job)
-
     async def run_judged(self, judge: Job, candidate: Job) -> tuple[Execution, Execution]:
         return await self._sandbox.run_judged(replace(judge, shared=False), candidate)
-
-    async def close(self) -> None:
-        await self._sandbox.close()
 
 
 async def judge(sandbox, program: str, tests: TestProgram | FunctionCases, **parameters) -> Outcome:
@@ -78,37 +79,20 @@ def test_tests_that_compare_with_data(test):
 @pytest.mark.parametrize(
     "test",
     [
-        "import math\nassert f(1) == 1",
-        "from os import system\nassert f(1) == 1",
-        "assert f(1).items == 1",
-        "assert math.isclose(f(1), 1)",
-        "assert eval(f(1)) == 1",
-        "assert f(eval) == 1",
-        "assert f(__builtins__) == 1",
-        "assert __import__('os') and f(1)",
-        "assert f(type) == 1",
-        "assert open('/etc/passwd') and f(1)",
-        "assert getattr(f, 'x') == 1",
-        "assert f(lambda: 1) == 1",
-        "assert (lambda: f(1))() == 1",
-        "assert f(1)(2) == 3",
+        "import math\nassert f(1) == 1", "from os import system\nassert f(1) == 1", "assert f(1).items == 1",
+        "assert math.isclose(f(1), 1)", "assert eval(f(1)) == 1", "assert f(eval) == 1",
+        "assert f(__builtins__) == 1", "assert __import__('os') and f(1)", "assert f(type) == 1",
+        "assert open('/etc/passwd') and f(1)", "assert getattr(f, 'x') == 1", "assert f(lambda: 1) == 1",
+        "assert (lambda: f(1))() == 1", "assert f(1)(2) == 3",
         "def check(candidate, eval=1):\n    assert candidate(1)",
-        "@f\ndef check(candidate):\n    assert candidate(1)",
-        "def check(candidate: print):\n    assert candidate(1)",
+        "@f\ndef check(candidate):\n    assert candidate(1)", "def check(candidate: print):\n    assert candidate(1)",
         "def check(candidate):\n    def inner(): pass\n    assert candidate(1)",
-        "def len(x):\n    return 1\nassert len(f(1)) == 1",
-        "sum = 3\nassert f(1) == 1",
-        "class A: pass\nassert f(1) == 1",
-        "while f(1): pass",
-        "try:\n    f(1)\nexcept ValueError:\n    pass",
-        "with f(1): pass",
-        "def check(candidate):\n    global f\n    assert candidate(1)",
-        "del f",
-        "assert (x := f(1)) == 1",
-        "async def check(candidate):\n    assert candidate(1)",
-        "assert reduce(f, [1]) == 1",
-        "assert f(partial) == 1",
-        "assert f(", "assert f(1) == " + "(" * 500 + ")" * 500, "assert f(1) == " + "-" * 100_000 + "1",
+        "def len(x):\n    return 1\nassert len(f(1)) == 1", "sum = 3\nassert f(1) == 1",
+        "class A: pass\nassert f(1) == 1", "while f(1): pass", "try:\n    f(1)\nexcept ValueError:\n    pass",
+        "with f(1): pass", "def check(candidate):\n    global f\n    assert candidate(1)", "del f",
+        "assert (x := f(1)) == 1", "async def check(candidate):\n    assert candidate(1)",
+        "assert reduce(f, [1]) == 1", "assert f(partial) == 1", "assert f(",
+        "assert f(1) == " + "(" * 500 + ")" * 500, "assert f(1) == " + "-" * 100_000 + "1",
     ],
 )  # fmt: skip
 def test_tests_that_do_more(test):
@@ -126,6 +110,7 @@ ANSWERS = (
 DATA = (
     *("0", "1", "True", "None", "1.0", "-0.0", "float('nan')", "'1'", "[1, 2]", "(1, 2)", "{1, 2}", "{1: 2}", "[]"),
 )
+RESULTS = ("0", "1", "true", "null", "1.0", "-0.0", "NaN", '"1"', "[1, 2]", '{"1": 2}', "[[1], [2]]")
 FORMS = (
     "assert candidate({a}) == {b}",
     "assert candidate({a}) != {b}, 'no'",
@@ -145,30 +130,28 @@ FORMS = (
 )
 
 
+def check_of_a_program(rng: random.Random) -> TestProgram:
+    lines = [rng.choice(FORMS).format(a=rng.choice(DATA), b=rng.choice(DATA)) for _ in range(rng.randint(1, 2))]
+    tests = TestProgram("def check(candidate):\n    " + "\n    ".join(lines), "f")
+    assert only_data(tests.source, "f", strict=True)
+    return tests
+
+
+def cases_of_a_function(rng: random.Random) -> FunctionCases:
+    return FunctionCases("f", [(f"[{rng.choice(RESULTS)}]", rng.choice(RESULTS)) for _ in range(2)])
+
+
+@pytest.mark.parametrize(("tests_of", "count", "kinds"), [(check_of_a_program, 80, 4), (cases_of_a_function, 40, 2)])
 @in_one_loop
-async def test_they_find_what_a_new_judge_finds(sandbox):
+async def test_they_find_what_a_new_judge_finds(sandbox, tests_of, count, kinds):
     rng = random.Random(7)
     seen = set()
-    for _ in range(80):
-        program = f"def f(n=None):\n    return {rng.choice(ANSWERS)}"
-        lines = [rng.choice(FORMS).format(a=rng.choice(DATA), b=rng.choice(DATA)) for _ in range(rng.randint(1, 2))]
-        tests = TestProgram("def check(candidate):\n    " + "\n    ".join(lines), "f")
-        assert only_data(tests.source, "f", strict=True)
+    for _ in range(count):
+        program, tests = f"def f(n=None):\n    return {rng.choice(ANSWERS)}", tests_of(rng)
         found = [await _said(each, program, tests) for each in (sandbox, Forked(sandbox))]
         assert found[0] == found[1], (program, tests)
         seen.add(found[0][0])
-    assert len(seen) >= 4  # or the programs are all of one kind
-
-
-@in_one_loop
-async def test_they_find_what_a_new_judge_finds_in_cases_of_a_function(sandbox):
-    rng = random.Random(8)
-    results = ("0", "1", "true", "null", "1.0", "-0.0", "NaN", '"1"', "[1, 2]", '{"1": 2}', "[[1], [2]]")
-    for _ in range(40):
-        program = f"def f(n=None):\n    return {rng.choice(ANSWERS)}"
-        tests = FunctionCases("f", [(f"[{rng.choice(results)}]", rng.choice(results)) for _ in range(2)])
-        found = [await _said(each, program, tests) for each in (sandbox, Forked(sandbox))]
-        assert found[0] == found[1], (program, tests)
+    assert len(seen) >= kinds  # or the programs are all of one kind
 
 
 async def _said(sandbox, program, tests, seconds=5.0) -> tuple:
@@ -180,9 +163,7 @@ async def _said(sandbox, program, tests, seconds=5.0) -> tuple:
 
 
 @in_one_loop
-async def test_one_judges_again_and_again(sandbox):
-    await judge(sandbox, SQUARE, TestProgram(TEST, "f"))
-    (first,) = sandbox.judges
+async def test_one_judges_again_and_again(sandbox, first):
     for program, outcome in (
         (SQUARE, CORRECT),
         ("def f(n):\n    return n", INCORRECT),
@@ -202,15 +183,12 @@ FORGED = '{"answer": 2, "nodes": [], "changed": [], "value": ["mine", 3]}'
         ("def f(n):\n    while True: pass", TIMED_OUT, 1.0),
         ("def f(n):\n    import os\n    os._exit(0)", RAISED, 10.0),
         ("import os\ndef f(n):\n    os.write(3, b'\\0\\0\\0\\1x')", INCORRECT, 10.0),
-        ("import os\ndef f(n):\n    os.write(3, b'\\xff' * 9)", INCORRECT, 10.0),
         (f"import os\ndef f(n):\n    os.write(3, b'\\0\\0\\0\\{len(FORGED):o}{FORGED}')", INCORRECT, 10.0),
         ("def f(n):\n    return [[] for _ in range(150_000)]", INCORRECT, 30.0),
     ],
 )
 @in_one_loop
-async def test_one_that_met_something_else_is_not_used_again(sandbox, program, outcome, seconds):
-    await judge(sandbox, SQUARE, TestProgram(TEST, "f"))
-    (first,) = sandbox.judges
+async def test_one_that_met_something_else_is_not_used_again(sandbox, first, program, outcome, seconds):
     found = await judge(sandbox, program, TestProgram(TEST, "f"), timeout_seconds=seconds)
     assert found.outcome == outcome, found
     assert first not in sandbox.judges
@@ -228,9 +206,7 @@ async def test_a_busy_one_is_killed_at_the_limit(sandbox):
 
 
 @in_one_loop
-async def test_one_that_has_died_is_replaced(sandbox):
-    await judge(sandbox, SQUARE, TestProgram(TEST, "f"))
-    (first,) = sandbox.judges
+async def test_one_that_has_died_is_replaced(sandbox, first):
     signal.pidfd_send_signal(first.run._main_handle, signal.SIGKILL)
     async with asyncio.timeout(30):
         await first.run.ended.wait()
@@ -239,9 +215,7 @@ async def test_one_that_has_died_is_replaced(sandbox):
 
 
 @in_one_loop
-async def test_cancelling_ends_it_and_frees_the_slots(sandbox):
-    await judge(sandbox, SQUARE, TestProgram(TEST, "f"))
-    (first,) = sandbox.judges
+async def test_cancelling_ends_it_and_frees_the_slots(sandbox, first):
     endless = judge(sandbox, "def f(n):\n    while True: pass", TestProgram(TEST, "f"))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(endless, 0.5)
@@ -251,28 +225,27 @@ async def test_cancelling_ends_it_and_frees_the_slots(sandbox):
 
 
 @in_one_loop
-async def test_its_slot_can_be_used_for_something_else(sandbox):
-    await judge(sandbox, SQUARE, TestProgram(TEST, "f"))
-    (first,) = sandbox.judges
+async def test_its_slot_can_be_used_for_something_else(sandbox, first):
     executions = await asyncio.gather(*(sandbox.run(Job("script", b"print(1)")) for _ in range(4)))
     assert [each.stdout for each in executions] == [b"1\n"] * 4
     assert sandbox.judges == []
     assert first.run.ended.is_set()
 
 
+@pytest.mark.parametrize(
+    ("tests", "parameters"),
+    [
+        (TestProgram("import math\nassert math.isclose(f(2), 4)", ""), {}),
+        (TestProgram(TEST, "f"), {"memory_bytes": 64 << 20}),
+    ],
+    ids=["a test that does more", "little memory"],
+)
 @in_one_loop
-async def test_a_test_that_does_more_has_a_judge_of_its_own(sandbox):
-    tests = TestProgram("import math\nassert math.isclose(f(2), 4)", "")
-    before = sandbox.judges
-    for _ in range(2):
-        assert (await judge(sandbox, SQUARE, tests)).outcome == CORRECT
-    assert sandbox.judges == [] or sandbox.judges != before
-
-
-@in_one_loop
-async def test_with_little_memory_none_is_shared(sandbox):
-    assert (await judge(sandbox, SQUARE, TestProgram(TEST, "f"), memory_bytes=64 << 20)).outcome == CORRECT
+async def test_none_stays(tests, parameters):
+    sandbox = await open_sandbox(SandboxSection(slots=2))
+    assert (await judge(sandbox, SQUARE, tests, **parameters)).outcome == CORRECT
     assert sandbox.judges == []
+    await sandbox.close()
 
 
 @pytest.mark.parametrize("mode", MODES)

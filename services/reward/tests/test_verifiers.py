@@ -2,39 +2,22 @@
 
 import pytest
 from quartet.v1 import reward_pb2
-from reward_samples import item, spec, tagged
+from reward_samples import decided, item, scored, spec, tagged
 
 from quartet_common.config import ConfigError
 from quartet_reward.failures import VerifierFailure
-from quartet_reward.math_equality import MathEquality
 from quartet_reward.registry import load_verifiers
-from quartet_reward.specs import SpecReader
-from quartet_reward.verifiers.base import Parameters, Tools, Verdict
-from quartet_reward.worker_pool import Limits, WorkerPool
+from quartet_reward.verifiers.base import Parameters
 
 CORRECT, INCORRECT = reward_pb2.OUTCOME_CORRECT, reward_pb2.OUTCOME_INCORRECT
 MALFORMED = reward_pb2.OUTCOME_MALFORMED
-
-
-def verdict(one: reward_pb2.ScoreItem) -> Verdict:
-    """The verdict of the item's only verifier, which must need no worker: there is none."""
-    bound = SpecReader(load_verifiers()).read(one.verifiers[0], "item.verifiers[0]")
-    idle = WorkerPool(1, Limits(1.0, 1 << 30, 1, 1.0))
-    found = bound.verifier.verify(one, bound.parameters, Tools(MathEquality(idle)))
-    assert isinstance(found, Verdict)
-    return found
-
-
-def scored(completion: str, verifier: str, answer: str = "8", **parameters) -> tuple[float, int]:
-    found = verdict(item(completion, answer, verifiers=[spec(verifier, **parameters)]))
-    return found.reward, found.outcome
 
 
 @pytest.mark.parametrize(
     ("completion", "reward", "outcome"),
     [
         (tagged("8"), 10.0, CORRECT),
-        (tagged("8") + "<|im_end|>", 10.0, CORRECT),
+        (tagged("8") + " <|im_end|>\n<|endoftext|><pad><pad></s><eos>\n", 10.0, CORRECT),
         (tagged(r"\boxed{8}"), 10.0, CORRECT),
         (tagged("8.0"), 10.0, CORRECT),
         (tagged(r"\boxed{7} \boxed{8}"), 10.0, CORRECT),
@@ -49,18 +32,10 @@ def test_think_answer_tags_pays_for_the_right_answer_in_the_right_form(completio
     assert scored(completion, "think_answer_tags") == (reward, outcome)
 
 
-def test_rewards_are_parameters():
-    assert scored(tagged("8"), "think_answer_tags", correct_reward=1.0) == (1.0, CORRECT)
-    assert scored(tagged("9"), "think_answer_tags", format_reward=0.1) == (0.1, INCORRECT)
-    assert scored("9", "think_answer_tags", format_reward=0.1) == (0.0, MALFORMED)
-    assert scored(tagged("8") + "<stop>", "think_answer_tags", special_tokens=["<stop>"]) == (10.0, CORRECT)
-    assert scored(tagged("8") + "<eos>", "think_answer_tags", special_tokens=[]) == (0.0, MALFORMED)
-
-
 def test_a_verdict_says_what_was_read_and_judges_form_and_answer():
-    found = verdict(item(tagged("9")))
+    found = decided(item(tagged("9")))
     assert (found.parsed_answer, found.format_acc, found.ans_acc) == ("9", 1.0, 0.0)
-    found = verdict(item("<answer>8</answer>"))
+    found = decided(item("<answer>8</answer>"))
     assert (found.parsed_answer, found.format_acc, found.ans_acc) == ("8", 0.0, 0.0)
 
 
@@ -80,54 +55,56 @@ def test_boxed_pays_for_the_last_box_after_the_thought(completion, reward, outco
     assert scored(completion, "boxed") == (reward, outcome)
 
 
-def test_words_are_compared_as_words():
-    assert scored(r"\boxed{\text{East}}", "boxed", answer="east") == (10.0, CORRECT)
-    assert scored(r"\boxed{seat}", "boxed", answer="east") == (0.0, INCORRECT)
-
-
-def test_exact_compares_text():
-    assert scored(" 8 <eos>", "exact") == (10.0, CORRECT)
-    assert scored("8.0", "exact") == (0.0, INCORRECT)
-    assert scored("", "exact") == (0.0, MALFORMED)
-    assert scored("Paris", "exact", answer="paris", ignore_case=True) == (10.0, CORRECT)
-    assert scored(tagged("8"), "exact", answer_in="answer_tags", correct_reward=1) == (1.0, CORRECT)
-    assert scored(r"\boxed{8}", "exact", answer_in="box") == (10.0, CORRECT)
-    assert scored("8", "exact", answer_in="box") == (0.0, MALFORMED)
-
-
-def test_format_needs_no_reference():
-    assert scored(tagged("9"), "format", answer="") == (1.0, CORRECT)
-    assert scored("9", "format", answer="") == (0.0, MALFORMED)
-    assert scored(r"\boxed{9}", "format", answer="", form="boxed", reward=0.5) == (0.5, CORRECT)
+@pytest.mark.parametrize(
+    ("completion", "verifier", "answer", "parameters", "found"),
+    [
+        (tagged("8"), "think_answer_tags", "8", {"correct_reward": 1.0}, (1.0, CORRECT)),
+        (tagged("9"), "think_answer_tags", "8", {"format_reward": 0.1}, (0.1, INCORRECT)),
+        ("9", "think_answer_tags", "8", {"format_reward": 0.1}, (0.0, MALFORMED)),
+        (tagged("8") + "<stop>", "think_answer_tags", "8", {"special_tokens": ["<stop>"]}, (10.0, CORRECT)),
+        (tagged("8") + "<eos>", "think_answer_tags", "8", {"special_tokens": []}, (0.0, MALFORMED)),
+        (tagged("1+" * 500_000 + "1"), "think_answer_tags", "8", {}, (0.0, INCORRECT)),
+        (r"\boxed{\text{East}}", "boxed", "east", {}, (10.0, CORRECT)),
+        (r"\boxed{seat}", "boxed", "east", {}, (0.0, INCORRECT)),
+        (" 8 <eos>", "exact", "8", {}, (10.0, CORRECT)),
+        ("8.0", "exact", "8", {}, (0.0, INCORRECT)),
+        ("", "exact", "8", {}, (0.0, MALFORMED)),
+        ("Paris", "exact", "paris", {"ignore_case": True}, (10.0, CORRECT)),
+        (tagged("8"), "exact", "8", {"answer_in": "answer_tags", "correct_reward": 1}, (1.0, CORRECT)),
+        (r"\boxed{8}", "exact", "8", {"answer_in": "box"}, (10.0, CORRECT)),
+        ("8", "exact", "8", {"answer_in": "box"}, (0.0, MALFORMED)),
+        (tagged("9"), "format", "", {}, (1.0, CORRECT)),
+        ("9", "format", "", {}, (0.0, MALFORMED)),
+        (r"\boxed{9}", "format", "", {"form": "boxed", "reward": 0.5}, (0.5, CORRECT)),
+    ],
+)
+def test_parameters_say_what_is_paid_for(completion, verifier, answer, parameters, found):
+    assert scored(completion, verifier, answer, **parameters) == found
 
 
 @pytest.mark.parametrize(
     ("tokens", "reward"), [(1, 0.0), (768, 0.0), (896, -5.0), (1023, -10 * 255 / 256), (1024, -10.0), (2000, -10.0)]
 )
 def test_length_falls_in_the_buffer_and_stays_down_past_the_limit(tokens, reward):
-    found = verdict(item("x", verifier="length", completion_tokens=tokens, max_new_tokens=1024))
+    found = decided(item("x", verifier="length", completion_tokens=tokens, max_new_tokens=1024))
     assert found.reward == pytest.approx(reward)
     assert found.format_acc is None and found.ans_acc is None
 
 
 def test_length_takes_its_numbers_from_parameters():
     one = item("x", completion_tokens=95, verifiers=[spec("length", penalty=1.0, max_tokens=100, buffer_tokens=10)])
-    assert verdict(one).reward == pytest.approx(-0.5)
+    assert decided(one).reward == pytest.approx(-0.5)
     with pytest.raises(VerifierFailure, match="completion_tokens: got 0"):
-        verdict(item("x", verifier="length"))
+        decided(item("x", verifier="length"))
 
 
 @pytest.mark.parametrize("verifier", ["think_answer_tags", "boxed", "exact"])
 @pytest.mark.parametrize("completion", ["", "8", tagged("8"), r"\boxed{8}"])
 def test_an_empty_reference_is_a_failure_whatever_the_completion(verifier, completion):
     with pytest.raises(VerifierFailure) as caught:
-        verdict(item(completion, " ", verifier=verifier))
+        decided(item(completion, " ", verifier=verifier))
     assert caught.value.kind == reward_pb2.FAILURE_KIND_BAD_REFERENCE
     assert not caught.value.retryable
-
-
-def test_an_endless_text_is_not_compared():
-    assert scored(tagged("1+" * 500_000 + "1"), "think_answer_tags") == (0.0, INCORRECT)
 
 
 class Polite:
@@ -138,8 +115,7 @@ class Polite:
     parameters = Parameters
 
     def verify(self, item, parameters, tools):
-        said = "please" in item.completion
-        return Verdict(float(said), CORRECT if said else INCORRECT, "please" if said else "no please")
+        """Not called here."""
 
 
 class Point:
@@ -149,12 +125,6 @@ class Point:
 
     def __init__(self, thing):
         self.load = lambda: thing
-
-
-def test_a_users_verifier_is_found_by_its_entry_point():
-    verifiers = load_verifiers(points=[Point(Polite)])
-    assert list(verifiers) == sorted(verifiers)
-    assert verifiers["polite"].verify(item("please"), Parameters(), None).reward == 1.0
 
 
 @pytest.mark.parametrize(

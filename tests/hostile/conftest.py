@@ -1,0 +1,6 @@
+"""The reward service's own tests have the helpers: a running service, items, verdicts, modes of the sandbox."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "services" / "reward" / "tests"))
