@@ -25,7 +25,9 @@ import numpy as np
 import torch
 from measuring import ROOT, Figure, in_turn, report, seconds_of
 
-sys.path.extend([str(ROOT / "services/trainer/tests/learner"), str(ROOT / "examples/arithmetic")])
+sys.path.extend(
+    [f"{ROOT}/services/trainer/tests", f"{ROOT}/services/trainer/tests/learner", f"{ROOT}/examples/arithmetic"]
+)
 
 import reference
 from learner_helpers import Run, make_group
@@ -154,7 +156,7 @@ def compare(size: Size) -> list[Figure]:
         plain = PlainTraining(path, plain_batches(groups, micro_batches))
         with torch.no_grad():
             model = reference.load(path, torch.float32)
-            expected = reference.batch_loss(model, groups, low=CLIP_LOW, high=CLIP_HIGH)[0].item()
+            expected = reference.batch_loss(model, groups, {"clip_low": CLIP_LOW, "clip_high": CLIP_HIGH})[0].item()
     losses = {
         "the learner, prompts apart": apart.train_step(groups)["loss"],
         "the learner": learner.train_step(groups)["loss"],

@@ -20,7 +20,7 @@ import torch
 from measuring import ROOT, Figure, report
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-sys.path.append(str(ROOT / "services/trainer/tests/learner"))
+sys.path.extend([f"{ROOT}/services/trainer/tests", f"{ROOT}/services/trainer/tests/learner"])
 
 from learner_helpers import Run, make_group
 from reference import load

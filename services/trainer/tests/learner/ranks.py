@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from learner_helpers import VOCABULARY, Run, settings
+from learner_helpers import VOCABULARY, Run, all_parameters, settings
 from processes import Forked
 from quartet.v1 import experience_pb2
 from safetensors.torch import save_file
@@ -21,17 +21,8 @@ from quartet_trainer.launch import leave_process
 from quartet_trainer.learner import create_learner, distributed
 
 
-def whole_gradients(learner: Any, groups: list) -> dict[str, torch.Tensor]:
-    """The gradient of one batch by name, put together from all ranks, without taking the step."""
-    plan, targets, _ = learner._planner.plan(batch := decode_groups(groups, VOCABULARY))
-    learner._accumulator.run(batch, plan, 0, targets)
-    found = standing_gradients(learner._plugin)
-    learner._plugin.optimizer.zero_grad()
-    return found
-
-
 def standing_gradients(plugin: Any) -> dict[str, torch.Tensor]:
-    """The gradients that have been accumulated."""
+    """The gradients that have been accumulated, whole, by name."""
     zero = getattr(plugin, "_rows", None)
     rows = {id(parameter): row for parameter, row in zero.gradients()} if zero else {}
 
@@ -39,14 +30,15 @@ def standing_gradients(plugin: Any) -> dict[str, torch.Tensor]:
         return zero.join(rows[id(parameter)], parameter.shape) if zero else parameter.grad
 
     if plugin.settings.plugin == "hybrid_parallel":
-        return {name: plugin._shards.whole(name, gradient, plugin.dtype).clone() for name in plugin.specs}
-    if plugin.settings.plugin == "low_level_zero":
-        return {name: gradient(parameter).clone() for name, parameter in all_parameters(plugin)}
+        return {
+            name: plugin._shards.whole(name, lambda each: gradient(each).to(plugin.dtype), plugin.dtype).clone()
+            for name in plugin.specs
+        }
     if plugin.settings.plugin == "torch_fsdp":
         return {name: plugin._whole(name, parameter.grad) for name, parameter in plugin.parameters()}
     if plugin.settings.plugin == "gemini":
         return {name: plugin._whole(name, gemini_gradient(plugin, name)) for name in plugin.specs}
-    return {name: parameter.grad.clone() for name, parameter in all_parameters(plugin)}
+    return {name: gradient(parameter).clone() for name, parameter in all_parameters(plugin)}
 
 
 def gemini_gradient(plugin: Any, name: str) -> torch.Tensor | None:
@@ -57,21 +49,16 @@ def gemini_gradient(plugin: Any, name: str) -> torch.Tensor | None:
     return plugin.optimizer.param_to_chunk16[plugin._held[name]].grad_chunk.payload[begin:end]
 
 
-def all_parameters(plugin: Any) -> list[tuple[str, torch.nn.Parameter]]:
-    """Those of the model, and of a value head."""
-    head = plugin.value_head.named_parameters() if plugin.value_head is not None else ()
-    return [*plugin.parameters(), *((f"value_head.{name}", parameter) for name, parameter in head)]
-
-
 def watch_steps(learner: Any, batches: list[list]) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
-    """Train on each batch: the gradients of each step, "0/NAME", "1/NAME", the critic's weights and moments at the end,
-    "critic/…", and the steps' metrics."""
+    """Train on each batch: the gradients of the first two steps, "0/NAME", "1/NAME", with several updates a step those
+    of the last, the critic's weights and moments at the end, "critic/…", and the steps' metrics."""
     found: dict[str, torch.Tensor] = {}
     metrics: list[dict[str, float]] = []
     clip = learner._plugin.clip_gradient
 
     def watch(max_norm: float) -> float:
-        found.update({f"{len(metrics)}/{name}": g for name, g in standing_gradients(learner._plugin).items()})
+        if len(metrics) < 2:
+            found.update({f"{len(metrics)}/{name}": g for name, g in standing_gradients(learner._plugin).items()})
         return clip(max_norm)
 
     learner._plugin.clip_gradient = watch
@@ -83,38 +70,27 @@ def watch_steps(learner: Any, batches: list[list]) -> tuple[dict[str, torch.Tens
 
 
 def do(job: dict[str, Any], batches: list[list], out: Path, rank: int) -> None:
-    """A job in full: gradient, steps, weights, checkpoint, export."""
+    """Load a checkpoint, take as many steps as the job says, save and export."""
     folder = out / job["name"]
     folder.mkdir(exist_ok=True)
     learner = create_learner(settings(**job["settings"]), Path(job["model"]), Run())
-    if job.get("resume"):
+    if job["resume"]:
         plan, *_ = learner._planner.plan(batch := decode_groups(batches[0], VOCABULARY))
         # A pass without gradient before: nothing of the weights that it saw may stay.
         learner._planner._of_all(batch, plan, learner._plugin.log_probs)
         assert learner.load(out / job["resume"] / "checkpoint") == {"saved": job["resume"]}
-    gradient = whole_gradients(learner, batches[0])
-    metrics = [learner.train_step(groups) for groups in batches]
+    gradients, metrics = watch_steps(learner, batches[: job["steps"]])
     weights = {name: tensor.clone() for name, tensor in learner.weights()}
-    specs = {name: list(shape) for name, _, shape in learner.weight_specs()}
     learner.save(folder / "checkpoint", {"saved": job["name"]})
-    if job.get("export"):
+    if job["export"]:
         learner.export(folder / "export")
     if rank in (0, torch.distributed.get_world_size() - 1):
-        save_file(gradient, folder / f"gradient-{rank}.safetensors")
+        save_file(gradients, folder / f"gradients-{rank}.safetensors")
         save_file(weights, folder / f"weights-{rank}.safetensors")
+        specs = {name: list(shape) for name, _, shape in learner.weight_specs()}
         held = sum(parameter.numel() for _, parameter in learner._plugin.parameters())
         seen = {"metrics": metrics, "specs": specs, "held": held}
         (folder / f"seen-{rank}.json").write_text(json.dumps(seen), encoding="utf-8")
-
-
-def do_steps(job: dict[str, Any], batches: list[list], out: Path, rank: int) -> None:
-    """A job of steps alone: see `watch_steps`."""
-    folder = out / job["name"]
-    folder.mkdir(exist_ok=True)
-    learner = create_learner(settings(**job["settings"]), Path(job["model"]), Run())
-    found, metrics = watch_steps(learner, batches)
-    save_file(found, folder / f"gradients-{rank}.safetensors")
-    (folder / f"metrics-{rank}.json").write_text(json.dumps(metrics), encoding="utf-8")
 
 
 def work_of(
@@ -126,7 +102,7 @@ def work_of(
     distributed.initialize(seed=0)
     decoded = [[experience_pb2.GroupTensors.FromString(group) for group in groups] for groups in batches]
     for job in jobs:
-        (do_steps if job.get("steps_only") else do)(job, decoded, out, rank)
+        do(job, decoded, out, rank)
     leave_process(0)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,8 @@ class Completion:
     reward: float
     lp: Tensor
     """[n], with gradient."""
+    entropy: Tensor
+    """[n], with gradient."""
     rollout: Tensor
     ref: Tensor
     value: Tensor
@@ -135,10 +137,10 @@ class SharedTrunk(torch.nn.Module):
         self.head.load_state_dict(head.state_dict())
 
 
-def log_probs_of(model: Any, ids: Tensor, tokens: Tensor, prompt: int, temperature: float) -> Tensor:
-    """[n], of the n tokens that end `ids` [1, prompt + n]."""
-    logits = model(input_ids=ids).logits[0, prompt - 1 : -1] / temperature
-    return torch.log_softmax(logits, dim=-1).gather(-1, tokens[:, None])[:, 0]
+def log_probs_of(model: Any, ids: Tensor, tokens: Tensor, prompt: int, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probs [n] of the n tokens that end `ids` [1, prompt + n], and the entropies [n] that they are drawn with."""
+    log_probs = torch.log_softmax(model(input_ids=ids).logits[0, prompt - 1 : -1] / temperature, dim=-1)
+    return log_probs.gather(-1, tokens[:, None])[:, 0], -(log_probs.exp() * log_probs).sum(-1)
 
 
 def read(
@@ -157,15 +159,16 @@ def read(
             ids, chosen = torch.tensor([*prompt.tolist(), *tokens.tolist()])[None], torch.tensor(tokens.copy()).long()
 
             at = ids, chosen, len(prompt), float(temperatures[index])
-            lp = log_probs_of(model, *at)
+            lp, entropy = log_probs_of(model, *at)
             with torch.no_grad():
-                ref = lp.detach() if reference is None else log_probs_of(reference, *at)
+                ref = lp.detach() if reference is None else log_probs_of(reference, *at)[0]
             value = torch.zeros_like(lp)
             if critic is not None:
                 hidden = critic.trunk(input_ids=ids).last_hidden_state[0, len(prompt) - 1 : -1]
                 value = hidden @ critic.head.weight[0] + critic.head.bias
             rollout = torch.tensor(log_probs[index].copy()).to(lp)
-            found.append(Completion(number, float(rewards[index]), lp[kept], rollout[kept], ref[kept], value[kept]))
+            of_tokens = (each[kept] for each in (lp, entropy, rollout, ref, value))
+            found.append(Completion(number, float(rewards[index]), *of_tokens))
     return found
 
 
@@ -221,40 +224,61 @@ def value_losses(values: Tensor, old: Tensor, returns: Sequence[float], clip: fl
     return with_slope([value_loss(*one, clip) for one in at], values)
 
 
+DEFAULTS: dict[str, Any] = {
+    "algorithm": "grpo", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 0.0, "kl_coefficient": 0.0,
+    "kl_estimator": "k3", "kl_in": "loss", "entropy_coefficient": 0.0, "old_log_probs": "rollout", "correction": "tis",
+    "tis_cap": 2.0, "mask_truncated": False, "aggregation": "token-mean",
+}  # fmt: skip
+OF_ALGORITHM: dict[str, dict[str, Any]] = {
+    "dapo": {"clip_high": 0.28, "mask_truncated": True},
+    "dr_grpo": {"aggregation": "constant"},
+    "rloo": {"aggregation": "sequence-mean-token-sum"},
+    "reinforce_pp": {"kl_in": "reward", "kl_estimator": "k1"},
+    "reinforce_pp_baseline": {"kl_estimator": "k2"},
+    "gspo": {
+        "clip_low": 3e-4, "clip_high": 4e-4, "old_log_probs": "recompute", "aggregation": "sequence-mean-token-mean",
+    },
+    "cispo": {"clip_high": 4.0},
+    "ppo": {"kl_in": "reward", "kl_estimator": "k1"},
+}  # fmt: skip
+
+
+def corrections(w: Tensor, at: Mapping[str, Any]) -> Tensor:
+    """Factors [n] for the tokens of a completion, of w [n], the old policy's probabilities over the rollout's."""
+    if at["correction"] == "icepop":
+        return w * ((w >= 0.5) & (w <= 5))
+    if at["correction"] == "sequence-mask" and len(w):
+        weight = w.log().mean().exp() if at.get("sequence_mask_mean") == "geometric" else w.log().sum().exp()
+        return torch.full_like(w, weight if weight <= at["sequence_mask_cap"] else 0.0)
+    return w.clamp(max=at["tis_cap"]) if at["correction"] == "tis" and at["tis_cap"] else torch.ones_like(w)
+
+
 def batch_loss(
     model: Qwen2ForCausalLM,
     groups: Sequence[experience_pb2.GroupTensors],
-    algorithm: str = "grpo",
+    values: Mapping[str, Any] | None = None,
     *,
     reference: Qwen2ForCausalLM | None = None,
     critic: Any = None,
-    low: float = 0.2,
-    high: float = 0.2,
-    dual: float = 0.0,
-    beta: float = 0.0,
-    kl: str = "k3",
-    kl_in: str = "loss",
-    recompute: bool = False,
-    correct: Callable[[Tensor], Tensor] | None = None,
-    mask_truncated: bool = False,
-    aggregation: str | None = None,
     longest: int = 16,
 ) -> tuple[Tensor, Tensor]:
-    """The policy's loss and the critic's, before the first step on a batch; `correct` makes factors [n] of w [n]."""
-    completions = read(groups, model, reference, critic, mask_truncated)
-    estimate(completions, algorithm, beta if kl_in == "reward" else 0.0, kl, recompute)
-    usual = {"rloo": "sequence-mean-token-sum", "dr_grpo": "constant", "gspo": "sequence-mean-token-mean"}
+    """The policy's loss and the critic's before the first step on a batch, `values` being the run file's keys."""
+    at = {**DEFAULTS, **OF_ALGORITHM.get((values or {}).get("algorithm", "grpo"), {}), **(values or {})}
+    algorithm, beta, kl, recompute = (at[k] for k in ("algorithm", "kl_coefficient", "kl_estimator", "old_log_probs"))
+    recompute = recompute == "recompute"
+    completions = read(groups, model, reference, critic, at["mask_truncated"])
+    estimate(completions, algorithm, beta if at["kl_in"] == "reward" else 0.0, kl, recompute)
     lengths = [len(c.lp) for c in completions]
     total, of_critic = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     for c in completions:
         old = c.old(recompute)
-        losses = policy_losses(algorithm, c.lp, old, c.advantage, low, high, dual)
-        if correct:
-            losses = correct(torch.exp(old - c.rollout)) * losses
-        if beta and kl_in == "loss":
+        losses = policy_losses(algorithm, c.lp, old, c.advantage, at["clip_low"], at["clip_high"], at["dual_clip"])
+        if recompute:
+            losses = corrections(torch.exp(old - c.rollout), at) * losses
+        if beta and at["kl_in"] == "loss":
             losses = losses + beta * with_slope([KLS[kl](d) for d in (c.lp.detach() - c.ref).tolist()], c.lp)
-        name = aggregation or usual.get(algorithm, "token-mean")
-        total = total + token_weight(name, len(c.lp), lengths, longest) * losses.sum()
+        losses = losses - at["entropy_coefficient"] * c.entropy
+        total = total + token_weight(at["aggregation"], len(c.lp), lengths, longest) * losses.sum()
         if critic is not None:  # the values are those before the step, so that the clip does nothing yet
             of_critic = of_critic + value_losses(c.value, c.value.detach(), c.returns, 0.0).sum() / max(1, sum(lengths))
     return total, of_critic

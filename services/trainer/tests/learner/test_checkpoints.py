@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from learner_helpers import Run, make_batch, make_model, settings
+from learner_helpers import Run, all_parameters, make_batch, make_model, settings
 from processes import FORKS, Forked
 
 from quartet_trainer.checkpoints import atomic_folder, checkpoint_folder, find_checkpoints, prune
@@ -25,54 +25,41 @@ def write(root: Path, step: int, text: str = "weights") -> Path:
     return folder
 
 
-def steps(root: Path) -> list[int]:
-    return [checkpoint.step for checkpoint in find_checkpoints(root)]
+def read(root: Path) -> dict[int, str]:
+    found = find_checkpoints(root)
+    return {each.step: (each.path / "model" / "weights").read_text(encoding="utf-8") for each in found}
 
 
-def test_found_in_order_of_steps(tmp_path: Path) -> None:
-    for step in (100_000_000, 5, 20):
-        write(tmp_path, step)
-    assert steps(tmp_path) == [5, 20, 100_000_000]
-    assert steps(tmp_path / "nowhere") == []
-
-
-def test_incomplete_ones_are_not_found(tmp_path: Path) -> None:
-    short, lacking, unmarked, _ = (write(tmp_path, step) for step in (1, 2, 3, 4))
+def test_found_in_order_of_steps_and_only_where_complete(tmp_path: Path) -> None:
+    short, lacking, unmarked, *_ = (write(tmp_path, step) for step in (1, 2, 3, 100_000_000, 5, 20))
     (short / "model" / "weights").write_text("wei", encoding="utf-8")
     (lacking / "model" / "weights").unlink()
     (unmarked / "manifest.json").unlink()
-    (tmp_path / "step-00000005").mkdir()
+    (tmp_path / "step-00000006").mkdir()
     (tmp_path / "notes.txt").write_text("not a checkpoint", encoding="utf-8")
-    assert steps(tmp_path) == [4]
+    assert list(read(tmp_path)) == [5, 20, 100_000_000]
+    assert find_checkpoints(tmp_path / "nowhere") == []
 
 
-def test_a_failure_while_writing_leaves_the_older_one(tmp_path: Path) -> None:
-    write(tmp_path, 1, "old")
-    with (
-        pytest.raises(OSError, match="disk full"),
-        atomic_folder(checkpoint_folder(tmp_path, 1), {"step": 1}) as folder,
-    ):
-        (folder / "half").write_text("ha", encoding="utf-8")
+def test_a_failure_while_writing_leaves_the_older_one_and_another_attempt_replaces_it(tmp_path: Path) -> None:
+    folder = write(tmp_path, 1, "old")
+    with pytest.raises(OSError, match="disk full"), atomic_folder(folder, {"step": 1}) as writing:
+        (writing / "half").write_text("ha", encoding="utf-8")
         raise OSError("disk full")
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
-    assert (checkpoint_folder(tmp_path, 1) / "model" / "weights").read_text(encoding="utf-8") == "old"
-
-
-def test_writing_a_step_again_replaces_it(tmp_path: Path) -> None:
-    write(tmp_path, 1, "old")
+    assert read(tmp_path) == {1: "old"}
     write(tmp_path, 1, "new")
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
-    assert (checkpoint_folder(tmp_path, 1) / "model" / "weights").read_text(encoding="utf-8") == "new"
+    assert read(tmp_path) == {1: "new"}
 
 
 def test_killed_while_replacing_one_the_older_is_still_found(tmp_path: Path) -> None:
     folder = write(tmp_path, 1, "old")
     folder.rename(folder.with_name(folder.name + ".replaced"))  # the state between the two renames
-    assert steps(tmp_path) == [1]
     assert prune(tmp_path, keep_last=1) == []
-    assert steps(tmp_path) == [1]
+    assert read(tmp_path) == {1: "old"}
     write(tmp_path, 1, "new")
-    assert (find_checkpoints(tmp_path)[0].path / "model" / "weights").read_text(encoding="utf-8") == "new"
+    assert read(tmp_path) == {1: "new"}
 
 
 def test_prune_keeps_the_newest(tmp_path: Path) -> None:
@@ -100,10 +87,21 @@ def stalling_writer(said: Connection, model: Path, root: Path, values: dict[str,
     learner.save(root / "step-00000002", {"seen": 2})
 
 
-VALUE_HEAD = {"algorithm": "ppo", "max_mean_ratio": 0, "critic": {"form": "head", "learning_rate": 1e-2}}
+def assert_same_state(one: Any, other: Any) -> None:
+    """To the last bit."""
+    for (name, ours), (_, theirs) in zip(all_parameters(one._plugin), all_parameters(other._plugin), strict=True):
+        assert torch.equal(ours, theirs), name
+    if one._critic:
+        ours, theirs = one._critic.copies(), other._critic.copies()
+        assert ours.keys() == theirs.keys() and any(name.startswith("exp_avg_sq/") for name in ours)
+        assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
 
-@pytest.mark.parametrize("values", [{}, VALUE_HEAD], ids=["grpo", "value head"])
+SEPARATE = {"algorithm": "ppo", "max_mean_ratio": 0, "critic": {"learning_rate": 1e-2}}
+HEAD = {**SEPARATE, "critic": {"form": "head", "learning_rate": 1e-2}}
+
+
+@pytest.mark.parametrize("values", [{}, HEAD], ids=["grpo", "value head"])
 def test_killed_while_saving(model_path: Path, tmp_path: Path, values: dict[str, Any]) -> None:
     ours, theirs = FORKS.Pipe()
     process = Forked(tmp_path / "stderr", stalling_writer, theirs, model_path, tmp_path, values)
@@ -120,39 +118,49 @@ def test_killed_while_saving(model_path: Path, tmp_path: Path, values: dict[str,
     unkilled.train_step(make_batch(seed=1))
     for one in (learner, unkilled):
         one.train_step(make_batch(seed=2))
-    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(learner.weights(), unkilled.weights(), strict=True))
-    if values:
-        ours, theirs = learner._critic.copies(), unkilled._critic.copies()
-        assert ours.keys() == theirs.keys() >= {"model/weight", "exp_avg_sq/bias"}
-        assert all(torch.equal(tensor, theirs[name]) and tensor.any() for name, tensor in ours.items())
+    assert_same_state(learner, unkilled)
     learner.save(tmp_path / "step-00000002", {"seen": 2})
-    assert steps(tmp_path) == [1, 2]
+    assert [found.step for found in find_checkpoints(tmp_path)] == [1, 2]
 
 
-def test_resumed_training_takes_identical_steps(model_path: Path, tmp_path: Path) -> None:
-    values = {"precision": "fp32", "schedule": "cosine", "warmup_steps": 2, "weight_decay": 0.1}
+@pytest.mark.parametrize("at_once", [True, False], ids=["saved", "written two steps later"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"precision": "fp32", "schedule": "cosine", "warmup_steps": 2, "weight_decay": 0.1},
+        SEPARATE,
+        {**HEAD, "lora": {"r": 4, "target_modules": ["q_proj"]}},
+    ],
+    ids=["cosine", "critic", "value head, adapter"],
+)
+def test_resumed_training_takes_identical_steps(
+    model_path: Path, tmp_path: Path, values: dict[str, Any], at_once: bool
+) -> None:
     batches = [make_batch(seed=30 + step) for step in range(6)]
-    unbroken = create_learner(settings(**values), model_path, Run(max_steps=6))
+    unbroken, resumed = (create_learner(settings(**values), model_path, Run(max_steps=6)) for _ in range(2))
     for groups in batches[:3]:
         unbroken.train_step(groups)
-    unbroken.save(tmp_path / "step-00000003", {"consumed": ["pass-0/1"], "session": 4})
+    folder, state = tmp_path / "step-00000003", {"consumed": ["pass-0/1"], "session": 4}
+    if at_once:
+        unbroken.save(folder, state)
+    else:
+        write = unbroken.snapshot(state)
     expected = [unbroken.train_step(groups) for groups in batches[3:]]
+    if not at_once:
+        write(folder)
 
-    resumed = create_learner(settings(**values), model_path, Run(max_steps=6))
     resumed.train_step(batches[5])  # whatever it did before the load is forgotten
-    assert resumed.load(tmp_path / "step-00000003") == {"consumed": ["pass-0/1"], "session": 4}
+    assert resumed.load(folder) == state
     assert resumed.step == 3
     found = [resumed.train_step(groups) for groups in batches[3:]]
     for ours, theirs in zip(found, expected, strict=True):
-        assert {k: v for k, v in ours.items() if "seconds" not in k} == {
-            k: v for k, v in theirs.items() if "seconds" not in k
-        }
-    for (name, ours), (_, theirs) in zip(resumed.weights(), unbroken.weights(), strict=True):
-        assert torch.equal(ours, theirs), name
+        assert ours.keys() == theirs.keys()
+        assert all(ours[name] == value for name, value in theirs.items() if "seconds" not in name)
+    assert_same_state(resumed, unbroken)
 
 
 def test_what_is_not_this_models_checkpoint_is_refused(model_path: Path, tmp_path: Path) -> None:
-    learner = create_learner(settings(), model_path, Run())
+    learner, head, separate = (create_learner(settings(**v), model_path, Run()) for v in ({}, HEAD, SEPARATE))
     with pytest.raises(LearnerError, match="is no complete checkpoint"):
         learner.load(tmp_path)
     other = create_learner(settings(), make_model(tmp_path / "other", hidden_size=16), Run())
@@ -163,6 +171,12 @@ def test_what_is_not_this_models_checkpoint_is_refused(model_path: Path, tmp_pat
     manifest.write_text(json.dumps({**json.loads(manifest.read_text(encoding="utf-8")), "format": 2}), encoding="utf-8")
     with pytest.raises(LearnerError, match="has checkpoint format 2; this trainer reads 1"):
         learner.load(tmp_path / "checkpoint")
+    head.save(tmp_path / "head", {})
+    separate.save(tmp_path / "separate", {})
+    with pytest.raises(LearnerError, match=r"has no value head; it was not written with critic\.form = 'head'"):
+        head.load(tmp_path / "separate")
+    with pytest.raises(LearnerError, match="head has no critic; it was not written by a training with one"):
+        separate.load(tmp_path / "head")
 
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(model_path: Path, tmp_path: Path) -> None:
@@ -172,4 +186,4 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(model_path: Path, tmp_p
         learner.save(tmp_path / "file" / "step-00000000", {})
     with pytest.raises(LearnerError, match="could not write the checkpoint .*not JSON serializable"):
         learner.save(tmp_path / "step-00000000", {"tensor": torch.zeros(1)})
-    assert steps(tmp_path) == []
+    assert find_checkpoints(tmp_path) == []

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import torch
 from learner_helpers import Run, make_batch, make_model, settings
-from processes import FORKS, Forked
 from quartet.v1 import tensor_pb2
 from transformers import AutoModelForCausalLM
 
@@ -102,15 +99,3 @@ def test_transformers_5_reads_an_export_alike(model_path: Path, tmp_path: Path) 
     assert int(theirs["version"].split(".")[0]) >= 5
     expected = log_probs(tmp_path / "export", ids)
     torch.testing.assert_close(torch.tensor(theirs["log_probs"]).double(), expected, rtol=0, atol=2e-5)
-
-
-def imported(said: Connection) -> None:
-    said.send(sorted(sys.modules))
-
-
-def test_the_trainer_imports_neither_ray_nor_vllm(tmp_path: Path) -> None:
-    ours, theirs = FORKS.Pipe()
-    process = Forked(tmp_path / "stderr", imported, theirs)
-    modules = {name.partition(".")[0] for name in ours.recv()}
-    process.end()
-    assert "colossalai" in modules and not {"ray", "vllm"} & modules

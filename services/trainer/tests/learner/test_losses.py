@@ -19,7 +19,7 @@ from quartet_trainer.losses.correction import (
     masked_sequence_weight,
     truncated_importance_weight,
 )
-from quartet_trainer.losses.kl import KL_ESTIMATORS, k1, k2, k3
+from quartet_trainer.losses.kl import KL_ESTIMATORS, k3
 from quartet_trainer.losses.policy import clipped_ratio_loss, clipped_weight_loss, sequence_ratio_loss
 from quartet_trainer.losses.returns import generalized_advantages, returns_to_go, token_rewards, whitened
 from quartet_trainer.losses.value import clipped_value_loss
@@ -46,29 +46,6 @@ def agree(losses: Tensor, by: Tensor, expected: list[reference.Slope]) -> None:
 # --- The policy's losses ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "loss", "gradient", "low", "high"),
-    [
-        (1.0, 2.0, -2.0, -2.0, False, False),  # on policy: the gradient is -A
-        (1.1, 2.0, -2.2, -2.2, False, False),
-        (1.5, 2.0, -2.56, 0.0, False, True),  # a good token, probable enough already: -1.28 A, no gradient
-        (0.5, 2.0, -1.0, -1.0, False, False),  # a good token grown improbable still counts
-        (0.5, -2.0, 1.6, 0.0, True, False),  # a bad token, improbable enough already: -0.8 A, no gradient
-        (1.5, -2.0, 3.0, 3.0, False, False),  # a bad token grown probable still counts
-        (10.0, -2.0, 6.0, 0.0, False, True),  # unless by so much: dual clip, 3
-        (1.5, 0.0, 0.0, 0.0, False, False),
-    ],
-)
-def test_a_clipped_ratio_by_hand(
-    ratio: float, advantage: float, loss: float, gradient: float, low: bool, high: bool
-) -> None:
-    """Bounds 0.8 and 1.28."""
-    log_probs = tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)
-    found = clipped_ratio_loss(log_probs, torch.zeros(1), tensor([advantage]).double(), 0.2, 0.28, dual_clip=3.0)
-    agree(found.loss, log_probs, [(loss, gradient)])
-    assert (found.clipped_low.item(), found.clipped_high.item()) == (low, high)
-
-
 @dtypes
 @pytest.mark.parametrize("dual", [0.0, 3.0])
 @pytest.mark.parametrize("of_sequences", [False, True])
@@ -86,15 +63,6 @@ def test_clipped_ratios(dtype: torch.dtype, dual: float, of_sequences: bool) -> 
     else:
         losses = clipped_ratio_loss(new, old, advantages, 0.2, 0.28, dual).loss
     agree(losses, new, expected)
-
-
-def test_gspo_has_one_ratio_a_completion() -> None:
-    """Ratios 2 and 8 of one completion: geometric mean 4. Mean of the tokens' losses: gradient 4 A / 2 for each."""
-    log_probs = tensor([2.0, 8.0, 1.0]).log().requires_grad_()
-    found = sequence_ratio_loss(log_probs, torch.zeros(3), torch.ones(3), tensor([0, 0, 1]), 0.2, 9.0)
-    assert found.loss.tolist() == pytest.approx([-4.0, -4.0, -1.0])
-    (gradient,) = torch.autograd.grad(found.loss[:2].mean(), log_probs)
-    assert gradient.tolist() == pytest.approx([-2.0, -2.0, 0.0])
 
 
 @dtypes
@@ -139,6 +107,8 @@ def test_a_token_counts_as_clipped_if_and_only_if_it_has_no_gradient(name: str, 
     loss, clipped = found if isinstance(found, tuple) else (found.loss, found.clipped_low | found.clipped_high)
     (gradient,) = torch.autograd.grad(loss.sum(), now)
     assert torch.equal(clipped, gradient == 0)
+    if not isinstance(found, tuple):
+        assert not (found.clipped_low & (now > old)).any() and not (found.clipped_high & (now < old)).any()
     assert clipped.any() != ("wide" in name)
 
 
@@ -152,16 +122,8 @@ def test_kl(dtype: torch.dtype, name: str) -> None:
     agree(KL_ESTIMATORS[name](new, torch.zeros_like(new)), new, [reference.KLS[name](d) for d in DIFFERENCES])
 
 
-def test_kl_by_hand() -> None:
-    """The policy gives the token 1/2, the other 1: k3 has e^d = 2, so 2 - ln 2 - 1; the reverse 1/2 + ln 2 - 1."""
-    half, one = tensor([0.5]).double().log(), torch.zeros(1).double()
-    found = [estimate(half, one).item() for estimate in (k1, k2, k3)] + [k3(one, half).item(), k3(half, half).item()]
-    ln2 = math.log(2)
-    assert found == pytest.approx([-ln2, ln2**2 / 2, 1 - ln2, ln2 - 0.5, 0.0], abs=1e-12)
-    assert k3(torch.zeros(1), tensor([1e-3])).item() == pytest.approx(5.0016671e-7, rel=1e-3), "digits near 0"
-    policy, other = tensor([0.7, 0.2, 0.1], dtype=torch.float64), tensor([0.3, 0.3, 0.4], dtype=torch.float64)
-    exact = (policy * (policy / other).log()).sum()
-    assert (policy * k3(policy.log(), other.log())).sum().item() == pytest.approx(exact.item(), abs=1e-12), "unbiased"
+def test_k3_keeps_its_digits_near_zero() -> None:
+    assert k3(torch.zeros(1), tensor([1e-3])).item() == pytest.approx(5.0016671e-7, rel=1e-3)
 
 
 @dtypes
@@ -184,12 +146,6 @@ def test_corrections(dtype: torch.dtype) -> None:
         assert found.tolist() == pytest.approx([weight, weight, weight, 0.0], rel=TOLERANCE[dtype])
 
 
-def test_no_tokens_is_no_loss() -> None:
-    empty = torch.zeros(0, requires_grad=True)
-    assert clipped_ratio_loss(empty, empty.detach(), empty.detach(), 0.2, 0.2).loss.sum() == 0
-    assert k3(empty, empty).sum() == 0
-
-
 # --- Advantages -------------------------------------------------------------------------------------------------------
 
 
@@ -198,19 +154,6 @@ def grpo(rewards: Tensor, groups: Tensor) -> Tensor:
 
 
 ESTIMATES = {grpo: reference.normalized, group_centered: reference.centered, leave_one_out: reference.leave_one_out}
-
-
-@pytest.mark.parametrize(
-    ("estimate", "rewards", "expected"),
-    [
-        # Mean 1/2, unbiased variance (4 * 1/4) / 3 = 1/3, std 0.577350269...
-        (grpo, [1.0, 0.0, 0.0, 1.0], [0.8658754, -0.8658754, -0.8658754, 0.8658754]),
-        (group_centered, [3.0, 0.0, 0.0], [2.0, -1.0, -1.0]),
-        (leave_one_out, [3.0, 0.0, 0.0], [3.0, -1.5, -1.5]),  # the others' means: of 0 0 it is 0, of 3 0 it is 1.5
-    ],
-)
-def test_advantages_by_hand(estimate: Callable[..., Tensor], rewards: list[float], expected: list[float]) -> None:
-    assert estimate(tensor(rewards), torch.zeros(len(rewards)).long()).tolist() == pytest.approx(expected, abs=1e-7)
 
 
 @pytest.mark.parametrize("estimate", ESTIMATES)
@@ -224,13 +167,6 @@ def test_advantages(estimate: Callable[..., Tensor], scale: float) -> None:
     found = estimate(rewards, numbers)
     assert found[:7].tolist() == pytest.approx(expected, rel=1e-9, abs=0.0)
     assert not found[7:].any() and not group_std(rewards, numbers)[[1, 3]].any()
-
-
-def test_rewards_in_bf16_lose_nothing_more() -> None:
-    rewards = tensor([0.1, 0.7, 1.0, -3.3]).bfloat16()
-    found = grpo(rewards, torch.zeros(4).long())
-    assert found.dtype == torch.float64
-    assert found.tolist() == pytest.approx(reference.normalized([float(r) for r in rewards]), rel=1e-12)
 
 
 # --- Returns, values --------------------------------------------------------------------------------------------------
@@ -257,19 +193,9 @@ def test_gae() -> None:
         assert [found[i] for i in completion] == pytest.approx(reference.gae(*pairs, 0.9, 0.5), abs=1e-9)
 
 
-def test_gae_of_completions_of_length_one_and_of_none() -> None:
-    """Completion 0 has one trained token, 1 none, 2 two of which the first is far from its value."""
-    mask, rows = tensor([True, False, False, True, True]), tensor([0, 1, 1, 2, 2])
-    rewards, values = tensor([2.0, 9.0, 9.0, 0.0, -1.0]), tensor([0.5, 7.0, 7.0, 1e6, 0.25])
-    found = generalized_advantages(rewards, values, mask, rows, gamma=1.0, gae_lambda=0.95)
-    assert found.tolist() == pytest.approx([1.5, 0.0, 0.0, 0.25 - 1e6 + 0.95 * -1.25, -1.25], rel=1e-12)
-
-
 def test_whitening() -> None:
-    # Trained 1 2 3 4: mean 2.5, unbiased variance 5/3.
     found = whitened(tensor([1.0, 99.0, 2.0, 3.0, 4.0]), MASK).tolist()
-    by_hand = [x / math.sqrt(5 / 3 + 1e-8) for x in (-1.5, 0.0, -0.5, 0.5, 1.5)]
-    assert found == pytest.approx(by_hand)
+    assert found[1] == 0.0
     assert [found[0], *found[2:]] == pytest.approx(reference.whitened([1.0, 2.0, 3.0, 4.0]))
 
 
@@ -279,30 +205,14 @@ def test_whitening_without_variance_is_zero(value: float) -> None:
         assert not whitened(torch.full((5,), value, dtype=torch.float64), mask).any()
 
 
-def test_nothing_trained_has_no_advantage() -> None:
-    none = torch.zeros(5).bool()
-    assert not generalized_advantages(torch.ones(5), torch.ones(5), none, ROWS, 1.0, 1.0).any()
-    assert not whitened(torch.ones(5), none).any()
-    assert not token_rewards(tensor([1.0, 1.0]), torch.ones(5), none, ROWS).any()
-
-
-def test_a_value_loss_by_hand() -> None:
-    """Within the bound; beyond it and nearer the return: the bounded one counts, without gradient; and farther."""
-    values = tensor([1.1, 2.0, 0.0], requires_grad=True)
-    losses, clipped = clipped_value_loss(values, torch.ones(3), torch.full((3,), 2.0), clip=0.2)
-    agree(losses, values, [(0.405, -0.9), (0.32, 0.0), (2.0, -2.0)])
-    assert clipped.tolist() == [False, True, False]
-    free, _ = clipped_value_loss(values, torch.ones(3), torch.full((3,), 2.0), clip=0.0)
-    assert free.tolist() == pytest.approx([0.405, 0.0, 2.0])
-
-
 @dtypes
-def test_value_losses(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("clip", [0.0, 0.2])
+def test_value_losses(dtype: torch.dtype, clip: float) -> None:
     """Values far off, on both sides of the return, and clips that act and do not."""
     cases = [(v, o, r) for v in (-1e4, -0.1, 0.0, 0.1, 1e4) for o in (-1.0, 0.0, 1.0) for r in (-5.0, 0.0, 5.0)]
     values, old, returns = (torch.tensor(column, dtype=dtype) for column in zip(*cases, strict=True))
-    losses, _ = clipped_value_loss(values.requires_grad_(), old, returns, 0.2)
-    agree(losses, values, [reference.value_loss(*case, 0.2) for case in cases])
+    losses, _ = clipped_value_loss(values.requires_grad_(), old, returns, clip)
+    agree(losses, values, [reference.value_loss(*case, clip) for case in cases])
 
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 1e6 + 0.1])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learner_helpers import Run, make_batch, settings
+from learner_helpers import Run, assert_near, make_batch, settings
 from reference import SharedTrunk, estimate, load, policy_losses, read, value_losses
 
 from quartet_trainer.learner import create_learner
@@ -76,16 +76,13 @@ def test_as_a_plain_loop(model_path: Path, of: str, recompute: bool) -> None:
     metrics = [learner.train_step(groups) for groups in batches]
     assert learner.step == len(batches)
 
-    def same(found: torch.nn.Module, expected: torch.nn.Module) -> None:
-        there = dict(found.named_parameters())
-        for name, parameter in expected.named_parameters():
-            torch.testing.assert_close(there[name], parameter, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
-
-    same(learner._causal_lm, model)
+    near = {"rtol": 1e-5, "atol": 1e-6}
+    assert_near(*(dict(one.named_parameters()) for one in (learner._causal_lm, model)), **near)
     if recompute:
         assert farthest > 1e-3  # a second pass is not on policy any more: the old log-probs stayed
     if critic is not None:
-        same(ours, critic if of == "critic" else critic.head)
+        theirs = critic if of == "critic" else critic.head
+        assert_near(*(dict(one.named_parameters()) for one in (ours, theirs)), **near)
         assert clipped > 0 < max(one["value_clip_ratio"] for one in metrics)
 
 
@@ -94,8 +91,7 @@ def test_a_batch_of_fewer_groups_has_fewer_mini_batches(model_path: Path) -> Non
     groups = make_batch(seed=73, groups=1, size=3)
     found, expected = (create_learner(settings(epochs=2, mini_batches=count), model_path, Run()) for count in (4, 1))
     assert found.train_step(groups)["loss"] == expected.train_step(groups)["loss"]
-    for (name, tensor), (_, other) in zip(found.weights(), expected.weights(), strict=True):
-        assert torch.equal(tensor, other), name
+    assert_near(dict(found.weights()), dict(expected.weights()), rtol=0, atol=0)
 
 
 def test_the_ratio_guard_ends_updates_of_a_policy_that_ran_away(model_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from learner_helpers import Run, gradients, make_batch, settings
+from learner_helpers import Run, assert_near, gradients, make_batch, settings
 from reference import load
 
 from quartet_trainer.learner import LearnerError, create_learner
@@ -34,10 +34,8 @@ def test_loss_and_gradient(model_path: Path, tmp_path: Path, tokens: int) -> Non
         total = total - sum(log_probs[place, token] for place, token in enumerate(text[1:]))
     loss = total / 9
     loss.backward()
-    found = gradients(with_texts, groups)
-    for name, parameter in model.named_parameters():
-        expected = 0.75 * policy[name] + 0.25 * parameter.grad
-        torch.testing.assert_close(found[name], expected, rtol=1e-6, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
+    expected = {name: 0.75 * policy[name] + 0.25 * parameter.grad for name, parameter in model.named_parameters()}
+    assert_near(gradients(with_texts, groups), expected, rtol=1e-6, atol=1e-7)
     assert with_texts.train_step(groups)["ptx_loss"] == pytest.approx(loss.item(), abs=1e-7)
 
 

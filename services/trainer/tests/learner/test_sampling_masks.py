@@ -87,45 +87,29 @@ def test_a_policy_that_has_not_changed_agrees_with_its_masked_rollout(model_path
     assert metrics["log_prob_diff_max"] > 0.1
 
 
-def spoil(group: experience_pb2.GroupTensors, what: str) -> None:
-    counts, ids = decode_ragged(group.sampling_mask_counts), decode_ragged(group.sampling_mask_token_ids)
-    counts, ids = [row.copy() for row in counts], [row.copy() for row in ids]
-    if what == "missing":
-        group.ClearField("sampling_mask_counts")
-        return
-    if what == "negative":
-        counts[0][0] = -1
-    elif what == "sum":
-        counts[0][0] += 1
-    elif what == "vocabulary":
-        ids[1][-1] = VOCABULARY
-    elif what == "token":
-        place = next(i for i, row in enumerate(decode_ragged(group.loss_mask)[2]) if row and counts[2][i])
-        begin, token = counts[2][:place].sum(), decode_ragged(group.completion_token_ids)[2][place]
-        mine = ids[2][begin : begin + counts[2][place]]
-        mine[mine == token] = (token + 1) % VOCABULARY
-    group.sampling_mask_counts.CopyFrom(encode_ragged(counts, tensor_pb2.DTYPE_INT32))
-    group.sampling_mask_token_ids.CopyFrom(encode_ragged(ids, tensor_pb2.DTYPE_INT32))
-
-
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("field", "row", "place", "value", "said"),
     [
-        ("missing", "group 0: sampling_mask_counts is missing"),
-        ("negative", "sampling_mask_counts has -1 to"),
-        ("sum", "sampling_mask_token_ids has"),
-        ("vocabulary", "to 64; this model's are 0 to 63"),
-        ("token", "lacks the token itself at 1 places"),
+        ("counts", 0, 0, -1, "sampling_mask_counts has -1 to"),
+        ("counts", 0, 0, 30, "sampling_mask_token_ids has"),
+        ("token_ids", 1, -1, VOCABULARY, "to 64; this model's are 0 to 63"),
+        ("token_ids", 2, None, 0, "lacks the token itself at"),
     ],
 )
-def test_masks_that_are_asked_for_must_be_there_and_right(what, said) -> None:
+def test_masks_that_are_asked_for_must_be_there_and_right(field, row, place, value, said) -> None:
+    """`value` in the place of one of a row's, or of all of them."""
     group, _ = masked_group(seed=3)
     decode_groups([group], VOCABULARY, sampling_masks=True)
-    spoil(group, what)
-    with pytest.raises(ExperienceError, match="sampling_mask") as caught:
+    tensor = getattr(group, f"sampling_mask_{field}")
+    rows = [each.copy() for each in decode_ragged(tensor)]
+    rows[row][slice(None) if place is None else place] = value
+    tensor.CopyFrom(encode_ragged(rows, tensor_pb2.DTYPE_INT32))
+    with pytest.raises(ExperienceError, match=said):
         decode_groups([group], VOCABULARY, sampling_masks=True)
-    assert said in str(caught.value)
     decode_groups([group], VOCABULARY)  # nobody asks for them
+    group.ClearField("sampling_mask_counts")
+    with pytest.raises(ExperienceError, match="group 0: sampling_mask_counts is missing"):
+        decode_groups([group], VOCABULARY, sampling_masks=True)
 
 
 def test_hybrid_parallel_refuses_masks(model_path) -> None:

@@ -7,31 +7,20 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+import learner_helpers
 import numpy as np
 from quartet.v1 import broker_pb2, broker_pb2_grpc, common_pb2, common_pb2_grpc, experience_pb2, reward_pb2
 
 from quartet_common.durations import to_duration
-from quartet_common.tensors import Dtype, encode, encode_ragged
 
 
 def make_group(
     instance_id: str, version: int, seed: int = 0, completions: int = 4, flat: bool = False
 ) -> experience_pb2.ExperienceGroup:
     """A group of short random completions, every second one right; all of them if it is `flat`."""
-    random = np.random.default_rng(seed)
-    rows = [random.integers(1, 100, size=length).astype(np.int32) for length in range(3, 3 + completions)]
-    right = np.array([flat or index % 2 for index in range(completions)], np.float32)
-    tensors = experience_pb2.GroupTensors(
-        prompt_token_ids=encode(random.integers(1, 100, size=5).astype(np.int32)),
-        completion_token_ids=encode_ragged(rows, Dtype.DTYPE_INT32),
-        rollout_log_probs=encode_ragged([np.full(len(row), -2.0, np.float32) for row in rows], Dtype.DTYPE_FLOAT32),
-        rewards=encode(right),
-        temperatures=encode(np.ones(completions, np.float32)),
-        truncated=encode(np.zeros(completions, np.uint8)),
-        version_spans=encode_ragged([np.array([version, 0, len(row)]) for row in rows], Dtype.DTYPE_INT64),
-        format_acc=encode(np.ones(completions, np.float32)),
-        ans_acc=encode(right),
-    )
+    right = [float(flat or index % 2) for index in range(completions)]
+    rng, lengths = np.random.default_rng(seed), range(3, 3 + completions)
+    tensors = learner_helpers.make_group(rng, lengths, rewards=right, temperature=1.0, version=version)
     header = experience_pb2.GroupHeader(
         instance_id=instance_id,
         purpose=experience_pb2.PURPOSE_TRAIN,
@@ -41,7 +30,7 @@ def make_group(
         reward_mean=0.5,
         attempt=1,
     )
-    transcript = make_transcript(instance_id, version, right.tolist())
+    transcript = make_transcript(instance_id, version, right)
     return experience_pb2.ExperienceGroup(
         header=header, tensors=tensors.SerializeToString(), transcript=transcript.SerializeToString()
     )
@@ -130,20 +119,22 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
             self.changed.notify_all()
 
     def add_member(self, member: broker_pb2.Member) -> None:
-        with self.changed:
-            self.members[member.instance_id] = member
-            self.epoch += 1
-            self.changed.notify_all()
+        self.change(members={**self.members, member.instance_id: member}, epoch=self.epoch + 1)
 
     def remove_member(self, name: str) -> None:
-        with self.changed:
-            del self.members[name]
-            self.epoch += 1
-            self.changed.notify_all()
+        members = {key: member for key, member in self.members.items() if key != name}
+        self.change(members=members, epoch=self.epoch + 1)
 
     def wait_until(self, condition, seconds: float = 60.0) -> None:
         with self.changed:
             assert self.changed.wait_for(condition, seconds), "did not come about in time"
+
+    def _add(self, **values: list) -> None:
+        """Add to lists and wake those who wait."""
+        with self.changed:
+            for name, added in values.items():
+                getattr(self, name).extend(added)
+            self.changed.notify_all()
 
     def _check(self, context, session_epoch: int | None = None) -> None:
         if self.away:
@@ -162,10 +153,8 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
 
     def OpenSession(self, request, context):
         self._check(context)
-        with self.changed:
-            self.session_epoch += 1
-            self.opened.append(request)
-            self.changed.notify_all()
+        self.session_epoch += 1
+        self._add(opened=[request])
         return broker_pb2.OpenSessionResponse(
             session_epoch=self.session_epoch,
             run=self.run,
@@ -224,13 +213,11 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
 
     def DropExperience(self, request, context):
         self._check(context, request.session_epoch)
-        with self.changed:
-            self.dropped.extend(request.instance_ids)
-            self.drop_reasons |= dict.fromkeys(request.instance_ids, request.reason)
-            for name in request.instance_ids:
-                self.batches[request.step].remove(name)
-            self.granted.discard(request.step)
-            self.changed.notify_all()
+        for name in request.instance_ids:
+            self.drop_reasons[name] = request.reason
+            self.batches[request.step].remove(name)
+        self.granted.discard(request.step)
+        self._add(dropped=request.instance_ids)
         return broker_pb2.DropExperienceResponse(dropped=len(request.instance_ids))
 
     def GetGroup(self, request, context):
@@ -242,17 +229,13 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
 
     def MarkTrained(self, request, context):
         self._check(context, request.session_epoch)
-        with self.changed:
-            self.trained.append(request.step)
-            assert list(request.instance_ids) == self.batches[request.step]
-            self.changed.notify_all()
+        assert list(request.instance_ids) == self.batches[request.step]
+        self._add(trained=[request.step])
         return broker_pb2.MarkTrainedResponse(policy_version=request.step + 1)
 
     def Commit(self, request, context):
         self._check(context, request.session_epoch)
-        with self.changed:
-            self.committed.append(request.step)
-            self.changed.notify_all()
+        self._add(committed=[request.step])
         return broker_pb2.CommitResponse()
 
     def FinishRun(self, request, context):
@@ -292,9 +275,7 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
         self._check(context)
         if request.evaluation_set not in self.evaluation_sets:
             context.abort(grpc.StatusCode.NOT_FOUND, "no prompts")
-        with self.changed:
-            self.evaluations.append((request.evaluation_set, request.policy_version))
-            self.changed.notify_all()
+        self._add(evaluations=[(request.evaluation_set, request.policy_version)])
         name = f"{request.evaluation_set}@{request.policy_version}"
         return broker_pb2.StartEvaluationResponse(evaluation_id=name, prompts=2)
 
@@ -314,7 +295,5 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, common_pb2_grpc.Handshak
 
     def ReportProgress(self, request, context):
         self._check(context)
-        with self.changed:
-            self.events.append(request.event)
-            self.changed.notify_all()
+        self._add(events=[request.event])
         return broker_pb2.ReportProgressResponse(event_id=str(len(self.events)))

@@ -31,9 +31,6 @@ class Options:
     """Of that version and before that bucket it sends itself this signal."""
     spoil: int | None = None
     """Of that version it flips a byte, once."""
-    without_gloo: bool = False
-    before_the_gate: bool = False
-    """It is of a release whose weight stores were open TCPStores."""
 
 
 class GatedStore(dist.Store):
@@ -64,11 +61,7 @@ class Receiver(rollout_pb2_grpc.RolloutServiceServicer, common_pb2_grpc.Handshak
         self.done = threading.Event()
 
     def Handshake(self, request, context):
-        capabilities = ["weights.full", "weights.lora", "weights.file"]
-        if not self.options.without_gloo:
-            capabilities.append("weights.gloo")
-        if not self.options.before_the_gate:
-            capabilities.append(store_gate.CAPABILITY)
+        capabilities = ["weights.full", "weights.lora", "weights.file", "weights.gloo", store_gate.CAPABILITY]
         lacking = set(request.required_capabilities) - set(capabilities)
         if lacking:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this rollout lacks {', '.join(lacking)}")
@@ -88,11 +81,7 @@ class Receiver(rollout_pb2_grpc.RolloutServiceServicer, common_pb2_grpc.Handshak
 
         def join():
             timeout = timedelta(seconds=request.timeout.seconds)
-            if request.store_gated and not self.options.before_the_gate:
-                self.store = GatedStore(request)
-            else:
-                tcp = dist.TCPStore(request.store_host, request.store_port, timeout=timedelta(seconds=20))
-                self.store = dist.PrefixStore(f"quartet/{request.group_epoch}/{request.secret.hex()}", tcp)
+            self.store = GatedStore(request)
             self.group = dist.ProcessGroupGloo(self.store, request.rank, request.world_size, timeout)
             formed.set()
 

@@ -169,7 +169,7 @@ def test_an_evaluation_with_an_unreadable_transcript_is_incomplete(train: Train,
 
 @pytest.fixture
 def weights_after(
-    broker: FakeBroker, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: FakeBroker, model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., dict[str, torch.Tensor]]:
     """Train one batch whose groups arrive in this order; return the weights."""
 
@@ -179,8 +179,8 @@ def weights_after(
         contents = {name: make_group(name, 0, seed=len(name), completions=3) for name in arrival}
         broker.change(batches={0: arrival}, granted=set(), contents=contents)
         folder = tmp_path / "-".join(arrival)
-        training = Training(broker, folder, f"model.path={model}", "trainer.learning_rate=1e-2", *overrides)
-        training.learner = create_learner(training.config.section, model, training.config.run)
+        training = Training(broker, folder, f"model.path={model_path}", "trainer.learning_rate=1e-2", *overrides)
+        training.learner = create_learner(training.config.section, model_path, training.config.run)
         monkeypatch.setattr(life, "_load", lambda config: training.learner)
         training.start().join()
         return {name: tensor.clone() for name, tensor in training.learner.weights()}

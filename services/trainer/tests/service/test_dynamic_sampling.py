@@ -1,5 +1,7 @@
 """Dynamic sampling: who is dropped, how often a batch is topped up, and when a batch stays as it is."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from fake_broker import FakeBroker
@@ -57,26 +59,21 @@ def test_after_the_last_refill_the_batch_is_trained_as_it_is(train: Train, broke
     assert training.lines()[0]["batch/refills"] == 2
 
 
-@pytest.mark.parametrize("override", ["trainer.dynamic_sampling.max_refills=0", "trainer.algorithm=grpo"])
-def test_it_can_be_left_out(train: Train, broker: FakeBroker, override: str):
-    broker.change(flat={"pass-0/0"})
+@pytest.mark.parametrize(
+    ("override", "state"),
+    [
+        ("trainer.algorithm=grpo", {"flat": {"pass-0/0"}}),
+        ("trainer.dynamic_sampling.max_refills=0", {"flat": {"pass-0/0"}}),
+        (ON, {"flat": {"pass-0/0"}, "granted": {0}}),  # to an earlier life
+        (ON, {"flat": {"pass-0/4"}, "batches_allowed": 3, "end_of_data": True}),  # the data's last batch
+    ],
+)
+def test_a_batch_that_stays_as_it_is(train: Train, broker: FakeBroker, override: str, state: dict[str, Any]):
+    broker.change(spare=["x"], **state)
     training = train("trainer.algorithm=dapo", override).start()
     training.join()
     assert broker.dropped == [] and broker.trained == [0, 1, 2]
-    assert ("batch/refills" in training.lines()[0]) == ("max_refills" in override)
-
-
-def test_a_batch_that_was_granted_before_stays_the_same(train: Train, broker: FakeBroker):
-    broker.change(flat={"pass-0/0"}, spare=["x"], granted={0})
-    train(ON).start().join()
-    assert broker.dropped == [] and broker.trained == [0, 1, 2]
-
-
-def test_the_last_batch_of_the_data_is_trained_as_it_is(train: Train, broker: FakeBroker):
-    broker.run.spec.max_steps = 0
-    broker.change(flat={"pass-0/2"}, batches_allowed=2, end_of_data=True)
-    assert train(ON).start().join() == "the prompts have ended"
-    assert broker.dropped == [] and broker.trained == [0, 1]
+    assert ("batch/refills" in training.lines()[0]) == ("grpo" not in override)
 
 
 def test_data_that_ends_while_a_batch_is_topped_up_ends_the_run(train: Train, broker: FakeBroker):

@@ -1,7 +1,10 @@
 """The trainer's end of a transport that another package brings: what its code raises, and what becomes of that."""
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,86 +15,48 @@ from quartet_trainer.publisher import packaged
 from quartet_trainer.publisher.calls import TransferFailed
 from quartet_trainer.publisher.packaged import Packaged
 
-
-class Channel:
-    """Raises what the carriage says."""
-
-    def carry(self, carriage: Any) -> int:
-        raise carriage
-
-    def drop(self, wait: float = 0.0) -> None:
-        """There is nothing to leave."""
+Make = Callable[[Any], Packaged]
 
 
-class End:
-    device, libraries = torch.device("cpu"), {"doves": "1"}
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Make:
+    """The transport of a package whose `trainer_end` gives or raises this."""
 
-    def __init__(self, wrong: dict[str, Exception]):
-        self.wrong, self.closed = wrong, False
+    def of(end: Any) -> Packaged:
+        plugin = SimpleNamespace(name="pigeon", parameters=TransportParameters, trainer_end=Mock(side_effect=[end]))
+        monkeypatch.setattr(packaged, "load_transports", lambda: {"pigeon": plugin})
+        return Packaged("pigeon", {}, "127.0.0.1", Path("unused"))
 
-    def invite(self, epoch: int) -> dict[str, str]:
-        if "invite" in self.wrong:
-            raise self.wrong["invite"]
-        return {"epoch": str(epoch)}
-
-    def meet(self, epoch: int, secret: bytes, world_size: int, timeout: float) -> Channel:
-        if "meet" in self.wrong:
-            raise self.wrong["meet"]
-        return Channel()
-
-    def close(self) -> None:
-        self.closed = True
+    return of
 
 
-class Pigeon:
-    name = "pigeon"
-    parameters = TransportParameters
-
-    def __init__(self, end: Any):
-        self.end = end
-
-    def trainer_end(self, parameters: Any, host: str, folder: Path) -> Any:
-        if isinstance(self.end, Exception):
-            raise self.end
-        return self.end
+@pytest.fixture
+def end() -> Mock:
+    return Mock(spec=packaged.TrainerEnd, device=torch.device("cpu"), libraries={})
 
 
-def made(monkeypatch: pytest.MonkeyPatch, end: Any) -> Packaged:
-    monkeypatch.setattr(packaged, "load_transports", lambda: {"pigeon": Pigeon(end)})
-    return Packaged("pigeon", {}, "127.0.0.1", Path("unused"))
-
-
-def test_its_end_is_a_transport_that_invites(monkeypatch: pytest.MonkeyPatch):
-    end = End({})
-    transport = made(monkeypatch, end)
-    assert (transport.name, transport.invite(3), transport.libraries) == ("pigeon", {"epoch": "3"}, {"doves": "1"})
-    transport.close()
-    assert end.closed
-
-
-def test_one_that_cannot_work_here_is_refused_before_the_training(monkeypatch: pytest.MonkeyPatch):
+def test_one_that_cannot_work_here_is_refused_before_the_training(make: Make):
     with pytest.raises(ConfigError, match="transport: pigeon is not possible here: no loft"):
-        made(monkeypatch, OSError("no loft"))
+        make(OSError("no loft"))
     with pytest.raises(ConfigError, match="gave a dict, which lacks device, libraries, invite, meet, close"):
-        made(monkeypatch, {})
+        make({})
 
 
 @pytest.mark.parametrize("error", [OSError("a hawk"), KeyError("a hawk"), RuntimeError("a hawk")])
-def test_rollouts_that_cannot_be_met_are_a_group_that_did_not_come_about(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
-):
+def test_rollouts_that_cannot_be_met_are_a_group_that_did_not_come_about(make: Make, end: Mock, error: Exception):
+    end.meet.side_effect = end.invite.side_effect = error
     with pytest.raises(RuntimeError, match="a hawk"):  # form_group makes a TransferFailed of it
-        made(monkeypatch, End({"meet": error})).meet(1, b"secret", 2, 1.0)
+        make(end).meet(1, b"secret", 2, 1.0)
     with pytest.raises(TransferFailed, match="transport 'pigeon' failed: .*a hawk"):
-        made(monkeypatch, End({"invite": error})).invite(1)
+        make(end).invite(1)
 
 
-def test_what_goes_wrong_on_the_way_is_a_failed_transfer_and_what_the_learner_raises_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    channel = made(monkeypatch, End({})).meet(1, b"secret", 2, 1.0)
+def test_what_goes_wrong_on_the_way_is_a_failed_transfer_and_what_the_learner_raises_is_not(make: Make, end: Mock):
+    channel, carry = make(end).meet(1, b"secret", 2, 1.0), end.meet.return_value.carry
+    carry.side_effect = BrokenPipeError("a hawk")
     with pytest.raises(TransferFailed, match="transport 'pigeon' failed: BrokenPipeError: a hawk"):
-        channel.carry(BrokenPipeError("a hawk"))
+        channel.carry(Mock())
     for error in (TransferFailed("the time is over"), ValueError("of the learner")):
+        carry.side_effect = error
         with pytest.raises(type(error), match=str(error)):
-            channel.carry(error)
+            channel.carry(Mock())

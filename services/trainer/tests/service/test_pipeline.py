@@ -3,107 +3,51 @@
 import fcntl
 import json
 import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fake_broker import FakeBroker
-from quartet.v1 import broker_pb2, rollout_pb2
+from quartet.v1 import broker_pb2
 from receiver import Receivers
-from training import CountingLearner, Train, Training
+from training import Train
 
-from quartet_common.weights import Checksum, plan_buckets
 from quartet_trainer import checkpointing
 from quartet_trainer.checkpoints import find_checkpoints
 from quartet_trainer.checkpoints.best import Patience
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.errors import SessionLost, TrainingError
-from quartet_trainer.observation import doing
-from quartet_trainer.publisher.packing import Snapshot, view
 from quartet_trainer.randomness import random_state, restore_random_state
 from quartet_trainer.records.journal import Journal
 
 pytestmark = pytest.mark.timeout(180)
 
 
-class Gate:
-    """Holds a step, or a writer, until the test lets it go."""
-
-    def __init__(self, at: int):
-        self.at = at
-        self.reached, self.go_on = threading.Event(), threading.Event()
-
-    def pass_through(self, step: int) -> None:
-        if step == self.at:
-            self.reached.set()
-            assert self.go_on.wait(60), "the test did not let it go"
-
-
-class SnapshotLearner(CountingLearner):
-    """A counting learner that can be written while it counts on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before_write: Callable[[int], None] = lambda step: None
-
-    def snapshot(self, state: dict[str, Any], facts: dict[str, Any] | None = None) -> Callable[[Path], None]:
-        copy = SnapshotLearner()
-        copy.step = self.step
-
-        def write(folder: Path) -> None:
-            self.before_write(copy.step)
-            CountingLearner.save(copy, folder, state, facts)
-
-        return write
-
-
-@pytest.fixture
-def train(train: Train) -> Train:
-    """Of learners that can be written while they count on."""
-
-    def make(*overrides: str) -> Training:
-        training = train(*overrides)
-        training.learner = SnapshotLearner()
-        return training
-
-    return make
-
-
 def test_the_next_batch_is_fetched_while_this_one_is_trained(train: Train, broker: FakeBroker):
-    training, gate = train(), Gate(0)
-    training.learner.before_step = gate.pass_through
-    training.start()
-    assert gate.reached.wait(30)
+    training = train()
+    go_on = training.start_held(0)
     broker.wait_until(lambda: broker.granted == {0, 1})
-    gate.go_on.set()
+    go_on.set()
     assert training.join() == "all steps are done"
     assert broker.trained == [0, 1, 2] and broker.granted == {0, 1, 2}, "nothing beyond the last step is fetched"
 
 
 def test_without_prefetch_a_batch_is_asked_for_when_it_is_its_turn(train: Train, broker: FakeBroker):
-    training, gate = train("trainer.prefetch=false"), Gate(1)
-    training.learner.before_step = gate.pass_through
-    training.start()
-    assert gate.reached.wait(30)
+    training = train("trainer.prefetch=false")
+    go_on = training.start_held(1)
     assert broker.granted == {0, 1}
-    gate.go_on.set()
+    go_on.set()
     assert training.join() == "all steps are done"
 
 
 def test_a_batch_that_was_fetched_and_not_trained_is_the_next_lifes_first(train: Train, broker: FakeBroker):
-    first, gate = train("trainer.checkpoint.interval=1"), Gate(0)
-    first.learner.before_step = gate.pass_through
-    first.start()
-    assert gate.reached.wait(30)
+    first = train("trainer.checkpoint.interval=1")
+    go_on = first.start_held(0)
     broker.wait_until(lambda: broker.granted == {0, 1})
     first.control.stop()
-    gate.go_on.set()
+    go_on.set()
     assert first.join() == "the trainer was asked to stop" and broker.trained == [0]
     promised = list(broker.batches[1])
     second = train("trainer.checkpoint.interval=1").start()
@@ -112,12 +56,10 @@ def test_a_batch_that_was_fetched_and_not_trained_is_the_next_lifes_first(train:
 
 
 def test_a_session_that_is_fenced_while_fetching_ends_the_training(train: Train, broker: FakeBroker):
-    training, gate = train(), Gate(0)
-    training.learner.before_step = gate.pass_through
-    training.start()
-    assert gate.reached.wait(30)
+    training = train()
+    go_on = training.start_held(0)
     broker.change(session_epoch=2)
-    gate.go_on.set()
+    go_on.set()
     with pytest.raises(SessionLost, match="fenced"):
         training.join()
     assert broker.trained == []
@@ -141,31 +83,12 @@ def test_a_step_is_trained_while_weights_are_sent(train: Train, broker: FakeBrok
     assert versions == sorted(set(versions)) and versions[-1] == 3
 
 
-def test_weights_that_are_sent_are_those_of_their_version_whatever_is_trained_meanwhile():
-    learner = CountingLearner()
-    snapshot = Snapshot(plan_buckets(rollout_pb2.WEIGHT_KIND_FULL, learner.weight_specs(), 1 << 20))
-    learner.step = 1
-    snapshot.take(1, learner.weights())
-    bucket = snapshot.buckets[0]
-    buffer = view(snapshot.manifest.tensors[0], bucket)
-    learner.step = 2
-    assert buffer.tolist() == [1.0] * 4
-    first = snapshot.checksum()
-    snapshot.take(2, learner.weights())
-    assert snapshot.buckets[0] is bucket and buffer.tolist() == [2.0] * 4, "memory is used again"
-    expected = Checksum()
-    expected.update(memoryview(bucket.numpy()))
-    assert first != snapshot.checksum() == expected.value()
-
-
 def test_a_step_is_trained_while_a_checkpoint_is_written_and_committed_only_then(train: Train, broker: FakeBroker):
-    training, gate = train("trainer.checkpoint.interval=1"), Gate(1)
-    training.learner.before_write = gate.pass_through
-    training.start()
-    assert gate.reached.wait(30)
+    training = train("trainer.checkpoint.interval=1")
+    go_on = training.start_held(1, at="before_write")
     broker.wait_until(lambda: broker.trained == [0, 1])
     assert broker.committed == [] and training.status.checkpoint_step == 0
-    gate.go_on.set()
+    go_on.set()
     assert training.join() == "all steps are done"
     assert broker.committed == [1, 2, 3]
 
@@ -193,27 +116,6 @@ def test_a_second_trainer_is_kept_out_of_the_folder(train: Train, monkeypatch: p
         with pytest.raises(TrainingError, match=r"in use by another trainer \(.*elsewhere.*checkpoint.folder"):
             train().start().join()
     assert train().start().join() == "all steps are done", "the lock ends with its holder"
-
-
-def test_the_lock_of_a_killed_process_is_no_more(tmp_path: Path):
-    program = (
-        "import sys, time; from pathlib import Path; from quartet_trainer.checkpoints.lock import FolderLock\n"
-        "lock = FolderLock(Path(sys.argv[1])); lock.acquire(0); print('locked', flush=True); time.sleep(600)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    from quartet_trainer.checkpoints.lock import FolderInUse, FolderLock
-
-    try:
-        assert process.stdout.readline() == "locked\n"
-        with pytest.raises(FolderInUse, match=str(process.pid)):
-            FolderLock(tmp_path).acquire(0)
-    finally:
-        process.kill()
-        process.wait(30)
-        process.stdout.close()
-    lock = FolderLock(tmp_path)
-    lock.acquire(0)
-    lock.release()
 
 
 def accuracies(monkeypatch: pytest.MonkeyPatch, values: dict[int, float]) -> None:
@@ -280,12 +182,10 @@ def test_a_metric_that_is_never_measured_is_refused(override: dict[str, Any], se
 
 
 def test_a_paused_training_begins_no_step(train: Train, broker: FakeBroker):
-    training, gate = train(), Gate(0)
-    training.learner.before_step = gate.pass_through
-    training.start()
-    assert gate.reached.wait(30)
+    training = train()
+    go_on = training.start_held(0)
     assert training.control.hold() == 1, "step 0 is in progress"
-    gate.go_on.set()
+    go_on.set()
     broker.wait_until(lambda: broker.trained == [0])
     assert training.control.hold() == 1 and not training.control.begin_step(1)
     waited = training.control.request_checkpoint()
@@ -297,15 +197,13 @@ def test_a_paused_training_begins_no_step(train: Train, broker: FakeBroker):
 
 
 def test_a_pause_with_a_limit_ends_by_itself(train: Train, broker: FakeBroker):
-    training, gate, waits = train(), Gate(0), []
-    training.learner.before_step = gate.pass_through
+    training, waits = train(), []
     training.status.on_waiting = lambda before, now: waits.append(now)
-    training.start()
-    assert gate.reached.wait(30)
+    go_on = training.start_held(0)
     training.control.hold(0.1)
     training.control.hold(0.4)
     training.control.hold(0.1)  # a longer pause stays
-    gate.go_on.set()
+    go_on.set()
     assert training.join() == "all steps are done"
     assert "Resume: the training is paused" in waits
 
@@ -355,12 +253,3 @@ def test_a_trace_shows_trainer_weights_and_rollouts_on_one_clock(train: Train, b
     assert max(times) - min(times) < 600e6 and abs(min(times) / 1e6 - time.time()) < 600
     shares = [line["rollouts/idle_fraction"] for line in training.lines() if "rollouts/idle_fraction" in line]
     assert shares and all(0 <= share <= 1 for share in shares)
-
-
-def test_what_a_rollout_does_by_its_status():
-    def status(**values: Any) -> rollout_pb2.RolloutServiceGetStatusResponse:
-        return rollout_pb2.RolloutServiceGetStatusResponse(**values)
-
-    assert doing(status()) == "idle"
-    assert doing(status(running=1)) == doing(status(waiting=2)) == "generating"
-    assert doing(status(running=1, paused=True)) == "updating weights"

@@ -31,9 +31,9 @@ LENGTH = "run.verifiers=[{name='math'}, {name='length'}]"
     ],
 )
 def test_a_combination_that_is_hardly_meant_is_warned_of(
-    model: Path, tmp_path: Path, caplog, overrides: list[str], warning: str | None
+    model_path: Path, tmp_path: Path, caplog, overrides: list[str], warning: str | None
 ):
     caplog.set_level(logging.WARNING)
-    basics = [f"model.path={model}", f"run.folder={tmp_path}"]
+    basics = [f"model.path={model_path}", f"run.folder={tmp_path}"]
     preflight(load_config("trainer", TrainerSection, None, [*basics, *overrides]))
     assert [record.message.startswith(warning or "nothing") for record in caplog.records] == [True] * bool(warning)

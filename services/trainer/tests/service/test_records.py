@@ -10,7 +10,6 @@ from fake_broker import make_group, make_transcript
 from quartet.v1 import experience_pb2, reward_pb2
 
 from quartet_common.tensors import Dtype, encode_ragged
-from quartet_trainer.checkpointing import Consumed
 from quartet_trainer.records.evaluations import evaluation_metrics, pass_at_k, write_evaluation
 from quartet_trainer.records.rollout_log import append_rollouts
 from quartet_trainer.records.samples import write_sample
@@ -38,13 +37,6 @@ def test_an_evaluation_that_lost_prompts_has_counts_only():
     assert evaluation_metrics("heldout", left, dead=1) == {"eval/heldout/prompts": 1.0, "eval/heldout/dead": 1.0}
 
 
-def test_an_evaluations_lines_say_which_weights_answered(tmp_path: Path):
-    path = write_evaluation(tmp_path, "heldout", 7, [make_transcript("e/0", 7, [1.0])])
-    assert path.name == "heldout-step-7.jsonl"
-    line = json.loads(path.read_text())
-    assert (line["prediction"], line["gold"], line["ans_valid"], line["policy_versions"]) == ("answer 0", "8", 1.0, [7])
-
-
 @pytest.mark.parametrize(
     ("outcome", "counted", "results"),
     [
@@ -62,6 +54,7 @@ def test_an_evaluation_of_programs_has_colossalchats_fields(tmp_path: Path, outc
     transcript.completions[0].score.verifiers.add(name="length", reward=0.1)
     transcript.completions[0].score.verifiers.add(name="code", outcome=value, reason="case 2 of 3: no", **counted)
     line = json.loads(write_evaluation(tmp_path, "heldout", 7, [transcript]).read_text())
+    assert (line["prediction"], line["gold"], line["ans_valid"], line["policy_versions"]) == ("answer 0", "8", 1.0, [7])
     assert line["test_cases"] == {"inputs": ["1"], "outputs": ["2"]} and line["test_results"] == results
     assert line["test_metadata"] == {"outcome": outcome.lower(), "reason": "case 2 of 3: no", "tests": 3}
 
@@ -105,34 +98,15 @@ def test_the_rollout_log_has_the_first_completion_of_each_group(tmp_path: Path):
     assert [line["rollout"] for line in lines] == [[text, "ζ\n<eos>"], [text]]
 
 
-def test_a_samples_fence_is_longer_than_those_in_the_text(tmp_path: Path):
-    transcript = make_transcript("pass-0/1", 2, [1.0])
-    transcript.completions[0].text = "```python\nprint(8)\n```"
-    text = write_sample(tmp_path, 12, [transcript]).read_text()
-    assert "````text\n```python\nprint(8)\n```\n````" in text
-    assert "weights v2[0:3]" in text
-
-
 def test_what_the_policy_wrote_does_not_steer_the_terminal_of_who_reads_it(tmp_path: Path):
     transcript = make_transcript("pass-0/1\n# forged", 2, [1.0])
-    transcript.completions[0].text = "a\x1b[2J\x9b1A\u202e\nb"
+    transcript.completions[0].text = "```\na\x1b[2J\x9b1A\u202e\nb"
     transcript.completions[0].score.reason = "why\n# forged"
     append_rollouts(tmp_path / "rollouts.jsonl", 0, [transcript])
     written = [tmp_path / "rollouts.jsonl", write_evaluation(tmp_path, "heldout", 7, [transcript])]
     sample = write_sample(tmp_path, 12, [transcript]).read_text()
-    assert "a\\u001b[2J\\u009b1A\\u202e\nb\n" in sample and "\n# forged" not in sample
+    assert "````text\n```\na\\u001b[2J\\u009b1A\\u202e\nb\n````" in sample, "the fence is longer than those in the text"
+    assert "weights v2[0:3]" in sample and "\n# forged" not in sample
     for path in written:
         assert not set("\x1b\x9b\u202e") & set(path.read_text())
     assert json.loads(written[1].read_text())["prediction"] == transcript.completions[0].text
-
-
-def test_consumed_ids_reach_back_over_the_last_commit():
-    consumed = Consumed()
-    for step in range(6):
-        consumed.add(step, [f"i{step}"])
-        if step % 2:
-            consumed.committed(step + 1)
-    assert consumed.ids() == ["i4", "i5"], "after commits 2, 4 and 6, what lies between the last two"
-    consumed.add(6, ["i6"])
-    again = Consumed.from_json(json.loads(json.dumps(consumed.to_json())))
-    assert again == consumed and again.ids() == ["i4", "i5", "i6"]

@@ -6,7 +6,7 @@ import pytest
 from fake_broker import FakeBroker
 from quartet.v1 import broker_pb2
 from test_loop import names_of
-from training import Train
+from training import Train, live_until
 
 from quartet_common.ledger import ledger_digest
 from quartet_trainer.errors import TrainingError
@@ -17,13 +17,8 @@ pytestmark = pytest.mark.timeout(180)
 @pytest.fixture
 def behind(train: Train, broker: FakeBroker) -> Train:
     """A trainer with a checkpoint of 2 steps; the broker's books end at step 1."""
-    first = train("trainer.checkpoint.interval=1")
-    broker.change(batches_allowed=2)
-    first.start()
-    broker.wait_until(lambda: broker.committed == [1, 2])
-    first.control.stop()
-    first.join()
-    broker.change(batches_allowed=10**9, settle_from=1, ledger_digest=ledger_digest([names_of(0)]))
+    live_until(train, broker, 2)
+    broker.change(settle_from=1, ledger_digest=ledger_digest([names_of(0)]))
     broker.run.policy_version = broker.run.committed_step = 1
     return train
 

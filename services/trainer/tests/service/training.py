@@ -26,12 +26,11 @@ class CountingLearner:
     def __init__(self) -> None:
         self.step = 0
         self.before_step: Callable[[int], None] = lambda step: None
+        self.before_write: Callable[[int], None] = lambda step: None
         self.exported: Path | None = None
-        self.batches: list[Sequence[experience_pb2.GroupTensors]] = []
 
     def train_step(self, groups: Sequence[experience_pb2.GroupTensors]) -> dict[str, float]:
         self.before_step(self.step)
-        self.batches.append(groups)
         self.step += 1
         completions = sum(len(group.completion_token_ids.lengths) for group in groups)
         tokens = sum(sum(group.completion_token_ids.lengths) for group in groups)
@@ -53,8 +52,17 @@ class CountingLearner:
         yield "count", torch.full((4,), float(self.step))
 
     def save(self, folder: Path, state: dict[str, Any], facts: dict[str, Any] | None = None) -> None:
-        with atomic_folder(folder, {**(facts or {}), "step": self.step}) as writing:
-            (writing / "learner.json").write_text(json.dumps({"step": self.step, "state": state}))
+        self.snapshot(state, facts)(folder)
+
+    def snapshot(self, state: dict[str, Any], facts: dict[str, Any] | None = None) -> Callable[[Path], None]:
+        step = self.step
+
+        def write(folder: Path) -> None:
+            self.before_write(step)
+            with atomic_folder(folder, {**(facts or {}), "step": step}) as writing:
+                (writing / "learner.json").write_text(json.dumps({"step": step, "state": state}))
+
+        return write
 
     def load(self, folder: Path) -> dict[str, Any]:
         saved = json.loads((folder / "learner.json").read_text())
@@ -113,6 +121,20 @@ class Training:
         self._thread.start()
         return self
 
+    def start_held(self, step: int, at: str = "before_step") -> threading.Event:
+        """Start, and return when the learner is about to train that step, or to write it; the event lets it."""
+        reached, go_on = threading.Event(), threading.Event()
+
+        def hold(number: int) -> None:
+            if number == step:
+                reached.set()
+                assert go_on.wait(60), "the test did not let it go"
+
+        setattr(self.learner, at, hold)
+        self.start()
+        assert reached.wait(30)
+        return go_on
+
     def join(self, seconds: float = 60.0) -> str | None:
         """Wait for the end; returns the ending, raises what the training raised."""
         self._thread.join(seconds)
@@ -126,6 +148,18 @@ class Training:
 
 
 Train = Callable[..., Training]
+
+
+def live_until(train: Train, broker: FakeBroker, steps: int) -> Training:
+    """A life that is stopped after so many steps, each with its checkpoint."""
+    training = train("trainer.checkpoint.interval=1")
+    broker.change(batches_allowed=steps)
+    training.start()
+    broker.wait_until(lambda: broker.committed[-1:] == [steps])
+    training.control.stop()
+    training.join()
+    broker.change(batches_allowed=10**9)
+    return training
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What the learner's tests share: a tiny model folder, made-up groups, and a run."""
+"""What the trainer's tests share: a tiny model folder, made-up groups, and a run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from quartet_common.tensors import encode, encode_ragged
+from quartet_trainer.batches import decode_groups
 from quartet_trainer.learner import LearnerSettings
 
 VOCABULARY = 64
@@ -84,6 +85,7 @@ def make_group(
     mask: bool = False,
     truncated: Sequence[int] | None = None,
     temperature: float | None = None,
+    version: int = 0,
 ) -> experience_pb2.GroupTensors:
     """One group with completions of these lengths; what is not given is drawn."""
     n = len(lengths)
@@ -98,7 +100,7 @@ def make_group(
         rewards=encode(rewards.astype(np.float32)),
         temperatures=encode(temperatures.astype(np.float32)),
         truncated=encode(np.asarray([0] * n if truncated is None else truncated, dtype=np.uint8)),
-        version_spans=encode_ragged([np.array([0, 0, length]) for length in lengths], tensor_pb2.DTYPE_INT64),
+        version_spans=encode_ragged([np.array([version, 0, length]) for length in lengths], tensor_pb2.DTYPE_INT64),
         format_acc=encode(np.ones(n, dtype=np.float32)),
         ans_acc=encode((rewards > 0).astype(np.float32)),
     )
@@ -129,12 +131,43 @@ def settings(**values: Any) -> LearnerSettings:
     return LearnerSettings(**{"precision": "fp64", "learning_rate": 1e-3, "max_grad_norm": 0.0, **values})
 
 
+def all_parameters(plugin: Any) -> list[tuple[str, torch.nn.Parameter]]:
+    """Those of the model, and of a value head."""
+    head = plugin.value_head.named_parameters() if plugin.value_head is not None else ()
+    return [*plugin.parameters(), *((f"value_head.{name}", parameter) for name, parameter in head)]
+
+
 def gradients(learner: Any, groups: Sequence[experience_pb2.GroupTensors]) -> dict[str, torch.Tensor]:
     """The gradient of one batch by parameter name, without taking the step."""
-    from quartet_trainer.batches import decode_groups
-
-    batch = decode_groups(groups, VOCABULARY)
-    learner._accumulator.run(batch, learner._planner.plan(batch)[0])
-    found = {name: p.grad.detach().clone() for name, p in learner._causal_lm.named_parameters()}
+    plan, targets, _ = learner._planner.plan(batch := decode_groups(groups, VOCABULARY))
+    learner._accumulator.run(batch, plan, 0, targets)
+    found = {name: parameter.grad.clone() for name, parameter in all_parameters(learner._plugin)}
     learner._optimizer.zero_grad()
     return found
+
+
+CUT_DEPENDENT = ("seconds", "micro_batches", "forward_tokens", "padding_ratio", "shared_prompt_tokens")
+
+
+def comparable(metrics: dict[str, float]) -> dict[str, float]:
+    """The metrics that do not depend on how a batch is cut."""
+    return {name: value for name, value in metrics.items() if not any(part in name for part in CUT_DEPENDENT)}
+
+
+def assert_near(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], **near: Any) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, **near, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def moved(learner: Any, scale: float = 0.05) -> Any:
+    """The learner with weights that are not the reference's, and a critic that says something."""
+    generator = torch.Generator().manual_seed(1)
+    heads = [learner._plugin.value_head] if learner._plugin.value_head is not None else []
+    if learner._critic and not heads:
+        heads = [learner._critic._model.unwrap().head]
+    with torch.no_grad():
+        for model in (learner._causal_lm, *heads):
+            for parameter in model.parameters():
+                parameter += scale * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return learner
