@@ -10,18 +10,17 @@ plain Python.
 """
 
 import ast
-import gzip
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.struct_pb2 import Struct
 from quartet.v1 import reward_pb2
 
-from tests.agreement.mutants import Mutant, plain_verdicts, sample_mutants
-from tests.agreement.rows import Asker, Row, reward_service
+from tests.agreement import rows
+from tests.agreement.mutants import plain_verdicts, sample_mutants
+from tests.agreement.rows import Asker, Row, correct, read, reward_service
 
 MUTANTS = 700
 FEWEST_MUTANTS = 500
@@ -64,25 +63,25 @@ class Problem:
 
 def measure(data: Path) -> Iterator[Row]:
     """Measure what `data` holds."""
-    humaneval = [
-        problem
-        for name in ("humaneval/HumanEval.jsonl.gz", "humaneval/HumanEval.jsonl")
-        for problem in read_humaneval(data / name)
-    ]
+    humaneval = read_humaneval(data / "humaneval/HumanEval.jsonl.gz") + read_humaneval(
+        data / "humaneval/HumanEval.jsonl"
+    )
     sanitized = read_sanitized_mbpp(data / "mbpp/mbpp_sanitized_codet.jsonl")
     full = read_mbpp(data / "mbpp/mbpp.jsonl")
-    contests = data / "contests/code_eval_code_contests.jsonl"
-    if not (humaneval or sanitized or full or contests.exists()):
+    contests = read(data / "contests/code_eval_code_contests.jsonl")
+    if not (humaneval or sanitized or full or contests):
         return
     with reward_service("reward.sandbox.slots=4") as asker:
-        if humaneval:
-            yield _references("HumanEval", humaneval, len(humaneval), asker)
-        if sanitized:
-            yield _references("MBPP, sanitized", sanitized, len(sanitized) - _MOST_SANITIZED_MISSED, asker)
-        if full:
-            yield _references("MBPP", full, int(_SHARE_OF_MBPP * len(full)), asker)
-        if contests.exists():
-            yield from _contests(_rows(contests), asker)
+        for name, problems, least in (
+            ("HumanEval", humaneval, len(humaneval)),
+            ("MBPP, sanitized", sanitized, len(sanitized) - _MOST_SANITIZED_MISSED),
+            ("MBPP", full, int(_SHARE_OF_MBPP * len(full))),
+        ):
+            if problems:
+                cases = [(problem.name, item_of(problem, timeout_seconds=REFERENCE_SECONDS)) for problem in problems]
+                yield asker.compare(f"{name}: references pass", cases, correct, least)
+        if contests:
+            yield from _contests(contests, asker)
         if humaneval or sanitized:
             yield _cheats(humaneval + sanitized, asker)
             yield from _mutants(humaneval + sanitized, asker)
@@ -94,7 +93,7 @@ def read_humaneval(path: Path) -> list[Problem]:
         Problem(
             row["task_id"], row["prompt"] + row["canonical_solution"], row["test"], row["entry_point"], row["prompt"]
         )
-        for row in _rows(path)
+        for row in read(path)
     ]
 
 
@@ -104,7 +103,7 @@ def read_sanitized_mbpp(path: Path) -> list[Problem]:
     The body of its solutions is not indented as the docstring of its prompts is: the docstring is left out.
     """
     problems = []
-    for row in _rows(path):
+    for row in read(path):
         head, _, rest = row["prompt"].partition("\n    '''")
         after = rest.partition("'''")[2]
         source = head + "\n" + after.lstrip("\n") + row["canonical_solution"]
@@ -116,75 +115,48 @@ def read_mbpp(path: Path) -> list[Problem]:
     """Return the problems of a file in MBPP's format; none if there is no such file."""
     return [
         Problem(f"MBPP/{row['task_id']}", row["code"], "\n".join([row["test_setup_code"], *row["test_list"]]), "")
-        for row in _rows(path)
+        for row in read(path)
     ]
 
 
 def item_of(problem: Problem, source: str | None = None, **parameters: Any) -> reward_pb2.ScoreItem:
     """Return the item of a problem's own program, or of another for the same tests."""
-    return reward_pb2.ScoreItem(
-        completion=fenced(problem.source if source is None else source),
-        reference=reward_pb2.Reference(test_program=problem.test, entry_point=problem.entry_point),
-        verifiers=[_code(prefix=problem.prefix, **parameters)],
-    )
+    reference = reward_pb2.Reference(test_program=problem.test, entry_point=problem.entry_point)
+    return _item(problem.source if source is None else source, reference, prefix=problem.prefix, **parameters)
 
 
-def fenced(source: str) -> str:
-    """Return a completion that gives a program."""
-    return f"Here it is:\n```python\n{source}\n```\n"
+def _item(source: str, reference: reward_pb2.Reference, **parameters: Any) -> reward_pb2.ScoreItem:
+    return rows.item_of("code", f"Here it is:\n```python\n{source}\n```\n", reference, parameters)
 
 
-def _references(name: str, problems: Sequence[Problem], bar: int, asker: Asker) -> Row:
-    results = asker.ask([item_of(problem, timeout_seconds=REFERENCE_SECONDS) for problem in problems])
-    notes = [
-        f"{problem.name}: {_said(result)}"
-        for problem, result in zip(problems, results, strict=True)
-        if not _passed(result)
-    ]
-    agreed = len(problems) - len(notes)
-    return Row(f"{name}: references pass", agreed, len(problems), f">= {bar}", agreed >= bar, notes)
-
-
-def _contests(rows: Sequence[dict[str, Any]], asker: Asker) -> Iterator[Row]:
+def _contests(problems: Sequence[dict[str, Any]], asker: Asker) -> Iterator[Row]:
     """These have no solutions: a table of all outputs stands for one, and one with an error for a wrong one."""
-    right, wrong, names = [], [], []
-    for row in rows:
+    right, wrong = [], []
+    for row in problems:
         pairs = [(case["input"]["stdin"], case["output"]["stdout"]) for case in json.loads(row["test"])]
         spoilt = [*pairs[:-1], (pairs[-1][0], pairs[-1][1].rstrip() + "0")]
-        right.append(_contest_item(pairs, dict(pairs)))
-        wrong.append(_contest_item(pairs, dict(spoilt)))
-        names.append(f"problem {row['id']}")
-    for name, items, wanted in (
-        ("contests: all outputs right", right, reward_pb2.OUTCOME_CORRECT),
-        ("contests: the last output wrong", wrong, reward_pb2.OUTCOME_INCORRECT),
-    ):
-        results = asker.ask(items)
-        notes = [
-            f"{problem}: {_said(result)}"
-            for problem, result in zip(names, results, strict=True)
-            if result.score.outcome != wanted
-        ]
-        yield Row(name, len(items) - len(notes), len(items), "all", not notes, notes)
-
-
-def _contest_item(pairs: list[tuple[str, str]], table: dict[str, str]) -> reward_pb2.ScoreItem:
-    program = f"import sys\ntable = {table!r}\nsys.stdout.write(table[sys.stdin.read()])"
-    cases = [reward_pb2.TestCase(input=given, output=expected) for given, expected in pairs]
-    return reward_pb2.ScoreItem(
-        completion=fenced(program), reference=reward_pb2.Reference(test_cases=cases), verifiers=[_code()]
+        reference = reward_pb2.Reference()
+        for given, expected in pairs:
+            reference.test_cases.add(input=given, output=expected)
+        for cases, table in ((right, dict(pairs)), (wrong, dict(spoilt))):
+            program = f"import sys\ntable = {table!r}\nsys.stdout.write(table[sys.stdin.read()])"
+            cases.append((f"problem {row['id']}", _item(program, reference)))
+    yield asker.compare("contests: all outputs right", right, correct)
+    yield asker.compare(
+        "contests: the last output wrong",
+        wrong,
+        lambda result: result.score.outcome == reward_pb2.OUTCOME_INCORRECT,
     )
 
 
 def _cheats(problems: Sequence[Problem], asker: Asker) -> Row:
     """Programs whose every function, the tests' helpers included, does one thing."""
-    asked = [(problem, name) for problem in problems for name in _CHEATS]
-    results = asker.ask([item_of(problem, _every_function(problem.source, _CHEATS[name])) for problem, name in asked])
-    accepted = [
-        f"{problem.name}, {name}: {_said(result)}"
-        for (problem, name), result in zip(asked, results, strict=True)
-        if _passed(result)
+    cases = [
+        (f"{problem.name}, {name}", item_of(problem, _every_function(problem.source, does)))
+        for problem in problems
+        for name, does in _CHEATS.items()
     ]
-    return Row("cheats: rejected", len(asked) - len(accepted), len(asked), "all", not accepted, accepted)
+    return asker.compare("cheats: rejected", cases, lambda result: not correct(result))
 
 
 def _every_function(source: str, does: str) -> str:
@@ -194,54 +166,15 @@ def _every_function(source: str, does: str) -> str:
 
 
 def _mutants(problems: Sequence[Problem], asker: Asker) -> Iterator[Row]:
-    mutants: list[Mutant] = sample_mutants([(each.source, each.prefix) for each in problems], MUTANTS)
+    mutants = sample_mutants([(each.source, each.prefix) for each in problems], MUTANTS)
     programs = [(mutant.source, problems[mutant.index].test, problems[mutant.index].entry_point) for mutant in mutants]
-    plain = plain_verdicts(programs, MUTANT_SECONDS)
-    results = asker.ask(
-        [item_of(problems[mutant.index], mutant.source, timeout_seconds=MUTANT_SECONDS) for mutant in mutants]
-    )
-    wrong = [index for index, passes in enumerate(plain) if not passes]
-    accepted = [_mutant_note(problems, mutants[index], results[index]) for index in wrong if _passed(results[index])]
-    yield Row(
-        "mutants that fail in plain Python: rejected",
-        len(wrong) - len(accepted),
-        len(wrong),
-        f"all, of >= {FEWEST_MUTANTS}",
-        not accepted and len(wrong) >= min(FEWEST_MUTANTS, len(problems)),
-        accepted,
-    )
-    passing = [index for index, passes in enumerate(plain) if passes]
-    rejected = [
-        _mutant_note(problems, mutants[index], results[index]) for index in passing if not _passed(results[index])
-    ]
-    yield Row(
-        "mutants that pass in plain Python: accepted", len(passing) - len(rejected), len(passing), "-", True, rejected
-    )
-
-
-def _mutant_note(problems: Sequence[Problem], mutant: Mutant, result: reward_pb2.ScoreResult) -> str:
-    return f"{problems[mutant.index].name}, {mutant.change}: {_said(result)}"
-
-
-def _passed(result: reward_pb2.ScoreResult) -> bool:
-    return result.WhichOneof("result") == "score" and result.score.outcome == reward_pb2.OUTCOME_CORRECT
-
-
-def _said(result: reward_pb2.ScoreResult) -> str:
-    if result.WhichOneof("result") == "failure":
-        return f"{reward_pb2.FailureKind.Name(result.failure.kind)}: {result.failure.message}"
-    return f"{reward_pb2.Outcome.Name(result.score.outcome)}: {result.score.reason}"
-
-
-def _code(**parameters: Any) -> reward_pb2.VerifierSpec:
-    struct = Struct()
-    struct.update(parameters)
-    return reward_pb2.VerifierSpec(name="code", parameters=struct)
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    packed = path.read_bytes()
-    text = (gzip.decompress(packed) if path.suffix == ".gz" else packed).decode()
-    return [json.loads(line) for line in text.split("\n") if line.strip()]
+    cases: dict[bool, list[tuple[str, reward_pb2.ScoreItem]]] = {True: [], False: []}
+    for mutant, passes in zip(mutants, plain_verdicts(programs, MUTANT_SECONDS), strict=True):
+        problem = problems[mutant.index]
+        item = item_of(problem, mutant.source, timeout_seconds=MUTANT_SECONDS)
+        cases[passes].append((f"{problem.name}, {mutant.change}", item))
+    row = asker.compare("mutants that fail in plain Python: rejected", cases[False], lambda result: not correct(result))
+    enough = row.total >= min(FEWEST_MUTANTS, len(problems))
+    yield replace(row, bar=f"all, of >= {FEWEST_MUTANTS}", passed=row.passed and enough)
+    row = asker.compare("mutants that pass in plain Python: accepted", cases[True], correct)
+    yield replace(row, bar="-", passed=True)

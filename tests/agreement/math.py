@@ -5,16 +5,16 @@ math/math500.jsonl         {"answer": "\\\\frac{1}{2}"}
 mathverify/triples.jsonl   cases of Math-Verify's tests: {"test": …, "params": {"gold": …, "pred": …, "expected": 1}}
 """
 
-import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.struct_pb2 import Struct
 from quartet.v1 import reward_pb2
 
-from tests.agreement.rows import Asker, Row, reward_service
+from tests.agreement import rows
+from tests.agreement.rows import Asker, Row, correct, read, reward_service, said
 
 # Of every gold, the golds of so many other problems are tried as answers.
 SHIFTS = (1, 7, 61, 211)
@@ -44,16 +44,17 @@ _NOT_COUNTED = re.compile(r"\\!|\{,\}|,|\s|\^\\circ|^[a-z]\s*=")
 
 def measure(data: Path) -> Iterator[Row]:
     """Measure what `data` holds."""
-    gsm8k, math500, triples = data / "gsm8k/test.jsonl", data / "math/math500.jsonl", data / "mathverify/triples.jsonl"
-    if not any(path.exists() for path in (gsm8k, math500, triples)):
+    gsm8k = [row["answer"].rpartition("####")[2].strip() for row in read(data / "gsm8k/test.jsonl")]
+    math500 = [row["answer"] for row in read(data / "math/math500.jsonl")]
+    triples = read(data / "mathverify/triples.jsonl")
+    if not (gsm8k or math500 or triples):
         return
     with reward_service("reward.workers=2", "reward.deadline_seconds=20") as asker:
-        for name, path, read in (("GSM8K", gsm8k, _gsm8k_gold), ("MATH-500", math500, _math_gold)):
-            if path.exists():
-                golds = [read(row) for row in _rows(path)]
+        for name, golds in (("GSM8K", gsm8k), ("MATH-500", math500)):
+            if golds:
                 yield from _golds(name, golds, asker)
-        if triples.exists():
-            yield from _triples(_rows(triples), asker)
+        if triples:
+            yield from _triples(triples, asker)
 
 
 def _golds(name: str, golds: list[str], asker: Asker) -> Iterator[Row]:
@@ -62,23 +63,13 @@ def _golds(name: str, golds: list[str], asker: Asker) -> Iterator[Row]:
         ("think_answer_tags", "<think>so</think><answer>{}</answer>"),
         ("math", "Therefore the answer is ${}$."),
     ):
-        results = asker.ask([_item(form.format(gold), gold, verifier) for gold in golds])
-        missed = [
-            f"{gold!r}: {_words(result)}" for gold, result in zip(golds, results, strict=True) if not _right(result)
-        ]
-        agreed = len(golds) - len(missed)
-        yield Row(
-            f"{name}, golds against themselves, {verifier}",
-            agreed,
-            len(golds),
-            "at least 99.9% accepted",
-            agreed >= 0.999 * len(golds),
-            missed,
-        )
+        cases = [(repr(gold), _item(form.format(gold), gold, verifier)) for gold in golds]
+        least = math.ceil(0.999 * len(golds))
+        yield asker.compare(f"{name}, golds against themselves, {verifier}", cases, correct, least)
     pairs = [(golds[i], golds[(i + shift) % len(golds)]) for shift in SHIFTS for i in range(len(golds))]
     pairs = sorted({(gold, other) for gold, other in pairs if gold != other})
     results = asker.ask([_item(f"\\boxed{{{other}}}", gold, "math") for gold, other in pairs])
-    accepted = [pair for pair, result in zip(pairs, results, strict=True) if _right(result)]
+    accepted = [pair for pair, result in zip(pairs, results, strict=True) if correct(result)]
     unread = [pair for pair, result in zip(pairs, results, strict=True) if result.HasField("failure")]
     notes = [f"accepted: gold {gold!r}, answer {other!r}" for gold, other in accepted]
     notes += [f"failed: gold {gold!r}, answer {other!r}" for gold, other in unread]
@@ -112,7 +103,7 @@ def _triples(rows: list[dict], asker: Asker) -> Iterator[Row]:
         """Return the cases that do not come out as expected, with the reason given."""
         items = [_item(_pair(row)[1], _case(row)[0], "math", **_policy(row) | policy) for row in cases]
         verdicts = zip(cases, asker.ask(items), strict=True)
-        return {_pair(row): _words(result) for row, result in verdicts if _right(result) != _case(row)[1]}
+        return {_pair(row): said(result) for row, result in verdicts if correct(result) != _case(row)[1]}
 
     guarded, unguarded = differing(), differing(guards=False)
     untrue = {_pair(row) for row in cases} & _UNTRUE
@@ -158,31 +149,4 @@ def _pair(row: dict) -> tuple[str, str]:
 
 
 def _item(completion: str, gold: str, verifier: str, **parameters: Any) -> reward_pb2.ScoreItem:
-    struct = Struct()
-    struct.update(parameters)
-    return reward_pb2.ScoreItem(
-        completion=completion,
-        reference=reward_pb2.Reference(answer=gold),
-        verifiers=[reward_pb2.VerifierSpec(name=verifier, parameters=struct)],
-    )
-
-
-def _right(result: reward_pb2.ScoreResult) -> bool:
-    return result.score.outcome == reward_pb2.OUTCOME_CORRECT
-
-
-def _words(result: reward_pb2.ScoreResult) -> str:
-    return result.failure.message or result.score.reason
-
-
-def _gsm8k_gold(row: dict) -> str:
-    return row["answer"].rpartition("####")[2].strip()
-
-
-def _math_gold(row: dict) -> str:
-    return row["answer"]
-
-
-def _rows(path: Path) -> list[dict]:
-    with path.open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
+    return rows.item_of(verifier, completion, reward_pb2.Reference(answer=gold), parameters)
