@@ -6,7 +6,8 @@ Names may be patterns (`'broker/*'`). Each lane is a clone of this checkout, unc
 `.quartet/mutations`, with its own environments. There a patch is applied, its tests run up to the first failure, the
 patch is reverted, and the test that failed runs again, as it must pass without the patch. A mutation is
 
-    caught   a test failed with it and passes without it, or a patch that says `Hang: yes` reached the limit
+    caught   a test failed with it (whether or not its processes then end) and passes without it, or a patch that says
+             `Hang: yes` reached the limit
     missed   no test failed, or none within the limit
     broken   it does not apply, no test ran or could be collected, or the test that failed fails without it too
 
@@ -14,6 +15,7 @@ A table is printed and written to `.quartet/results/mutations.json`; the exit st
 """
 
 import argparse
+import contextlib
 import json
 import os
 import queue
@@ -22,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,7 +33,8 @@ from patches import Mutation, read_mutations
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / ".quartet" / "results"
-END_SECONDS = 30  # what tests/run.py has to end what it started
+END_SECONDS = 30  # what a test that has failed, and tests/run.py, have to end what they started
+LOOK_SECONDS = 0.5
 
 
 @dataclass
@@ -49,6 +52,7 @@ class Lane:
 
     def __init__(self, number: int, commit: str, limit: float) -> None:
         self._folder = ROOT / ".quartet" / "mutations" / str(number)
+        self._results = self._folder / ".quartet" / "results"
         self._limit = limit
         if not (self._folder / ".git").exists():
             git(ROOT, "clone", "--quiet", "--shared", "--no-checkout", str(ROOT), str(self._folder))
@@ -69,17 +73,19 @@ class Lane:
         except subprocess.CalledProcessError as error:
             return "broken", f"does not apply: {error.stderr.strip()}"
         try:
-            ended = self._run_tests(mutation, "--cache-clear")
+            ended = self._run_tests(mutation.tests)
         finally:
             self._apply(mutation, "--reverse")
-        if not ended:
+        ran, failed, uncollected = self._events()
+        if uncollected:
+            return "broken", f"cannot be collected: {uncollected[0]}"
+        if not failed and not ended:
             return ("caught" if mutation.hangs else "missed"), f"the tests ran longer than {self._limit:.0f} s"
-        ran, failed, uncollected = self._read_report()
-        if uncollected or not ran:
-            return "broken", f"cannot be collected: {uncollected[0]}" if uncollected else "no test ran"
+        if not ran:
+            return "broken", "no test ran"
         if not failed:
             return "missed", f"{ran} tests passed"
-        if not self._run_tests(mutation, "--last-failed") or self._read_report()[1:] != ([], []):
+        if not self._run_tests(failed[:1]) or self._events()[1:] != ([], []):
             return "broken", f"fails without the mutation too: {failed[0]}"
         return "caught", failed[0]
 
@@ -90,29 +96,37 @@ class Lane:
             for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
                 compiled.unlink()
 
-    def _run_tests(self, mutation: Mutation, option: str) -> bool:
+    def _run_tests(self, tests: Sequence[str]) -> bool:
         """Run the tests up to the first failure; return whether they ended within the limit."""
-        program = [sys.executable, "tests/run.py", "--at-a-time", "1", *mutation.tests, "--", "-x", option]
+        for file in self._results.glob("*.events"):
+            file.unlink()
+        program = [sys.executable, "tests/run.py", "--at-a-time", "1", *tests, "--", "-x"]
         process = subprocess.Popen(
             program, cwd=self._folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
+        deadline, failed = time.monotonic() + self._limit, False
         try:
-            process.wait(self._limit)
-            return True
-        except subprocess.TimeoutExpired:
-            return False
+            while process.poll() is None and time.monotonic() < deadline:
+                if not failed and self._events()[1]:
+                    failed, deadline = True, min(deadline, time.monotonic() + END_SECONDS)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(LOOK_SECONDS)
+            return process.poll() is not None
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGINT)
                 process.wait(END_SECONDS)
 
-    def _read_report(self) -> tuple[int, list[str], list[str]]:
-        """How many tests ran, which failed, and which files could not be collected."""
-        cases = list(ElementTree.parse(self._folder / ".quartet" / "results" / "junit.xml").iter("testcase"))
-        bad = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
-        ran = sum(case.find("skipped") is None for case in cases)
-        failed = [f"{case.get('classname')}.{case.get('name')}" for case in bad if case.get("classname")]
-        return ran, failed, [case.get("name", "") for case in bad if not case.get("classname")]
+    def _events(self) -> tuple[int, list[str], list[str]]:
+        """How many tests have ended, skipped ones aside, which failed, and which files could not be collected."""
+        lines = (line for file in self._results.glob("*.events") for line in file.read_text().splitlines(keepends=True))
+        ended = [event for line in lines if line.endswith("\n") and "ended" in (event := json.loads(line))]
+        by_outcome = {
+            outcome: list(dict.fromkeys(event["ended"] for event in ended if event["outcome"] == outcome))
+            for outcome in ("passed", "failed", "skipped", "uncollected")
+        }
+        ran = {*by_outcome["passed"], *by_outcome["failed"]} - {*by_outcome["skipped"]}
+        return len(ran), by_outcome["failed"], by_outcome["uncollected"]
 
 
 def main() -> int:
