@@ -65,6 +65,7 @@ async def test_what_the_books_lack_is_settled_before_the_first_lease(behind):
     assert opened.ledger_digest == digest_of(behind.ledger[:1])
     for call in (behind.take(4), behind.trained(4), behind.commit(4), behind.drop(4, "p0")):
         assert "books end at step 1, the checkpoint has 4" in await refused(call)
+    assert "next step to be settled is 1" in await refused(behind.settle(*behind.ledger[2:]))
     assert (await behind.settle(*behind.ledger[1:3])).settled_steps == 3
     assert "books end at step 3, the checkpoint has 4" in await refused(behind.take(4))
     assert [fault for fault in await behind.faults() if "settled up to step 3 of 4" in fault]
