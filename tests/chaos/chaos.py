@@ -3,14 +3,15 @@
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from injection import READY_SECONDS, Injector
-from network import Place
-from schedule import Fault, kinds
+from network import Hosts, Loopback
+from schedule import Fault, family
 from town import Plan, Town
 from verdict import Verdict, judge
 
@@ -45,7 +46,6 @@ class Report:
         return not self.failure and self.done == self.due and self.verdict.right
 
     def line(self) -> str:
-        """The result in one line."""
         stats, restarts = self.verdict.stats, sum(self.starts.values()) - len(self.starts)
         facts = (
             f"{self.done} of {self.due} faults, {restarts} restarts, {stats.get('redelivered', 0)} redeliveries, "
@@ -55,12 +55,11 @@ class Report:
         return f"seed {self.seed}: {self.failure or self.verdict.line()} ({facts})"
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it."""
         return {"line": self.line(), "right": self.right, **asdict(self)}
 
 
 async def run(
-    plan: Plan, place: Place, schedule: Sequence[Fault], seed: int, limit: float, say: Callable[[str], None]
+    plan: Plan, place: Loopback | Hosts, schedule: Sequence[Fault], seed: int, limit: float, say: Callable[[str], None]
 ) -> Report:
     """Run the plan with a schedule of faults; end all that was started, whatever happens.
 
@@ -85,7 +84,7 @@ async def run(
         await town.close()
     report.seconds = round(time.monotonic() - began, 1)
     report.done = injector.done
-    report.faults = dict(kinds(schedule[: injector.done]))
+    report.faults = dict(Counter(map(family, schedule[: injector.done])))
     report.starts = {name: victim.starts for name, victim in town.victims.items()}
     report.told = dict(town.told)
     return report
@@ -93,30 +92,18 @@ async def run(
 
 async def _to_the_end(town: Town, injector: Injector) -> None:
     """Wait until all faults are done and the run is finished. Raises RuntimeError as soon as it has failed."""
-    injecting = asyncio.create_task(injector.run())
+    tasks = [asyncio.create_task(work) for work in (injector.run(), town.until(lambda: town.over))]
     try:
-        while not (injecting.done() and town.over):
-            news = asyncio.create_task(town.news.wait())
-            waits = {news} if injecting.done() else {news, injecting}
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            news.cancel()
-            town.news.clear()
-            if injecting.done() and injecting.exception() is not None:
-                raise _explained(injecting.exception(), injector)
-            if town.failure:
-                raise RuntimeError(town.failure)
-        async with asyncio.timeout(READY_SECONDS):
-            for victim in town.victims.values():
-                if victim.kind in ("redis", "broker", "reward"):
-                    await victim.ready.wait()
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
     finally:
-        injecting.cancel()
-
-
-def _explained(error: BaseException | None, injector: Injector) -> RuntimeError:
-    fault = injector.schedule[injector.done] if injector.done < len(injector.schedule) else "the last"
-    what = "its target was not at work in time" if isinstance(error, TimeoutError) else repr(error)
-    return RuntimeError(f"fault {injector.done + 1} ({fault}) could not be done: {what}")
+        for task in tasks:
+            task.cancel()
+    async with asyncio.timeout(READY_SECONDS):
+        for victim in town.victims.values():
+            if victim.kind in ("redis", "broker", "reward"):
+                await victim.ready.wait()
 
 
 def explain(report: Report, schedule: Sequence[Fault], folder: Path) -> str:

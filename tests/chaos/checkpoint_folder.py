@@ -14,7 +14,7 @@ from typing import Any
 
 import content
 
-from quartet_common.ledger import LEDGER_FILE, Ledger, LedgerError, Mark, read_ledger
+from quartet_common.ledger import LEDGER_FILE, Ledger, Mark
 
 KEPT = 2
 _WRITING = ".writing-"
@@ -45,24 +45,31 @@ class CheckpointFolder:
         Raises:
             OSError, LedgerError: another trainer changed its folder meanwhile: ask again.
         """
-        mine = manifests(self.folder)
-        theirs = [found for other in others for found in manifests(other)]
-        newest = max([*mine, *theirs], key=lambda found: found["step"], default=None)
-        if newest is None:
+        found = [checkpoint for folder in (*others, self.folder) for checkpoint in manifests(folder)]
+        if not found:
             self.ledger.rewind(None)
             return State()
-        if not any(found["step"] == newest["step"] for found in mine):
-            self._fetch(newest)
+        newest = max(found, key=lambda each: (each["step"], each["path"].parent == self.folder))
+        path = self.folder / newest["path"].name
+        if newest["path"] != path:
+            self.ledger.close()
+            shutil.copy(newest["path"].parent / LEDGER_FILE, self.folder / f"{_WRITING}ledger")
+            os.replace(self.folder / f"{_WRITING}ledger", self.folder / LEDGER_FILE)
         self.ledger.rewind(newest["ledger"])
-        weights = (_folder(self.folder, newest["step"]) / "weights.txt").read_text()
+        if newest["path"] != path:
+            writing = _fresh(path)
+            shutil.copytree(newest["path"], writing)
+            if not _whole(writing, newest):
+                raise OSError(f"{newest['path']} was removed while it was copied")
+            _put_in_place(writing, path)
+        weights = (path / "weights.txt").read_text()
         return State(newest["step"], weights, newest["ledger"], newest["first_remembered_pass"])
 
     def save(self, state: State, at: Callable[[str], None]) -> None:
         """Write a checkpoint: whole or not at all. `at` is told where the writing is, and may be the end of it."""
         mark = self.ledger.mark()
-        folder = _folder(self.folder, state.step)
-        writing = folder.with_name(_WRITING + folder.name)
-        shutil.rmtree(writing, ignore_errors=True)  # left by a life that was killed while it wrote
+        folder = self.folder / f"step-{state.step:08d}"
+        writing = _fresh(folder)
         writing.mkdir(parents=True)
         (writing / "weights.txt").write_text(state.weights)
         at("checkpoint-half")
@@ -75,26 +82,6 @@ class CheckpointFolder:
         at("checkpoint-durable")
         for found in manifests(self.folder)[:-KEPT]:
             shutil.rmtree(found["path"])
-
-    def _fetch(self, newest: dict[str, Any]) -> None:
-        """Copy another trainer's checkpoint: its part of the ledger first, which it cannot do without."""
-        theirs = newest["path"]
-        copy = Ledger(self.folder / f"{_WRITING}{LEDGER_FILE}")
-        copy.rewind(None)
-        for step, instance_ids in read_ledger(theirs.parent / LEDGER_FILE, newest["ledger"]):
-            copy.append(step, instance_ids)
-        if copy.mark() != newest["ledger"]:
-            raise LedgerError(f"the ledger copied from {theirs.parent} is not the one its checkpoint was taken of")
-        copy.close()
-        self.ledger.close()
-        os.replace(self.folder / f"{_WRITING}{LEDGER_FILE}", self.folder / LEDGER_FILE)
-        folder = _folder(self.folder, newest["step"])
-        writing = folder.with_name(_WRITING + folder.name)
-        shutil.rmtree(writing, ignore_errors=True)
-        shutil.copytree(theirs, writing)
-        if not _whole(writing, newest):
-            raise OSError(f"{theirs} was removed while it was copied")
-        _put_in_place(writing, folder)
 
 
 def manifests(folder: Path) -> list[dict[str, Any]]:
@@ -115,8 +102,11 @@ def _whole(path: Path, manifest: dict[str, Any]) -> bool:
     return all((path / name).is_file() and (path / name).stat().st_size == size for name, size in sizes)
 
 
-def _folder(root: Path, step: int) -> Path:
-    return root / f"step-{step:08d}"
+def _fresh(folder: Path) -> Path:
+    """Where a checkpoint is written before it is put in its place."""
+    writing = folder.with_name(_WRITING + folder.name)
+    shutil.rmtree(writing, ignore_errors=True)  # left by a life that was killed while it wrote
+    return writing
 
 
 def _put_in_place(writing: Path, folder: Path) -> None:

@@ -2,11 +2,13 @@
 
 import asyncio
 import functools
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import chaos
+import lan
 import network
 import pytest
 from schedule import RESTORE_DECK, Fault, draw
@@ -19,8 +21,6 @@ GROUPS, FAULTS = 300, 20
 RESTORE_GROUPS, RESTORE_FAULTS = 200, 20
 NETWORK_GROUPS, NETWORK_FAULTS = 60, 6
 LIMIT_SECONDS = 200.0
-
-_lines: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -36,84 +36,50 @@ class Done:
         return chaos.explain(self.report, self.schedule, self.folder)
 
 
-@dataclass(frozen=True)
-class Runs:
-    """All chaos runs of the tests.
-
-    Attributes:
-        done: those on loopback, by name.
-        network: exit status and output of the network form; None where it cannot run: `why_not` then.
-    """
-
-    done: dict[str, Done]
-    network: tuple[int, str] | None
-    why_not: str = ""
-
-
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """The short form, the controls, the network form."""
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """By name: the short form and the controls, each Done; "network": exit status and output, or why it cannot run."""
     return asyncio.run(_all(tmp_path_factory.mktemp("chaos")))
 
 
-async def _all(root: Path) -> Runs:
+async def _all(root: Path) -> dict:
     # It dies right after its first commit, before the checkpoint that would have held the step.
     trapped = (Fault(5, "trap", "committed"),)
     tail = (Fault(10, "lose-tail", "redis"),)
     back = (Fault(5, "snapshot", "redis"), Fault(15, "restore", "redis"))
+    restores = tuple(draw(SEED, RESTORE_GROUPS, RESTORE_FAULTS, RESTORE_DECK))
     # One process of each service is enough to see what one trainer does wrong.
     small = functools.partial(Plan, groups=40, each=1)
-    everysec = functools.partial(small, durability="everysec")
     others = {
         "commit without checkpoint": (trapped, small(root / "commit", control="commit-without-checkpoint")),
-        "lost tail": (tail, everysec(root / "tail")),
+        "lost tail": (tail, small(root / "tail", durability="everysec")),
         "settle without instances": (back, small(root / "settle", control="settle-without-instances")),
         "older state": (back, small(root / "older")),
+        "restores": (restores, Plan(root / "restores", RESTORE_GROUPS)),
     }
-    name, schedule, plan = "faults of all kinds", tuple(draw(SEED, GROUPS, FAULTS)), Plan(root / "faults", GROUPS)
-    restores = tuple(draw(SEED, RESTORE_GROUPS, RESTORE_FAULTS, RESTORE_DECK))
 
     async def one_by_one() -> dict[str, Done]:
-        done = {name: await _one(name, *what) for name, what in others.items()}
-        return done | {"restores": await _one("restores", restores, Plan(root / "restores", RESTORE_GROUPS))}
+        return {name: await _one(*what) for name, what in others.items()}
 
-    async def network_form() -> tuple[int, str] | None:
-        return None if why_not else await _network(root / "network")
-
-    why_not = network.why_not()
-    first, done, of_network = await asyncio.gather(_one(name, schedule, plan), one_by_one(), network_form())
-    return Runs({name: first, **done}, of_network, why_not)
-
-
-async def _network(folder: Path) -> tuple[int, str]:
-    size = ["--groups", str(NETWORK_GROUPS), "--faults", str(NETWORK_FAULTS), "--limit", str(LIMIT_SECONDS)]
-    where = ["--folder", str(folder), "--results", str(folder / "chaos.json")]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", guard.__file__, "10"),
-        *(sys.executable, str(HERE / "run.py"), "--network", *size, *where),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
+    everything = _one(tuple(draw(SEED, GROUPS, FAULTS)), Plan(root / "faults", GROUPS))
+    done, first, of_network = await asyncio.gather(
+        one_by_one(), everything, asyncio.to_thread(_network, root / "network")
     )
-    output, _ = await process.communicate()  # it has its own limit, and ends with this process
-    text = output.decode(errors="replace")
-    tell(next((line for line in text.splitlines() if line.startswith("network    ")), "network: it said nothing"))
-    return process.returncode or 0, text
+    return {**done, "faults of all kinds": first, "network": of_network}
 
 
-async def _one(name: str, schedule: tuple[Fault, ...], plan: Plan) -> Done:
-    say = functools.partial(print, f"{name}:")
+async def _one(schedule: tuple[Fault, ...], plan: Plan) -> Done:
+    say = functools.partial(print, f"{plan.folder.name}:")
     report = await chaos.run(plan, network.Loopback(), schedule, SEED, LIMIT_SECONDS, say)
-    tell(f"{name}: {report.line()}")
     return Done(report, schedule, plan.folder)
 
 
-def tell(line: str) -> None:
-    """Have a line printed when all tests are done."""
-    _lines.append(line)
-
-
-def pytest_terminal_summary(terminalreporter) -> None:
-    """Print the result of each chaos run, in one line."""
-    for line in _lines:
-        terminalreporter.write_line(line)
+def _network(folder: Path) -> tuple[int, str] | str:
+    if reason := lan.why_not():
+        return reason
+    size = ["--groups", str(NETWORK_GROUPS), "--faults", str(NETWORK_FAULTS), "--limit", str(LIMIT_SECONDS)]
+    where = ["--folder", str(folder), "--results", str(folder / "chaos.json")]
+    # It has its own limit, and ends with this process.
+    command = [sys.executable, "-I", "-S", guard.__file__, "10", sys.executable, str(HERE / "run.py"), "--network"]
+    done = subprocess.run([*command, *size, *where], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr

@@ -23,7 +23,6 @@ def write_prompts(path: Path, count: int) -> None:
 
 
 def instance_names(count: int) -> list[str]:
-    """Return the instance ids that the client gives to them."""
     return [f"pass-0/{n}" for n in range(count)]
 
 
@@ -38,7 +37,6 @@ def is_right(instance_id: str, index: int) -> bool:
 
 
 def completions(instance: experience_pb2.PromptInstance) -> list[str]:
-    """Return the completions of a prompt."""
     right = int(instance.prompt.reference.answer)
     answers = [right if is_right(instance.instance_id, index) else right + 1 for index in range(GROUP_SIZE)]
     return [f"<think>{instance.prompt.text}</think><answer>{answer}</answer>" for answer in answers]

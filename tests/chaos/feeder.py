@@ -18,7 +18,6 @@ from quartet_common.config import load_config
 
 
 async def main(path: Path, *brokers: str) -> None:
-    """Feed."""
     broker = brokers[os.getpid() % len(brokers)]
     config = load_config("data", DataSection, path)
     tell("ready")

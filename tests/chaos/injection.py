@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,11 +33,17 @@ class Injector:
         self._snapshots: list[tuple[Path, int]] = []  # with the groups committed then
 
     async def run(self) -> None:
-        """Do all faults, and return when what was stopped or cut is mended."""
+        """Do all faults, and return when what was stopped or cut is mended.
+
+        Raises RuntimeError if one cannot be done, or the run has failed.
+        """
         for number, fault in enumerate(self.schedule, start=1):
             self.town.allow(self._pace())
-            await self._until(lambda due=fault.at: self.town.committed >= due)
-            told = await self._do(fault)
+            await self.town.until(lambda due=fault.at: self.town.committed >= due)
+            try:
+                told = await self._do(fault)
+            except (TimeoutError, psutil.Error) as error:
+                raise RuntimeError(f"fault {number} ({fault}) could not be done: {error!r}") from error
             self.done = number
             self._say(f"{number:4}/{len(self.schedule)}  {self.town.committed:5} groups  {told}")
         self.town.allow(self.town.plan.groups)
@@ -47,43 +54,36 @@ class Injector:
         """Groups that may be trained while some faults are not done yet."""
         return self.schedule[min(self.done + LEAD, len(self.schedule) - 1)].at
 
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            self.town.news.clear()
-            await self.town.news.wait()
-
     async def _do(self, fault: Fault) -> str:
         """Do one fault; say what was done."""
         match fault.kind:
             case "kill" | "terminate":
                 victims = [await self._at_work(name) for name in fault.target.split()]
                 await asyncio.gather(*(self._end(victim, fault.kind == "kill") for victim in victims))
-                return f"{'SIGKILL' if fault.kind == 'kill' else 'SIGTERM'} {_names(victims)}"
             case "pause":
                 victim = await self._at_work(fault.target)
                 self._mend(self._resume_later(victim, await victim.pause(), fault.seconds))
-                return f"SIGSTOP {victim.name}, SIGCONT {fault.seconds} s later"
             case "cut":
                 one, other = [[await self._resolved(name) for name in side.split()] for side in fault.target.split("|")]
                 self.town.place.cut(one, other)
                 self._mend(self._heal_later(one, other, fault.seconds))
-                return f"cut {' '.join(one)} from {' '.join(other)} for {fault.seconds} s"
             case "trap":
                 victim = await self._trap(fault.target, "SIGKILL")
-                return f"SIGKILL {victim.name} at '{fault.target}'"
+                return f"{fault}: {victim.name}"
             case "lose-tail":
                 return await self._lose_tail()
             case "snapshot":
                 await self._take_snapshot()
-                return f"snapshot {len(self._snapshots)} of redis taken"
             case "restore":
                 return await self._restore(fault.pick, "settling" in fault.target)
-        raise ValueError(f"no fault is called '{fault.kind}'")
+            case _:
+                raise ValueError(f"no fault is called '{fault.kind}'")
+        return str(fault)
 
     async def _resolved(self, name: str) -> str:
         if name != "leader":
             return name
-        await self._until(lambda: bool(self.town.leader))
+        await self.town.until(lambda: bool(self.town.leader))
         return self.town.leader
 
     async def _at_work(self, name: str) -> Victim:
@@ -101,10 +101,9 @@ class Injector:
 
     async def _end(self, victim: Victim, kill: bool) -> None:
         try:
-            await (victim.kill() if kill else victim.terminate())
+            await victim.end_with(signal.SIGKILL if kill else signal.SIGTERM)
         except psutil.NoSuchProcess:
-            # It ended in this very moment: the run is over.
-            victim.killed = False
+            victim.killed = False  # it ended in this very moment: the run is over
 
     def _mend(self, work) -> None:
         task = asyncio.create_task(work)
@@ -121,21 +120,21 @@ class Injector:
         await asyncio.sleep(seconds)
         self.town.place.heal(one, other)
 
-    async def _trap(self, point: str, signal: str) -> Victim:
+    async def _trap(self, point: str, what: str) -> Victim:
         """Set a trap, and return the trainer that went into it."""
-        self._set_trap(point, signal)
+        self._set_trap(point, what)
         self.town.allow(max(self.town.committed, self._pace()))  # it must be able to get there
         async with asyncio.timeout(TRAP_SECONDS):
             return await self.town.trapped.get()
 
-    def _set_trap(self, point: str, signal: str) -> None:
+    def _set_trap(self, point: str, what: str) -> None:
         writing = self.town.trap.with_suffix(".writing")
-        writing.write_text(json.dumps({"point": point, "signal": signal}))
+        writing.write_text(json.dumps({"point": point, "signal": what}))
         writing.rename(self.town.trap)
 
     async def _take_snapshot(self) -> None:
         """Copy Redis' data as they are at one moment."""
-        await self._until(lambda: self.town.told["leading"] > 0)  # of a run that there is
+        await self.town.until(lambda: self.town.told["leading"] > 0)  # of a run that there is
         victim = await self._at_work("redis")
         folder = self.town.plan.folder / "snapshots" / str(len(self._snapshots))
         process = await victim.pause()
@@ -165,7 +164,7 @@ class Injector:
     async def _stop_redis(self) -> None:
         redis = await self._at_work("redis")
         redis.allowed.clear()
-        await redis.kill()
+        await redis.end_with(signal.SIGKILL)
         async with asyncio.timeout(READY_SECONDS):
             while redis.running:
                 await asyncio.sleep(0.01)
@@ -201,7 +200,3 @@ def append_only_file(folder: Path) -> Path:
     """Return the file that Redis appends to: of 6.2, or the newest increment of 7 and later."""
     increments = sorted((folder / "appendonlydir").glob("*.incr.aof"))
     return increments[-1] if increments else folder / "appendonly.aof"
-
-
-def _names(victims: list[Victim]) -> str:
-    return " ".join(victim.name for victim in victims)

@@ -18,9 +18,8 @@ def tell(event: str, **facts: object) -> None:
 class Membership:
     """One life of a stand-in as a member. Run `keep` in the background."""
 
-    def __init__(self, broker: Peers, run_id: str, name: str, kind: int, ttl: float):
+    def __init__(self, broker: Peers, name: str, kind: int, ttl: float):
         self._broker = broker
-        self._run_id = run_id
         self._ttl = ttl
         self.me = broker_pb2.Member(
             instance_id=f"{name}-{os.getpid()}-{secrets.token_hex(3)}",
@@ -33,10 +32,9 @@ class Membership:
 
     async def join(self) -> broker_pb2.Run:
         """Register, waiting for the broker and for the run."""
-        request = broker_pb2.RegisterMemberRequest(run_id=self._run_id, member=self.me)
         while True:
             try:
-                run = (await self._broker.unary("RegisterMember", request)).run
+                run = (await self._broker.call("RegisterMember", member=self.me)).run
             except grpc.RpcError as error:
                 if error.code() != grpc.StatusCode.NOT_FOUND:
                     raise
@@ -53,9 +51,8 @@ class Membership:
 
     async def beat(self) -> None:
         """Send one heartbeat, now."""
-        request = broker_pb2.HeartbeatRequest(run_id=self._run_id, member=self.me)
         try:
-            answer = await self._broker.ask(lambda stub: stub.Heartbeat(request, timeout=self._ttl / 2))
+            answer = await self._broker.call("Heartbeat", timeout=self._ttl / 2, patience=0.0, member=self.me)
             self._heard(answer.policy_version, answer.run_state)
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.NOT_FOUND:

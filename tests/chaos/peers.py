@@ -4,6 +4,7 @@ through all of them."""
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
+from types import ModuleType
 from typing import Any, TypeVar
 
 import grpc
@@ -18,19 +19,10 @@ CALL_SECONDS = 2.0  # an ordinary call's deadline
 PATIENCE_SECONDS = 120.0  # for a service that is killed again and again
 AVOIDED_SECONDS = 1.0  # a server that failed is left alone for so long, if there is another
 
+# By the server: one that is stopped cancels what it has not begun. (Our own ends as asyncio.CancelledError.)
+_AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 # Nothing is known to be wrong with the call: it may be made again.
-TRANSIENT = frozenset(
-    {
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        grpc.StatusCode.ABORTED,
-        # By the server: one that is stopped cancels what it has not begun. (Our own ends as asyncio.CancelledError.)
-        grpc.StatusCode.CANCELLED,
-    }
-)
-
-_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+TRANSIENT = _AWAY | {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED}
 
 
 class Peers:
@@ -38,41 +30,43 @@ class Peers:
 
     Args:
         stub: the generated stub class.
+        messages: the generated module of its requests.
         addresses: host:port of each.
+        always: fields of every request.
     """
 
-    def __init__(self, stub: Callable[[grpc.aio.Channel], Any], addresses: Sequence[str]):
+    def __init__(self, stub: Callable, messages: ModuleType, addresses: Sequence[str], **always: object):
         # In a network of namespaces no address is loopback; it is ours all the same.
         self._stubs = [stub(connect(address, SecuritySection(insecure=True))) for address in addresses]
+        self._messages, self._always = messages, always
         self._avoided = [0.0] * len(addresses)
         self._turn = itertools.cycle(range(len(addresses)))
 
-    async def ask(self, call: Callable[[Any], Awaitable[Answer]]) -> Answer:
-        """Make a call of the next server's stub, once. Raises grpc.RpcError."""
-        chosen = self._next()
-        try:
-            return await call(self._stubs[chosen])
-        except grpc.RpcError as error:
-            if error.code() in _AWAY:
-                self._avoided[chosen] = asyncio.get_running_loop().time() + AVOIDED_SECONDS
-            raise
+    async def call(
+        self, method: str, *, timeout: float = CALL_SECONDS, patience: float = PATIENCE_SECONDS, **fields: object
+    ) -> Any:
+        """Make a unary call by its name; with no patience, once. Raises grpc.RpcError."""
+        request = self.request(method, **fields)
+        return await self.insist(lambda stub: getattr(stub, method)(request, timeout=timeout), patience)
+
+    def request(self, method: str, **fields: object) -> Any:
+        return getattr(self._messages, f"{method}Request")(**self._always, **fields)
 
     async def insist(self, call: Callable[[Any], Awaitable[Answer]], patience: float = PATIENCE_SECONDS) -> Answer:
-        """Make a call that is safe to repeat until some server answers it. Raises grpc.RpcError for what is final."""
+        """Make a call of the next server's stub, again until one answers. Raises grpc.RpcError for what is final."""
         loop = asyncio.get_running_loop()
         until, pause = loop.time() + patience, 0.05
         while True:
+            chosen = self._next()
             try:
-                return await self.ask(call)
+                return await call(self._stubs[chosen])
             except grpc.RpcError as error:
-                if error.code() not in TRANSIENT or loop.time() > until:
+                if error.code() in _AWAY:
+                    self._avoided[chosen] = loop.time() + AVOIDED_SECONDS
+                if error.code() not in TRANSIENT or loop.time() >= until:
                     raise
                 await asyncio.sleep(min(max(pause, retry_delay(error) or 0.0), 1.0))
                 pause = min(2 * pause, 0.5)
-
-    async def unary(self, method: str, request: Any, timeout: float = CALL_SECONDS) -> Any:
-        """Insist on a unary call, by its method's name."""
-        return await self.insist(lambda stub: getattr(stub, method)(request, timeout=timeout))
 
     def _next(self) -> int:
         now = asyncio.get_running_loop().time()

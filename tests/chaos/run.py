@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import chaos
+import lan
 import network
 import signals
 from schedule import NETWORK_DECK, PROCESS_DECK, RESTORE_DECK, draw
@@ -30,13 +31,13 @@ from town import Plan
 from quartet_local import guard
 
 ROOT = Path(__file__).resolve().parents[2]
+INSIDE = "QUARTET_CHAOS_INSIDE"
 FORMS = {"processes": PROCESS_DECK, "restores": RESTORE_DECK, "network": NETWORK_DECK}
 
 
 def main() -> int:
-    """Return the exit status."""
     arguments = _arguments()
-    if network.inside():
+    if os.environ.get(INSIDE) == "1":
         return _run("network", arguments)
     if arguments.form == "signals":
         return _signals(arguments)
@@ -98,14 +99,14 @@ def _signals(arguments: argparse.Namespace) -> int:
 
 def _network(arguments: argparse.Namespace, share: int) -> dict[str, Any]:
     """Run this program again, in namespaces of its own."""
-    reason = network.why_not()
-    if reason:
+    if reason := lan.why_not():
         return {"impossible": reason, "line": f"not possible here: {reason}"}
     size = ["--groups", str(arguments.groups // share), "--faults", str(arguments.faults // share)]
     same = ["--seed", str(arguments.seed), "--limit", str(arguments.limit), "--folder", str(arguments.folder)]
-    command = network.within([sys.executable, __file__, "--network", *size, *same])
+    command = lan.within([sys.executable, __file__, "--network", *size, *same])
     shutil.rmtree(arguments.folder / "network", ignore_errors=True)
-    subprocess.run([sys.executable, "-I", "-S", guard.__file__, "10", *command], stdin=subprocess.DEVNULL, check=False)
+    guarded = [sys.executable, "-I", "-S", guard.__file__, "10", *command]
+    subprocess.run(guarded, stdin=subprocess.DEVNULL, env={**os.environ, INSIDE: "1"}, check=False)
     return _report(arguments, "network")
 
 
@@ -124,7 +125,7 @@ def _run(form: str, arguments: argparse.Namespace, share: int = 1) -> int:
     schedule = draw(arguments.seed, groups, faults, FORMS[form])
     where = os.path.relpath(folder / "logs")
     print(f"\n{form}: {groups} groups, {faults} faults, seed {arguments.seed}; logs: {where}\n", flush=True)
-    place = network.Namespaces() if form == "network" else network.Loopback()
+    place = network.Hosts() if form == "network" else network.Loopback()
     say = functools.partial(print, flush=True)
     report = asyncio.run(chaos.run(Plan(folder, groups), place, schedule, arguments.seed, arguments.limit, say))
     (folder / "report.json").write_text(json.dumps(report.to_json(), indent=1) + "\n")

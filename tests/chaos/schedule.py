@@ -4,7 +4,6 @@ A fault is due at a number of committed groups, not at a time: so each hits a sy
 """
 
 import random
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,26 +44,11 @@ class Fault:
 
 # One deck of twenty. Targets in braces are drawn.
 PROCESS_DECK: tuple[tuple[str, str], ...] = (
-    ("kill", "{broker}"),
-    ("kill", "broker-a broker-b"),
-    ("kill", "{reward}"),
-    ("kill", "{rollout}"),
-    ("kill", "leader"),
-    ("kill", "feeder"),
-    ("kill", "redis"),
-    ("kill", "redis"),
-    ("kill", "{everything}"),
-    ("terminate", "{rollout}"),
-    ("terminate", "{broker}"),
-    ("pause", "{broker}"),
-    ("pause", "{reward}"),
-    ("pause", "{rollout}"),
-    ("pause", "leader"),
-    ("pause", "redis"),
-    ("trap", "{point}"),
-    ("trap", "{point}"),
-    ("trap", "{point}"),
-    ("trap", "{point}"),
+    *(("kill", target) for target in ("{broker}", "broker-a broker-b", "{reward}", "{rollout}", "leader", "feeder")),
+    *(("kill", target) for target in ("redis", "redis", "{everything}")),
+    *(("terminate", target) for target in ("{rollout}", "{broker}")),
+    *(("pause", target) for target in ("{broker}", "{reward}", "{rollout}", "leader", "redis")),
+    *[("trap", "{point}")] * 4,
 )
 
 # Redis' data are copied while all work, and put back later, some after others; half of the faults are that.
@@ -72,20 +56,16 @@ RESTORE_DECK: tuple[tuple[str, str], ...] = (
     *[("snapshot", "redis")] * 4,
     *[("restore", "redis")] * 7,
     *[("restore", "redis settling")] * 3,
-    ("kill", "{broker}"),
-    ("kill", "leader"),
-    ("kill", "{everything}"),
+    *(("kill", target) for target in ("{broker}", "leader", "{everything}")),
     ("pause", "leader"),
-    ("trap", "{point}"),
-    ("trap", "{point}"),
+    *[("trap", "{point}")] * 2,
 )
 
 NETWORK_DECK: tuple[tuple[str, str], ...] = (
     ("cut", "{rollout} | broker-a broker-b"),
     ("cut", "{broker} | rollout-a rollout-b"),
     ("cut", "{rollout} | reward-a reward-b"),
-    ("cut", "leader | broker-a broker-b"),
-    ("cut", "leader | broker-a broker-b"),
+    *[("cut", "leader | broker-a broker-b")] * 2,
     ("cut", "{broker} | redis"),
     ("cut", "broker-a broker-b | redis"),
     ("cut", "broker-a rollout-a trainer-a | broker-b rollout-b trainer-b redis"),
@@ -99,14 +79,6 @@ EVERYTHING = (
     "trainer-a trainer-b",
     "redis broker-a broker-b reward-a reward-b rollout-a rollout-b trainer-a trainer-b feeder",
 )
-
-
-_NAMES = {
-    "cut": "network cut",
-    "lose-tail": "AOF cut short",
-    "snapshot": "snapshot of Redis taken",
-    "restore": "snapshot of Redis restored",
-}
 
 
 def draw(seed: int, groups: int, faults: int, deck: Sequence[tuple[str, str]] = PROCESS_DECK) -> list[Fault]:
@@ -136,22 +108,12 @@ def draw(seed: int, groups: int, faults: int, deck: Sequence[tuple[str, str]] = 
     return drawn
 
 
-def kinds(schedule: Sequence[Fault]) -> Counter[str]:
-    """Count faults by what they are, for the report."""
-    return Counter(family(fault) for fault in schedule)
-
-
 def family(fault: Fault) -> str:
     """Return the line of the report that a fault counts in."""
-    if fault.kind == "trap":
-        return "SIGKILL trainer at a point of its step"
-    if fault.kind in _NAMES:
-        return _NAMES[fault.kind]
-    signal = {"kill": "SIGKILL", "terminate": "SIGTERM", "pause": "SIGSTOP, SIGCONT"}[fault.kind]
+    if fault.kind not in ("kill", "terminate", "pause"):
+        return {"trap": "kill trainer at a point of its step", "lose-tail": "AOF cut short"}.get(fault.kind, fault.kind)
     names = fault.target.split()
-    if len(names) > 1:
-        return f"{signal} several at once"
-    return f"{signal} {'trainer' if names[0] == 'leader' else names[0].partition('-')[0]}"
+    return f"{fault.kind} {'several at once' if len(names) > 1 else names[0].partition('-')[0]}"
 
 
 def _seconds(chance: random.Random, kind: str, target: str) -> float:

@@ -6,6 +6,7 @@ some come at once, so that they hit what is just starting.
 """
 
 import asyncio
+import functools
 import os
 import random
 import signal
@@ -18,10 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "deploy" / "local" / "tests"))
+sys.path += [str(ROOT / "deploy" / "local" / "tests"), str(ROOT / "tests" / "upgrade")]
 
 from launched import Launched, free_ports  # noqa: E402
+from live_run import make_model  # noqa: E402
 
 from quartet_client import AsyncClient  # noqa: E402
 
@@ -43,11 +47,6 @@ TARGETS = {
 }
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
 
-_MAKE_MODEL = """
-import sys; from pathlib import Path
-from model import build_model, build_tokenizer, save
-save(build_model(0), build_tokenizer(), Path(sys.argv[1]))
-"""
 _RUN_FILE = """
 [run]
 id = "signals"
@@ -105,7 +104,6 @@ class Report:
     blows: list[str] = field(default_factory=list)
 
     def line(self) -> str:
-        """The result in one line."""
         what = self.failure.partition("\n")[0] or self.audit
         return (
             f"seed {self.seed}: {what} ({self.done} of {self.due} signals, {self.restarts} restarts, "
@@ -113,7 +111,6 @@ class Report:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it."""
         return {"line": self.line(), **vars(self)}
 
 
@@ -168,7 +165,8 @@ async def _strike(launched: Launched, blows: list[Blow], report: Report, say: Ca
     try:
         for blow in blows:
             if not blow.at_once or not before:
-                await asyncio.to_thread(_until_a_step_after, launched, before)
+                trained = functools.partial(lambda before: len(_steps(launched)) > before, before)
+                await asyncio.to_thread(launched.wait_until, trained, READY_SECONDS, f"a step after {before}")
             await asyncio.sleep(blow.pause)
             pids = await asyncio.to_thread(_until_there, launched, blow.target)
             pid = chance.choice(sorted(pids))
@@ -194,47 +192,29 @@ def _steps(launched: Launched) -> list[str]:
     return [line for line in launched.text().splitlines() if line.startswith("step ")]
 
 
-def _until_a_step_after(launched: Launched, before: int) -> None:
-    launched.wait_until(lambda: len(_steps(launched)) > before, READY_SECONDS, f"a step after {before}")
-
-
 def _until_there(launched: Launched, target: str) -> list[int]:
     found: list[int] = []
 
     def look() -> bool:
-        commands = _descendants(launched.process.pid).items()
-        found[:] = [
-            pid for pid, line in commands if TARGETS[target] in line and (target == "guard") == ("guard.py" in line)
-        ]
-        if not found and target == "verifier worker":
-            # One that was killed is started again when a verification needs it: then it is the service's turn.
-            found[:] = [pid for pid, line in commands if TARGETS["reward"] in line and "guard.py" not in line]
+        # Workers carry no environment to find them by.
+        commands = {}
+        for process in psutil.Process(launched.process.pid).children(recursive=True):
+            with suppress(psutil.Error):  # it ended while we looked
+                commands[process.pid] = " ".join(process.cmdline()) + " "
+        guards = {pid for pid, line in commands.items() if TARGETS["guard"] in line}
+        # A worker that was killed is started again when a verification needs it: then it is the service's turn.
+        for wanted in (target, "reward") if target == "verifier worker" else (target,):
+            among = guards if wanted == "guard" else commands.keys() - guards
+            found[:] = found or [pid for pid in among if TARGETS[wanted] in commands[pid]]
         return bool(found)
 
     launched.wait_until(look, READY_SECONDS, f"a process '{target}'")
     return found
 
 
-def _descendants(root: int) -> dict[int, str]:
-    """Return pid and command line of every process below one; workers carry no environment to find them by."""
-    parents, commands = {}, {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(FileNotFoundError, ProcessLookupError):  # it ended while we looked
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                commands[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-    below, fresh = {root}, {root}
-    while fresh:
-        fresh = {pid for pid, parent in parents.items() if parent in fresh} - below
-        below |= fresh
-    return {pid: commands[pid] for pid in below - {root} if pid in commands}
-
-
 def _prepare(folder: Path, ports: list[int]) -> None:
     folder.mkdir(parents=True)
-    python = ROOT / ".quartet" / "envs" / "trainer" / "bin" / "python"
-    where = ROOT / "examples" / "arithmetic"
-    subprocess.run([python, "-c", _MAKE_MODEL, folder / "model"], cwd=where, check=True, timeout=120)
+    make_model(folder / "model")
     problems = (f'{{"prompt": "1+{number}=?", "gt_answer": "{1 + number}"}}\n' for number in range(8))
     (folder / "train.jsonl").write_text("".join(problems))
     (folder / "run.toml").write_text(_RUN_FILE.format(folder=folder, ports=ports))

@@ -13,7 +13,7 @@ import asyncio
 import json
 import os
 import signal
-import sys
+from collections.abc import Awaitable
 from pathlib import Path
 
 import content
@@ -44,15 +44,14 @@ class Trainer:
     """One life."""
 
     def __init__(self, arguments: argparse.Namespace):
-        self.broker = Peers(broker_pb2_grpc.BrokerServiceStub, arguments.broker)
+        self.broker = Peers(broker_pb2_grpc.BrokerServiceStub, broker_pb2, arguments.broker, run_id=arguments.run)
         self.run_id = arguments.run
         self.folder = arguments.folder
         self.others = arguments.other
         self.trap = arguments.trap
         self.pace = arguments.pace
         self.control = arguments.control
-        kind = common_pb2.SERVICE_KIND_TRAINER
-        self.member = Membership(self.broker, self.run_id, arguments.name, kind, arguments.member_ttl)
+        self.member = Membership(self.broker, arguments.name, common_pb2.SERVICE_KIND_TRAINER, arguments.ttl)
         self.session = 0
 
     async def live(self) -> None:
@@ -77,10 +76,9 @@ class Trainer:
 
     async def until_vacant(self) -> None:
         """Wait until no other trainer is at work, or the run ends."""
-        request = broker_pb2.WatchMembersRequest(run_id=self.run_id)
 
         async def watch(stub) -> None:
-            async for view in stub.WatchMembers(request, timeout=5.0):
+            async for view in stub.WatchMembers(self.broker.request("WatchMembers"), timeout=5.0):
                 if not any(self.is_rival(member) for member in view.members):
                     return
 
@@ -93,7 +91,6 @@ class Trainer:
         vacant.cancel()
 
     def is_rival(self, member: broker_pb2.Member) -> bool:
-        """Tell whether a member is another trainer at work."""
         is_trainer = member.kind == common_pb2.SERVICE_KIND_TRAINER
         active = member.state == broker_pb2.MEMBER_STATE_ACTIVE
         return is_trainer and active and member.instance_id != self.member.me.instance_id
@@ -120,12 +117,7 @@ class Trainer:
             state.weights = content.train(state.weights, instance_ids)
             disk.ledger.append(state.step, instance_ids)
             self.at("trained")
-            await self.settled(
-                "MarkTrained",
-                broker_pb2.MarkTrainedRequest(
-                    run_id=self.run_id, session_epoch=self.session, step=state.step, instance_ids=instance_ids
-                ),
-            )
+            await self.say("MarkTrained", session_epoch=self.session, step=state.step, instance_ids=instance_ids)
             state.step += 1
             self.at("marked")
             if self.control == "commit-without-checkpoint":
@@ -134,13 +126,8 @@ class Trainer:
                 await self.save(disk, state)
         if state.step % CHECKPOINT_EVERY:
             await self.save(disk, state)
-        finish = broker_pb2.FinishRunRequest(
-            run_id=self.run_id,
-            state=broker_pb2.RUN_STATE_SUCCEEDED,
-            reason="all done",
-            committed_step=state.step,
-        )
-        await self.settled("FinishRun", finish)
+        end = {"state": broker_pb2.RUN_STATE_SUCCEEDED, "reason": "all done"}
+        await self.say("FinishRun", committed_step=state.step, **end)
         tell("finished", step=state.step)
         self.member.ended.set()
 
@@ -149,14 +136,13 @@ class Trainer:
         for attempt in range(PATIENCE):
             try:
                 state = disk.restore(self.others)
-                request = broker_pb2.OpenSessionRequest(
-                    run_id=self.run_id,
+                answer = await self.say(
+                    "OpenSession",
                     holder=self.member.me.instance_id,
                     checkpoint_step=state.step,
                     settles_ledger=True,
                     first_remembered_pass=state.first_remembered_pass,
                 )
-                answer = await self.settled("OpenSession", request)
                 await self.settle(disk, state, answer)
             except (OSError, LedgerError) as error:
                 tell("restore-again", reason=str(error))
@@ -164,12 +150,14 @@ class Trainer:
                 # Another trainer committed a newer checkpoint meanwhile, or this one lost what it committed.
                 tell("refused", reason=str(refusal))
                 if self.control == "commit-without-checkpoint":
-                    run = await self.broker.unary("GetRun", broker_pb2.GetRunRequest(run_id=self.run_id))
-                    state.step = run.run.committed_step
-                    return await self.pretend(state)
+                    # It goes on all the same, with a step that its weights have not reached.
+                    state.step = (await self.broker.call("GetRun")).run.committed_step
+                    answer = await self.say(
+                        "OpenSession", holder=self.member.me.instance_id, checkpoint_step=state.step
+                    )
+                    return self.opened(answer, state)
             else:
-                self.opened(answer, state)
-                return state
+                return self.opened(answer, state)
             await asyncio.sleep(0.1 * (attempt + 1))
         raise SystemExit("no checkpoint is one that the broker lets a session begin with")
 
@@ -181,36 +169,25 @@ class Trainer:
         for lines in settlement(path, state.mark, answer.settle_from_step, state.step, digest):
             for step, instance_ids in lines:
                 line = broker_pb2.TrainedStep(step=step, instance_ids=instance_ids if honest else [])
-                request = broker_pb2.SettleTrainedRequest(
-                    run_id=self.run_id, session_epoch=answer.session_epoch, steps=[line]
-                )
-                await self.settled("SettleTrained", request)
+                await self.say("SettleTrained", session_epoch=answer.session_epoch, steps=[line])
                 tell("settled", step=step)
                 self.at("settling")
 
-    async def pretend(self, state: State) -> State:
-        """The control's way on: open a session with a step that the weights have not reached."""
-        request = broker_pb2.OpenSessionRequest(
-            run_id=self.run_id, holder=self.member.me.instance_id, checkpoint_step=state.step
-        )
-        self.opened(await self.settled("OpenSession", request), state)
-        return state
-
-    def opened(self, answer: broker_pb2.OpenSessionResponse, state: State) -> None:
+    def opened(self, answer: broker_pb2.OpenSessionResponse, state: State) -> State:
         """Begin to work under a session."""
         self.session = answer.session_epoch
         tell("leading", step=state.step, replayable=answer.replayable_steps, session=self.session)
+        return state
 
     async def take(self, step: int) -> broker_pb2.BatchManifest:
         """Lease a step's batch and look at every group of it."""
-        request = broker_pb2.LeaseExperienceRequest(
-            run_id=self.run_id, session_epoch=self.session, step=step, wait=to_duration(LEASE_WAIT_SECONDS)
-        )
+        wait = to_duration(LEASE_WAIT_SECONDS)
+        request = self.broker.request("LeaseExperience", session_epoch=self.session, step=step, wait=wait)
 
         async def read(stub) -> list[broker_pb2.LeaseExperienceResponse]:
             return [part async for part in stub.LeaseExperience(request, timeout=LEASE_WAIT_SECONDS + 2.0)]
 
-        first, *parts = await self.refusable(read)
+        first, *parts = await self.refusable(self.broker.insist(read))
         groups = [part.group for part in parts]
         if len(groups) != len(first.manifest.instance_ids):
             raise SystemExit(f"step {step}: {len(groups)} groups for {len(first.manifest.instance_ids)} ids")
@@ -226,21 +203,19 @@ class Trainer:
         await self.commit(state)
 
     async def commit(self, state: State) -> None:
-        """Say that the steps so far are durable."""
-        request = broker_pb2.CommitRequest(run_id=self.run_id, session_epoch=self.session, step=state.step)
-        answer = await self.settled("Commit", request)
+        answer = await self.say("Commit", session_epoch=self.session, step=state.step)
         state.first_remembered_pass = max(state.first_remembered_pass, answer.first_remembered_pass)
         tell("committed", step=state.step)
         self.at("committed")
 
-    async def settled(self, method: str, request):
+    async def say(self, method: str, **fields: object):
         """Insist on a call of the session. Raises Fenced."""
-        return await self.refusable(lambda stub: getattr(stub, method)(request, timeout=3.0))
+        return await self.refusable(self.broker.call(method, timeout=3.0, **fields))
 
-    async def refusable(self, call):
-        """Insist on a call, whose refusal ends the session. Raises Fenced."""
+    async def refusable(self, call: Awaitable):
+        """Wait for a call, whose refusal ends the session. Raises Fenced."""
         try:
-            return await self.broker.insist(call)
+            return await call
         except grpc.RpcError as error:
             if error.code() != grpc.StatusCode.FAILED_PRECONDITION:
                 raise
@@ -260,13 +235,7 @@ class Trainer:
         os.kill(os.getpid(), signal.Signals[what])
 
 
-async def live(arguments: argparse.Namespace) -> None:
-    """Live one life, on the loop that its channels belong to."""
-    await Trainer(arguments).live()
-
-
-def main() -> int:
-    """Return the exit status."""
+async def main() -> None:
     parser = argparse.ArgumentParser(description="A trainer without a model.")
     parser.add_argument("--name", required=True)
     parser.add_argument("--run", required=True)
@@ -275,11 +244,10 @@ def main() -> int:
     parser.add_argument("--other", type=Path, nargs="*", default=[], help="the checkpoints of other trainers")
     parser.add_argument("--trap", type=Path, required=True, help="file that says where to stop")
     parser.add_argument("--pace", type=Path, required=True, help="file that says how many steps may be trained")
-    parser.add_argument("--member-ttl", type=float, required=True)
+    parser.add_argument("--ttl", type=float, required=True, help="of members, in seconds")
     parser.add_argument("--control", choices=CONTROLS)
-    asyncio.run(live(parser.parse_args()))
-    return 0
+    await Trainer(parser.parse_args()).live()  # on the loop that its channels belong to
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    asyncio.run(main())

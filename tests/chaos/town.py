@@ -9,13 +9,13 @@ import json
 import os
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import content
-from network import BROKERS, EVERYONE, REWARDS, ROLLOUTS, TRAINERS, Place
+from network import BROKERS, REWARDS, ROLLOUTS, TRAINERS, Hosts, Loopback
 from standin_trainer import CHECKPOINT_EVERY
 from victim import Victim
 
@@ -49,14 +49,13 @@ class Plan:
     durability: str = "always"
 
     def checkpoints(self, trainer: str) -> Path:
-        """Return the folder of a trainer's checkpoints."""
         return self.folder / "checkpoints" / trainer
 
 
 class Town:
     """All processes, and what they told."""
 
-    def __init__(self, plan: Plan, place: Place):
+    def __init__(self, plan: Plan, place: Loopback | Hosts):
         self.plan = plan
         self.place = place
         self.trap = plan.folder / "trap.json"
@@ -67,7 +66,7 @@ class Town:
         self.told: Counter[str] = Counter()
         self.finished = ""  # the trainer that finished the run
         self.failure = ""
-        self.news = asyncio.Event()  # set at each; whoever waits for one clears it, and looks
+        self.news = asyncio.Event()  # set at each
         self.trapped: asyncio.Queue[Victim] = asyncio.Queue()
         self.victims: dict[str, Victim] = {}
         self._keepers: dict[str, asyncio.Task] = {}
@@ -79,16 +78,12 @@ class Town:
             (self.plan.folder / name).mkdir(parents=True)
         content.write_prompts(self.plan.folder / "prompts.jsonl", self.plan.groups)
         commands = {"redis": self._redis(), "feeder": self._feeder()}
-        for name in (*self._some(BROKERS), *self._some(REWARDS)):
-            commands[name] = self._service(name)
-        for name in self._some(ROLLOUTS):
-            commands[name] = self._rollout(name)
-        for name in self._some(TRAINERS):
-            commands[name] = self._trainer(name)
-        for name in EVERYONE:
-            if name in commands:
-                command = self.place.command(name, commands[name])
-                self.victims[name] = Victim(name, command, self.plan.folder / "logs" / f"{name}.log", self._hear)
+        services = (self._service, BROKERS), (self._service, REWARDS)
+        for make, names in (*services, (self._rollout, ROLLOUTS), (self._trainer, TRAINERS)):
+            commands |= {name: make(name) for name in self._some(names)}
+        for name, command in commands.items():
+            log = self.plan.folder / "logs" / f"{name}.log"
+            self.victims[name] = Victim(name, self.place.command(name, command), log, self._hear)
 
     def _some(self, names: tuple[str, ...]) -> tuple[str, ...]:
         return names[: self.plan.each]
@@ -154,21 +149,19 @@ class Town:
 
     def _rollout(self, name: str) -> list[str]:
         rewards = [self.place.address(reward) for reward in self._some(REWARDS)]
-        ttls = ["--lease-ttl", str(TTL_SECONDS), "--member-ttl", str(TTL_SECONDS)]
-        who = ["--name", name, "--run", RUN, "--broker", *self.brokers(), "--reward", *rewards]
-        return [_python("dev"), str(HERE / "standin_rollout.py"), *who, *ttls]
+        who = ["--name", name, "--run", RUN, "--broker", *self.brokers(), "--ttl", str(TTL_SECONDS)]
+        return [_python("dev"), str(HERE / "standin_rollout.py"), *who, "--reward", *rewards]
 
     def _trainer(self, name: str) -> list[str]:
         others = [str(self.plan.checkpoints(other)) for other in self._some(TRAINERS) if other != name]
         folder = self.plan.checkpoints(name)
         folder.mkdir(parents=True)
-        who = ["--name", name, "--run", RUN, "--broker", *self.brokers(), "--member-ttl", str(TTL_SECONDS)]
+        who = ["--name", name, "--run", RUN, "--broker", *self.brokers(), "--ttl", str(TTL_SECONDS)]
         where = ["--folder", str(folder), "--other", *others, "--trap", str(self.trap), "--pace", str(self.pace)]
         control = ["--control", self.plan.control] if self.plan.control else []
         return [_python("dev"), str(HERE / "standin_trainer.py"), *who, *where, *control]
 
     def brokers(self) -> list[str]:
-        """Return the addresses of the brokers."""
         return [self.place.address(broker) for broker in self._some(BROKERS)]
 
     # Keeping them
@@ -198,10 +191,16 @@ class Town:
                 await asyncio.sleep(0.1)
 
     def fail(self, why: str) -> None:
-        """The run has failed."""
-        if not self.failure:
-            self.failure = why
+        self.failure = self.failure or why
         self.news.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something is so. Raises RuntimeError as soon as the run has failed."""
+        while not condition():
+            if self.failure:
+                raise RuntimeError(self.failure)
+            self.news.clear()
+            await self.news.wait()
 
     @property
     def over(self) -> bool:

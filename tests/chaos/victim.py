@@ -1,6 +1,7 @@
 """A process that faults are done to: under the guard, so that nothing of it stays behind; its lines logged and read."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -30,11 +31,7 @@ class Victim:
     """
 
     def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        log: Path,
-        heard: Callable[["Victim", Mapping[str, Any]], None],
+        self, name: str, command: Sequence[str], log: Path, heard: Callable[["Victim", Mapping[str, Any]], None]
     ):
         self.name = name
         self.kind = name.partition("-")[0]
@@ -52,12 +49,10 @@ class Victim:
         self._reading: asyncio.Task | None = None
 
     async def start(self) -> None:
-        """Start a life."""
         self.starts += 1
         self.killed, self.paused, self.last_line = False, False, ""
-        guarded = [sys.executable, "-I", "-S", guard.__file__, str(GRACE_SECONDS), *self.command]
         self._guard = await asyncio.create_subprocess_exec(
-            *guarded,
+            *(sys.executable, "-I", "-S", guard.__file__, str(GRACE_SECONDS), *self.command),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -89,17 +84,11 @@ class Victim:
                     return min(children, key=lambda child: (child.create_time(), child.pid))
                 await asyncio.sleep(0.01)
 
-    async def kill(self) -> None:
-        """SIGKILL the process: what it started is then ended by the guard."""
+    async def end_with(self, number: signal.Signals) -> None:
+        """Signal the process, which ends by it: what it started is then ended by the guard."""
         self.killed = True
         self.ready.clear()
-        (await self.process()).kill()
-
-    async def terminate(self) -> None:
-        """SIGTERM the process, as whoever drains it does."""
-        self.killed = True
-        self.ready.clear()
-        (await self.process()).terminate()
+        (await self.process()).send_signal(number)
 
     async def pause(self) -> psutil.Process:
         """SIGSTOP the process; return it, to be resumed."""
@@ -112,16 +101,11 @@ class Victim:
         """End it for good, with all it started: SIGTERM, after the grace SIGKILL."""
         self.allowed.clear()
         self.killed = True
-        if not self.running or self._guard is None:
-            return
         for _ in range(2):  # the guard kills at the second one
-            if self._guard.returncode is None:
+            if self.running:
                 self._guard.send_signal(signal.SIGTERM)
-                try:
-                    async with asyncio.timeout(GRACE_SECONDS):
-                        await self._guard.wait()
-                except TimeoutError:
-                    continue
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._guard.wait(), GRACE_SECONDS)
 
     async def _read(self, output: asyncio.StreamReader | None) -> None:
         assert output is not None

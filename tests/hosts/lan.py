@@ -8,9 +8,8 @@ on the switch as well, at OPERATOR.
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-HOSTS = {"alpha": "10.79.0.1", "beta": "10.79.0.2", "gamma": "10.79.0.3", "delta": "10.79.0.4"}
 OPERATOR = "10.79.0.254"
 INTERFACE = "lan0"  # of every host
 
@@ -22,12 +21,14 @@ _SECONDS = 20.0
 class Lan:
     """The switch and its hosts. To be made `within` only."""
 
-    def __init__(self) -> None:
+    def __init__(self, hosts: Mapping[str, str]) -> None:
+        """`hosts`: addresses by name, of 10.79.0.0/24."""
+        self._hosts = hosts
         _run("ip", "link", "set", "lo", "up")
         _run("ip", "link", "add", "switch", "type", "bridge")
         _run("ip", "address", "add", f"{OPERATOR}/24", "dev", "switch")
         _run("ip", "link", "set", "switch", "up")
-        for name, address in HOSTS.items():
+        for name, address in hosts.items():
             _run("ip", "netns", "add", name)
             _run("ip", "link", "add", name, "type", "veth", "peer", "name", INTERFACE, "netns", name)
             _run("ip", "link", "set", name, "master", "switch", "up")
@@ -44,8 +45,15 @@ class Lan:
         _run("ip", "link", "set", host, "nomaster")
 
     def heal(self, host: str) -> None:
-        """Plug it in again."""
         _run("ip", "link", "set", host, "master", "switch")
+
+    def part(self, host: str, other: str) -> None:
+        """Let nothing through from one host to another. It is told so; the other is not answered."""
+        _run("ip", "-n", host, "route", "add", "unreachable", f"{self._hosts[other]}/32")
+
+    def join(self, host: str, other: str) -> None:
+        """Let through again what `part` stopped."""
+        _run("ip", "-n", host, "route", "del", "unreachable", f"{self._hosts[other]}/32")
 
     def slow(self, host: str, kbit: int) -> None:
         """Let no more than `kbit` thousand bits a second through to a host, and as many from it."""
@@ -54,7 +62,6 @@ class Lan:
         _run("tc", "-n", host, "qdisc", "replace", "dev", INTERFACE, *shape)
 
     def quick(self, host: str) -> None:
-        """Let everything through again."""
         _run("tc", "qdisc", "del", "dev", host, "root")
         _run("tc", "-n", host, "qdisc", "del", "dev", INTERFACE, "root")
 

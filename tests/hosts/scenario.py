@@ -10,26 +10,23 @@ import argparse
 import asyncio
 import json
 import os
-import signal
 import sys
-import time
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from lan import HOSTS, INTERFACE, Lan, within
+from lan import INTERFACE, Lan, within
 
 from quartet_client import AsyncClient
 from quartet_client.authority import EXPORTED, create_authority, export, issue
-from quartet_client.events import MemberChanged, RunEvent, StepFinished, WeightsPublished
-from quartet_client.runs import Run
+from quartet_client.events import MemberChanged, RunEvent, WeightsPublished
 from quartet_common.config import SecuritySection
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "upgrade"))
 from another_build import checkout  # noqa: E402 (beside the other suite's tests)
-from live_run import KINDS, RUN, LiveRun  # noqa: E402
+from live_run import KINDS, LiveRun, Story, steps  # noqa: E402
 
 INSIDE = "QUARTET_HOSTS_INSIDE"
+HOSTS = {"alpha": "10.79.0.1", "beta": "10.79.0.2", "gamma": "10.79.0.3", "delta": "10.79.0.4"}
 PLACES = {
     "redis": "alpha",
     "broker": "alpha",
@@ -41,54 +38,6 @@ PLACES = {
 PORTS = {"broker": 7101, "reward": 7102, "rollout": 7103, "trainer": 7104}
 TTL_SECONDS = 4.0  # of leases and members
 SLOW_KBIT = 8000
-SECONDS = 300.0  # for anything that is waited for
-
-
-class Story:
-    """The run's events as they come, for whoever waits for one."""
-
-    def __init__(self, live: LiveRun, client: AsyncClient):
-        self._live, self._client = live, client
-        self._news = asyncio.Condition()
-        self.events: list[RunEvent] = []
-        self._reading: asyncio.Task | None = None
-
-    async def until(self, what: str, wanted: Callable[[list[RunEvent]], bool]) -> list[RunEvent]:
-        """Wait until the events from now on are as wanted; return them. Raises AssertionError if they do not come."""
-        begin = len(self.events)
-        deadline = time.monotonic() + SECONDS
-        self._reading = self._reading or asyncio.create_task(self._read())
-        while not wanted(self.events[begin:]):
-            self._live.must_run()
-            if self._reading.done():
-                self._reading.result()
-                raise AssertionError(f"the run ended before: {what}")
-            assert time.monotonic() < deadline, f"{what}: not within {SECONDS:.0f} s\n{self._live.logs()}"
-            async with self._news:
-                try:
-                    async with asyncio.timeout(1):  # to look whether all processes run
-                        await self._news.wait()
-                except TimeoutError:
-                    continue
-        print(what, flush=True)
-        return self.events[begin:]
-
-    async def _read(self) -> None:
-        async for event in self._client.watch(RUN):
-            self.events.append(event)
-            async with self._news:
-                self._news.notify_all()
-
-    async def close(self) -> None:
-        """Listen no more."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
-
-
-def steps(count: int) -> Callable[[list[RunEvent]], bool]:
-    """So many steps were trained."""
-    return lambda events: sum(isinstance(event.what, StepFinished) for event in events) >= count
 
 
 def rollout_gone(events: list[RunEvent]) -> bool:
@@ -134,7 +83,7 @@ def make_run(folder: Path, model: Path, lan: Lan) -> LiveRun:
 
 async def play(folder: Path, model: Path, rounds: int) -> dict[str, object]:
     """Return what was counted. Raises AssertionError if something is not as it must be."""
-    lan = Lan()
+    lan = Lan(HOSTS)
     live = make_run(folder, model, lan)
     try:
         live.start_redis()
@@ -142,9 +91,12 @@ async def play(folder: Path, model: Path, rounds: int) -> dict[str, object]:
             live.start(kind, checkout())
         files = {key.partition(".")[2]: value for key, value in tls(folder / "pki", "operator").items()}
         async with AsyncClient(**live.addresses, security=SecuritySection(**files)) as client:
-            await serving(live, client)
-            live.attach(checkout())
-            await made(live, client)
+
+            async def serving() -> bool:
+                return all(status.health == "serving" for status in await client.status())
+
+            await live.until("all four answer", serving)
+            await live.begin(checkout(), client)
             story = Story(live, client)
             try:
                 await story.until("the run trains, each service on a host of its own, with mutual TLS", steps(2))
@@ -154,7 +106,7 @@ async def play(folder: Path, model: Path, rounds: int) -> dict[str, object]:
                     slowest = max(slowest, await slow_link(story, lan))
             finally:
                 await story.close()
-            run = await finish(live, client)
+            run = await live.finish(client)
     finally:
         live.close()
     return {"committed": run.stats.committed, "redelivered": run.stats.redelivered, "slowest_update": slowest}
@@ -183,40 +135,6 @@ async def slow_link(story: Story, lan: Lan) -> float:
         assert seconds > least / 2, f"{update} came {seconds} s after the one before: the link is not slow"
     await story.until("the link is quick again", steps(1))
     return max(waits)
-
-
-async def serving(live: LiveRun, client: AsyncClient) -> None:
-    """Wait until all four answer."""
-    deadline = time.monotonic() + SECONDS
-    while not all(status.health == "serving" for status in await client.status()):
-        live.must_run()
-        assert time.monotonic() < deadline, live.logs()
-        await asyncio.sleep(0.2)
-
-
-async def made(live: LiveRun, client: AsyncClient) -> None:
-    """Wait until the run is made."""
-    deadline = time.monotonic() + SECONDS
-    while RUN not in {run.run_id for run in await client.runs()}:
-        live.must_run()
-        assert time.monotonic() < deadline, live.logs()
-        await asyncio.sleep(0.2)
-
-
-async def finish(live: LiveRun, client: AsyncClient) -> Run:
-    """End the run's prompts, wait for its end, and audit it."""
-    status = await asyncio.to_thread(live.stop, "client", signal.SIGINT)
-    assert status == 130, f"the feeder ended with {status}: {live.log('client')[-2000:]}"
-    await client.end_prompts(RUN)
-    status = await asyncio.to_thread(live.wait, "trainer", SECONDS)
-    assert status == 0, f"the trainer ended with {status}: {live.log('trainer')[-2000:]}"
-    run = await client.run(RUN)
-    assert run.state == "succeeded", run
-    audit = await asyncio.to_thread(live.audit)
-    assert audit.returncode == 0, audit.stdout + audit.stderr
-    assert f"{run.stats.committed} exactly once, 0 lost, 0 twice, 0 stuck" in audit.stdout, audit.stdout
-    print(audit.stdout.strip(), flush=True)
-    return run
 
 
 def main() -> int:

@@ -40,12 +40,10 @@ class Build:
     version: str
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that make a Python run it."""
         return {"PYTHONPATH": str(self.folder) if self.folder else ""}
 
 
 def checkout() -> Build:
-    """Return this checkout as it stands."""
     return Build("checkout", None, _version_in(ROOT / "services" / "common" / "quartet_common"))
 
 

@@ -1,16 +1,20 @@
 """Redis and the four services of a run that goes on, each a process that can be replaced by one of another build."""
 
+import asyncio
 import contextlib
 import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from another_build import ROOT, Build
 
+from quartet_client import AsyncClient
+from quartet_client.events import RunEvent, StepFinished
+from quartet_client.runs import Run
 from quartet_common.ports import free_ports
 from quartet_local.redis import find_server
 
@@ -18,6 +22,7 @@ ENVIRONMENTS = ROOT / ".quartet" / "envs"
 KINDS = ("broker", "reward", "rollout", "trainer")
 RUN = "upgraded"
 STOP_SECONDS = 60.0
+SECONDS = 300.0  # for anything that is waited for
 
 
 def _overrides(keys: Mapping[str, object]) -> list[str]:
@@ -32,7 +37,6 @@ save(build_model(0), build_tokenizer(), Path(sys.argv[1]))
 
 
 def make_model(folder: Path) -> Path:
-    """Write the demo's model, untrained, into a folder."""
     command = [ENVIRONMENTS / "trainer" / "bin" / "python", "-c", _MAKE_MODEL, folder]
     subprocess.run(command, cwd=ROOT / "examples" / "arithmetic", check=True, timeout=300)
     return folder
@@ -123,6 +127,37 @@ class LiveRun:
             self._within("client", command), cwd=self.folder, capture_output=True, text=True, timeout=60, check=False
         )
 
+    async def until(self, what: str, true: Callable[[], Awaitable[object]]) -> None:
+        """Wait until something is so while all processes run. Raises AssertionError if it does not become so."""
+        deadline = time.monotonic() + SECONDS
+        while not await true():
+            self.must_run()
+            assert time.monotonic() < deadline, f"{what}: not within {SECONDS:.0f} s\n{self.logs()}"
+            await asyncio.sleep(0.1)
+
+    async def begin(self, build: Build, client: AsyncClient) -> None:
+        """Start `quartet run --attach` and wait until it has made the run."""
+        self.attach(build)
+
+        async def is_made() -> bool:
+            return RUN in {run.run_id for run in await client.runs()}
+
+        await self.until("the run is made", is_made)
+
+    async def finish(self, client: AsyncClient) -> Run:
+        """Have the feeder leave, as by a person, end the run's prompts, wait for its end, and audit it."""
+        status = await asyncio.to_thread(self.stop, "client", signal.SIGINT)
+        assert status == 130, f"the feeder ended with {status}: {self.log('client')[-2000:]}"
+        await client.end_prompts(RUN)
+        status = await asyncio.to_thread(self._processes["trainer"].wait, SECONDS)
+        assert status == 0, f"the trainer ended with {status}: {self.log('trainer')[-2000:]}"
+        run = await client.run(RUN)
+        assert run.state == "succeeded", run
+        audit = await asyncio.to_thread(self.audit)
+        assert audit.returncode == 0, audit.stdout + audit.stderr
+        assert f"{run.stats.committed} exactly once, 0 lost, 0 twice, 0 stuck" in audit.stdout, audit.stdout
+        return run
+
     def must_run(self) -> None:
         """Raise AssertionError if a process has ended by itself."""
         for name, process in self._processes.items():
@@ -140,11 +175,9 @@ class LiveRun:
         return self._processes[name].wait(seconds)
 
     def pid(self, name: str) -> int:
-        """Return the process id of what runs under a name."""
         return self._processes[name].pid
 
     def log(self, name: str) -> str:
-        """Return what all processes of a name have said."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def logs(self) -> str:
@@ -171,3 +204,50 @@ class LiveRun:
                 stderr=log,
                 start_new_session=True,
             )
+
+
+class Story:
+    """The run's events as they come, for whoever waits for one; those after the event `after`, "$": new ones."""
+
+    def __init__(self, live: LiveRun, client: AsyncClient, after: str = ""):
+        self._live, self._client, self._after = live, client, after
+        self._news = asyncio.Condition()
+        self.events: list[RunEvent] = []
+        self._reading: asyncio.Task | None = None
+
+    async def until(self, what: str, wanted: Callable[[list[RunEvent]], bool]) -> list[RunEvent]:
+        """Wait until the events from now on are as wanted; return them. Raises AssertionError if they do not come."""
+        begin = len(self.events)
+        deadline = time.monotonic() + SECONDS
+        self._reading = self._reading or asyncio.create_task(self._read())
+        while not wanted(self.events[begin:]):
+            self._live.must_run()
+            if self._reading.done():
+                self._reading.result()
+                raise AssertionError(f"the run ended before: {what}")
+            assert time.monotonic() < deadline, f"{what}: not within {SECONDS:.0f} s\n{self._live.logs()}"
+            async with self._news:
+                try:
+                    async with asyncio.timeout(1):  # to look whether all processes run
+                        await self._news.wait()
+                except TimeoutError:
+                    continue
+        print(what, flush=True)
+        return self.events[begin:]
+
+    async def _read(self) -> None:
+        async for event in self._client.watch(RUN, after=self._after):
+            self.events.append(event)
+            async with self._news:
+                self._news.notify_all()
+
+    async def close(self) -> None:
+        """Listen no more."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+
+
+def steps(count: int) -> Callable[[list[RunEvent]], bool]:
+    """So many steps were trained."""
+    return lambda events: sum(isinstance(event.what, StepFinished) for event in events) >= count

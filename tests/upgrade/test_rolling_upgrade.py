@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 from another_build import Build, checkout, next_build
-from live_run import KINDS, RUN, LiveRun, make_model
+from live_run import KINDS, RUN, SECONDS, LiveRun, Story, make_model, steps
 
 from quartet_client import AsyncClient, Handle, QuartetError
 from quartet_client.events import StepFinished
 from quartet_common.errors import AWAY
 
 pytestmark = pytest.mark.timeout(900)
-SECONDS = 300.0  # for anything that is waited for
 SHOWN = re.compile(r"^step \d", re.MULTILINE)
 
 
@@ -71,35 +70,22 @@ class Asker:
 
 async def told(live: LiveRun, client: AsyncClient, kind: str, build: Build) -> None:
     """Wait until a service answers the handshake as a build."""
-    async with asyncio.timeout(SECONDS):
-        while True:
-            live.must_run()
-            status = await client.service(kind)
-            if status.health == "serving" and status.build == build.version:
-                return
-            await asyncio.sleep(0.1)
+
+    async def answers() -> bool:
+        status = await client.service(kind)
+        return status.health == "serving" and status.build == build.version
+
+    await live.until(f"{kind} is of the build {build.name}", answers)
 
 
-async def steps(live: LiveRun, client: AsyncClient, count: int) -> int:
-    """Wait until so many more steps are trained; return the number of the last."""
-
-    async def hear() -> int:
-        left = count
-        async for event in client.watch(RUN, after="$"):
-            left -= isinstance(event.what, StepFinished)
-            if not left:
-                return event.what.step
-        raise AssertionError("the run ended")
-
-    hearing = asyncio.create_task(hear())
+async def two_steps(live: LiveRun, client: AsyncClient) -> int:
+    """Wait until two more steps are trained; return the number of the last."""
+    story = Story(live, client, after="$")
     try:
-        async with asyncio.timeout(SECONDS):
-            while not hearing.done():
-                live.must_run()
-                await asyncio.wait([hearing], timeout=0.2)
-        return hearing.result()
+        events = await story.until("two more steps", steps(2))
     finally:
-        hearing.cancel()
+        await story.close()
+    return max(event.what.step for event in events if isinstance(event.what, StepFinished))
 
 
 async def upgrade(live: LiveRun, before: Build, after: Build) -> None:
@@ -110,9 +96,8 @@ async def upgrade(live: LiveRun, before: Build, after: Build) -> None:
     async with AsyncClient(**live.addresses) as client:
         for kind in KINDS:
             await told(live, client, kind, before)
-        live.attach(before)
-        await made(live, client)
-        await steps(live, client, 2)
+        await live.begin(before, client)
+        await two_steps(live, client)
         asker = Asker(client)
         asking = asyncio.create_task(asker.ask())
         for kind in KINDS:
@@ -122,7 +107,7 @@ async def upgrade(live: LiveRun, before: Build, after: Build) -> None:
             # The client was upgraded first, and again it asks for the run with a key that the run was made without.
             await attach_again(live, after)
             answered = len(asker.answers)
-            step = await steps(live, client, 2)
+            step = await two_steps(live, client)
             while len(asker.answers) == answered and not asking.done():
                 await asyncio.wait([asking], timeout=0.1)
             if asking.done():
@@ -130,12 +115,8 @@ async def upgrade(live: LiveRun, before: Build, after: Build) -> None:
         asker.stop()
         await asyncio.wait_for(asking, SECONDS)
         await attach_again(live, before)
-        # The feeder is told to leave, as by a person; then the run's prompts end, and all that were put in are trained.
-        assert await asyncio.to_thread(live.stop, "client", signal.SIGINT) == 130
-        await client.end_prompts(RUN)
-        assert await asyncio.to_thread(live.wait, "trainer", SECONDS) == 0
-        run = await client.run(RUN)
-    assert run.state == "succeeded" and run.policy_version > step
+        run = await live.finish(client)
+    assert run.policy_version > step
     # What was submitted for training is trained, each once: nothing is in between, set aside, or left out.
     # (A group may have become too old while the trainer was away; its prompt is generated again.)
     stats = run.stats
@@ -143,9 +124,6 @@ async def upgrade(live: LiveRun, before: Build, after: Build) -> None:
     assert (stats.dead, stats.dropped) == (0, 0)
     assert stats.committed == stats.submitted - len(asker.answers)
     assert len(asker.answers) == len(set(asker.answers)) >= len(KINDS)
-    audit = await asyncio.to_thread(live.audit)
-    assert audit.returncode == 0, audit.stdout + audit.stderr
-    assert f"{stats.committed} exactly once, 0 lost, 0 twice, 0 stuck" in audit.stdout
     for name in ("client", *KINDS):
         assert "Traceback" not in live.log(name), live.log(name)[-3000:]
 
@@ -155,18 +133,11 @@ async def attach_again(live: LiveRun, build: Build) -> None:
     assert await asyncio.to_thread(live.stop, "client", signal.SIGINT) == 130, live.log("client")[-3000:]
     before = len(live.log("client"))
     live.attach(build)
-    async with asyncio.timeout(SECONDS):
-        while not SHOWN.search(live.log("client"), before):
-            live.must_run()
-            await asyncio.sleep(0.1)
 
+    async def shown() -> object:
+        return SHOWN.search(live.log("client"), before)
 
-async def made(live: LiveRun, client: AsyncClient) -> None:
-    """Wait until the run is made."""
-    async with asyncio.timeout(SECONDS):
-        while RUN not in {run.run_id for run in await client.runs()}:
-            live.must_run()
-            await asyncio.sleep(0.1)
+    await live.until("the client shows a step", shown)
 
 
 async def test_every_service_is_replaced_by_the_next_build_in_a_live_run(live, tmp_path):
