@@ -76,7 +76,7 @@ agreement:
 
 soak:
 	@$(ENVIRONMENTS) reward
-	@.quartet/envs/reward/bin/python tests/soak/reward.py --items $(or $(ITEMS),100000)
+	@.quartet/envs/dev/bin/python tests/soak/reward.py --items $(or $(ITEMS),100000)
 
 hostile:
 	@$(ENVIRONMENTS) --with-tests reward dev

@@ -1,6 +1,6 @@
 """Many mixed verifications by one reward service, and whether it leaks: `make soak` (100,000), or fewer.
 
-    .quartet/envs/reward/bin/python tests/soak/reward.py [--items 100000] [--in-flight 64]
+    .quartet/envs/dev/bin/python tests/soak/reward.py [--items 100000] [--in-flight 64]
 
 Of the items 10% are the hostile answers of tests/hostile; the rest are right and wrong answers, plain ones and such as
 only a worker can compare, and programs with their cases where the sandbox's minimum mode is to be had (--no-code leaves
@@ -11,13 +11,13 @@ sent again, three times at most. The service is a process of its own; a sample o
     threads  of the service                   zombies     of its tree, at rest after the last item
     fds      of the service
 
-It has leaked if the median of the last tenth of the samples exceeds that of the third tenth by more than what is
-allowed (`ALLOWED`), if the least RSS of the late ones exceeds that of early ones by more than `ALLOWED_LEAST`, or if
-anything of its tree is left when it has ended. The last line is JSON; the status is 1 after a leak or a wrong verdict.
+It has leaked if it has grown (`growth`) by more than what is allowed (`ALLOWED`), or if anything of its tree is left
+when it has ended. The last line is JSON; the status is 1 after a leak or a wrong verdict.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -31,8 +31,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "services" / "reward")]
 
+import psutil  # noqa: E402
 from measuring import server_at, service  # noqa: E402
 from quartet.v1 import reward_pb2, reward_pb2_grpc  # noqa: E402
 
@@ -42,15 +43,9 @@ from quartet_reward.sandbox.settings import SandboxSection  # noqa: E402
 from tests.hostile.answers import ANSWERS  # noqa: E402
 
 # Threads: asyncio's pool for waiting on ended processes fills up to this. The rest is what is under way.
-ALLOWED = {"rss": 24 << 20, "threads": (os.cpu_count() or 1) + 4, "fds": 8, "processes": 3}
-ALLOWED_LEAST = 16 << 20
+ALLOWED = {"rss": 24 << 20, "threads": (os.cpu_count() or 1) + 4, "fds": 8, "processes": 3, "least rss": 16 << 20}
 # What is remembered is full long before the samples that are compared begin: until then memory grows, as it may.
-SETTINGS = [
-    "reward.workers=2",
-    "reward.deadline_seconds=2",
-    "reward.max_queue=1024",
-    "reward.cache_bytes=1048576",
-]
+SETTINGS = [f"reward.{key}" for key in ("workers=2", "deadline_seconds=2", "max_queue=1024", "cache_bytes=1048576")]
 A_MESSAGE = 8
 MOST_ATTEMPTS = 4
 HOSTILE_SHARE, WORKER_SHARE, CODE_SHARE = 0.10, 0.10, 0.10
@@ -105,7 +100,9 @@ def item(number: int, completion: str, answer: str, verifier: str, **reference) 
 class Soak:
     """One stream, so many items in flight."""
 
-    def __init__(self, stub: reward_pb2_grpc.RewardServiceStub, server: int, todo: Iterator[Sent], count: int):
+    def __init__(
+        self, stub: reward_pb2_grpc.RewardServiceStub, server: psutil.Process, todo: Iterator[Sent], count: int
+    ):
         self._call = stub.ScoreStream()
         self._server, self._todo, self._count = server, todo, count
         self._in_flight: dict[str, Sent] = {}
@@ -157,75 +154,55 @@ class Soak:
         self.done += 1
 
 
-def tree(server: int) -> dict[int, str]:
-    """Return the states of the service's process and all below it."""
-    parents: dict[int, tuple[int, str]] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents[int(folder.name)] = (int(fields[1]), fields[0])
-    found: dict[int, str] = {}
-    level = {server}
-    while level:
-        found |= {pid: parents[pid][1] for pid in level if pid in parents}
-        level = {pid for pid, (parent, _) in parents.items() if parent in level}
-    return found
-
-
-def sample(server: int) -> dict[str, int]:
+def sample(server: psutil.Process) -> dict[str, int]:
     """Look at the service."""
-    status = dict(line.split(":", 1) for line in Path(f"/proc/{server}/status").read_text().splitlines())
     return {
-        "rss": int(status["VmRSS"].split()[0]) * 1024,
-        "threads": int(status["Threads"]),
-        "fds": len(os.listdir(f"/proc/{server}/fd")),
-        "processes": len(tree(server)),
+        "rss": server.memory_info().rss,
+        "threads": server.num_threads(),
+        "fds": server.num_fds(),
+        "processes": 1 + len(server.children(recursive=True)),
     }
 
 
 def growth(samples: list[dict[str, int]]) -> dict[str, int]:
-    """Return by how much the median of the last tenth of the samples exceeds that of the third."""
-    tenth = max(len(samples) // 10, 1)
-    early, late = samples[2 * tenth : 3 * tenth], samples[-tenth:]
-    return {
-        name: int(statistics.median(one[name] for one in late) - statistics.median(one[name] for one in early))
-        for name in ALLOWED
-    }
-
-
-def least_growth(samples: list[dict[str, int]]) -> int:
-    """Return by how many bytes the least RSS of the last three tenths exceeds that of the second to fourth.
+    """Return by how much the median of the last tenth of the samples exceeds that of the third; and the least RSS of
+    the last three tenths that of the second to fourth.
 
     Megabyte answers under way make the others swing by tens of megabytes; what stays shows in the least.
     """
     tenth = max(len(samples) // 10, 1)
-    early, late = samples[tenth : 4 * tenth], samples[-3 * tenth :]
-    return min(one["rss"] for one in late) - min(one["rss"] for one in early)
+    early, late = samples[2 * tenth : 3 * tenth], samples[-tenth:]
+    grown = {
+        name: int(statistics.median(one[name] for one in late) - statistics.median(one[name] for one in early))
+        for name in samples[0]
+    }
+    least = [min(one["rss"] for one in part) for part in (samples[tenth : 4 * tenth], samples[-3 * tenth :])]
+    return {**grown, "least rss": least[1] - least[0]}
 
 
-async def at_rest(server: int) -> int:
+async def at_rest(server: psutil.Process) -> int:
     """Wait until ended processes have been reaped; return how many zombies stay."""
     end = time.monotonic() + REST_SECONDS
-    while (zombies := list(tree(server).values()).count("Z")) and time.monotonic() < end:
+    while True:
+        zombies = 0
+        for child in server.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended while we looked
+                zombies += child.status() == psutil.STATUS_ZOMBIE
+        if not zombies or time.monotonic() > end:
+            return zombies
         await asyncio.sleep(0.2)
-    return zombies
 
 
 async def soak(address: str, arguments: argparse.Namespace, code: bool) -> dict:
-    server = server_at("reward", address)
+    server = psutil.Process(server_at("reward", address))
     async with connect(address) as channel:
         await channel.channel_ready()
         todo = items(arguments.items, code, random.Random(arguments.seed))
         run = Soak(reward_pb2_grpc.RewardServiceStub(channel), server, todo, arguments.items)
         began = time.monotonic()
         await run.run(arguments.in_flight)
-    grown, least = growth(run.samples), least_growth(run.samples)
-    leaks = [name for name, allowed in ALLOWED.items() if grown[name] > allowed]
-    if least > ALLOWED_LEAST:
-        leaks.append("least rss")
+        zombies = await at_rest(server)
+    grown = growth(run.samples)
     return {
         "items": run.done,
         "seconds": round(time.monotonic() - began, 1),
@@ -235,10 +212,9 @@ async def soak(address: str, arguments: argparse.Namespace, code: bool) -> dict:
         "first": run.samples[0],
         "last": run.samples[-1],
         "grown": grown,
-        "least_rss_grown": least,
-        "leaks": leaks,
-        "zombies": await at_rest(server),
-        "tree": sorted(tree(server)),
+        "leaks": [name for name, allowed in ALLOWED.items() if grown[name] > allowed],
+        "zombies": zombies,
+        "tree": [server.pid, *(child.pid for child in server.children(recursive=True))],
     }
 
 
@@ -255,7 +231,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         with service("reward", Path(folder), SETTINGS) as address:
             said = asyncio.run(soak(address, arguments, code))
-        said["left"] = [pid for pid in said.pop("tree") if Path(f"/proc/{pid}").exists()]
+        said["left"] = [pid for pid in said.pop("tree") if psutil.pid_exists(pid)]
     said["ok"] = not (said["wrong"] or said["leaks"] or said["zombies"] or said["left"])
     print(json.dumps(said))
     return 0 if said["ok"] else 1
