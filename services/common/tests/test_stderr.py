@@ -50,14 +50,15 @@ def held(folder: Path) -> SecuritySection:
     return SecuritySection(tls_ca=folder / "ca.crt", tls_certificate=folder / "tls.crt", tls_key=folder / "tls.key")
 
 
-@pytest.fixture
-def keys(tmp_path) -> Path:
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("keys")
     for authority, names in (("pki", ("reward", "rollout", "trainer")), ("foreign", ("rollout",))):
-        create_authority(tmp_path / authority)
+        create_authority(folder / authority)
         for name in names:
-            issue(tmp_path / authority, name, [name])
-            export(tmp_path / authority, name, tmp_path / authority / "keys" / name)
-    return tmp_path
+            issue(folder / authority, name, [name])
+            export(folder / authority, name, folder / authority / "keys" / name)
+    return folder
 
 
 class Served:
@@ -66,7 +67,7 @@ class Served:
     def __init__(self, folder: Path):
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
-        self.log = folder / "log"
+        self.log = folder / f"{self.port}.log"
         own = held(folder / "pki" / "keys" / "reward").model_dump(include={"tls_ca", "tls_certificate", "tls_key"})
         words = [f"addresses.reward={self.address}", *(f"security.{key}={path}" for key, path in own.items())]
         command = [sys.executable, "-c", SERVICE, "--log-format", "json"]
@@ -76,7 +77,8 @@ class Served:
             self.process = subprocess.Popen(command, stderr=log)
 
     def records(self) -> list[dict]:
-        return [json.loads(line) for line in self.log.read_text().splitlines()]
+        whole, _, _ = self.log.read_text().rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines()]
 
     async def until(self, message: str, count: int = 1) -> list[dict]:
         async with asyncio.timeout(30):
@@ -93,12 +95,13 @@ class Served:
         return sum(map(float, values))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def served(keys) -> Iterator[Served]:
     served = Served(keys)
     yield served
-    served.process.kill()
-    served.process.wait()
+    served.process.send_signal(signal.SIGTERM)
+    assert served.process.wait(20) == 0
+    assert served.records()[-1]["message"] == "stopped"
 
 
 async def ask(served: Served, security: SecuritySection | None, *, fails: grpc.StatusCode) -> None:
@@ -140,9 +143,6 @@ async def test_failed_handshakes_are_in_the_log_with_their_peer_and_are_counted(
     for line in lines:
         assert line["peer"].startswith("ipv4:127.0.0.1:") and line["side"] == "server" and line["level"] == "WARNING"
         assert served.metric(f'quartet_tls_handshakes_failed_total{{reason="{line["cause"]}",side="server"') >= 1
-    served.process.send_signal(signal.SIGTERM)
-    assert served.process.wait(20) == 0
-    assert served.records()[-1]["message"] == "stopped"
 
 
 def test_the_command_line_is_read_before_grpc_which_reads_what_to_trace_when_it_is_imported():
@@ -150,7 +150,8 @@ def test_the_command_line_is_read_before_grpc_which_reads_what_to_trace_when_it_
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
-async def test_each_line_is_a_record_to_the_last_words_of_a_crash(keys, served):
+async def test_each_line_is_a_record_to_the_last_words_of_a_crash(keys):
+    served = Served(keys)
     await served.until("serving at")
     async with connect(served.address, held(keys / "pki" / "keys" / "rollout"), service="reward") as channel:
         stub = reward_pb2_grpc.RewardServiceStub(channel)
