@@ -5,99 +5,71 @@ where no more than a batch is ever under way).
 """
 
 import random
-import struct
 import threading
-from collections.abc import Sequence
 
 import grpc
-from quartet.v1 import broker_pb2, broker_pb2_grpc, common_pb2, experience_pb2, tensor_pb2
+import numpy as np
+from quartet.v1 import broker_pb2, broker_pb2_grpc, common_pb2, experience_pb2
 
 from quartet_common.durations import to_duration
+from quartet_common.tensors import Dtype, encode, encode_ragged
 
 COMPLETIONS = 4
-VOCABULARY = 128
+VOCABULARY = 64
 AWAY_SECONDS = 0.1
 CALL_SECONDS = 20.0
 LEASE_WAIT_SECONDS = 1.0
 
 
-def ints(rows: Sequence[Sequence[int]], code: str, dtype: int) -> tensor_pb2.RaggedTensor:
-    """Rows of different length."""
-    flat = [value for row in rows for value in row]
-    data = struct.pack(f"<{len(flat)}{code}", *flat)
-    return tensor_pb2.RaggedTensor(dtype=dtype, lengths=[len(row) for row in rows], data=data)
-
-
-def floats(values: Sequence[float]) -> tensor_pb2.Tensor:
-    """One number a completion."""
-    return tensor_pb2.Tensor(
-        dtype=tensor_pb2.DTYPE_FLOAT32, shape=[len(values)], data=struct.pack(f"<{len(values)}f", *values)
-    )
-
-
 def group_of(instance: experience_pb2.PromptInstance, version: int, attempt: int) -> experience_pb2.ExperienceGroup:
     """The group of an instance: random tokens and rewards, the same whenever it is made."""
     chance = random.Random(instance.instance_id)
-    rows = [[chance.randrange(1, VOCABULARY) for _ in range(chance.randrange(4, 12))] for _ in range(COMPLETIONS)]
-    rewards = [float(index % 2) if index < 2 else chance.random() for index in range(COMPLETIONS)]
-    prompt = [chance.randrange(1, VOCABULARY) for _ in range(6)]
+    rows = [
+        np.array([chance.randrange(1, VOCABULARY) for _ in range(chance.randrange(4, 12))], np.int32)
+        for _ in range(COMPLETIONS)
+    ]
+    rewards = np.array([0.0, 1.0, *(chance.random() for _ in range(COMPLETIONS - 2))], np.float32)
+    prompt = np.array([chance.randrange(1, VOCABULARY) for _ in range(6)], np.int32)
+    spoilt = instance.instance_id.removeprefix("invalid/")
+    if spoilt == "infinite":
+        rewards[2] = np.inf
+    if spoilt == "foreign":
+        rows[0][0] = VOCABULARY
     tensors = experience_pb2.GroupTensors(
-        prompt_token_ids=tensor_pb2.Tensor(
-            dtype=tensor_pb2.DTYPE_INT32, shape=[len(prompt)], data=struct.pack(f"<{len(prompt)}i", *prompt)
-        ),
-        completion_token_ids=ints(rows, "i", tensor_pb2.DTYPE_INT32),
-        rollout_log_probs=ints([[-4.5] * len(row) for row in rows], "f", tensor_pb2.DTYPE_FLOAT32),
-        rewards=floats(rewards),
-        temperatures=floats([1.0] * COMPLETIONS),
-        truncated=tensor_pb2.Tensor(dtype=tensor_pb2.DTYPE_UINT8, shape=[COMPLETIONS], data=bytes(COMPLETIONS)),
-        version_spans=ints([[version, 0, len(row)] for row in rows], "q", tensor_pb2.DTYPE_INT64),
-        format_acc=floats([1.0] * COMPLETIONS),
-        ans_acc=floats([float(reward >= 0.5) for reward in rewards]),
-    )
+        prompt_token_ids=encode(prompt),
+        completion_token_ids=encode_ragged(rows, Dtype.DTYPE_INT32),
+        rollout_log_probs=encode_ragged([np.full(row.size, -4.5, np.float32) for row in rows], Dtype.DTYPE_FLOAT32),
+        rewards=encode(rewards),
+        temperatures=encode(np.ones(COMPLETIONS, np.float32)),
+        truncated=encode(np.zeros(COMPLETIONS, np.uint8)),
+        version_spans=encode_ragged([np.array([version, 0, row.size]) for row in rows], Dtype.DTYPE_INT64),
+        format_acc=encode(np.ones(COMPLETIONS, np.float32)),
+        ans_acc=encode((rewards >= 0.5).astype(np.float32)),
+    ).SerializeToString()
     header = experience_pb2.GroupHeader(
         instance_id=instance.instance_id,
         purpose=instance.purpose,
         min_policy_version=version,
         max_policy_version=version,
         completions=COMPLETIONS,
-        completion_tokens=sum(map(len, rows)),
+        completion_tokens=sum(row.size for row in rows),
         attempt=attempt,
     )
     transcript = experience_pb2.GroupTranscript(instance=instance, prompt_text=instance.prompt.text)
-    group = experience_pb2.ExperienceGroup(
-        header=header, tensors=tensors.SerializeToString(), transcript=transcript.SerializeToString()
+    return experience_pb2.ExperienceGroup(
+        header=header,
+        tensors=tensors[:-9] if spoilt == "cut_off" else tensors,
+        transcript=b"garbage" if spoilt == "unreadable" else transcript.SerializeToString(),
     )
-    if instance.instance_id in INVALID:
-        INVALID[instance.instance_id](group)
-    return group
 
 
-def cut_off(group: experience_pb2.ExperienceGroup) -> None:
-    """Its tensors end too early."""
-    group.tensors = group.tensors[:-9]
-
-
-def unreadable(group: experience_pb2.ExperienceGroup) -> None:
-    """Its transcript is none."""
-    group.transcript = b"garbage"
-
-
-def infinite(group: experience_pb2.ExperienceGroup) -> None:
-    """A reward is infinite."""
-    tensors = experience_pb2.GroupTensors.FromString(group.tensors)
-    tensors.rewards.CopyFrom(floats([1.0, 0.0, float("inf"), 0.0]))
-    group.tensors = tensors.SerializeToString()
-
-
-def foreign(group: experience_pb2.ExperienceGroup) -> None:
-    """A token is not in the vocabulary."""
-    tensors = experience_pb2.GroupTensors.FromString(group.tensors)
-    tensors.completion_token_ids.data = struct.pack("<i", VOCABULARY) + tensors.completion_token_ids.data[4:]
-    group.tensors = tensors.SerializeToString()
-
-
-INVALID = {f"invalid/{spoil.__name__}": spoil for spoil in (cut_off, unreadable, infinite, foreign)}
-"""By instance id: what the producer does to their groups."""
+INVALID = {
+    "invalid/cut_off": "Error parsing message with type 'quartet.v1.GroupTensors'",
+    "invalid/unreadable": "Error parsing message with type 'quartet.v1.GroupTranscript'",
+    "invalid/infinite": "rewards has values that are not finite",
+    "invalid/foreign": f"completion_token_ids has ids from 2 to {VOCABULARY}; this model's are 0 to {VOCABULARY - 1}",
+}
+"""By instance id: why the trainer drops their groups."""
 
 
 class Producer:
@@ -137,26 +109,18 @@ class Producer:
                     raise
 
     def _work(self) -> None:
-        version = 0
+        version, wait = 0, to_duration(LEASE_WAIT_SECONDS)
         try:
             while not self._closing.is_set():
                 request = broker_pb2.LeasePromptsRequest(
-                    run_id=self._run_id,
-                    holder="producer",
-                    max_prompts=8,
-                    wait=to_duration(LEASE_WAIT_SECONDS),
-                    policy_version=version,
+                    run_id=self._run_id, holder="producer", max_prompts=8, wait=wait, policy_version=version
                 )
                 answer = self._insist(self._stub.LeasePrompts, request)
                 version = answer.policy_version
-                if answer.leases:
-                    groups = [
-                        broker_pb2.PutGroup(
-                            lease_id=lease.lease_id, group=group_of(lease.instance, version, lease.attempt)
-                        )
-                        for lease in answer.leases
-                    ]
-                    put = broker_pb2.PutExperienceRequest(run_id=self._run_id, groups=groups)
+                put = broker_pb2.PutExperienceRequest(run_id=self._run_id)
+                for lease in answer.leases:
+                    put.groups.add(lease_id=lease.lease_id, group=group_of(lease.instance, version, lease.attempt))
+                if put.groups:
                     self._insist(self._stub.PutExperience, put)
         except grpc.RpcError as error:
             # The run is over: nothing is leased any more, or whoever called `close` waits for no answer.

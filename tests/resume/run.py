@@ -4,6 +4,7 @@ import argparse
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 import resume
@@ -17,18 +18,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="where all is left; default: a temporary folder, removed")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="quartet-resume-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="quartet-resume-") as temporary, closing(resume.Pythons()) as pythons:
         folder = arguments.folder or Path(temporary)
         began = time.monotonic()
-        trainers = resume.Trainers(folder)
-        try:
-            kills = resume.draw(arguments.seed, arguments.steps, arguments.kills)
-            unkilled = resume.train(folder / "unkilled", trainers, arguments.steps, [])
-            killed = resume.train(folder / "killed", trainers, arguments.steps, kills)
-        finally:
-            trainers.close()
-        right, text = resume.main_summary(killed, unkilled, arguments.steps)
-        resume.tell(f"{text}\nresume     seed {arguments.seed}, {time.monotonic() - began:.0f} s")
+        model, steps = resume.make_model(pythons, folder / "model"), arguments.steps
+        unkilled = resume.train(folder / "unkilled", pythons, model, steps)
+        kills = resume.draw(arguments.seed, steps, arguments.kills)
+        killed = resume.train(folder / "killed", pythons, model, steps, kills)
+        right, text = resume.summary(killed, unkilled, steps)
+        print(f"{text}\nresume     seed {arguments.seed}, {time.monotonic() - began:.0f} s", flush=True)
         return 0 if right else 1
 
 
