@@ -30,7 +30,7 @@ class ByHand:
         self._pythons = pythons
         broker, reward, rollout, trainer, redis = free_ports(5, neighbour=100)  # that of metrics
         self.folder = folder
-        self.redis_port = redis
+        self.redis_port, self.redis_data = redis, folder / "redis"
         self.addresses = {
             "broker": f"127.0.0.1:{broker}",
             "reward": f"127.0.0.1:{reward}",
@@ -48,7 +48,8 @@ class ByHand:
     def start_redis(self) -> None:
         """Start Redis and return when it listens."""
         command = [find_server(), "--port", str(self.redis_port), "--appendonly", "yes", "--save", "", "--dir"]
-        self._start("redis", [*command, str(self.folder)])
+        self.redis_data.mkdir(exist_ok=True)
+        self._start("redis", [*command, str(self.redis_data)])
         self.wait_for("redis", "Ready to accept connections")
 
     def start(self, name: str, *options: str) -> None:

@@ -67,7 +67,7 @@ INVALID = {
     "invalid/cut_off": "Error parsing message with type 'quartet.v1.GroupTensors'",
     "invalid/unreadable": "Error parsing message with type 'quartet.v1.GroupTranscript'",
     "invalid/infinite": "rewards has values that are not finite",
-    "invalid/foreign": f"completion_token_ids has ids from 2 to {VOCABULARY}; this model's are 0 to {VOCABULARY - 1}",
+    "invalid/foreign": f"completion_token_ids has ids from 9 to {VOCABULARY}; this model's are 0 to {VOCABULARY - 1}",
 }
 """By instance id: why the trainer drops their groups."""
 

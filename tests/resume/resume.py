@@ -125,7 +125,7 @@ class Town(ByHand):
         }
         super().__init__(folder, folder / "run.toml", pythons, settings)
         self.checkpoints = folder / "run" / "checkpoints"
-        self._data, self._snapshot = folder / "appendonlydir", folder / "snapshot"
+        self._snapshot = folder / "snapshot"
         self.start_redis()
         self.start("broker")
         self._channel = grpc.insecure_channel(self.addresses["broker"])
@@ -198,7 +198,7 @@ class Town(ByHand):
         """Put Redis back in the trainer's life, which ends by that."""
         self.until_step(restore.taken_at)
         self.processes["redis"].send_signal(signal.SIGSTOP)
-        shutil.copytree(self._data, self._snapshot)
+        shutil.copytree(self.redis_data, self._snapshot)
         self.processes["redis"].send_signal(signal.SIGCONT)
         copy = self.folder / "copy"
         if restore.all:  # docs/backup.md: after Redis, the ledger last
@@ -212,8 +212,8 @@ class Town(ByHand):
             shutil.rmtree(self.checkpoints)
             copy.rename(self.checkpoints)
         self.stop("redis", signal.SIGKILL)
-        shutil.rmtree(self._data)
-        self._snapshot.rename(self._data)
+        shutil.rmtree(self.redis_data)
+        self._snapshot.rename(self.redis_data)
         self.start_redis()
         if not restore.all:
             self.expect_end(1)
