@@ -3,12 +3,11 @@
 import json
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import pytest
-from fake_broker import make_group
+from fake_broker import FakeBroker, make_group
 from google.protobuf.timestamp_pb2 import Timestamp
 from quartet.v1 import broker_pb2, broker_pb2_grpc, experience_pb2
 
@@ -27,16 +26,17 @@ def stamp(seconds: float) -> Timestamp:
     return found
 
 
-class Lives(broker_pb2_grpc.BrokerServiceServicer):
+class Lives(FakeBroker):
     """Tells the lives it was given, by a clock that is two hours behind; a broker of before tells no clock."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.moments: dict[str, list[tuple[int, float]]] = {}
         self.tells_clock = True
         self.slow = 0.0
         """Seconds that an answer is under way."""
 
-    def GetGroup(self, request, context):  # noqa: N802 (the contract's name)
+    def GetGroup(self, request, context):
         if request.instance_id not in self.moments:
             context.abort(grpc.StatusCode.NOT_FOUND, "forgotten")
         answer = broker_pb2.GetGroupResponse()
@@ -49,15 +49,10 @@ class Lives(broker_pb2_grpc.BrokerServiceServicer):
 
 
 @pytest.fixture
-def lives() -> Iterator[tuple[Lives, broker_pb2_grpc.BrokerServiceStub]]:
-    server = grpc.server(ThreadPoolExecutor(4))
-    servicer = Lives()
-    broker_pb2_grpc.add_BrokerServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield servicer, broker_pb2_grpc.BrokerServiceStub(channel)
-    server.stop(grace=0).wait()
+def broker() -> Iterator[Lives]:
+    broker = Lives()
+    yield broker
+    broker.close()
 
 
 def made(name: str, began: float, rollout: str = "one") -> experience_pb2.ExperienceGroup:
@@ -80,16 +75,20 @@ def life(began: float) -> list[tuple[int, float]]:
     return [(LEASED, began - 30), (LEASED, began - 0.002), (PUT, began + 0.503), (IN_BATCH, began + 0.9)]
 
 
-def fetched(step: int, groups: list[experience_pb2.ExperienceGroup], arrived: float, **manifest: bool) -> Fetched:
-    """`arrived`: time.time()."""
-    granted = broker_pb2.BatchManifest(granted=True, **manifest)
-    return Fetched(step, granted, groups, arrived_at=arrived - time.time() + time.perf_counter())
-
-
-def shown(path: Path) -> list[dict]:
+def shown(
+    broker: Lives, path: Path, step: int, groups: list[experience_pb2.ExperienceGroup], arrived: float, **manifest: bool
+) -> list[dict]:
+    """The bars, each with its row, of a batch that was trained in the last second; `arrived`: time.time()."""
+    trace, now = Trace(path), time.perf_counter()
+    with grpc.insecure_channel(broker.address) as channel:
+        rows = GroupRows(trace, broker_pb2_grpc.BrokerServiceStub(channel), "test")
+        granted = broker_pb2.BatchManifest(granted=True, **manifest)
+        rows.trained(Fetched(step, granted, groups, arrived_at=arrived - time.time() + now), began=now - 1.0, ended=now)
+        rows.close()
+    trace.close()
     events = [json.loads(line.removesuffix(",")) for line in path.read_text().splitlines()[1:]]
-    rows = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
-    return [{**event, "row": rows[event["tid"]]} for event in events if event["ph"] == "X"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    return [{**event, "row": names[event["tid"]]} for event in events if event["ph"] == "X"]
 
 
 def bars(events: list[dict], row: str, **about: str | int) -> list[tuple[float, float]]:
@@ -98,20 +97,14 @@ def bars(events: list[dict], row: str, **about: str | int) -> list[tuple[float, 
     return sorted((event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6) for event in found)
 
 
-def test_a_groups_bars_are_in_order_and_where_they_were_whatever_the_clocks_say(tmp_path: Path, lives) -> None:
-    broker, stub = lives
-    trace = Trace(tmp_path / "trace.json")
-    rows = GroupRows(trace, stub, "test")
+def test_a_groups_bars_are_in_order_and_where_they_were_whatever_the_clocks_say(tmp_path: Path, broker: Lives) -> None:
     base = time.time() - 10
     groups = []
     for number in range(3):
         broker.moments[f"g{number}"] = life(base + number / 10)
         groups.append(made(f"g{number}", base + number / 10))
     now = time.perf_counter()
-    rows.trained(fetched(4, groups, arrived=base + 1.2), began=now - 1.0, ended=now)
-    rows.close()
-    trace.close()
-    events = shown(tmp_path / "trace.json")
+    events = shown(broker, tmp_path / "trace.json", 4, groups, arrived=base + 1.2)
     assert {event["row"] for event in events} == {
         "rollout one: groups",
         "reward",
@@ -141,19 +134,14 @@ def test_a_groups_bars_are_in_order_and_where_they_were_whatever_the_clocks_say(
             ends = event["ts"] + event["dur"]
 
 
-def test_a_group_is_not_shown_granted_after_it_arrived_however_slow_the_broker_answers(tmp_path: Path, lives) -> None:
+def test_a_group_is_not_shown_granted_after_it_arrived_however_slow_the_broker_answers(
+    tmp_path: Path, broker: Lives
+) -> None:
     """The middle of question and answer alone would put Redis' moments 0.15 s too late."""
-    broker, stub = lives
     broker.slow = 0.3
-    trace = Trace(tmp_path / "trace.json")
-    rows = GroupRows(trace, stub, "test")
     base = time.time() - 5
     broker.moments["g"] = life(base)
-    now = time.perf_counter()
-    rows.trained(fetched(0, [made("g", base)], arrived=base + 0.902), began=now - 1.0, ended=now)
-    rows.close()
-    trace.close()
-    events = shown(tmp_path / "trace.json")
+    events = shown(broker, tmp_path / "trace.json", 0, [made("g", base)], arrived=base + 0.902)
     ((put, granted),) = bars(events, "broker: groups ready", group="g")
     ((delivering, delivered),) = bars(events, "broker: batches", step=0)
     assert put <= granted <= delivering + 2e-6 <= delivered + 2e-6
@@ -162,11 +150,8 @@ def test_a_group_is_not_shown_granted_after_it_arrived_however_slow_the_broker_a
 
 @pytest.mark.parametrize("why", ["an older broker", "a forgotten group", "an older rollout", "a replayed batch"])
 def test_what_nobody_tells_is_left_out_and_the_rest_is_there(
-    tmp_path: Path, lives, why: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, broker: Lives, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broker, stub = lives
-    trace = Trace(tmp_path / "trace.json")
-    rows = GroupRows(trace, stub, "test")
     base = time.time() - 5
     group, manifest = made("g", base), {"replayed": True} if why == "a replayed batch" else {}
     if why != "a forgotten group":
@@ -174,11 +159,7 @@ def test_what_nobody_tells_is_left_out_and_the_rest_is_there(
     if why == "an older rollout":
         group.transcript = make_group("g", version=0).transcript
     broker.tells_clock = why != "an older broker"
-    now = time.perf_counter()
-    rows.trained(fetched(0, [group], base + 1, **manifest), now - 0.5, now)
-    rows.close()
-    trace.close()
-    seen = {event["row"] for event in shown(tmp_path / "trace.json")}
+    seen = {event["row"] for event in shown(broker, tmp_path / "trace.json", 0, [group], base + 1, **manifest)}
     at_broker = {"broker: groups ready", "broker: batches"} if why == "an older rollout" else set()
     assert seen == {"trainer: steps"} | at_broker
     assert len([line for line in caplog.records if "lacks" in line.message]) == (
