@@ -364,7 +364,10 @@ class AsyncClient:
         return watch_run(self.connections, run_id, after)
 
     async def status(self) -> list[ServiceStatus]:
-        """Ask all four services how they are. Never raises for a service that cannot be reached: its status says so."""
+        """Ask all four services, and the other rollouts of the newest run, how they are.
+
+        Never raises for a service that cannot be reached: its status says so.
+        """
         return await service_statuses(self.connections)
 
     async def service(self, kind: str) -> ServiceStatus:

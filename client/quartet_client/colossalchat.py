@@ -21,7 +21,6 @@ PRESETS = {
 
 # Flags that have no counterpart, and why.
 _NOT_NEEDED = {
-    "num_inferencer": "start as many rollouts as you like, whenever you like; the launcher starts one",
     "inference_batch_size": "rollouts batch continuously",
     "inference_microbatch_size": "rollouts batch continuously",
     "train_microbatch_size": "trainer.micro_batch_tokens bounds memory; the gradient does not depend on the cut",
@@ -134,6 +133,7 @@ def migrate(flags: str) -> str:
     evaluation = _evaluation_sets(given.eval_dataset)
     file.put("data", train=given.dataset, passes=given.num_episodes, shuffle_seed=42)
     file.put("data.evaluation", **evaluation)
+    file.put("launcher", rollouts=given.num_inferencer)
     file.put("rollout", engine=given.backend)
     if given.producer_tensor_parallel_size > 1 and given.backend == "vllm":
         file.put("rollout.vllm", form="async", tensor_parallel_size=given.producer_tensor_parallel_size)

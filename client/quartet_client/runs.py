@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from quartet.v1 import broker_pb2, common_pb2
 
@@ -194,6 +195,6 @@ class ServiceStatus:
     waiting_for: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
     libraries: Mapping[str, str] = field(default_factory=dict)
-    details: Mapping[str, object] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
     idle_fraction: float | None = None

@@ -1,7 +1,9 @@
-"""How the four services are: health, handshake, what each says of itself."""
+"""How the services are: health, handshake, what each says of itself."""
 
 import asyncio
+import re
 from collections.abc import Mapping
+from typing import Any
 
 import grpc
 from google.protobuf.json_format import MessageToDict
@@ -14,6 +16,7 @@ from quartet_client.runs import ServiceStatus
 from quartet_client.types import to_datetime
 from quartet_common.handshake import handshake
 
+_ADDRESS = re.compile(r"[\w.:\[\]-]+:\d{1,5}", re.ASCII)  # what a member says is somebody else's text
 _PATIENCE = 3.0  # seconds for each question: a person waits for the answer
 
 _STATUS_CALLS = {
@@ -25,19 +28,39 @@ _STATUS_CALLS = {
 
 
 async def service_statuses(connections: Connections) -> list[ServiceStatus]:
-    """Ask all four services at once; one that cannot be reached has its status say so."""
-    return list(await asyncio.gather(*(service_status(connections, kind) for kind in KINDS)))
+    """Ask all four services at once, then the other rollouts of the newest run, which follow the one of [addresses].
+
+    One that cannot be reached has its status say so.
+    """
+    broker, reward, rollout, trainer = await asyncio.gather(*(service_status(connections, kind) for kind in KINDS))
+    others = await _other_rollouts(connections, broker, rollout.instance_id)
+    rollouts = await asyncio.gather(*(service_status(connections, "rollout", address) for address in others))
+    return [broker, reward, rollout, *rollouts, trainer]
 
 
-async def service_status(connections: Connections, kind: str) -> ServiceStatus:
-    """Ask one service for its health, handshake and status."""
-    address = connections.address(kind)
+async def _other_rollouts(connections: Connections, broker: ServiceStatus, known: str) -> list[str]:
+    """Return the addresses of the newest run's live rollouts but the one with the instance id `known`."""
+    runs = broker.details.get("runs")
+    if not runs:
+        return []
+    request = broker_pb2.GetRunRequest(run_id=runs[0]["run_id"])
+    try:
+        members = (await connections.call("broker", "GetRun", request, timeout=_PATIENCE)).members
+    except QuartetError:
+        return []  # what is wrong with the broker stands in its own status
+    rollouts = [member for member in members if member.kind == common_pb2.SERVICE_KIND_ROLLOUT]
+    return [member.address for member in rollouts if member.instance_id != known and _ADDRESS.fullmatch(member.address)]
+
+
+async def service_status(connections: Connections, kind: str, address: str = "") -> ServiceStatus:
+    """Ask one service, by default at its configured address, for its health, handshake and status."""
+    address = address or connections.address(kind)
     channel = connections.channel(kind, address)
     try:
-        async with quartet_errors(connections.peer(kind)):
+        async with quartet_errors(connections.peer(kind, address)):
             health = await _health(channel)
             hello = await handshake(channel, common_pb2.SERVICE_KIND_CLIENT, timeout=_PATIENCE)
-        details, error = await _details(connections, kind), ""
+        details, error = await _details(connections, kind, address), ""
     except QuartetError as failure:
         return ServiceStatus(kind, address, "unreachable", error=str(failure))
     return ServiceStatus(
@@ -61,11 +84,11 @@ async def _health(channel: grpc.aio.Channel) -> str:
     return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status).lower()
 
 
-async def _details(connections: Connections, kind: str) -> Mapping[str, object]:
+async def _details(connections: Connections, kind: str, address: str) -> Mapping[str, Any]:
     """Return what a service says of itself; {"error": sentence} if it cannot say it now (the broker without Redis)."""
     method, request = _STATUS_CALLS[kind]
     try:
-        answer = await connections.call(kind, method, request, timeout=_PATIENCE)
+        answer = await connections.call(kind, method, request, address=address, timeout=_PATIENCE)
     except QuartetError as error:
         return {"error": str(error)}
     if kind == "reward":

@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
 """Makes the named Python environments of this checkout under `.quartet/`, with nothing but a Python 3.11 or later.
 
-    python3 deploy/local/environments.py [--with-tests] [NAME ...]     all of them without a NAME:
-                                                                       broker reward reward-model rollout trainer
-                                                                       client dev
+    python3 deploy/local/environments.py [--gpu | --cpu] [--with-tests] [NAME ...]     all of them without a NAME:
+                                                                                       broker reward reward-model
+                                                                                       rollout trainer client dev
 
 Each service has an environment of its own, because they cannot share one (vLLM needs transformers 5, ColossalAI 4.51):
 the pinned closure of `services/NAME/requirements.txt` (with `overrides.txt` where there is one), and the packages of
 this checkout as editable installs. A stamp beside each records a digest of what went in, so a second call is instant
 and a changed requirement rebuilds only what it touches. `--with-tests` adds `deploy/local/requirements-test.txt`
-(pytest) on top, and `services/NAME/requirements-test.txt` where a service's tests need more.
+(pytest) on top, and `services/NAME/requirements-test.txt` where a service's tests need more. An environment without a
+stamp, which a person made, is left as it is.
+
+Rollout and trainer have a second closure for CUDA, `requirements-gpu.txt`: taken by `--gpu`, and by itself where two
+GPUs are found and their driver is new enough. What is there already keeps its kind until told otherwise.
 
 Set `PIP_FIND_LINKS`, `PIP_INDEX_URL`, `PIP_EXTRA_INDEX_URL` or `PIP_CERT` as for pip: they are passed on to uv.
 With none of the first three, torch comes from PyTorch's own index (`torch_options`); else what they name must have it.
@@ -26,10 +30,14 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from installer import ROOT, STATE, UV_VERSION, EnvironmentFailure, Progress, ensure_uv, lock, run_uv
+
+sys.path.append(str(ROOT / "services" / "common"))  # of which this module needs no package
+
+from quartet_common.gpus import LEAST_DRIVER, GpuError, old_driver, read_gpus  # noqa: E402
 
 FORMAT = 1  # raise it when the way environments are made changes, so that existing ones are made again
 REQUIREMENTS_TEST = "deploy/local/requirements-test.txt"
@@ -47,6 +55,8 @@ class Environment:
     torch: str = ""  # uv's --torch-backend: which build of torch, from PyTorch's own index
     heavy: bool = False
     on_demand: bool = False  # made only when it is asked for by name
+    gpu_requirements: str = ""  # the closure for CUDA, where there is one
+    profile: str = "cpu"
 
     @property
     def folder(self) -> Path:
@@ -60,7 +70,8 @@ class Environment:
 def service(name: str, contents: str, torch: str = "") -> Environment:
     packages = ("protos", "services/common", f"services/{name}")
     requirements, overrides = f"services/{name}/requirements.txt", f"services/{name}/overrides.txt"
-    return Environment(name, contents, requirements, packages, overrides, torch, heavy=bool(torch))
+    gpu = f"services/{name}/requirements-gpu.txt" if torch else ""
+    return Environment(name, contents, requirements, packages, overrides, torch, bool(torch), gpu_requirements=gpu)
 
 
 ENVIRONMENTS: dict[str, Environment] = {
@@ -69,7 +80,7 @@ ENVIRONMENTS: dict[str, Environment] = {
         service("broker", "Redis client"),
         service("reward", "math-verify"),
         service("rollout", "vLLM and transformers 5", torch="cpu"),
-        service("trainer", "ColossalAI and transformers 4.51", torch="auto"),
+        service("trainer", "ColossalAI and transformers 4.51", torch="cpu"),
         # The reward service with its extra: what its tests of the learned reward model run in.
         Environment(
             "reward-model",
@@ -99,13 +110,16 @@ ENVIRONMENTS: dict[str, Environment] = {
 }
 
 
-def make(names: list[str], with_tests: bool = False, quiet: bool = False) -> None:
-    """Makes the named environments, or finds them up to date. Raises EnvironmentFailure."""
+def make(names: list[str], with_tests: bool = False, quiet: bool = False, profile: str = "") -> None:
+    """Makes the named environments, or finds them up to date. Raises EnvironmentFailure.
+
+    `profile`: "gpu", "cpu", or empty for what each is already, or else for what suits this host.
+    """
     unknown = [name for name in names if name not in ENVIRONMENTS]
     if unknown:
         raise EnvironmentFailure(f"no environment is called '{unknown[0]}': there are {', '.join(ENVIRONMENTS)}")
     progress = Progress(quiet)
-    wanted = [ENVIRONMENTS[name] for name in dict.fromkeys(names)]
+    wanted = [profiled(ENVIRONMENTS[name], profile, progress) for name in dict.fromkeys(names)]
     missing = [environment for environment in wanted if not is_current(environment, with_tests)]
     if not missing:
         return
@@ -121,6 +135,31 @@ def make(names: list[str], with_tests: bool = False, quiet: bool = False) -> Non
             raise
     for future in futures:
         future.result()
+
+
+def profiled(environment: Environment, profile: str, progress: Progress) -> Environment:
+    """The environment as it is made for GPUs or for the CPU. Raises EnvironmentFailure for GPUs with an old driver."""
+    if not environment.gpu_requirements or is_by_hand(environment):
+        return environment
+    stamp = read_stamp(environment)
+    chosen = profile or str(stamp.get("profile", "cpu") if stamp else choose_profile(progress))
+    if chosen == "cpu":
+        return environment
+    if old := old_driver(read_gpus()):
+        raise EnvironmentFailure(f"{environment.name} environment: {old}; update it, or make it with --cpu")
+    contents = f"{environment.contents}, for CUDA 13.0 (driver {LEAST_DRIVER} or newer)"
+    return replace(environment, requirements=environment.gpu_requirements, contents=contents, torch="", profile="gpu")
+
+
+def choose_profile(progress: Progress) -> str:
+    """What suits this host: GPUs if a rollout and the trainer can have one each. Says why others are left unused."""
+    gpus = read_gpus()
+    old = old_driver(gpus)
+    if gpus and (old or len(gpus) == 1):
+        one = "a rollout and the trainer need a GPU each, and there is one; for one of them alone take --gpu"
+        progress.say(f"packages for the CPU: {old or one}")
+        return "cpu"
+    return "gpu" if gpus else "cpu"
 
 
 def make_lane(uv: Path, lane: list[Environment], with_tests: bool, progress: Progress) -> None:
@@ -140,9 +179,10 @@ def make_one(uv: Path, environment: Environment, with_tests: bool, progress: Pro
         digests = wanted_stamp(environment, with_tests)
         if not stamp or not environment.python.exists():  # none, or one whose making was interrupted
             shutil.rmtree(environment.folder, ignore_errors=True)
-        stamp_file(environment).unlink(missing_ok=True)
+        unfinished(environment).touch()
         install(uv, environment, with_tests, progress)
         stamp_file(environment).write_text(json.dumps(digests, indent=2) + "\n")
+        unfinished(environment).unlink()
         progress.say(f"{name} environment: ready after {time.monotonic() - started:.0f} s")
 
 
@@ -201,7 +241,14 @@ def create_virtual_environment(uv: Path, environment: Environment, progress: Pro
 # --- What is up to date -----------------------------------------------------------------------------------------------
 
 
+def is_by_hand(environment: Environment) -> bool:
+    """Whether a person made it: it works, and this script has neither finished nor begun it."""
+    return environment.python.exists() and not stamp_file(environment).exists() and not unfinished(environment).exists()
+
+
 def is_current(environment: Environment, with_tests: bool) -> bool:
+    if is_by_hand(environment):
+        return True
     stamp = read_stamp(environment)
     if not environment.python.exists() or not stamp:
         return False
@@ -213,7 +260,14 @@ def stamp_file(environment: Environment) -> Path:
     return environment.folder / "quartet-stamp.json"
 
 
+def unfinished(environment: Environment) -> Path:
+    """There while it is being made, and after that was interrupted."""
+    return STATE / "envs" / f"{environment.name}.unfinished"
+
+
 def read_stamp(environment: Environment) -> dict[str, str | None]:
+    if unfinished(environment).exists():
+        return {}
     try:
         return dict(json.loads(stamp_file(environment).read_text()))
     except (FileNotFoundError, ValueError):
@@ -233,6 +287,7 @@ def wanted_stamp(environment: Environment, with_tests: bool) -> dict[str, str | 
         "format": f"{FORMAT} uv {UV_VERSION}",
         "contents": digest(files),
         "tests": digest(test_requirements(environment)) if with_tests else None,
+        **({"profile": environment.profile} if environment.profile != "cpu" else {}),
     }
 
 
@@ -269,12 +324,17 @@ def main(arguments: list[str] | None = None) -> int:
         help=f"of {', '.join(ENVIRONMENTS)}; default: all but the bench-… ones",
     )
     parser.add_argument("--with-tests", action="store_true", help="add pytest and its plug-ins")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--gpu", dest="profile", action="store_const", const="gpu", help="rollout and trainer for CUDA")
+    kind.add_argument(
+        "--cpu", dest="profile", action="store_const", const="cpu", help="rollout and trainer for the CPU"
+    )
     parser.add_argument("--quiet", action="store_true", help="say nothing unless something fails")
     options = parser.parse_args(arguments)
     try:
         by_default = [name for name, environment in ENVIRONMENTS.items() if not environment.on_demand]
-        make(options.names or by_default, options.with_tests, options.quiet)
-    except EnvironmentFailure as failure:
+        make(options.names or by_default, options.with_tests, options.quiet, options.profile or "")
+    except (EnvironmentFailure, GpuError) as failure:
         print(failure, file=sys.stderr)
         return 1
     except KeyboardInterrupt:

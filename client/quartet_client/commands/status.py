@@ -1,4 +1,4 @@
-"""`quartet status`: how the four services are."""
+"""`quartet status`: how the services are."""
 
 from typing import Any
 
@@ -17,7 +17,10 @@ from quartet_common.text import one_line
 @targeted
 @asynchronous
 async def status(target: Target, as_json: bool) -> int:
-    """Ask all four services for health, versions, and what each waits for. Exit status 1 if one cannot be reached."""
+    """Ask all services for health, versions, and what each waits for. Exit status 1 if one cannot be reached.
+
+    These are the four of [addresses], and the other rollouts of the newest run.
+    """
     async with target.client() as client:
         services = await client.status()
     if as_json:

@@ -1,5 +1,6 @@
 """The checkout this launcher belongs to, and the environments of its services."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,25 @@ SERVICES = ("broker", "reward", "rollout", "trainer")
 def service_python(name: str) -> Path:
     """Return the interpreter of a service's environment."""
     return ROOT / ".quartet" / "envs" / name / "bin" / "python"
+
+
+def made_for_gpus() -> bool:
+    """Return whether rollout and trainer may use GPUs: `environments.py` made them so, or a person made them.
+
+    Raises:
+        LaunchError: one may, the other not.
+    """
+    made = {}
+    for name in ("rollout", "trainer"):
+        stamp = service_python(name).parents[1] / "quartet-stamp.json"
+        made[name] = json.loads(stamp.read_text()).get("profile", "cpu") if stamp.exists() else "gpu"
+    if made["rollout"] != made["trainer"]:
+        raise LaunchError(
+            f"the rollout's environment is made for the {made['rollout']}, the trainer's for the {made['trainer']}; "
+            "make both alike: python3 deploy/local/environments.py --gpu rollout trainer (or --cpu)",
+            2,
+        )
+    return made["rollout"] == "gpu"
 
 
 def ensure_environments() -> None:

@@ -1,5 +1,7 @@
 """[launcher] of the run file."""
 
+from typing import Annotated
+
 from pydantic import Field
 
 from quartet_common.config import Section
@@ -8,6 +10,22 @@ from quartet_common.config import Section
 class LauncherSection(Section):
     """[launcher]: how the services of one machine are started and kept."""
 
+    rollouts: int | None = Field(
+        None,
+        ge=0,
+        le=1024,
+        description="Rollouts on this machine: one at addresses.rollout, the others at free ports of its host; "
+        "0: they run elsewhere. Unset: one on the CPU, as many as half of the GPUs hold.",
+    )
+    rollout_gpus: list[Annotated[int, Field(ge=0)]] = Field(
+        [], description="GPUs of the rollouts, as nvidia-smi counts them. Empty: the first of those that are left."
+    )
+    trainer_gpus: list[Annotated[int, Field(ge=0)]] = Field(
+        [], description="GPUs of the trainer, one a rank. Empty: those that the rollouts leave."
+    )
+    reward_gpus: list[Annotated[int, Field(ge=0)]] = Field(
+        [], description="GPUs of the reward service, for a learned reward model."
+    )
     restart: bool = Field(True, description="Start a service again that died while the run is under way.")
     max_restarts: int = Field(
         3, ge=0, description="Restarts of one service without a new step of the run, after which the run is given up."

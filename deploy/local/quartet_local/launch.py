@@ -16,7 +16,11 @@ from pythonjsonlogger.json import JsonFormatter
 from quartet_client.errors import QuartetError
 from quartet_client.terminal import Terminal, echo
 from quartet_common.config import ConfigError, LoadedConfig, Section, load_config
+from quartet_common.gpus import GpuError, read_gpus
+from quartet_local.checkout import made_for_gpus
 from quartet_local.config import LaunchError, LauncherSection
+from quartet_local.memory import check_memory
+from quartet_local.placement import Service, place
 from quartet_local.preflight import check_services, service_command
 from quartet_local.process import Process
 from quartet_local.redis import redis_process, socket_folder
@@ -66,13 +70,14 @@ class Launch(ABC):
         """The named services, checked and healthy, and Redis unless the run file names one; stopped at the end.
 
         Args:
-            names: in the order of `SERVICES`; the broker is among them.
+            names: in the order of `SERVICES`; the broker is the first.
         """
         config, path, overrides = self._config, self._config.path, [*self._overrides, *self._additions()]
+        services = self._placed(names)
         own_redis = not load_config("broker", _BrokerSection, path, self._overrides).section.redis_url
         self.say("checking the run file with every service")
         # The broker's check wants a Redis that answers: an embedded one is started only when the others are satisfied.
-        await check_services(names[1:] if own_redis else names, path, overrides)
+        await check_services(services[1:] if own_redis else services, path, overrides)
         logs = self._folder / "logs"
         with (
             _private_files(),
@@ -86,20 +91,41 @@ class Launch(ABC):
                 data, log = self._folder / "redis", logs / "redis.log"
                 processes["redis"], redis_url = redis_process(data, log, sockets, config.section.embedded_redis_memory)
                 overrides.append(f'broker.redis_url="{redis_url}"')
-            for name in names:
-                command = [*service_command(name, path, overrides), "--log-format", "json"]
-                processes[name] = Process(name, command, logs / f"{name}.log")
+            for service in services:
+                command = [*service_command(service, path, overrides), "--log-format", "json"]
+                log = logs / f"{service.name}.log"
+                processes[service.name] = Process(
+                    service.name, command, log, service.kind, environment=service.environment
+                )
+            addresses = {service.name: service.address for service in services}
             self._supervisor = supervisor = Supervisor(
-                processes, redis_url, config.addresses, config.security, config.section, self.say
+                processes, redis_url, addresses, config.security, config.section, self.say
             )
             try:
                 if own_redis:
                     await supervisor.start("redis")
-                    await check_services(("broker",), path, overrides)
-                await supervisor.start(*names)
+                    await check_services(services[:1], path, overrides)
+                await supervisor.start(*addresses)
                 yield supervisor
             finally:
                 await supervisor.stop()
+
+    def _placed(self, names: tuple[str, ...]) -> list[Service]:
+        """Return the processes of the services, on the GPUs that the environments are made for.
+
+        Raises:
+            ConfigError: GPUs are missing, or cannot hold what is to run on them.
+        """
+        try:
+            gpus = read_gpus()
+        except GpuError as error:
+            raise ConfigError(str(error)) from error
+        services = place(self._config, names, gpus if gpus and made_for_gpus() else [], self._overrides)
+        for service in services:
+            check_memory(service, self._config, self._overrides)
+            if service.gpus:
+                self.say(f"{service.name}: {', '.join(map(str, service.gpus))}")
+        return services
 
     def _additions(self) -> list[str]:
         """Settings that make the services' drain fit into the launcher's."""

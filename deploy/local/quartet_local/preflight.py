@@ -6,34 +6,36 @@ from pathlib import Path
 from quartet_common.config import ConfigError
 from quartet_local.checkout import service_python
 from quartet_local.config import LaunchError
+from quartet_local.placement import Service
 
 _TIMEOUT = 60.0  # seconds; a dry run takes about one, more while everything is imported for the first time
 
 
-async def check_services(names: tuple[str, ...], path: Path | None, overrides: list[str]) -> None:
+async def check_services(services: list[Service], path: Path | None, overrides: list[str]) -> None:
     """Dry-run the services side by side.
 
     Raises:
-        ConfigError: the first complaint, in the order of `names`.
+        ConfigError: the first complaint, in the order of `services`.
         LaunchError: a dry run failed in another way.
     """
-    results = await asyncio.gather(*(_dry_run(name, path, overrides) for name in names))
-    for name, (status, words) in zip(names, results, strict=True):
+    results = await asyncio.gather(*(_dry_run(service, path, overrides) for service in services))
+    for service, (status, words) in zip(services, results, strict=True):
         if status == 2:
-            raise ConfigError(words.removeprefix(f"quartet-{name}: "))
+            raise ConfigError(words.removeprefix(f"quartet-{service.kind}: "))
         if status:
-            raise LaunchError(f"{name}: its check failed: {words}")
+            raise LaunchError(f"{service.name}: its check failed: {words}")
 
 
-def service_command(name: str, path: Path | None, overrides: list[str]) -> list[str]:
+def service_command(service: Service, path: Path | None, overrides: list[str]) -> list[str]:
     """Return the command line of a service."""
-    settings = [argument for override in overrides for argument in ("--set", override)]
-    return [str(service_python(name)), "-m", f"quartet_{name}", *([str(path)] if path else []), *settings]
+    settings = [argument for override in (*overrides, *service.settings) for argument in ("--set", override)]
+    program = [str(service_python(service.kind)), "-m", f"quartet_{service.kind}"]
+    return [*program, *([str(path)] if path else []), *settings]
 
 
-async def _dry_run(name: str, path: Path | None, overrides: list[str]) -> tuple[int, str]:
+async def _dry_run(service: Service, path: Path | None, overrides: list[str]) -> tuple[int, str]:
     """Return the exit status and the last line of standard error."""
-    command = [*service_command(name, path, overrides), "--dry-run", "--check-port"]
+    command = [*service_command(service, path, overrides), "--dry-run", "--check-port"]
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.DEVNULL,

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from quartet_local import guard
 
@@ -21,15 +23,27 @@ class Process:
         name: what people call it.
         command: with its arguments.
         log: file its output is appended to.
+        kind: the service it is; default: its name.
         grace: seconds from SIGTERM to SIGKILL if the launcher dies without stopping it.
+        environment: variables that it has beyond the launcher's.
     """
 
-    def __init__(self, name: str, command: list[str], log: Path, grace: float = 6.0):
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        log: Path,
+        kind: str = "",
+        grace: float = 6.0,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ):
         self.name = name
+        self.kind = kind or name
         self.log = log
         self.restarts = 0
         self._command = command
         self._grace = grace
+        self._environment = environment
         self._log_start = 0
         self._popen: subprocess.Popen | None = None
         self.exited: asyncio.Future[int] | None = None  # of the present start; its result is the exit status
@@ -45,7 +59,7 @@ class Process:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         command = [sys.executable, "-I", "-S", guard.__file__, str(self._grace), *self._command]
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **self._environment}
         environment.pop("PYTHONPATH", None)  # a service sees its own environment only
         with self.log.open("ab") as log:
             self._popen = subprocess.Popen(
@@ -97,7 +111,7 @@ class Process:
         records = [_parse(line) for line in lines]
         errors = [text for text, is_error in records if is_error]
         texts = errors or [text for text, _ in records]
-        return texts[-1].removeprefix(f"quartet-{self.name}: ") if texts else "it said nothing"
+        return texts[-1].removeprefix(f"quartet-{self.kind}: ") if texts else "it said nothing"
 
 
 def _parse(line: str) -> tuple[str, bool]:

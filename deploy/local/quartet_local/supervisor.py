@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quartet_common.channel import connect
-from quartet_common.config import AddressesSection, SecuritySection
+from quartet_common.config import SecuritySection
 from quartet_common.log import get_logger
 from quartet_local import redis
 from quartet_local.config import LaunchError, LauncherSection
@@ -38,6 +38,7 @@ class Supervisor:
     Args:
         processes: by name; "redis" first if there is one of ours.
         redis_url: of the embedded Redis, if there is one.
+        addresses: of the services, by name.
         say: tells the person at the terminal a line.
     """
 
@@ -45,7 +46,7 @@ class Supervisor:
         self,
         processes: dict[str, Process],
         redis_url: str | None,
-        addresses: AddressesSection,
+        addresses: Mapping[str, str],
         security: SecuritySection,
         settings: LauncherSection,
         say: Callable[[str], None],
@@ -95,7 +96,7 @@ class Supervisor:
         self._say(f"{name} ready after {time.monotonic() - started:.1f} s")
 
     async def _until_serving(self, process: Process, timeout: float) -> None:
-        serving = asyncio.create_task(self._poll_health(process.name))
+        serving = asyncio.create_task(self._poll_health(process))
         exited = asyncio.ensure_future(process.wait())
         try:
             await asyncio.wait([serving, exited], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
@@ -114,9 +115,9 @@ class Supervisor:
             serving.cancel()
             exited.cancel()
 
-    async def _poll_health(self, name: str) -> None:
-        address = getattr(self._addresses, name)
-        async with connect(address, self._security, service=name) as channel:
+    async def _poll_health(self, process: Process) -> None:
+        address = self._addresses[process.name]
+        async with connect(address, self._security, service=process.kind) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             while True:
                 try:
@@ -192,6 +193,6 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Stop all, in order; what does not end in its time is killed, with everything it started."""
-        for names, grace in STOP_ORDER:
-            running = [self._processes[name] for name in names if name in self._processes]
+        for kinds, grace in STOP_ORDER:
+            running = [process for process in self._processes.values() if process.kind in kinds]
             await asyncio.gather(*(process.stop(grace, self.hurry) for process in running))

@@ -17,6 +17,7 @@ ENVIRONMENTS = ROOT / ".quartet" / "envs"
 QUARTET = ENVIRONMENTS / "client" / "bin" / "quartet"
 SERVICES = ("broker", "reward", "rollout", "trainer")
 sys.path.append(str(ROOT / "tests" / "preloaded"))
+sys.path.append(str(ROOT / "services" / "common" / "tests"))  # fake_nvidia_smi
 
 from preloaded import Pythons  # noqa: E402
 
@@ -29,7 +30,10 @@ def free_ports(count: int) -> list[int]:
 
 
 def preloaded_checkout(folder: Path, pythons: Pythons) -> Path:
-    """Make a checkout with this launcher, whose services begin with their imports done, and return its folder."""
+    """Make a checkout with this launcher, whose services begin with their imports done, and return its folder.
+
+    Its environments are taken for made by hand, and so for GPUs where there are some.
+    """
     local = folder / "deploy" / "local"
     shutil.copytree(ROOT / "deploy" / "local" / "quartet_local", local / "quartet_local")
     (local / "environments.py").symlink_to(ROOT / "deploy" / "local" / "environments.py")
@@ -108,6 +112,16 @@ class Launched:
                     found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue  # it ended while we looked, or is not ours
+        return found
+
+    def visible_gpus(self) -> dict[str, str]:
+        """Return CUDA_VISIBLE_DEVICES of each service, by its log's name; those without it are left out."""
+        found = {}
+        for pid, command in self.processes().items():
+            guard = Path("/proc") / str(pid)
+            variables = dict(each.partition("=")[::2] for each in (guard / "environ").read_text().split("\0"))
+            if "guard.py" in command and "CUDA_VISIBLE_DEVICES" in variables:
+                found[(guard / "fd" / "1").readlink().stem] = variables["CUDA_VISIBLE_DEVICES"]
         return found
 
     def service(self, name: str) -> int:

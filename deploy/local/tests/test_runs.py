@@ -1,10 +1,18 @@
 """Whole runs: to the end, stopped at any moment, and with services killed on the way. Nothing stays behind."""
 
+import io
 import os
 import re
 import signal
 
+import fake_nvidia_smi
 import pytest
+from launched import preloaded_checkout
+from rich.console import Console
+
+from quartet_client.async_client import AsyncClient
+from quartet_client.progress import RunProgress
+from quartet_client.view import RunView
 
 pytestmark = pytest.mark.timeout(600)
 READY = 300  # seconds for all to come up on a busy machine
@@ -96,6 +104,35 @@ def test_services_that_are_killed_are_started_again_and_the_run_goes_on(launch, 
     assert "run launched succeeded after 20 steps" in launched.text()
     assert exactly_once(launched, steps=20)
     launched.assert_gone(within=1.0)
+
+
+async def test_several_rollouts_of_one_run_file_are_placed_fed_shown_and_kept_up(
+    launch, run_file, pythons, tmp_path, monkeypatch
+):
+    """On a machine that seems to have GPUs, which the tiny model does without."""
+    fake_nvidia_smi.install(tmp_path / "bin", monkeypatch, count=4)
+    by_hand = preloaded_checkout(tmp_path / "by-hand", pythons)
+    settings = ("--set", "run.max_steps=1000000", "--set", "trainer.ranks=1", "--set", "launcher.rollouts=2")
+    launched = launch(run_file, *settings, checkout=by_hand)
+    launched.wait_for_line("step 2", READY)
+    gpus = {"broker": "", "reward": "", "rollout": "0", "rollout-2": "1", "trainer": "2"}
+    assert launched.visible_gpus() == gpus
+    assert "rollout-2: GPU 1 (NVIDIA H100, 79.0 of 80.0 GiB free)\n" in launched.text()
+    async with AsyncClient.from_config(run_file) as client:
+        run, services = await client.run("launched"), await client.status()
+    assert [service.kind for service in services] == ["broker", "reward", "rollout", "rollout", "trainer"]
+    assert all(service.health == "serving" for service in services), services
+    members = {member.instance_id: member.address for member in run.members if member.kind == "rollout"}
+    assert members == {service.instance_id: service.address for service in services if service.kind == "rollout"}
+    progress = RunProgress("launched")
+    progress.fold_run(run)
+    picture = Console(file=io.StringIO(), width=200)
+    picture.print(RunView(progress, picture).render())
+    assert sum(line.strip("│ ").startswith("rollout ") for line in picture.file.getvalue().splitlines()) == 2
+    os.kill(int(services[3].instance_id.split("-")[-2]), signal.SIGKILL)
+    launched.wait_for_line("rollout-2 was killed by SIGKILL; starting it again (1 of 3)", 30)
+    launched.wait_for_line("rollout-2 ready after", READY, times=2)
+    interrupt(launched, "run launched is active")
 
 
 def test_without_restarts_a_death_ends_the_run_in_one_sentence(launch, run_file):

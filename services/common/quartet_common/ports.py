@@ -2,6 +2,7 @@
 
 import random
 import socket
+from collections.abc import Collection
 from pathlib import Path
 
 _LOWEST = 10_000
@@ -9,7 +10,7 @@ _GIVEN_BY_KERNEL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _given: set[int] = set()  # by this process, so far
 
 
-def free_ports(count: int, host: str = "127.0.0.1", neighbour: int = 0) -> list[int]:
+def free_ports(count: int, host: str = "127.0.0.1", neighbour: int = 0, reserved: Collection[int] = ()) -> list[int]:
     """Return different ports that nothing listens on, and that this process was not given before.
 
     They are below the range that the kernel takes ports from for outgoing connections: one of those may be in use by
@@ -19,6 +20,7 @@ def free_ports(count: int, host: str = "127.0.0.1", neighbour: int = 0) -> list[
         count: how many.
         host: the address they are to be listened at.
         neighbour: another port that must be free, so much above each; 0: none.
+        reserved: ports that others are about to listen on.
 
     Raises:
         OSError: so many are not to be had.
@@ -28,8 +30,9 @@ def free_ports(count: int, host: str = "127.0.0.1", neighbour: int = 0) -> list[
     for port in random.SystemRandom().sample(range(_LOWEST, highest), highest - _LOWEST):
         if len(found) == count:
             break
-        if port not in _given and all(_is_free(host, each) for each in {port, port + neighbour}):
-            _given.update((port, port + neighbour))
+        both = {port, port + neighbour}
+        if both.isdisjoint(_given) and both.isdisjoint(reserved) and all(_is_free(host, each) for each in both):
+            _given.update(both)
             found.append(port)
     if len(found) < count:
         raise OSError(f"only {len(found)} of {count} ports between {_LOWEST} and {highest} are free at {host}")

@@ -28,9 +28,9 @@ def test_one_that_is_taken_is_not_given(monkeypatch):
             ports.free_port()
 
 
-def test_a_neighbour_is_free_too(monkeypatch):
+def test_a_neighbour_is_free_too_and_neither_is_reserved(monkeypatch):
     port = ports.free_port()
     monkeypatch.setattr(ports, "_given", set())
-    monkeypatch.setattr(ports.random.SystemRandom, "sample", lambda self, among, count: [port, port + 1])
+    monkeypatch.setattr(ports.random.SystemRandom, "sample", lambda self, among, count: [port, port + 1, port + 2])
     with socket.create_server(("127.0.0.1", port + 100)):
-        assert ports.free_ports(1, neighbour=100) == [port + 1]
+        assert ports.free_ports(1, neighbour=100, reserved={port + 101}) == [port + 2]

@@ -1,0 +1,176 @@
+"""Which processes a run has on a machine, where each listens, which GPUs it has, and whether they hold it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from quartet_common.config import ConfigError, load_config, split_address
+from quartet_common.gpus import GIB, Gpu
+from quartet_local.checkout import SERVICES
+from quartet_local.config import LauncherSection
+from quartet_local.memory import check_memory, rank_bytes
+from quartet_local.placement import TrainerKeys, place
+
+ALL, TRAINERLESS = SERVICES, SERVICES[:3]
+TWO_EACH = "rollout.vllm.tensor_parallel_size=2"
+SEVEN_BILLION = 7_615_616_512
+
+
+def gpus(count: int, free: float = 79.0) -> list[Gpu]:
+    return [Gpu(index, f"GPU-{index}", "H100", 80 * GIB, int(free * GIB), "580.95.05") for index in range(count)]
+
+
+def placed(count: int, *settings: str, kinds=ALL):
+    return place(load_config("launcher", LauncherSection, None, settings), kinds, gpus(count), settings)
+
+
+def test_rollouts_listen_at_ports_of_their_own_which_are_no_other_services_nor_its_metrics():
+    services = placed(0, "launcher.rollouts=4", "rollout.advertise_address=public:7103")
+    assert [service.name for service in services] == [
+        "broker", "reward", "rollout", "rollout-2", "rollout-3", "rollout-4", "trainer",
+    ]  # fmt: skip
+    ports = [split_address(service.address)[1] for service in services]
+    assert ports[:3] == [7101, 7102, 7103] and len({*ports, *(port + 100 for port in ports)}) == 14
+    second = services[3]
+    assert second.settings == [f"addresses.rollout={second.address}", "rollout.advertise_address="]
+
+
+def test_without_gpus_nothing_is_said_of_them_and_there_is_one_rollout():
+    assert [(service.name, service.environment, service.settings) for service in placed(0)] == [
+        (name, {}, []) for name in ALL
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "settings", "kinds", "rollouts", "trainer"),
+    [
+        (2, [], ALL, ["0"], "1"),
+        (3, [], ALL, ["0"], "1,2"),
+        (4, [], ALL, ["0", "1"], "2,3"),
+        (8, [], ALL, ["0", "1", "2", "3"], "4,5,6,7"),
+        (4, [TWO_EACH], ALL, ["0,1"], "2,3"),
+        (8, [TWO_EACH], ALL, ["0,1", "2,3"], "4,5,6,7"),
+        (8, [TWO_EACH, "rollout.engine=transformers"], ALL, ["0", "1", "2", "3"], "4,5,6,7"),
+        (8, ["launcher.rollouts=6"], ALL, ["0", "1", "2", "3", "4", "5"], "6,7"),
+        (8, ["trainer.ranks=2", TWO_EACH], ALL, ["0,1", "2,3", "4,5"], "6,7"),
+        (8, ["trainer.ranks=2", "launcher.rollouts=1"], ALL, ["0"], "1,2"),
+        (8, ["launcher.rollout_gpus=[7, 5]"], ALL, ["7", "5"], "0,1,2,3,4,6"),
+        (8, ["launcher.trainer_gpus=[0, 1]", TWO_EACH], ALL, ["2,3", "4,5", "6,7"], "0,1"),
+        (4, ["launcher.reward_gpus=[0]"], ALL, ["1"], "2,3"),
+        (1, [], TRAINERLESS, ["0"], None),
+        (2, ["launcher.trainer_gpus=[1]"], TRAINERLESS, ["0", "1"], None),
+        (8, [TWO_EACH], TRAINERLESS, ["0,1", "2,3", "4,5", "6,7"], None),
+        # Two hosts: the trainer with the others on one, rollouts alone on the other.
+        (1, ["launcher.rollouts=0"], ALL, [], "0"),
+        (4, ["launcher.rollouts=0"], ALL, [], "0,1,2,3"),
+        (4, [], ("rollout",), ["0", "1", "2", "3"], None),
+    ],
+)
+def test_gpus_are_shared_out(count, settings, kinds, rollouts, trainer):
+    services = placed(count, *settings, kinds=kinds)
+    seen = [(service.kind, service.environment["CUDA_VISIBLE_DEVICES"]) for service in services]
+    assert [own for kind, own in seen if kind == "rollout"] == rollouts
+    assert dict(seen).get("trainer") == trainer
+    assert dict(seen).get("reward", "") == ("0" if "launcher.reward_gpus=[0]" in settings else "")
+    assert all(service.environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID" for service in services)
+    if trainer and not any(setting.startswith("trainer.ranks") for setting in settings):
+        assert services[-1].settings == [f"trainer.ranks={len(trainer.split(','))}"]
+
+
+@pytest.mark.parametrize(
+    ("count", "settings", "words"),
+    [
+        (1, [], "launcher: GPU 0 (H100, 79.0 of 80.0 GiB free) is the only GPU, and a rollout and the trainer cannot"),
+        (2, [TWO_EACH], "launcher: got 1 × 2 GPUs for rollouts"),
+        (4, ["launcher.rollouts=4"], "1 for the trainer (trainer.ranks), 5 in all; allowed: at most 4: GPU 0 (H100"),
+        (4, ["trainer.ranks=4"], "launcher: got 1 × 1 GPUs for rollouts (launcher.rollouts × "),
+        (4, ["launcher.rollouts=2", "launcher.rollout_gpus=[0]"], "launcher.rollout_gpus: got 1 GPUs; allowed: 2,"),
+        (4, ["trainer.ranks=2", "launcher.trainer_gpus=[0]"], "launcher.trainer_gpus: got 1 GPUs; allowed: 2,"),
+        (4, ["launcher.rollout_gpus=[4]"], "launcher.rollout_gpus: got 4; allowed: 0, 1, 2, 3"),
+        (4, ["launcher.rollout_gpus=[1]", "launcher.trainer_gpus=[1]"], "trainer_gpus: got 1; allowed: 0, 2, 3"),
+        (4, ["launcher.rollout_gpus=[1, 1]"], "launcher.rollout_gpus: got 1; allowed: 0, 2, 3"),
+        (0, ["launcher.trainer_gpus=[0]"], "launcher.trainer_gpus: got 0; allowed: none, as there are no further GPUs"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(count, settings, words):
+    with pytest.raises(ConfigError) as error:
+        placed(count, *settings)
+    assert words in str(error.value)
+
+
+# Memory ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder with the header of a bf16 model of seven billion parameters, whose tensors are a hole in the file."""
+    header = json.dumps({"__metadata__": {}, "w": {"dtype": "BF16", "shape": [SEVEN_BILLION], "data_offsets": [0, 0]}})
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header.encode())
+        file.truncate(2 * SEVEN_BILLION)
+    return tmp_path
+
+
+def check(model: Path, free: float, *settings: str) -> None:
+    settings = (f"model.path={model}", *settings)
+    config = load_config("launcher", LauncherSection, None, settings)
+    for service in place(config, ALL, gpus(8, free), settings):
+        check_memory(service, config, settings)
+
+
+ZERO = ("trainer.plugin=low_level_zero", "trainer.precision=bf16")
+
+
+@pytest.mark.parametrize(
+    ("free", "settings", "words"),
+    [
+        (79, [], "trainer on GPU 4 (H100, 79.0 of 80.0 GiB free) needs at least 113.48 GiB: 7.62 billion parameters × "
+         "(weights 4 + gradients 4 + Adam 8) bytes; allowed: 79.00 GiB, its free memory"),
+        (79, [*ZERO, "launcher.rollouts=7"], "trainer on GPU 7"),
+        (70, ZERO, "rollout on GPU 0 (H100, 70.0 of 80.0 GiB free) needs at least 72.00 GiB: "
+         "rollout.vllm.gpu_memory_utilization (0.9); allowed: 70.00 GiB, its free memory"),
+        (79, [*ZERO, "rollout.vllm.gpu_memory_utilization=0.1"], "at least 14.19 GiB: weights 14.19 GiB; allowed: "
+         "8.00 GiB, its rollout.vllm.gpu_memory_utilization (0.1)"),
+        (79, [*ZERO, "rollout.vllm.kv_cache_gib=70"], "needs at least 84.19 GiB: weights 14.19 GiB + KV cache 70 GiB"),
+        (79, [*ZERO, "rollout.vllm.dtype=float32", "rollout.vllm.gpu_memory_utilization=0.3"], "weights 28.37 GiB;"),
+    ],
+)  # fmt: skip
+def test_what_gpus_cannot_hold_is_refused_with_the_sum(model, free, settings, words):
+    with pytest.raises(ConfigError) as error:
+        check(model, free, *settings)
+    assert words in str(error.value)
+
+
+def test_what_gpus_hold_passes(model):
+    check(model, 79, *ZERO)
+    check(model, 79, "trainer.lora.r=8", TWO_EACH, "rollout.vllm.gpu_memory_utilization=0.2")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, 16),
+        ({"precision": "fp64"}, 32),
+        ({"precision": "bf16"}, 16),
+        ({"plugin": "torch_fsdp"}, 4),
+        ({"plugin": "gemini", "precision": "bf16"}, 3.5),
+        ({"plugin": "low_level_zero"}, 10),
+        ({"plugin": "low_level_zero", "precision": "bf16"}, 7),
+        ({"plugin": "low_level_zero", "precision": "bf16", "zero_stage": 2}, 5.5),
+        ({"plugin": "hybrid_parallel", "tp_size": 2}, 8),
+        ({"plugin": "hybrid_parallel", "tp_size": 2, "pp_size": 2, "precision": "bf16"}, 4),
+        ({"plugin": "hybrid_parallel", "tp_size": 2, "zero_stage": 1}, 6),
+        ({"kl_coefficient": 0.1}, 20),
+        ({"lora": {"r": 8}, "kl_coefficient": 0.1}, 4),
+        ({"preset": "colossalchat-grpo"}, 20),
+    ],
+)
+def test_bytes_a_parameter_of_one_of_four_ranks(settings, expected):
+    assert sum(rank_bytes(TrainerKeys(**settings), 4).values()) == expected
+
+
+def test_a_file_that_is_no_safetensors_is_named(model):
+    (model / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(ConfigError, match="model.path: '.*model.safetensors' is no safetensors file"):
+        check(model, 79)
