@@ -11,6 +11,7 @@ import pytest
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 sys.path.insert(0, str(Path(__file__).parent))  # small_services.py is beside the tests, not in a package
+sys.path.insert(1, str(Path(__file__).parents[2] / "services" / "common" / "tests"))  # fake_nvidia_smi.py
 
 from real_broker import ENVIRONMENT, real_broker  # noqa: E402
 from small_services import SmallServices  # noqa: E402

@@ -4,9 +4,11 @@ import json
 import os
 import socket
 import stat
+import sys
 import tempfile
 from pathlib import Path
 
+import fake_nvidia_smi
 import pytest
 
 from quartet_client.authority import create_authority, issue
@@ -170,3 +172,45 @@ def test_a_key_that_the_services_user_cannot_read_is_found():
         assert "does not start as nobody" in program.check_preflight(service, None, [], "nobody").what
     finding = program.check_user("no-such-user")
     assert finding is not None and finding.state == "failure" and "--user" in finding.cure
+
+
+def torch_of(folder: Path, name: str, answer: dict | None) -> Path:
+    """Stands for a service's interpreter with torch: no GPU is here to ask."""
+    python = folder / name
+    python.write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n" if answer else "#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    return python
+
+
+CUDA = {"torch": "2.13.0", "cuda": "13.0", "usable": True, "nccl": "2.29.7", "apart": []}
+
+
+@pytest.mark.parametrize(
+    ("driver", "own", "other", "states", "words"),
+    [
+        ("580.95.05", CUDA, CUDA, {}, "2.29.7, on both ends"),
+        ("580.95.05", CUDA, None, {}, "all rollouts' must be one"),
+        ("580.95.05", CUDA, CUDA | {"nccl": "2.28.3"}, {"NCCL": "failure"}, "2.29.7 here, 2.28.3 at the other end"),
+        ("580.95.05", CUDA | {"apart": [[0, 1], [1, 0]]}, CUDA, {"peer access": "warning"}, "not between 0-1"),
+        ("550.54.14", CUDA, CUDA, {"driver": "warning"}, "is 550.54.14, and CUDA 13.0 needs 580.65.06 or newer"),
+        ("580.95.05", CUDA | {"cuda": None, "usable": False}, CUDA, {"torch": "failure"}, "does not see the GPU"),
+        ("580.95.05", None, CUDA, {"torch": "failure"}, "cannot import torch"),
+    ],
+)
+def test_gpus_their_driver_and_both_ends_nccl(tmp_path, monkeypatch, driver, own, other, states, words):
+    fake_nvidia_smi.install(tmp_path / "bin", monkeypatch, 2, driver)
+    pythons = torch_of(tmp_path, "own", own), torch_of(tmp_path, "other", other)
+    findings = {finding.check: finding for finding in host.check_gpus(*pythons)}
+    assert {name: finding.state for name, finding in findings.items() if finding.state != "ok"} == states
+    assert f"GPU 1 (NVIDIA H100, 79.0 of 80.0 GiB free); driver {driver}" in findings["GPU"].what
+    assert any(words in finding.what for finding in findings.values())
+    assert all(finding.cure for finding in findings.values() if finding.state != "ok")
+
+
+def test_a_services_own_torch_is_asked(tmp_path, monkeypatch):
+    fake_nvidia_smi.install(tmp_path / "bin", monkeypatch)
+    trainer = Path(__file__).parents[2] / ".quartet" / "envs" / "trainer" / "bin" / "python"
+    *_, finding = host.check_gpus(trainer, None)
+    assert (finding.check, finding.state) == ("torch", "failure") and "torch 2.13.0" in finding.what
+    *_, finding = host.check_gpus(Path(sys.executable), None)
+    assert finding.what == f"{sys.executable} cannot import torch"

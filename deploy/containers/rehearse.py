@@ -91,7 +91,7 @@ class Build:
         return self.stage
 
     def _expand(self, text: str) -> str:
-        values = {**self.arguments, **self._now.environment}
+        values = {**self.arguments, **(self.stage.environment if self.stage else {})}
         return re.sub(r"\$\{?(\w+)\}?", lambda match: values.get(match[1], ""), text)
 
     @property
@@ -101,7 +101,7 @@ class Build:
         return self.stage
 
     def do_from(self, rest: str) -> None:
-        image, _, name = rest.partition(" AS ")
+        image, _, name = self._expand(rest).partition(" AS ")
         if not image.startswith(f"debian:{RELEASE}"):
             raise Failure(f"only debian:{RELEASE} can be stood for, not {image}")
         root = self.work / f"stage-{len(self.stages)}"

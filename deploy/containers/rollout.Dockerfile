@@ -1,9 +1,12 @@
-# A rollout. The pinned closure is the CPU build of vLLM; docs/containers.md says how a GPU image differs.
+# A rollout, with vLLM's CPU build or, by --build-arg PROFILE=-gpu, its own (docs/containers.md#gpus).
 #   docker build -f deploy/containers/rollout.Dockerfile -t quartet-rollout .
 # Built from the checkout's root. Packages come from where pip is configured to look, or --build-arg PIP_INDEX_URL=…
-FROM debian:bookworm-slim AS build
+ARG BASE=debian:bookworm-slim
+FROM ${BASE} AS build
 ARG PIP_INDEX_URL
-# vLLM's CPU build needs torch's, which only PyTorch's own index has. Empty: the other index has it.
+# "-gpu": packages for CUDA, in a BASE that docs/containers.md names.
+ARG PROFILE=
+# vLLM's CPU build needs torch's, which only PyTorch's own index has. Empty: the other index has it, as it has CUDA's.
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
 # Debian keeps one version of a package: pins would break with each update.
 # hadolint ignore=DL3008
@@ -12,13 +15,13 @@ RUN python3 -m venv /tools && python3 -m venv --without-pip /opt/quartet/rollout
 WORKDIR /src
 COPY services/rollout/ services/rollout/
 # Torch brings what its build needs, CUDA's libraries for one; the rest is pinned whole.
-RUN /tools/bin/pip --python /opt/quartet/rollout/bin/python install --no-cache-dir -c services/rollout/requirements.txt torch ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} \
-    && /tools/bin/pip --python /opt/quartet/rollout/bin/python install --no-cache-dir --no-deps -r services/rollout/requirements.txt
+RUN /tools/bin/pip --python /opt/quartet/rollout/bin/python install --no-cache-dir -c services/rollout/requirements${PROFILE}.txt torch ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} \
+    && /tools/bin/pip --python /opt/quartet/rollout/bin/python install --no-cache-dir --no-deps -r services/rollout/requirements${PROFILE}.txt
 COPY protos/ protos/
 COPY services/common/ services/common/
 RUN /tools/bin/pip --python /opt/quartet/rollout/bin/python install --no-cache-dir --no-deps ./protos ./services/common ./services/rollout
 
-FROM debian:bookworm-slim
+FROM ${BASE}
 # vLLM compiles small kernels when it starts: a compiler is part of its run time.
 # Debian keeps one version of a package: pins would break with each update.
 # hadolint ignore=DL3008

@@ -1,8 +1,11 @@
-# The trainer.
+# The trainer; by --build-arg PROFILE=-gpu with packages for CUDA (docs/containers.md#gpus).
 #   docker build -f deploy/containers/trainer.Dockerfile -t quartet-trainer .
 # Built from the checkout's root. Packages come from where pip is configured to look, or --build-arg PIP_INDEX_URL=…
-FROM debian:bookworm-slim AS build
+ARG BASE=debian:bookworm-slim
+FROM ${BASE} AS build
 ARG PIP_INDEX_URL
+# "-gpu": packages for CUDA, in a BASE that docs/containers.md names.
+ARG PROFILE=
 # Debian keeps one version of a package: pins would break with each update.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-venv ca-certificates
@@ -10,13 +13,13 @@ RUN python3 -m venv /tools && python3 -m venv --without-pip /opt/quartet/trainer
 WORKDIR /src
 COPY services/trainer/ services/trainer/
 # Torch brings what its build needs, CUDA's libraries for one; the rest is pinned whole.
-RUN /tools/bin/pip --python /opt/quartet/trainer/bin/python install --no-cache-dir -c services/trainer/requirements.txt torch \
-    && /tools/bin/pip --python /opt/quartet/trainer/bin/python install --no-cache-dir --no-deps -r services/trainer/requirements.txt
+RUN /tools/bin/pip --python /opt/quartet/trainer/bin/python install --no-cache-dir -c services/trainer/requirements${PROFILE}.txt torch \
+    && /tools/bin/pip --python /opt/quartet/trainer/bin/python install --no-cache-dir --no-deps -r services/trainer/requirements${PROFILE}.txt
 COPY protos/ protos/
 COPY services/common/ services/common/
 RUN /tools/bin/pip --python /opt/quartet/trainer/bin/python install --no-cache-dir --no-deps ./protos ./services/common ./services/trainer
 
-FROM debian:bookworm-slim
+FROM ${BASE}
 # Debian keeps one version of a package: pins would break with each update.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends python3 tini && rm -rf /var/lib/apt/lists/*

@@ -5,12 +5,14 @@
 #   install.sh --uninstall SERVICE         unit, environment; keeps configuration, data and user
 #   install.sh --uninstall --purge SERVICE and configuration, data and user
 #
-# SERVICE: broker, reward, rollout, trainer.  Options: --no-start (do not enable and start it), --python PATH (3.11 or 3.12).
+# SERVICE: broker, reward, rollout, trainer.  Options: --no-start (do not enable and start it), --python PATH (3.11 or 3.12),
+# --gpu or --cpu (rollout, trainer: packages for CUDA, the default where nvidia-smi lists a GPU, or for the CPU).
 # What it makes: /opt/quartet/SERVICE (a Python environment with pinned packages), /etc/quartet/SERVICE.{toml,env} (kept
 # if they are there), the system user quartet-SERVICE, /etc/systemd/system/quartet-SERVICE.service.
 set -euo pipefail
 
 readonly UV_VERSION=0.13.8
+readonly LEAST_DRIVER=580.65.06
 readonly HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 readonly CHECKOUT="$(cd "$HERE/../.." && pwd)"
 readonly PREFIX=/opt/quartet
@@ -20,7 +22,7 @@ readonly UNITS=/etc/systemd/system
 fail() { echo "install.sh: $*" >&2; exit 2; }
 say() { echo "install.sh: $*"; }
 
-usage() { sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+usage() { sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 
 # Whether systemd runs this host; in a container or a build it does not, and everything but the start is done.
 has_systemd() { [[ -d /run/systemd/system ]]; }
@@ -63,10 +65,21 @@ installer() {
 # vLLM's CPU build needs torch's, which only PyTorch's own index has; whoever names an index has it there.
 torch_options() {
     [[ -z ${PIP_FIND_LINKS:-}${PIP_INDEX_URL:-}${PIP_EXTRA_INDEX_URL:-}${UV_TORCH_BACKEND:-} ]] || return 0
-    case "$1" in
-        rollout) echo --torch-backend cpu ;;
-        trainer) echo --torch-backend auto ;;
+    case "$1 $2" in
+        "rollout cpu" | "trainer cpu") echo --torch-backend cpu ;;
     esac
+}
+
+# What the pinned packages are for: "gpu" or "cpu", as asked for or as the host is.
+choose_profile() {
+    local service="$1" asked="$2" driver
+    case "$service" in rollout | trainer) ;; *) echo cpu; return ;; esac
+    driver="$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1)" || driver=""
+    [[ -n $asked ]] || { [[ -n $driver ]] && asked=gpu || asked=cpu; }
+    if [[ $asked == gpu && -n $driver && "$(printf '%s\n' "$LEAST_DRIVER" "$driver" | sort -V | head -n 1)" != "$LEAST_DRIVER" ]]; then
+        fail "the NVIDIA driver is $driver, and CUDA 13.0 needs $LEAST_DRIVER or newer; update it, or install with --cpu"
+    fi
+    echo "$asked"
 }
 
 make_tools() {
@@ -78,7 +91,9 @@ make_tools() {
 }
 
 make_environment() {
-    local service="$1" python="$2" folder="$PREFIX/$1" source="$CHECKOUT/services/$1"
+    local service="$1" python="$2" profile="$3" folder="$PREFIX/$1" source="$CHECKOUT/services/$1"
+    local requirements="$source/requirements.txt"
+    [[ $profile == cpu ]] || requirements="$source/requirements-gpu.txt"
     install -d -m 755 "$PREFIX"
     make_tools "$python"
     # Made aside and exchanged at the end: what runs now keeps its files until it is started again.
@@ -86,8 +101,8 @@ make_environment() {
     [[ -f $source/overrides.txt ]] && overrides=(--overrides "$source/overrides.txt")
     rm -rf "$making"
     installer venv --python "$python" --relocatable "$making"
-    say "installing the requirements of $service"
-    installer pip install --python "$making/bin/python" -r "$source/requirements.txt" "${overrides[@]}" $(torch_options "$service")
+    say "installing the requirements of $service, for the ${profile^^}"
+    installer pip install --python "$making/bin/python" -r "$requirements" "${overrides[@]}" $(torch_options "$service" "$profile")
     installer pip install --python "$making/bin/python" --no-deps "$CHECKOUT/protos" "$CHECKOUT/services/common" "$source"
     rm -rf "$folder.old"
     [[ -d $folder ]] && mv "$folder" "$folder.old"
@@ -115,10 +130,11 @@ check_configuration() {
 }
 
 install_service() {
-    local service="$1" python="$2" start="$3"
+    local service="$1" python="$2" start="$3" profile
+    profile="$(choose_profile "$service" "$4")"
     make_user "$service"
     check_python "$python" "quartet-$service"
-    make_environment "$service" "$python"
+    make_environment "$service" "$python" "$profile"
     make_configuration "$service"
     install -m 644 "$HERE/quartet-$service.service" "$UNITS/quartet-$service.service"
     has_systemd && systemctl daemon-reload
@@ -154,15 +170,16 @@ uninstall_service() {
 }
 
 main() {
-    local action=install purge=no start=yes python="" service=""
+    local action=install purge=no start=yes python="" service="" profile=""
     while (($#)); do
         case "$1" in
             --uninstall) action=uninstall ;;
             --purge) purge=yes ;;
             --no-start) start=no ;;
+            --gpu | --cpu) profile="${1#--}" ;;
             --python) python="${2:-}"; shift || fail "--python needs a path" ;;
             -h | --help) usage; exit 0 ;;
-            -*) fail "option $1 does not exist; there are --uninstall, --purge, --no-start, --python, --help" ;;
+            -*) fail "option $1 does not exist; there are --uninstall, --purge, --no-start, --python, --gpu, --cpu, --help" ;;
             *) [[ -z $service ]] || fail "one service at a time, got $service and $1"; service="$1" ;;
         esac
         shift
@@ -178,7 +195,7 @@ main() {
         return
     fi
     [[ -n $python ]] || python="$(find_python)"
-    install_service "$service" "$python" "$start"
+    install_service "$service" "$python" "$start" "$profile"
 }
 
 main "$@"

@@ -54,7 +54,8 @@ def test_an_image_is_no_root_has_a_health_check_and_takes_signals(service):
     copied = re.findall(r"^COPY (?!--from)(\S+)", text, re.MULTILINE)
     assert copied and all((ROOT / path).exists() for path in copied)
     for file in re.findall(r"services/\S+\.txt", text):
-        assert (ROOT / file).is_file(), file
+        for profile in ("", "-gpu"):
+            assert (ROOT / file.replace("${PROFILE}", profile)).is_file(), file
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -85,6 +86,22 @@ def test_compose_has_every_service_as_its_image_wants_it():
         (keys,) = (volume for volume in composed["volumes"] if ":/etc/quartet/pki" in volume)
         assert re.fullmatch(rf"\$\{{QUARTET_KEYS:\?[^}}]+\}}/{service}:/etc/quartet/pki:ro", keys), "its own alone"
     assert services["trainer"]["restart"] == "on-failure", "a finished run is not started again"
+
+
+def test_on_gpus_rollout_and_trainer_are_built_for_them_and_have_one_each():
+    services = yaml.safe_load((CONTAINERS / "compose.gpu.yaml").read_text())["services"]
+    devices = []
+    for service in ("rollout", "trainer"):
+        arguments = services[service]["build"]["args"]
+        known = set(re.findall(r"^ARG (\w+)", dockerfile(service), re.MULTILINE))
+        assert arguments["PROFILE"] == "-gpu" and set(arguments) - known <= {"TORCH_INDEX_URL"}
+        assert dockerfile(service).count("FROM ${BASE}") == 2, "both stages have one Python"
+        (device,) = services[service]["deploy"]["resources"]["reservations"]["devices"]
+        assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+        devices += device["device_ids"]
+        (container,) = manifest(service)["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+        assert container["image"].endswith("-gpu") and "nvidia.com/gpu" in container["resources"]["limits"]
+    assert len(set(devices)) == len(devices) == 2
 
 
 @pytest.mark.parametrize("service", SERVICES)

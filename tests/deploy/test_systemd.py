@@ -20,8 +20,13 @@ from pathlib import Path
 import pytest
 
 from quartet_client.authority import EXPORTED, create_authority, export, issue
+from quartet_common.gpus import LEAST_DRIVER
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "services" / "common" / "tests"))
+
+import fake_nvidia_smi  # noqa: E402
+
 UNITS = ROOT / "deploy" / "systemd"
 INSTALLER = UNITS / "install.sh"
 SERVICES = ("broker", "reward", "rollout", "trainer")
@@ -93,6 +98,18 @@ def install(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_installer_refuses_what_it_cannot_do(arguments, says):
     answer = install(*arguments)
     assert answer.returncode == 2 and says in answer.stderr
+
+
+@needs_root
+@not_installed
+def test_a_driver_that_is_too_old_for_the_packages_is_refused(tmp_path, monkeypatch):
+    fake_nvidia_smi.install(tmp_path, monkeypatch, driver="570.211.01")
+    for arguments in (["trainer"], ["--gpu", "rollout"]):
+        answer = install("--no-start", *arguments)
+        assert answer.returncode == 2 and not Path("/opt/quartet").exists()
+        assert (
+            f"the NVIDIA driver is 570.211.01, and CUDA 13.0 needs {LEAST_DRIVER} or newer; update it" in answer.stderr
+        )
 
 
 @needs_root

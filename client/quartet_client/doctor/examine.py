@@ -65,7 +65,9 @@ async def examine(
         yield host.check_namespaces()
     if kind in ("rollout", "trainer"):
         yield host.check_shared_memory()
-        for finding in host.check_gpu(found.parent / "python" if found else None):
+        other = program.find_program("trainer" if kind == "rollout" else "rollout")
+        pythons = (each.parent / "python" if each else None for each in (found, other))
+        for finding in host.check_gpus(*pythons):
             yield finding
     yield host.check_open_files()
     yield host.check_clock()

@@ -1,16 +1,19 @@
 """What a service asks of its host: ports, disk, memory, open files, clock, sandbox, GPU."""
 
 import ctypes
+import json
 import os
 import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from quartet_client.doctor.findings import Finding, failure, ok, warning
 from quartet_common.cli import check_ports_free
 from quartet_common.config import ConfigError, ServerSection, split_address
+from quartet_common.gpus import GpuError, old_driver, read_gpus
 
 _GIB = 1 << 30
 _LITTLE_DISK, _NO_DISK = 5 * _GIB, _GIB // 4
@@ -97,36 +100,75 @@ def check_namespaces() -> Finding:
     return ok("namespaces", "an ordinary user may make them")
 
 
-def check_gpu(python: Path | None) -> Iterator[Finding]:
-    """The driver's GPUs, and whether the service's torch can use them."""
-    driver = _driver()
-    if driver is None:
+def check_gpus(python: Path | None, other: Path | None) -> Iterator[Finding]:
+    """The GPUs and their driver, whether torch can use them, and whether trainer and rollout have one NCCL.
+
+    Args:
+        python: the service's interpreter.
+        other: that of the trainer, for a rollout, and the reverse; None: it is not on this host.
+    """
+    try:
+        gpus = read_gpus()
+    except GpuError as error:
+        yield failure("GPU", str(error), "name whole GPUs, as `nvidia-smi -L` lists them")
+        return
+    if not gpus:
         yield ok("GPU", "no NVIDIA driver answers: the service runs on the CPU")
         return
-    yield ok("GPU", driver)
+    yield ok("GPU", f"{'; '.join(map(str, gpus))}; driver {gpus[0].driver}")
+    if old := old_driver(gpus):
+        yield warning("driver", old, "update it, or keep the packages for the CPU (docs/gpu.md)")
     if python is None:
         return
-    code = (
-        "import torch; c = torch.cuda.is_available(); "
-        "print(torch.__version__, torch.version.cuda, c, '.'.join(map(str, torch.cuda.nccl.version())) if c else '')"
-    )
-    answer = _run([str(python), "-c", code])
-    if answer is None:
+    torch = _ask_torch(python)
+    if torch is None:
         yield failure("torch", f"{python} cannot import torch", "install the service's environment again")
-        return
-    version, cuda, usable, *nccl = answer.split()
-    if usable != "True":
-        cure = (
-            "install a CUDA build of torch" if cuda == "None" else f"update the driver: it is too old for CUDA {cuda}"
-        )
-        yield failure("torch", f"torch {version} does not see the GPU", cure)
+    elif not torch["usable"]:
+        cure = f"update the driver: it is too old for CUDA {torch['cuda']}" if torch["cuda"] else _FOR_CUDA
+        yield failure("torch", f"torch {torch['torch']} does not see the GPU", cure)
     else:
-        yield ok("torch", f"torch {version}, CUDA {cuda}, NCCL {' '.join(nccl)} (the same on trainer and rollouts)")
+        yield ok("torch", f"torch {torch['torch']}, CUDA {torch['cuda']}")
+        yield _check_nccl(torch, _ask_torch(other) if other else None)
+        yield _check_peers(torch["apart"], len(gpus))
 
 
-def _driver() -> str | None:
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    return "; ".join(answer.splitlines()) if (answer := _run(query)) else None
+_FOR_CUDA = "install a CUDA build of torch: python3 deploy/local/environments.py --gpu, or install.sh --gpu"
+_ASK = """
+import itertools, json, torch
+usable, count = torch.cuda.is_available(), torch.cuda.device_count()
+pairs = itertools.permutations(range(count), 2)
+print(json.dumps({
+    "torch": torch.__version__, "cuda": torch.version.cuda, "usable": usable,
+    "nccl": ".".join(map(str, torch.cuda.nccl.version())) if usable else "",
+    "apart": [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)],
+}))
+"""
+
+
+def _ask_torch(python: Path) -> dict[str, Any] | None:
+    """Return what an environment's torch says of GPUs; None if it has none."""
+    answer = _run([str(python), "-c", _ASK])
+    return json.loads(answer.splitlines()[-1]) if answer else None
+
+
+def _check_nccl(own: dict[str, Any], other: dict[str, Any] | None) -> Finding:
+    if other is None:
+        return ok("NCCL", f"{own['nccl']}; the trainer's and all rollouts' must be one: compare where they run")
+    if own["nccl"] != other["nccl"]:
+        return failure(
+            "NCCL",
+            f"{own['nccl']} here, {other['nccl'] or 'none'} at the other end on this host",
+            "make rollout and trainer from this checkout's closures, or use gloo",
+        )
+    return ok("NCCL", f"{own['nccl']}, on both ends")
+
+
+def _check_peers(apart: list[tuple[int, int]], count: int) -> Finding:
+    """Whether GPUs read each other's memory; where they do not, NCCL goes through the host's."""
+    if apart:
+        pairs = ", ".join(f"{one}-{two}" for one, two in apart if one < two or [two, one] not in apart)
+        return warning("peer access", f"not between {pairs}", "`nvidia-smi topo -m` says why; it works, only slower")
+    return ok("peer access", "there is one GPU" if count == 1 else "between all GPUs")
 
 
 def _run(command: list[str]) -> str | None:
