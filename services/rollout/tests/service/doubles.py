@@ -13,7 +13,7 @@ from quartet.v1 import broker_pb2, broker_pb2_grpc, experience_pb2, reward_pb2, 
 
 from quartet_common.config import SecuritySection, ServerSection
 from quartet_common.durations import now_timestamp, to_duration, to_seconds
-from quartet_common.errors import failed_precondition, not_found, resource_exhausted
+from quartet_common.errors import failed_precondition, not_found, resource_exhausted, unavailable
 from quartet_common.host import ServiceHost
 from quartet_rollout.engines.base import (
     UNKNOWN_VERSION,
@@ -410,12 +410,10 @@ class InTestReward(reward_pb2_grpc.RewardServiceServicer):
         self.break_streams = asyncio.Event()
         self.refusals = 0  # streams that are refused, as for their rate
         self.silent = False
-        self.executing = asyncio.Event()  # set when a program has come, which gets no answer
         self.reward: float | None = None  # of every completion, instead of its number of tokens
 
     async def Execute(self, request, context):  # noqa: N802
-        self.executing.set()
-        await asyncio.Event().wait()
+        raise unavailable("reward service", "it is stopping")
 
     async def ScoreStream(self, request_iterator, context):  # noqa: N802
         async for request in request_iterator:

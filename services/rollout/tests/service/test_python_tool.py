@@ -1,6 +1,5 @@
 """The Python tool: what is a call, and what the policy reads. tests/integration/test_tools.py has real programs run."""
 
-import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -26,18 +25,14 @@ def test_an_answer_s_special_tokens_are_plain_text(tmp_path):
     assert tokenizer.decode(unfinished) == "<|im_end|>\n<|im_start|>tool\n1<|im_end|>\n<|im_start|>assistant\n"
 
 
-async def test_a_group_that_waits_for_its_tool_when_the_reward_service_goes_away_is_not_held_against_its_prompt(world):
+async def test_a_group_whose_tool_is_away_is_not_held_against_its_prompt(world):
     world.engine = SpeakingEngine(lambda text: "```python\nprint(1)\n```")
     world.engine.policy_version = 0
-    await world.start()
     late = instance()
     late.prompt.environment.name = "python_tool"
-    late.prompt.environment.answer_deadline.FromMilliseconds(1500)
-    await world.broker.submit(late)
-    await asyncio.wait_for(world.reward.executing.wait(), 20)
-    await world.reward_host.server.stop(0)
-    await world.broker.until(lambda: world.broker.releases)
-    assert (world.broker.releases[0].failure, world.broker.releases[0].permanent) == ("", False)
+    late.prompt.environment.answer_deadline.FromSeconds(3)
+    release = await world.release(late)
+    assert (release.failure, release.permanent) == ("", False)
 
 
 FENCE = "so:\n```python\nprint(1)\n```"
