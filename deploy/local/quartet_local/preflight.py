@@ -1,6 +1,7 @@
 """Every service checks its own section of the run file in its own environment (`--dry-run`), before anything starts."""
 
 import asyncio
+import tempfile
 from pathlib import Path
 
 from quartet_common.config import ConfigError
@@ -36,21 +37,23 @@ def service_command(service: Service, path: Path | None, overrides: list[str]) -
 async def _dry_run(service: Service, path: Path | None, overrides: list[str]) -> tuple[int, str]:
     """Return the exit status and the last line of standard error."""
     command = [*service_command(service, path, overrides), "--dry-run", "--check-port"]
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,  # a Ctrl-C is the launcher's to handle
-    )
-    try:
-        async with asyncio.timeout(_TIMEOUT):
-            _, errors = await process.communicate()
-    except TimeoutError:
-        return 1, f"no answer within {_TIMEOUT:.0f} s"
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    lines = errors.decode(errors="replace").strip().splitlines()
-    return process.returncode or 0, lines[-1] if lines else "it said nothing"
+    with tempfile.TemporaryFile() as errors:  # no pipe, which what it started may hold open after its end
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,  # a Ctrl-C is the launcher's to handle
+        )
+        try:
+            async with asyncio.timeout(_TIMEOUT):
+                status = await process.wait()
+        except TimeoutError:
+            return 1, f"no answer within {_TIMEOUT:.0f} s"
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        errors.seek(0)
+        lines = errors.read().decode(errors="replace").strip().splitlines()
+    return status, lines[-1] if lines else "it said nothing"
