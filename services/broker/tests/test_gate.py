@@ -90,3 +90,13 @@ async def test_the_byte_limit_shuts_the_gate_and_refuses_but_never_starves_a_bat
     assert await world.put(group(c, **big), group(d, **big)) == ["ACCEPTED"] * 2
     await world.train(1)
     assert await world.names(version=2), "what is trained does not count: only a commit would free it"
+
+
+async def test_a_byte_limit_below_one_batch_does_not_stop_the_run(world):
+    await world.create(max_staleness=8, groups_per_step=2, max_experience_bytes=1)
+    await world.submit(*"abcd")
+    await world.open()
+    for step in range(2):
+        leases = await world.lease(2, version=step)
+        assert await world.put(*(group(lease, step, size=1_000) for lease in leases)) == ["ACCEPTED"] * 2
+        await world.train(step)

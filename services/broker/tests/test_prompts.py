@@ -112,10 +112,10 @@ async def test_dead_prompts_can_be_asked_for_by_name(world):
     assert caught.value.details().startswith("instance_ids: got 1025 items; allowed: 0 to 1024")
 
 
-async def _kill(world, names: list[str], purpose: int = TRAIN) -> None:
+async def _kill(world, names: list[str], reason: str = "line {} is too long", purpose: int = TRAIN) -> None:
     await world.submit(*names, purpose=purpose)
     for n, lease in enumerate(await world.lease()):
-        await world.release(lease.lease_id, f"line {n} is too long", permanent=True)
+        await world.release(lease.lease_id, reason.format(n), permanent=True)
 
 
 async def test_the_first_twenty_prompts_that_die_of_one_reason_end_the_run(world):
@@ -128,6 +128,21 @@ async def test_the_first_twenty_prompts_that_die_of_one_reason_end_the_run(world
     assert (run.state, run.ending) == (pb.RUN_STATE_FAILED, pb.RUN_ENDING_DEAD_PROMPTS)
     assert run.reason == "the first 20 prompts died of one reason, and no group was made: line 0 is too long"
     assert (run.stats.dead, run.stats.dead_training) == (40, 20)
+
+
+async def test_another_reason_or_a_requeue_begins_the_count_anew_and_a_stored_group_ends_it(world):
+    await world.create(groups_per_step=64)
+    await _kill(world, [f"a{n}" for n in range(19)])
+    await _kill(world, ["b"], "of another reason")
+    await _kill(world, [f"c{n}" for n in range(19)])
+    await world.requeue_dead("a0")
+    (lease,) = await world.lease()
+    await world.release(lease.lease_id, "line 7 is too long", permanent=True)
+    await world.submit("good")
+    await world.roll_out()
+    await _kill(world, [f"d{n}" for n in range(21)])
+    run = await world.run()
+    assert (run.state, run.stats.dead_training) == (pb.RUN_STATE_ACTIVE, 60)
 
 
 async def test_prompts_that_die_by_expired_leases_end_the_run_as_well(redis_server, admin):

@@ -73,6 +73,50 @@ async def test_an_evaluation_s_completions_are_scored_by_any_rollout(world):
     assert not await world.faults()
 
 
+async def test_a_put_of_another_version_drops_them_and_the_pin_holds_again(world):
+    await world.create()
+    await world.submit("e1", purpose=EVALUATE, evaluation_set="heldout")
+    await world.start_evaluation(3)
+    (lease,) = await world.lease(version=3)
+    await set_aside(world, lease)
+    await world.requeue_dead()
+    (lease,) = await world.lease(version=4)
+    assert await world.put(group(lease, 4)) == ["STALE"]
+    assert not await world.lease(version=4) and not await contents(world)
+    (lease,) = await world.lease(version=3)
+    assert not lease.unscored
+    assert not await world.faults()
+
+
+async def test_what_became_too_old_is_generated_anew(world):
+    await world.create()
+    await world.submit("old", "a", "b")
+    await world.open()
+    (old,) = await world.lease(1)
+    await set_aside(world, old)
+    await world.roll_out()
+    await world.train(0)
+    await world.requeue_dead()
+    (lease,) = await world.lease(version=1)
+    assert lease.unscored
+    assert await world.put(group(lease, 0)) == ["STALE"]
+    (lease,) = await world.lease(version=1)
+    assert not lease.unscored and not (await world.stats()).dead
+    assert not await world.faults()
+
+
+async def test_without_room_the_prompt_dies_without_them_and_says_so(world):
+    await world.create(max_experience_bytes=1 << 20, groups_per_step=3)
+    await world.submit("a", "b", "c")
+    for lease, kib in zip(await world.lease(), (600, 600, 400), strict=True):
+        await set_aside(world, lease, bytes(kib << 10))
+    dead = (await world.call("ListDead")).dead
+    assert [prompt.unscored_bytes for prompt in dead] == [600 << 10, 0, 400 << 10]
+    remark = "its 614400 bytes of completions are not kept: others that wait for a score hold 614400 of 1048576"
+    assert list(dead[1].reasons) == [f"it raised; {remark}"]
+    assert not await world.faults()
+
+
 async def test_a_resumed_trainer_has_them_scored_again_and_leaves_the_other_dead(world):
     await world.create()
     await world.submit("a", "b")
@@ -90,3 +134,14 @@ async def test_a_resumed_trainer_has_them_scored_again_and_leaves_the_other_dead
     assert lease.unscored
     await world.finish()
     await world.open()
+
+
+async def test_what_a_checkpoint_trained_lets_go_of_them(world):
+    await world.create()
+    await world.submit("a")
+    (lease,) = await world.lease()
+    await set_aside(world, lease)
+    await world.open(1, ["a"])
+    assert await world.state_of("a") == "COMMITTED" and not await contents(world)
+    assert not (await world.stats()).experience_bytes
+    assert not await world.faults()
