@@ -1,5 +1,7 @@
 """Each verifier by itself, on what is decided without a worker; and the parts that go by one."""
 
+from types import SimpleNamespace
+
 import pytest
 from quartet.v1 import reward_pb2
 from reward_samples import decided, item, scored, spec, tagged
@@ -118,15 +120,6 @@ class Polite:
         """Not called here."""
 
 
-class Point:
-    """What importlib.metadata gives for an entry point."""
-
-    value = "somewhere:Polite"
-
-    def __init__(self, thing):
-        self.load = lambda: thing
-
-
 @pytest.mark.parametrize(
     ("thing", "complaint"),
     [
@@ -138,4 +131,4 @@ class Point:
 )
 def test_an_unusable_entry_point_is_named(thing, complaint):
     with pytest.raises(ConfigError, match=complaint):
-        load_verifiers(points=[Point(thing)])
+        load_verifiers(points=[SimpleNamespace(value="somewhere:Polite", load=lambda: thing)])
