@@ -10,7 +10,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,12 +18,9 @@ from pathlib import Path
 import pytest
 from by_hand import ROOT
 from preloaded import Pythons
+from shared_services import Services
 
 from quartet_client import Client
-
-sys.path.append(str(ROOT / "tests" / "learning"))
-
-from curve_services import Services  # noqa: E402
 
 pytestmark = pytest.mark.timeout(400)
 BEGUN, ENDED = 150, 200  # seconds until the first step and the end, on a busy machine

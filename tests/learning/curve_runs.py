@@ -1,17 +1,22 @@
 """One learning curve: a run of the four services in a folder of its own, and the result that is kept of it."""
 
+import contextlib
 import hashlib
 import json
 import random
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from curve_cases import Case
-from curve_services import ENVIRONMENTS, ROOT, STOP_SECONDS, Services
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests" / "integration"))
+
+from by_hand import ENVIRONMENTS, ByHand  # noqa: E402
+from preloaded import Pythons  # noqa: E402
 
 PREPARED = ROOT / ".quartet" / "arithmetic"
 RUN_FILE = Path(__file__).with_name("curves.toml")
@@ -76,49 +81,25 @@ def folder_of(folder: Path, case: Case, seed: int) -> Path:
     return folder / f"{case.name.replace(', ', '-').replace(' ', '')}-seed{seed}"
 
 
-def do(folder: Path, services: Services, case: Case, seed: int) -> Result:
+def do(folder: Path, pythons: Pythons, case: Case, seed: int) -> Result:
     """Do one run from its beginning, and keep its result. Raises RunFailed."""
     place = folder_of(folder, case, seed)
     run_folder = place / time.strftime("run-%Y%m%d-%H%M%S")
     run_folder.mkdir(parents=True)
     run_id = f"{place.name}-{run_folder.name}"
-    settings = [f"run.id={run_id}", f"run.folder={run_folder}", f"data.shuffle_seed={seed}", f"trainer.seed={seed}"]
-    settings += [*case.settings, *services.addresses()]
+    settings = {"run.id": run_id, "run.folder": run_folder, "data.shuffle_seed": seed, "trainer.seed": seed}
+    settings |= dict(setting.split("=", 1) for setting in case.settings)
     if case.shuffled:
-        settings.append(f"data.train={shuffled(place, seed)}")
-    arguments = [str(RUN_FILE), *(word for setting in settings for word in ("--set", setting))]
-    command = [str(ENVIRONMENTS / "client" / "bin" / "quartet"), "run", "--attach", "--plain", *arguments]
+        settings["data.train"] = shuffled(place, seed)
     began = time.monotonic()
-    with (place / "output.log").open("w") as output, services.run(arguments, run_folder) as pair:
-        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-        threading.Thread(target=lambda: (process.wait(), pair.changed.set()), daemon=True).start()
+    with contextlib.closing(ByHand(run_folder, RUN_FILE, pythons, settings)) as services:
         try:
-            deadline = began + RUN_SECONDS
-            while process.poll() is None and not any(pair.statuses.values()):
-                if not pair.changed.wait(deadline - time.monotonic()):
-                    raise RunFailed(f"not done after {RUN_SECONDS:.0f} s: {place}/output.log")
-                pair.changed.clear()
-        finally:
-            end(process)
-    if process.returncode or any(pair.statuses.values()):
-        lines = (place / "output.log").read_text(errors="replace").splitlines()[-5:]
-        status = f"status {process.returncode}, services {pair.statuses}"
-        raise RunFailed("\n  ".join([f"{status}: {place}/output.log", *lines]))
+            services.run_all(RUN_SECONDS)
+        except (AssertionError, subprocess.TimeoutExpired) as failure:
+            raise RunFailed(f"{run_folder}: {failure}") from failure
     result = read(run_folder / "metrics.jsonl", case, seed, time.monotonic() - began)
     (place / "result.json").write_text(json.dumps(asdict(result), indent=1) + "\n")
     return result
-
-
-def end(process: subprocess.Popen) -> None:
-    """Ask a run that is still going to stop; it ends its services. At the last, kill it."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            print(f"had to kill the run {process.pid}", file=sys.stderr)
 
 
 def shuffled(place: Path, seed: int) -> Path:

@@ -10,13 +10,12 @@ import os
 import signal
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import closing
 from pathlib import Path
 
 import curve_report
 import curve_runs
 from curve_cases import CASES, Case, schedule
-from curve_services import Services
 
 FOLDER = curve_runs.ROOT / ".quartet" / "learning"
 
@@ -54,17 +53,15 @@ def do(cases: tuple[Case, ...], arguments: argparse.Namespace) -> int:
     """Do the runs that are not there; return how many failed."""
     deadline = time.monotonic() + 60 * arguments.minutes
     failed = 0
-    services: Services | None = None
-    with ExitStack() as stack:
+    with closing(curve_runs.Pythons()) as pythons:
         for case, seed in schedule(cases):
             result = None if arguments.again else curve_runs.kept(arguments.folder, case, seed)
             if result is None:
                 if time.monotonic() > deadline:
                     print(f"{arguments.minutes:g} minutes are over: the rest is left for the next call", flush=True)
                     break
-                services = services or Services(arguments.folder / time.strftime("services-%Y%m%d-%H%M%S"), stack)
                 try:
-                    result = curve_runs.do(arguments.folder, services, case, seed)
+                    result = curve_runs.do(arguments.folder, pythons, case, seed)
                 except curve_runs.RunFailed as failure:
                     print(f"{case.name}, seed {seed} FAILED: {failure}", flush=True)
                     failed += 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import curve_report
 import curve_runs
 import pytest
-from curve_cases import CASES, schedule
+from curve_cases import CASES
 
 GRPO = next(case for case in CASES if case.name == "grpo")
 SHUFFLED = next(case for case in CASES if case.shuffled)
@@ -67,12 +67,6 @@ def test_bars_are_of_what_a_run_gained(prepared):
     assert not GRPO.holds(result(1, 0.18, 0.37).lift)
     assert SHUFFLED.holds(result(1, 0.18, 0.10).lift)
     assert not SHUFFLED.holds(result(1, 0.18, 0.27).lift)
-
-
-def test_every_case_comes_before_any_second_seed():
-    order = [seed_number for _, seed_number in schedule(CASES)]
-    assert order == sorted(order)
-    assert len(order) == sum(len(case.seeds) for case in CASES)
 
 
 def test_the_section_takes_the_place_of_the_one_before_and_of_nothing_else(prepared, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The four services that the learning curves are made with: what can stand stands, what has a run's state is new.
+"""The four services for many runs: what can stand stands, what has a run's state is new.
 
 Redis, broker and reward service serve all runs, as in production. Each run has a rollout and a trainer of its own;
 their imports are shared (`tests/preloaded`).
@@ -28,11 +28,11 @@ KINDS = ("rollout", "trainer")
 class Services:
     """Redis, broker and reward service, and the preloaded rollout and trainer; all end with the stack."""
 
-    def __init__(self, folder: Path, stack: contextlib.ExitStack, pythons: Pythons | None = None):
+    def __init__(self, folder: Path, stack: contextlib.ExitStack, pythons: Pythons):
         folder.mkdir(parents=True, exist_ok=True)
         port = free_port()
         redis = [find_server(), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", ""]
-        self.pythons = pythons or stack.enter_context(contextlib.closing(Pythons()))
+        self.pythons = pythons
         for kind in KINDS:
             self.pythons.start(kind)
         stack.enter_context(process(redis, folder / "redis.log"))
