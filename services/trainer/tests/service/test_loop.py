@@ -267,11 +267,15 @@ def test_no_newer_version_is_published_during_an_evaluation(train: Train, broker
     one = receiver("one")
     broker.add_member(one.member)
     broker.evaluation_complete.clear()
+
+    def sent_to() -> list[int]:
+        return [event.weights.rollouts for event in broker.events if event.HasField("weights")]
+
     training = train('trainer.evaluation.sets=["heldout"]', "trainer.evaluation.interval=1").start()
-    broker.wait_until(lambda: broker.evaluations == [("heldout", 0)])
+    broker.wait_until(lambda: broker.evaluations == [("heldout", 0)] and sent_to() == [1])
     late = receiver("late")
     broker.add_member(late.member)
-    broker.wait_until(lambda: [e.weights.rollouts for e in broker.events if e.HasField("weights")] == [1, 2])
+    broker.wait_until(lambda: sent_to() == [1, 2])
     assert late.installed(0) is not None, "a late rollout helps in the evaluation, with the version it is about"
     assert broker.trained == [] and one.installed(1) is None
     broker.evaluation_complete.set()
