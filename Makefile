@@ -75,7 +75,7 @@ agreement:
 	@.quartet/envs/reward/bin/python -m tests.agreement.run '$(DATA)'
 
 soak:
-	@$(ENVIRONMENTS) reward
+	@$(ENVIRONMENTS) reward dev
 	@.quartet/envs/dev/bin/python tests/soak/reward.py --items $(or $(ITEMS),100000)
 
 hostile:

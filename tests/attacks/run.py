@@ -5,7 +5,7 @@
 Four real services train a small model. First a bystander's calls are timed while nobody attacks; then attackers
 (attacks.py) send what they have, in random order, and it goes on calling. Wanted: each attack is answered with codes
 that say whose fault it is; a call of the bystander takes at its 99th percentile at most three times as long as before
-and under a second; steps are trained in each tenth of the time; no process grows by more than `MOST_GROWTH`; then the
+and under a second; steps are trained in each minute; no process grows by more than `MOST_GROWTH`; then the
 prompts are ended, and the run ends with a clean audit. The tables are printed; exit status 1 if any of it fails.
 """
 
@@ -63,7 +63,7 @@ class Report:
         calls: of the bystander: seconds by kind, before and during the attacks.
         errors: calls of the bystander that were not answered OK, counted.
         steps: trained in each part of the time.
-        memory: of each service with its processes, bytes: when it was quiet, and the most since.
+        memory: of each service, bytes: when it was quiet, and the most since.
         audit: the line of `quartet audit`; wrong: sentences.
     """
 
@@ -76,7 +76,7 @@ class Report:
     wrong: list[str] = field(default_factory=list)
 
     def judge(self, timed: bool) -> list[str]:
-        """Return what is not as wanted, in sentences; `timed`: latencies, too, which other work makes long."""
+        """Return what is not as wanted, in sentences; `timed`: also latencies in comparison to those before."""
         wrong = list(self.wrong)
         for attack in ATTACKS:
             came = self.codes.get(attack.name, {})
@@ -86,8 +86,8 @@ class Report:
                 wrong.append(f"{attack.name}: answered {', '.join(sorted(foreign))}")
         wrong += [f"{count} calls of the bystander: {what}" for what, count in self.errors.items()]
         woken_late = WAKINGS * p99(self.calls["timer"][1])
-        for kind, (before, during) in self.calls.items() if timed else ():
-            most = max(MOST_SLOWER * p99(before), FLOOR_SECONDS, woken_late)
+        for kind, (before, during) in self.calls.items():
+            most = max(MOST_SLOWER * p99(before), FLOOR_SECONDS, woken_late) if timed else MOST_SECONDS
             if p99(during) > min(most, MOST_SECONDS) and kind != "timer":
                 wrong.append(f"{kind}: p99 {p99(during):.3f} s, {p99(before):.3f} s before")
         wrong += [f"no step in part {number}" for number, count in enumerate(self.steps) if not count]

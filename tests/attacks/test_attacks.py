@@ -1,4 +1,4 @@
-"""The short form of the attacks of `make fuzz` (run.py), which does not judge latencies."""
+"""The short form of the attacks of `make fuzz` (run.py); its latencies are bounded, and not compared."""
 
 import asyncio
 from pathlib import Path

@@ -121,9 +121,9 @@ async def _first_bucket(harness: Harness, seconds: float) -> asyncio.Task:
 def test_a_sender_killed_in_mid_broadcast_costs_one_transfer(harness: Harness) -> None:
     async def body() -> None:
         await harness.engine.pause("keep")
-        receiving = await _first_bucket(harness, 30.0)  # Gloo sees a closed connection at once, but for a rare race
+        receiving = await _first_bucket(harness, 200.0)
         harness.sender.kill()
-        with pytest.raises(WeightTransferError, match="broadcast of weights failed|took longer than 30 s"):
+        with pytest.raises(WeightTransferError, match="broadcast of weights failed"):
             await asyncio.wait_for(receiving, 60.0)
         await harness.engine.resume()
 
