@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,9 +46,10 @@ MOST_SLOWER, MOST_SECONDS = 3.0, 1.0
 # with other work, a call may wait as long as three wakings of a timer: of bystander, service, and between.
 FLOOR_SECONDS = 0.02
 WAKINGS = 3
-# Of a service with its processes: two messages of each attacker at the limit of size, read and parsed. The reward
-# service's workers and programs do not count: each has a limit of its own.
+# Of a service with its processes: two messages of each attacker at the limit of size, read and parsed. The processes of
+# the reward service count apart: its worker may take all of reward.worker_memory_bytes.
 MOST_GROWTH = THREADS * 2 * (64 << 20)
+WORKERS, MOST_WORKERS_GROWTH = "workers", 1 << 30
 # Of Redis: what a run may keep of prompts, events and members, for the run and for each attacker's own; twice for what
 # Redis needs beside it.
 PROMPT_BYTES, EVENT_BYTES, MEMBER_BYTES = 32 << 20, 4 << 20, 1024 * 4096
@@ -63,7 +65,7 @@ class Report:
         calls: of the bystander: seconds by kind, before and during the attacks.
         errors: calls of the bystander that were not answered OK, counted.
         steps: trained in each part of the time.
-        memory: of each service, bytes: when it was quiet, and the most since.
+        memory: of each service with its processes, bytes: when it was quiet, and the most since.
         audit: the line of `quartet audit`; wrong: sentences.
     """
 
@@ -91,8 +93,9 @@ class Report:
             if p99(during) > min(most, MOST_SECONDS) and kind != "timer":
                 wrong.append(f"{kind}: p99 {p99(during):.3f} s, {p99(before):.3f} s before")
         wrong += [f"no step in part {number}" for number, count in enumerate(self.steps) if not count]
+        bounds = {"redis": MOST_REDIS_GROWTH, WORKERS: MOST_WORKERS_GROWTH}
         for name, (before, most) in self.memory.items():
-            allowed = MOST_REDIS_GROWTH if name == "redis" else MOST_GROWTH
+            allowed = bounds.get(name, MOST_GROWTH)
             if most - before > allowed:
                 wrong.append(f"{name} grew from {before >> 20} to {most >> 20} MiB; allowed: {allowed >> 20} more")
         if "0 lost, 0 twice, 0 stuck" not in self.audit:
@@ -141,8 +144,7 @@ async def attack(folder: Path, seconds: float, quiet: float, seed: int) -> Repor
             bystander = _python("bystander.py", calls, RUN, json.dumps(live.addresses))
             await asyncio.sleep(quiet)
             began = time.monotonic()
-            memory = {name: _memory(live.pid(name), name) for name in ("redis", *KINDS)}
-            report.memory = {name: (size, size) for name, size in memory.items()}
+            report.memory = {name: (size, size) for name, size in _memory(live).items()}
             given = {"run_id": RUN, "addresses": live.addresses, "seconds": seconds, "seed": seed}
             attackers = _python("attackers.py", folder / "attackers.json", json.dumps(given))
             try:
@@ -193,8 +195,9 @@ async def _watch(
     while attackers.poll() is None:
         live.must_run()
         assert time.monotonic() < ends + 2 * SECONDS, "the attackers do not come to an end"
-        for name, (before, most) in report.memory.items():
-            report.memory[name] = (before, max(most, _memory(live.pid(name), name)))
+        for name, size in _memory(live).items():
+            before, most = report.memory[name]
+            report.memory[name] = (before, max(most, size))
         if time.monotonic() > part_ends:
             now = await _step(client)
             report.steps.append(now - step)
@@ -204,14 +207,21 @@ async def _watch(
     assert attackers.returncode == 0, f"the attackers ended with {attackers.returncode}"
 
 
-def _memory(pid: int, name: str) -> int:
-    """Return the resident memory of a service, in bytes."""
-    process, total = psutil.Process(pid), 0
-    for one in (process, *(process.children(recursive=True) if name != "reward" else ())):
-        try:
+def _memory(live: LiveRun) -> dict[str, int]:
+    """Return the resident memory of each service with its processes, in bytes; the reward service's are `WORKERS`."""
+    sizes: dict[str, int] = {}
+    for name in ("redis", *KINDS):
+        process = psutil.Process(live.pid(name))
+        own, below = _resident([process]), _resident(process.children(recursive=True))
+        sizes |= {name: own, WORKERS: below} if name == "reward" else {name: own + below}
+    return sizes
+
+
+def _resident(processes: list[psutil.Process]) -> int:
+    total = 0
+    for one in processes:
+        with suppress(psutil.NoSuchProcess):  # a worker that was replaced just now
             total += one.memory_info().rss
-        except psutil.NoSuchProcess:  # a worker that was replaced just now
-            continue
     return total
 
 
