@@ -10,7 +10,7 @@ from quartet.v1 import broker_pb2
 
 from quartet_client.async_client import AsyncClient
 from quartet_client.audit import AuditReport, Books, Checkpoint, Place, audit
-from quartet_client.errors import InputError, QuartetError, quartet_errors
+from quartet_client.errors import InputError, QuartetError
 from quartet_client.types import enum_name
 from quartet_common.checkpoints import newest_checkpoint
 from quartet_common.config import Section, load_config
@@ -87,7 +87,7 @@ async def fetch_books(client: AsyncClient, run_id: str) -> Books | None:
     summary: broker_pb2.AuditSummary | None = None
     try:
         before = await client.run(run_id)
-        async with quartet_errors(client.connections.peer("broker")):
+        async with client.connections.errors("broker"):
             async for part in stub.AuditRun(broker_pb2.AuditRunRequest(run_id=run_id), timeout=_SECONDS):
                 for record in part.page.instances:
                     places[record.instance_id] = Place(enum_name(broker_pb2.GroupState, record.state), record.step)

@@ -2,10 +2,12 @@
 
 import asyncio
 import functools
+import inspect
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from types import GenericAlias
+from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
 
 from quartet_client.async_client import AsyncClient
 from quartet_common.config import SecuritySection
@@ -38,7 +40,9 @@ class _LoopThread:
         self.loop.close()
 
 
-def _blocking(method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]) -> Callable[..., T]:
+def _blocking(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate["Client", P], T]:
     """Return the blocking form of a coroutine method."""
 
     @functools.wraps(method)
@@ -48,7 +52,9 @@ def _blocking(method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, 
     return call
 
 
-def _iterating(method: Callable[Concatenate[AsyncClient, P], AsyncGenerator[T, None]]) -> Callable[..., Iterator[T]]:
+def _iterating(
+    method: Callable[Concatenate[AsyncClient, P], AsyncGenerator[T, None]],
+) -> Callable[Concatenate["Client", P], Iterator[T]]:
     """Return the blocking form of a method that returns an asynchronous generator."""
 
     @functools.wraps(method)
@@ -77,6 +83,9 @@ def _iterating(method: Callable[Concatenate[AsyncClient, P], AsyncGenerator[T, N
         finally:
             self._thread.run(closing())
 
+    signature = inspect.signature(method)
+    returned = GenericAlias(Iterator, get_args(signature.return_annotation)[:1])
+    call.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
     return call
 
 

@@ -1,12 +1,6 @@
 """What goes wrong, in one sentence each."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import grpc
-
-from quartet_common.diagnosis import Peer
-from quartet_common.errors import ContractError, retry_delay
 
 # Codes that say "what you asked cannot be done as you asked it"; the others say "it was tried and failed".
 _REFUSALS = frozenset(
@@ -44,14 +38,3 @@ class QuartetError(Exception):
 
 class InputError(QuartetError):
     """Something given by the caller cannot be used: a file, a line, a field."""
-
-
-@asynccontextmanager
-async def quartet_errors(peer: Peer) -> AsyncIterator[None]:
-    """Turn errors of calls to `peer` into QuartetError."""
-    try:
-        yield
-    except ContractError as error:
-        raise QuartetError(error.message, error.code) from error
-    except grpc.RpcError as error:
-        raise QuartetError(await peer.explain_aside(error), error.code(), retry_delay(error)) from error

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quartet.v1 import broker_pb2, common_pb2, reward_pb2, rollout_pb2, trainer_pb2
 
 from quartet_client.connections import KINDS, Connections
-from quartet_client.errors import QuartetError, quartet_errors
+from quartet_client.errors import QuartetError
 from quartet_client.runs import ServiceStatus
 from quartet_client.types import to_datetime
 from quartet_common.handshake import handshake
@@ -57,7 +57,7 @@ async def service_status(connections: Connections, kind: str, address: str = "")
     address = address or connections.address(kind)
     channel = connections.channel(kind, address)
     try:
-        async with quartet_errors(connections.peer(kind, address)):
+        async with connections.errors(kind, address):
             health = await _health(channel)
             hello = await handshake(channel, common_pb2.SERVICE_KIND_CLIENT, timeout=_PATIENCE)
         details, error = await _details(connections, kind, address), ""

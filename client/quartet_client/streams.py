@@ -7,7 +7,7 @@ import grpc
 from quartet.v1 import broker_pb2
 
 from quartet_client.connections import Connections
-from quartet_client.errors import QuartetError, quartet_errors
+from quartet_client.errors import QuartetError
 from quartet_client.events import RunEvent, RunStateChanged
 from quartet_client.outage import Outage
 from quartet_client.types import Group, Handle
@@ -19,7 +19,7 @@ _PATIENCE = 60.0  # seconds that a broker may be away
 
 async def _messages(connections: Connections, method: str, request, seconds: float) -> AsyncGenerator:
     stub = await connections.stub("broker")
-    async with quartet_errors(connections.peer("broker")):
+    async with connections.errors("broker"):
         call = getattr(stub, method)(request, timeout=seconds)
         try:
             async for message in call:

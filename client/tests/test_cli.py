@@ -97,7 +97,7 @@ def test_runs(services, quartet):
     assert quartet("runs", "finish", "demo", "--reason", "enough")[1] == "run demo is cancelled: enough\n"
     assert quartet("runs", "delete", "demo")[1] == "run demo is deleted\n"
     assert json.loads(quartet("runs", "delete", "demo", "--json")[1]) == {"run_id": "demo", "deleted": False}
-    assert quartet("runs", "show", "demo")[::2] == (2, "quartet: run 'demo' does not exist\n")
+    assert quartet("runs", "show", "demo")[::2] == (2, "quartet: run 'demo' does not exist; there are no runs\n")
 
 
 def test_dead(demo, services, quartet, write):

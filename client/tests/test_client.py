@@ -1,14 +1,17 @@
 """The client, asyncio and blocking, over real sockets."""
 
 import asyncio
+import inspect
 import signal
 import threading
+from collections.abc import Iterator
 
 import grpc
 import pytest
 from quartet.v1 import broker_pb2
 
-from quartet_client import AsyncClient, Client, InputError, QuartetError
+from quartet_client import AsyncClient, Client, Group, InputError, QuartetError, Run
+from quartet_client.events import RunEvent
 from quartet_client.runs import RunStats
 from quartet_client.types import Handle
 
@@ -44,6 +47,14 @@ def test_threads_share_a_blocking_client(services):
             thread.join(timeout=30)
         assert len(set(seen)) == 12
         assert client.run("demo").stats == RunStats() and [run.run_id for run in client.runs()] == ["demo"]
+
+
+@pytest.mark.parametrize(
+    ("method", "returned"),
+    [(Client.run, Run), (Client.results, Iterator[Group]), (Client.watch, Iterator[RunEvent])],
+)
+def test_help_shows_what_the_blocking_client_returns(method, returned):
+    assert inspect.signature(method).return_annotation == returned
 
 
 def test_an_interrupt_ends_an_iteration_at_once(services):
@@ -134,7 +145,7 @@ async def test_bad_arguments_are_one_sentence_each(services, nowhere):
             (client.submit("demo", [text]), 'prompts[0]: got none of them, but text; exactly one of "messages"'),
             (client.submit("demo", [7]), "prompts[0]: got 7; allowed: an object with a prompt's fields, or its text"),
             (client.submit("demo", ["a"], instance_ids=[]), "instance_ids: got 0 for 1 prompts"),
-            (client.submit("gone", ["a"]), "run 'gone' does not exist"),
+            (client.submit("gone", ["a"]), "run 'gone' does not exist; there are no runs"),
             (client.finish_run("demo", "paused"), "state: got 'paused'; allowed: succeeded, failed, cancelled"),
             (client.score(["x"], "y"), "verifiers: got none"),
         ):

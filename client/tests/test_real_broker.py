@@ -66,5 +66,6 @@ async def test_a_run_is_fed_where_it_was_evaluated_and_followed_to_its_end(addre
         assert (progress.state, progress.reason) == ("cancelled", "enough") and progress.ended
         assert (await feed(config, client, asyncio.Event())).ended_by == "run"
         assert await client.delete_run("feeding")
-        with pytest.raises(QuartetError, match="feeding"):
+        await client.create_run("another")
+        with pytest.raises(QuartetError, match="run 'feeding' does not exist: .*; the runs there are: another"):
             await client.run("feeding")

@@ -94,13 +94,13 @@ ENVIRONMENTS: dict[str, Environment] = {
             "client",
             "command and launcher",
             "client/requirements.txt",
-            ("protos", "services/common", "client", "deploy/local"),
+            ("client", "deploy/local"),
         ),
         Environment(
             "dev",
             "test and lint tools",
             "requirements-dev.txt",
-            ("protos", "services/common", "client", "deploy/local"),
+            ("client", "deploy/local"),
         ),
         # The peers of benchmarks/broker.py: no service, test or client ever meets it.
         Environment("bench-ray", "Ray and torch", "benchmarks/requirements-ray.txt", (), heavy=True, on_demand=True),

@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from by_hand import ROOT, SERVICES
@@ -56,26 +57,39 @@ def test_services_started_in_any_order_do_a_run(by_hand, pythons, order, ordinar
         assert services.stop(name) == 0, services.log(name)
 
 
-def readme_example() -> str:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    return next(block for block in blocks if "quartet.submit" in block)
+def example(page: str, says: str) -> str:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    return next(block for block in blocks if says in block)
 
 
-def test_the_readmes_ten_lines_and_evaluations_get_answers_from_a_run_under_way(by_hand):
+@pytest.fixture
+def stranger(tmp_path) -> Path:
+    """The interpreter of an environment that holds the client, by `pip install ./client`, and what it needs."""
+    uv, python = ROOT / ".quartet" / "tools" / "bin" / "uv", tmp_path / "own" / "bin" / "python"
+    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, tmp_path / "own"], check=True, timeout=60)
+    command = [uv, "pip", "install", "--quiet", "--python", python, ROOT / "client"]
+    subprocess.run(command, check=True, timeout=100)
+    return python
+
+
+def test_the_readmes_ten_lines_and_evaluations_get_answers_from_a_run_under_way(by_hand, stranger):
     services = by_hand(run__max_steps=100000, data__passes=0, trainer__evaluation__interval=0)
     services.start_redis()
     for name in SERVICES:
         services.start(name)
     services.client("run", "--attach", "--plain", *services.arguments)
     services.wait_for("client", "step 2/")
-    example = (
-        readme_example().replace("127.0.0.1:7101", services.addresses["broker"]).replace('"arithmetic"', '"by-hand"')
-    )
-    assert len(example.strip().splitlines()) <= 10
-    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr + services.logs()
+    ten_lines = example("README.md", "quartet.submit")
+    assert len(ten_lines.strip().splitlines()) <= 10
+    printed = []
+    for program in (ten_lines, example("docs/client.md", "asyncio.run")):
+        here = program.replace("127.0.0.1:7101", services.addresses["broker"])
+        done = subprocess.run([stranger, "-c", here], capture_output=True, text=True, timeout=100, cwd="/")
+        assert done.returncode == 0, done.stderr + services.logs()
+        printed.append(done.stdout)
     # Three prompts of four completions, each with its reward and version. (An untrained model writes anything.)
-    assert len(re.findall(r" [\d.]+ \d+$", done.stdout, re.MULTILINE)) == 12, done.stdout
+    assert len(re.findall(r" [\d.]+ \d+$", printed[0], re.MULTILINE)) == 12, printed[0]
+    assert printed[1]
     with Client(**services.addresses) as quartet:
         before = quartet.run("by-hand").policy_version
         live = quartet.evaluate("by-hand", "heldout", timeout=60)

@@ -16,7 +16,7 @@ from quartet_client.async_client import AsyncClient
 from quartet_client.commands.output import console, print_json
 from quartet_client.commands.status import doing
 from quartet_client.commands.target import Target, asynchronous, json_option, run_option, targeted
-from quartet_client.errors import QuartetError, quartet_errors
+from quartet_client.errors import QuartetError
 from quartet_client.runs import Run, ServiceStatus
 
 _PATIENCE = 3.0  # seconds for each question
@@ -78,7 +78,7 @@ async def _last_step(client: AsyncClient) -> tuple[int, dict[str, float]]:
         if done < 1:
             return -1, {}
         stub = await client.connections.stub("trainer")
-        async with quartet_errors(client.connections.peer("trainer")):
+        async with client.connections.errors("trainer"):
             call = stub.WatchMetrics(trainer_pb2.WatchMetricsRequest(after_step=done - 2), timeout=_PATIENCE)
             answer = await call.read()
             call.cancel()

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from quartet_client.doctor.findings import Finding, failure, ok, warning
-from quartet_common.cli import check_ports_free
 from quartet_common.config import ConfigError, ServerSection, split_address
 from quartet_common.gpus import GpuError, old_driver, read_gpus
+from quartet_common.ports import check_ports_free
 
 _GIB = 1 << 30
 _LITTLE_DISK, _NO_DISK = 5 * _GIB, _GIB // 4

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from quartet_common import __version__, tracing
 from quartet_common.allocator import keep_freed_memory
-from quartet_common.config import ConfigError, LoadedConfig, Section, ServerSection, load_config, split_address
+from quartet_common.config import ConfigError, LoadedConfig, Section, load_config
 from quartet_common.log import configure_logging, get_logger
+from quartet_common.ports import check_ports_free
 from quartet_common.stderr import watched_stderr
 from quartet_common.supervision import Supervisor
 from quartet_common.text import one_line
@@ -98,29 +99,6 @@ async def _serve(kind: str, config: LoadedConfig, serve: Serve) -> int:
     host = ServiceHost(kind, getattr(config.addresses, kind), config.security, config.server)
     await serve(config, host)
     return host.exit_code
-
-
-def check_ports_free(kind: str, address: str, server: ServerSection) -> None:
-    """Raise ConfigError if something listens at the address, or at its metrics port, already."""
-    host, port = split_address(address)
-    host = server.bind_host or host
-    if port == 0:
-        return
-    _check_port_free(f"addresses.{kind}", host, port)
-    if server.metrics:
-        _check_port_free("server.metrics_port_offset", host, port + server.metrics_port_offset)
-
-
-def _check_port_free(key: str, host: str, port: int) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(f"{key}: cannot listen on {host}:{port}: {str(error.strerror).lower()}") from error
-        except OverflowError as error:
-            raise ConfigError(f"{key}: {port} is no port; ports end at 65535") from error
 
 
 def _parser(kind: str) -> argparse.ArgumentParser:

@@ -168,9 +168,17 @@ def describe(error: BaseException) -> str:
 
 def retry_delay(error: grpc.RpcError) -> float | None:
     """Return the seconds after which the server suggests a retry, or None if it suggests none."""
+    info = error_details_pb2.RetryInfo()
+    return to_seconds(info.retry_delay) if _unpack_detail(error, info) else None
+
+
+def missing_kind(error: grpc.RpcError) -> str:
+    """Return the kind of thing that does not exist, the first argument of `not_found`; empty for any other error."""
+    info = error_details_pb2.ResourceInfo()
+    return info.resource_type if error.code() is grpc.StatusCode.NOT_FOUND and _unpack_detail(error, info) else ""
+
+
+def _unpack_detail(error: grpc.RpcError, info: Message) -> bool:
+    """Read the error's first detail of the type of `info` into it; return whether there is one."""
     status = _status_of(error)
-    for detail in status.details if status else ():
-        info = error_details_pb2.RetryInfo()
-        if detail.Unpack(info):
-            return to_seconds(info.retry_delay)
-    return None
+    return any(detail.Unpack(info) for detail in status.details) if status else False

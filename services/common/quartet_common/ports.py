@@ -1,9 +1,11 @@
-"""TCP ports for programs that must be told theirs before they listen: launchers, benchmarks, tests."""
+"""TCP ports: free ones for launchers, benchmarks and tests, and whether a service's own are free."""
 
 import random
 import socket
 from collections.abc import Collection
 from pathlib import Path
+
+from quartet_common.config import ConfigError, ServerSection, split_address
 
 _LOWEST = 10_000
 _GIVEN_BY_KERNEL = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -52,3 +54,26 @@ def _is_free(host: str, port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+def check_ports_free(kind: str, address: str, server: ServerSection) -> None:
+    """Raise ConfigError if something listens at the address, or at its metrics port, already."""
+    host, port = split_address(address)
+    host = server.bind_host or host
+    if port == 0:
+        return
+    _check_port_free(f"addresses.{kind}", host, port)
+    if server.metrics:
+        _check_port_free("server.metrics_port_offset", host, port + server.metrics_port_offset)
+
+
+def _check_port_free(key: str, host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"{key}: cannot listen on {host}:{port}: {str(error.strerror).lower()}") from error
+        except OverflowError as error:
+            raise ConfigError(f"{key}: {port} is no port; ports end at 65535") from error
