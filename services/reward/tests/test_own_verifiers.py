@@ -105,13 +105,13 @@ async def test_one_that_raises_is_a_failure_with_its_place_and_never_a_number(tm
     install(tmp_path, monkeypatch, source)
     scorer = Scorer(SpecReader(load_verifiers()), Tools(MathEquality(None)))
     one = item("please", verifiers=[spec("polite")])
-    result = scorer.score(one, "item")
+    result = scorer.score(one, "item", one.ByteSize())
     assert result.failure.kind == reward_pb2.FAILURE_KIND_VERIFIER_CRASHED and result.failure.retryable
     line = source.splitlines().index('        raise RuntimeError("no idea")') + 1
     place = f"{tmp_path / 'my_package.py'}:{line}"
     assert result.failure.message == f"verifier 'polite' raised RuntimeError: no idea ({place})"
     assert result.failure.place == place and result.failure.traceback.endswith("RuntimeError: no idea\n")
-    scorer.score(one, "item")
+    scorer.score(one, "item", one.ByteSize())
     (record,) = [record for record in caplog.records if record.levelname == "ERROR"]  # its traceback once
     assert record.getMessage() == result.failure.message and record.place == place and record.exc_info
 
