@@ -241,11 +241,16 @@ def _combined(item_id: str, bound: list[BoundVerifier], findings: list[_Finding]
     if not abs(total := sum(rewards)) <= LARGEST_FLOAT32:
         message = f"the weighted sum of the rewards is {total:g}, beyond {LARGEST_FLOAT32:g}, the largest float32"
         return failure(item_id, VerifierFailure(reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, message))
-    leading = next((verdict for verdict in verdicts if verdict.ans_acc is not None), verdicts[0])
+    accuracies = [verdict.ans_acc for verdict in verdicts]
+    if all(accuracy is None for accuracy in accuracies):
+        accuracies = [_by_outcome(verdict) for verdict in verdicts]
+    judges = [verdict for verdict, accuracy in zip(verdicts, accuracies, strict=True) if accuracy is not None]
+    leading = (judges or verdicts)[0]
     score = reward_pb2.Score(
         reward=math.fsum(rewards),
         format_acc=_mean(weights, [verdict.format_acc for verdict in verdicts]),
-        ans_acc=_mean(weights, [verdict.ans_acc for verdict in verdicts]),
+        ans_acc=_mean(weights, accuracies),
+        unjudged=not judges,
         outcome=leading.outcome,
         parsed_answer=leading.parsed_answer,
         reason=leading.reason,
@@ -253,6 +258,13 @@ def _combined(item_id: str, bound: list[BoundVerifier], findings: list[_Finding]
         elapsed=to_duration(elapsed),
     )
     return Result(item_id=item_id, score=score)
+
+
+def _by_outcome(verdict: Verdict) -> float | None:
+    """Return the accuracy that a verdict without one says by its outcome; None if it judges no answers."""
+    if verdict.format_acc is not None or verdict.outcome == reward_pb2.OUTCOME_UNJUDGED:
+        return None
+    return float(verdict.outcome == reward_pb2.OUTCOME_CORRECT)
 
 
 def _mean(weights: list[float], values: list[float | None]) -> float:

@@ -86,8 +86,9 @@ async def test_the_docs_example_is_served_with_its_parameters_beside_others(tmp_
         response = await service.stub.Score(reward_pb2.ScoreRequest(items=[one, other]), timeout=60)
         listed = await service.stub.ListVerifiers(reward_pb2.ListVerifiersRequest(), timeout=60)
     kind, rude = (result.score for result in response.results)
-    assert kind.reward == 2.5 and kind.ans_acc == 1.0 and "please" in kind.verifiers[0].reason
+    assert kind.reward == 2.5 and kind.ans_acc == 1.0 and not kind.unjudged and "please" in kind.verifiers[0].reason
     assert rude.reward == 0.0 and rude.outcome == reward_pb2.OUTCOME_INCORRECT
+    assert not rude.unjudged and rude.ans_acc == 0.0, "where no verifier gives an accuracy, the outcome says it"
     assert "polite" in [info.name for info in listed.verifiers]
 
 
