@@ -323,7 +323,7 @@ class TrainingLoop:
             self._stopped_early = self.patience.exhausted_by(version, watched)
 
     def _watched(self, key: str, metric: str, measured: dict[str, float]) -> float | None:
-        """Return a metric that the run file names; warn if a complete evaluation lacks it: nobody judged its answers."""
+        """Return a metric that the run file names; warn if a complete evaluation lacks it: no answer was judged."""
         prefix = metric.rpartition("/")[0]
         if metric not in measured and f"{prefix}/reward" in measured:
             there = ", ".join(name for name in measured if name.startswith(f"{prefix}/"))
