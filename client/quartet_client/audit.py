@@ -97,7 +97,10 @@ class AuditReport:
         """The numbers in one line; those of no concern are left out where they are 0."""
         always = ("exactly_once", "lost", "twice", "stuck")
         counts = [(name, getattr(self, name)) for name in (*always, "waiting", "dropped", "dead", "forgotten")]
-        names = {"waiting": "left over" if self.over else "waiting", "exactly_once": "exactly once"}
+        names = {
+            "waiting": "left over (prompts that the run did not need)" if self.over else "waiting",
+            "exactly_once": "exactly once",
+        }
         shown = [f"{count} {names.get(name, name)}" for name, count in counts if count or name in always]
         return f"run {self.run_id}: {', '.join(shown)}"
 

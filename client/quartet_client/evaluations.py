@@ -9,6 +9,15 @@ def figure_of(metrics: Mapping[str, Any], evaluation_set: str, name: str) -> Any
     return None if incomplete(metrics, evaluation_set) else metrics.get(f"eval/{evaluation_set}/{name}")
 
 
+def accuracy_text(value: float | None, interval: tuple[float, float] | None, judged: int, form: str = ".1%") -> str:
+    """Return "81.2% (95%: 71.3% to 88.3%, n = 80)", n the judged completions; "–" if none was judged."""
+    if value is None:
+        return "–"
+    if interval is None:
+        return f"{value:{form}}"
+    return f"{value:{form}} (95%: {interval[0]:{form}} to {interval[1]:{form}}, n = {judged})"
+
+
 def incomplete(metrics: Mapping[str, Any], evaluation_set: str) -> str:
     """Return "incomplete: 78 of 80" of an evaluation that lost prompts; else ""."""
     dead = metrics.get(f"eval/{evaluation_set}/dead")

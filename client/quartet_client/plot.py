@@ -76,12 +76,17 @@ def plot_runs(folders: Sequence[Path], output: Path) -> None:
                 continue
             label = f"{run.name}: {held}"
             axes[0, 0].plot(*zip(*points, strict=True), style, color=colour, marker="o", markersize=4, label=label)
+            ends = [(version, *_interval(metrics, held)) for version, metrics in run.evaluations]
+            axes[0, 0].fill_between(*zip(*ends, strict=True), color=colour, alpha=0.12, linewidth=0)
         for axis, metric, _ in panels:
             values = run.series(metric)
             axis.plot(run.steps, values, color=colour, alpha=0.25, linewidth=1)
             axis.plot(run.steps, _smoothed(values), color=colour, linewidth=1.8, label=run.name)
-    axes[0, 0].set(title="Accuracy on held-out problems, %", ylim=(0, 100))
-    axes[0, 0].legend(loc="lower right", fontsize=8)
+    axes[0, 0].set(title="Accuracy on held-out problems and its 95% interval, %", ylim=(0, 100))
+    if axes[0, 0].lines:
+        axes[0, 0].legend(loc="lower right", fontsize=8)
+    else:
+        axes[0, 0].text(0.5, 0.5, "–", transform=axes[0, 0].transAxes)
     for axis, _, title in panels:
         axis.set_title(title)
     for axis in axes.flat:
@@ -90,6 +95,12 @@ def plot_runs(folders: Sequence[Path], output: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(output, dpi=130)
     plt.close(figure)
+
+
+def _interval(metrics: dict[str, float], held: str) -> list[float]:
+    """Return the ends of the accuracy's interval in percent; NaN where there is none."""
+    ends = [figure_of(metrics, held, key) for key in ("ans_acc_low", "ans_acc_high")]
+    return [float("nan") if end is None else 100 * end for end in ends]
 
 
 def _smoothed(values: Sequence[float], weight: float = 0.8) -> list[float]:

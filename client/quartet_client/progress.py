@@ -45,13 +45,22 @@ class StepPoint:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPoint:
-    """An evaluation of a set at a policy version; if prompts were lost `incomplete` is "incomplete: 78 of 80"."""
+    """An evaluation of a set at a policy version.
+
+    Attributes:
+        accuracy: None if no answer was judged, or prompts were lost.
+        incomplete: "incomplete: 78 of 80" if prompts were lost.
+        interval: the ends of the accuracy's 95% interval; None if the trainer gives none.
+        judged: completions whose answers were judged.
+    """
 
     policy_version: int
     at: datetime
     accuracy: float | None
     reward: float | None
     incomplete: str = ""
+    interval: tuple[float, float] | None = None
+    judged: int = 0
 
 
 @dataclass
@@ -159,6 +168,8 @@ class RunProgress:
         while points and points[-1].policy_version >= evaluation.policy_version:
             points.pop()
         metrics, name = evaluation.metrics, evaluation.evaluation_set
-        accuracy, reward = (figure_of(metrics, name, key) for key in ("ans_acc", "reward"))
-        lost = incomplete(metrics, name)
-        points.append(EvaluationPoint(evaluation.policy_version, at, accuracy, reward, lost))
+        keys = ("ans_acc", "reward", "ans_acc_low", "ans_acc_high", "judged")
+        accuracy, reward, low, high, judged = (figure_of(metrics, name, key) for key in keys)
+        lost, interval = incomplete(metrics, name), None if low is None or high is None else (low, high)
+        version = evaluation.policy_version
+        points.append(EvaluationPoint(version, at, accuracy, reward, lost, interval, int(judged or 0)))

@@ -8,6 +8,7 @@ from typing import Any
 from quartet.v1 import broker_pb2, common_pb2
 
 from quartet_client.types import Group, enum_name, to_datetime
+from quartet_common.proportions import proportion
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,9 @@ class Evaluation:
             updated while it was drawn.
         prompts, finished, dead: counts.
         reward: mean over prompts of the mean reward; None if prompts were lost: those left are not the set.
-        accuracy: mean over prompts of the mean answer accuracy; None likewise.
+        accuracy: mean answer accuracy over the judged completions; None likewise, and where none was judged.
+        interval: the ends of its 95% interval (`quartet_common.proportions`); None where `accuracy` is.
+        judged: completions whose answers a verifier judged.
         groups: the finished groups; empty if only the summary was asked for.
     """
 
@@ -149,6 +152,8 @@ class Evaluation:
     dead: int
     reward: float | None
     accuracy: float | None
+    interval: tuple[float, float] | None
+    judged: int
     groups: tuple[Group, ...] = ()
 
     @classmethod
@@ -158,6 +163,8 @@ class Evaluation:
         """Return the contract's GetEvaluationResponse."""
         headers = response.headers
         whole = bool(headers) and len(headers) == response.prompts
+        judged = [(header.completions - header.unjudged, header.ans_acc) for header in headers]
+        accuracy = proportion(judged) if whole else None
         return cls(
             evaluation_id=evaluation_id,
             evaluation_set=evaluation_id.rpartition("@")[0],
@@ -168,7 +175,9 @@ class Evaluation:
             finished=response.finished,
             dead=response.dead,
             reward=sum(header.reward_mean for header in headers) / len(headers) if whole else None,
-            accuracy=sum(header.ans_acc for header in headers) / len(headers) if whole else None,
+            accuracy=accuracy.value if accuracy else None,
+            interval=(accuracy.low, accuracy.high) if accuracy else None,
+            judged=sum(count for count, _ in judged),
             groups=tuple(Group.from_transcript(run_id, transcript) for transcript in response.transcripts),
         )
 

@@ -49,8 +49,9 @@ class Score:
 
     Attributes:
         reward: weighted sum of the verifiers' rewards; None if verification itself failed (see `failure`).
-        format_acc, ans_acc: 0 to 1.
-        outcome: reward.proto's Outcome in lower case: "correct", "incorrect", "malformed", "timed_out", ...
+        format_acc: 0 to 1.
+        ans_acc: 0 to 1; None if no verifier judged whether the answer is right.
+        outcome: reward.proto's Outcome in lower case: "correct", "incorrect", "malformed", "unjudged", ...
         parsed_answer: the answer as read from the completion; empty if none was found.
         reason: why this outcome, in words.
         elapsed: seconds of verification.
@@ -59,7 +60,7 @@ class Score:
 
     reward: float | None
     format_acc: float = 0.0
-    ans_acc: float = 0.0
+    ans_acc: float | None = None
     outcome: str = ""
     parsed_answer: str = ""
     reason: str = ""
@@ -72,7 +73,7 @@ class Score:
         return cls(
             reward=score.reward,
             format_acc=score.format_acc,
-            ans_acc=score.ans_acc,
+            ans_acc=None if score.unjudged else score.ans_acc,
             outcome=enum_name(reward_pb2.Outcome, score.outcome),
             parsed_answer=score.parsed_answer,
             reason=score.reason,

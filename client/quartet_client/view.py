@@ -13,6 +13,7 @@ from rich.text import Text
 from quartet_client import progress as metrics
 from quartet_client.chart import columns, sparkline
 from quartet_client.connections import KINDS
+from quartet_client.evaluations import accuracy_text
 from quartet_client.events import EvaluationFinished, Notice, RunEvent, RunStateChanged, StepFinished
 from quartet_client.progress import EvaluationPoint, RunProgress
 from quartet_client.runs import ServiceStatus
@@ -100,7 +101,8 @@ def plain_line(state: RunProgress, event: RunEvent) -> str:
             return one_line("  ".join([f"step {step.step + 1}{of}", *figures]))
         case EvaluationFinished() as evaluation:
             point = state.evaluations[evaluation.evaluation_set][-1]
-            figures_of_it = f"accuracy {_number(point.accuracy)}  reward {_number(point.reward)}"
+            accuracy = accuracy_text(point.accuracy, point.interval, point.judged, ".3f")
+            figures_of_it = f"accuracy {accuracy}  reward {_number(point.reward)}"
             at = f"{evaluation.evaluation_set} at version {evaluation.policy_version}"
             return one_line(f"evaluation {at}: {point.incomplete or figures_of_it}")
         case RunStateChanged() as changed:
@@ -175,7 +177,7 @@ def _accuracy_panel(name: str, points: list[EvaluationPoint], width: int, newest
     first, last = points[0], points[-1]
     title = Text.assemble(
         f"accuracy on {name}: {first.accuracy:.0%} at version {first.policy_version} → ",
-        (f"{last.accuracy:.0%}", "bold"),
+        (accuracy_text(last.accuracy, last.interval, last.judged, ".0%"), "bold"),
         f" at version {last.policy_version}",
     )
     if newest.incomplete:
@@ -243,16 +245,19 @@ def _last_step(state: RunProgress) -> RenderableType:
 
 
 def _figures(state: RunProgress) -> list[tuple[str, str]]:
-    """Return the last step's figures that people look at, those that were reported."""
+    """Return the last step's figures that people look at, those that were reported; "–" where no answer was judged."""
     formats = (
         ("reward", metrics.REWARD, "{:.3f}"),
         ("accuracy", metrics.ACCURACY, "{:.1%}"),
         ("length", metrics.LENGTH, "{:.1f}"),
         ("staleness", metrics.STALENESS, "{:.2f}"),
-        ("tokens/s", metrics.TOKENS_PER_SECOND, "{:,.0f}"),
-        ("idle", metrics.IDLE, "{:.0%}"),
+        ("trained tokens/s", metrics.TOKENS_PER_SECOND, "{:,.0f}"),
+        ("trainer idle", metrics.IDLE, "{:.0%}"),
     )
-    return [(name, form.format(value)) for name, key, form in formats if (value := state.metric(key)) is not None]
+    known = {key: form.format(value) for _, key, form in formats if (value := state.metric(key)) is not None}
+    if known:
+        known.setdefault(metrics.ACCURACY, "–")
+    return [(name, known[key]) for name, key, _ in formats if key in known]
 
 
 def _sample(group: SampleGroup) -> RenderableType:
@@ -288,4 +293,4 @@ def _elapsed(state: RunProgress) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.3f}"
+    return "–" if value is None else f"{value:.3f}"

@@ -42,6 +42,7 @@ class SmallBroker(broker_pb2_grpc.BrokerServiceServicer):
         self.events: dict[str, list[broker_pb2.RunEvent]] = {}
         self.requeued: list[str] = []
         self.room_made = 0  # what a trainer consumed
+        self.unjudged = False  # whether evaluations say that no verifier judged the answers
         self.drop_stream_after = 0  # cut the next CollectResults after that many messages
         self.watchers = 0  # streams of WatchRun that were opened
         self._changed = asyncio.Condition()
@@ -167,7 +168,10 @@ class SmallBroker(broker_pb2_grpc.BrokerServiceServicer):
             prompts=len(stored),
             finished=len(transcripts),
             dead=len(stored) - len(transcripts),
-            headers=[experience_pb2.GroupHeader(reward_mean=mean, ans_acc=mean) for mean in means],
+            headers=[
+                experience_pb2.GroupHeader(reward_mean=mean, ans_acc=mean, completions=1, unjudged=int(self.unjudged))
+                for mean in means
+            ],
             transcripts=[] if request.summary_only else [done.SerializeToString() for done in transcripts],
         )
 

@@ -118,7 +118,9 @@ def test_only_a_run_that_its_data_ended_leaves_nothing_behind(state, fields, stu
     if stuck:
         assert "left is stuck" in report.faults[0]
     else:
-        assert report.sentence().endswith("0 stuck, 1 left over" if report.over else "0 stuck, 1 waiting")
+        assert report.sentence().endswith(
+            "0 stuck, 1 left over (prompts that the run did not need)" if report.over else "0 stuck, 1 waiting"
+        )
 
 
 def test_many_faults_of_a_kind_are_summed_up():

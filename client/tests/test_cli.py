@@ -75,7 +75,11 @@ def test_generate_score_and_eval(demo, services, quartet, write):
     assert quartet("score", "it is 5", "--json")[0] == 1  # no reference: the verifier fails
     held = write("held.jsonl", '{"prompt": "5", "gt_answer": "5"}\n{"prompt": "5", "gt_answer": "6"}\n')
     status, out, _ = quartet("eval", "demo", "held", "--prompts", str(held))
-    assert status == 0 and out.strip() == "held at version 0: accuracy 50.0%, reward 0.500 over 2 prompts"
+    sure = "50.0% (95%: 9.5% to 90.5%, n = 2)"
+    assert status == 0 and out.strip() == f"held at version 0: accuracy {sure}, reward 0.500 over 2 prompts"
+    services.broker.unjudged = True
+    status, out, _ = quartet("eval", "demo", "held")
+    assert status == 0 and out.strip() == "held at version 0: accuracy –, reward 0.500 over 2 prompts"
     status, out, _ = quartet("eval", "demo", "held", "--json")
     assert status == 0 and len(json.loads(out)["groups"]) == 2
     held.write_text('{"prompt": "5", "gt_answer": "5"}\n{"prompt": "poison", "gt_answer": "6"}\n')
@@ -167,6 +171,12 @@ def test_run_attached_feeds_and_follows_until_the_run_ends(services, quartet, ru
             evaluation_set="held", policy_version=2, metrics={"eval/held/ans_acc": 0.75, "eval/held/reward": 0.8}
         )
         await broker.add_event("demo", broker_pb2.RunEvent(evaluation=evaluation))
+        evaluation.metrics.update(
+            {"eval/held/ans_acc_low": 0.64, "eval/held/ans_acc_high": 0.83, "eval/held/judged": 80}
+        )
+        await broker.add_event("demo", broker_pb2.RunEvent(evaluation=evaluation))
+        del evaluation.metrics["eval/held/ans_acc"]
+        await broker.add_event("demo", broker_pb2.RunEvent(evaluation=evaluation))
         evaluation.metrics.update({"eval/held/prompts": 78, "eval/held/dead": 2})
         evaluation.policy_version = 3
         await broker.add_event("demo", broker_pb2.RunEvent(evaluation=evaluation))
@@ -184,9 +194,11 @@ def test_run_attached_feeds_and_follows_until_the_run_ends(services, quartet, ru
     assert (status, err) == (1, "")
     assert out.splitlines() == [
         "run demo is active",
-        "step 1/2  reward 0.250  staleness 0.00",
-        "step 2/2  reward 0.500  staleness 0.00",
+        "step 1/2  reward 0.250  accuracy –  staleness 0.00",
+        "step 2/2  reward 0.500  accuracy –  staleness 0.00",
         "evaluation held at version 2: accuracy 0.750  reward 0.800",
+        "evaluation held at version 2: accuracy 0.750 (95%: 0.640 to 0.830, n = 80)  reward 0.800",
+        "evaluation held at version 2: accuracy –  reward 0.800",
         "evaluation held at version 3: incomplete: 78 of 80",
         "run demo is failed: loss is not finite",
         "accuracy on held: incomplete: 78 of 80",

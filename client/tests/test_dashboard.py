@@ -332,7 +332,7 @@ async def test_a_run_that_is_over_is_shown_from_its_file_without_a_broker(nowher
         state = await _until(get, lambda told: told["lines"]["reward"] and told["verdict"]["word"] == "A recorded run")
         assert len(state["lines"]["reward"]) == 5
         assert state["evaluations"] == [
-            {"set": "held", "points": [[5.0, 0.5]], "incomplete": "incomplete: 1 of 80 at version 6"}
+            {"set": "held", "points": [[5.0, 0.5]], "interval": [], "incomplete": "incomplete: 1 of 80 at version 6"}
         ]
         assert "5 steps" in state["verdict"]["sentence"] and "?." not in state["verdict"]["sentence"]
         assert (state["run"]["began"], state["run"]["ended"]) == (1000.0, 1004.0)

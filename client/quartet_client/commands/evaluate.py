@@ -8,7 +8,7 @@ import click
 from quartet_client.commands.output import console, group_fields, print_json
 from quartet_client.commands.target import Target, json_option, targeted, the_launcher
 from quartet_client.data import load_prompts
-from quartet_client.evaluations import incomplete_of
+from quartet_client.evaluations import accuracy_text, incomplete_of
 from quartet_client.runs import Evaluation
 
 
@@ -91,9 +91,10 @@ def _show(result: Evaluation, as_json: bool, more: str = "") -> int:
     else:
         oldest, newest = result.oldest_version, result.policy_version
         versions = f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
-        if result.accuracy is None or result.reward is None:
+        if result.reward is None:
             told = f"{incomplete_of(result.finished, result.prompts)}{more}"
         else:
-            told = f"accuracy {result.accuracy:.1%}, reward {result.reward:.3f} over {result.prompts} prompts"
-        console().print(f"{result.evaluation_set} at {versions}: {told}")
-    return 0 if result.accuracy is not None else 1
+            accuracy = accuracy_text(result.accuracy, result.interval, result.judged)
+            told = f"accuracy {accuracy}, reward {result.reward:.3f} over {result.prompts} prompts"
+        console().print(f"{result.evaluation_set} at {versions}: {told}", soft_wrap=True)
+    return 0 if result.reward is not None else 1

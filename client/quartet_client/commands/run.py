@@ -14,6 +14,7 @@ from quartet_client.commands.output import console, print_json
 from quartet_client.commands.target import Target, the_launcher, with_broker
 from quartet_client.data import DataSection, RunData
 from quartet_client.errors import QuartetError
+from quartet_client.evaluations import accuracy_text
 from quartet_client.outage import Outage
 from quartet_client.progress import RunProgress
 from quartet_client.view import RunView
@@ -107,9 +108,7 @@ async def _attach(config: LoadedConfig[DataSection], data: RunData, wait: float,
         await _until_there(client, config, wait, out)
         await feed_and_watch(config, data, client, RunView(progress, out, plain))
     for name, points in progress.evaluations.items():
-        known = [point.accuracy for point in points if point.accuracy is not None]
-        if points[-1].incomplete:
-            out.print(f"accuracy on {name}: {points[-1].incomplete}")
-        elif known:
-            out.print(f"accuracy on {name}: {known[0]:.1%} → {known[-1]:.1%}")
+        known = [point for point in points if point.accuracy is not None] or points
+        ends = [accuracy_text(point.accuracy, point.interval, point.judged) for point in (known[0], known[-1])]
+        out.print(f"accuracy on {name}: {points[-1].incomplete or ' → '.join(ends)}", soft_wrap=True)
     return 0 if progress.succeeded else 1

@@ -73,7 +73,8 @@ def _rollout(details: Any) -> list[str]:
     return [
         f"run {details['run_id'] or 'none'}, engine {details['engine']}, "
         f"{f'version {version}' if version >= 0 else 'no weights yet'}, "
-        f"{details['running']} running, {details['waiting']} waiting, {details['tokens_per_second']:,.0f} tokens/s"
+        f"{details['running']} running, {details['waiting']} waiting, "
+        f"{details['tokens_per_second']:,.0f} generated tokens/s"
         + (", paused for a weight update" if details["paused"] else "")
     ]
 

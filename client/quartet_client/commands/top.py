@@ -25,7 +25,7 @@ _METRICS = {
     "staleness": "staleness/mean",
     "most stale": "staleness/max",
     "seconds a step": "time/step",
-    "completion tokens/s": "throughput/tokens_per_second",
+    "trained tokens/s": "throughput/tokens_per_second",
     "trainer idle": "time/idle_fraction",
     "rollouts idle": "rollouts/idle_fraction",
     "reward": "reward/mean",
@@ -139,7 +139,17 @@ def _services(look: dict[str, Any]) -> Table:
 
 def _members(run: Run) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False)
-    for heading in ("member", "state", "version", "behind", "tokens/s", "running", "waiting", "KV cache", "idle"):
+    for heading in (
+        "member",
+        "state",
+        "version",
+        "behind",
+        "generated tokens/s",
+        "running",
+        "waiting",
+        "KV cache",
+        "idle",
+    ):
         table.add_column(heading, justify="left" if heading in ("member", "state") else "right")
     for member in run.members:
         gauges = member.gauges

@@ -58,8 +58,9 @@ class Curves:
         self.by_event[step] = StepRow(time, _drawn(metrics))
 
     def add_evaluation(self, name: str, policy_version: int, metrics: Mapping[str, Any]) -> None:
-        """Take in an evaluation of a set; of its metrics the accuracy and the reward are kept."""
-        wanted = {key: figure_of(metrics, name, key) for key in ("ans_acc", "reward")}
+        """Take in an evaluation of a set; of its metrics accuracy, interval and reward are kept."""
+        keys = ("ans_acc", "ans_acc_low", "ans_acc_high", "judged", "reward")
+        wanted = {key: figure_of(metrics, name, key) for key in keys}
         known = {key: float(value) for key, value in wanted.items() if _is_number(value)}
         self.evaluations.setdefault(name, {})[policy_version] = known
         self.incomplete.setdefault(name, {})[policy_version] = incomplete(metrics, name)

@@ -92,10 +92,13 @@ def _evaluations(picture: Picture) -> list[dict[str, Any]]:
     for name, points in sorted(picture.curves.evaluations.items()):
         known = [(float(version), each["ans_acc"]) for version, each in sorted(points.items()) if "ans_acc" in each]
         newest, lost = max(picture.curves.incomplete[name].items(), default=(0, ""))
+        last = points.get(newest, {})
+        interval = [last[key] for key in ("ans_acc_low", "ans_acc_high", "judged") if key in last]
         told.append(
             {
                 "set": name,
                 "points": [[x, _round(y)] for x, y in thinned(known, _POINTS)],
+                "interval": [_round(each) for each in interval],
                 "incomplete": f"{lost} at version {newest}" if lost else "",
             }
         )
@@ -229,7 +232,7 @@ def _rollout(details: Any) -> str:
         f"engine {details.get('engine') or 'unknown'}",
         f"version {version}" if version >= 0 else "no weights yet",
         f"{details.get('running', 0)} running, {details.get('waiting', 0)} waiting",
-        f"{float(details.get('tokens_per_second', 0)):,.0f} tokens/s",
+        f"{float(details.get('tokens_per_second', 0)):,.0f} generated tokens/s",
     ]
     return ", ".join([*told, *(["paused for a weight update"] if details.get("paused") else [])])
 

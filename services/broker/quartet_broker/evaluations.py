@@ -5,7 +5,7 @@ from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_broker import keys, validation
 from quartet_broker.bell import Bell
-from quartet_broker.prompts import digest, overflow
+from quartet_broker.prompts import content_of, digest, overflow
 from quartet_broker.store import Store, Value
 from quartet_common.errors import already_exists, not_found, resource_exhausted
 
@@ -32,7 +32,7 @@ class Evaluations:
             instance.evaluation_id = evaluation_id
             if not request.live:
                 instance.pinned_version = version
-            arguments += [instance.instance_id, digest(instance), instance.SerializeToString()]
+            arguments += [instance.instance_id, digest(content_of(instance)), instance.SerializeToString()]
         if len(arguments) == 2:
             # Also of a run that does not exist: tell that first.
             await self._store.run("list_members", run_id)

@@ -138,11 +138,9 @@ class Events:
             raise invalid_argument("event", kind or "no event", allowed="any kind but run_state (use FinishRun)")
         source = request.event.notice.source
         rights.check_event(kind, source)
-        event = broker_pb2.RunEvent()
-        event.CopyFrom(request.event)
-        event.ClearField("event_id")
-        event.ClearField("at")
-        said = validation.stored("event", event), int(kind in rights.OF_THE_TRAINING), source
+        request.event.ClearField("event_id")
+        request.event.ClearField("at")
+        said = validation.stored("event", request.event), int(kind in rights.OF_THE_TRAINING), source
         reply = await self._store.run("add_event", request.run_id, *said)
         return broker_pb2.ReportProgressResponse(event_id=reply[1].decode())
 

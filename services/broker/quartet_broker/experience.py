@@ -175,7 +175,7 @@ def _check(n: int, header: experience_pb2.GroupHeader) -> None:
         raise invalid_argument(f"{field}.purpose", came=header.purpose, allowed="the instance's")
     validation.version(f"{field}.min_policy_version", header.min_policy_version)
     validation.version(f"{field}.max_policy_version", header.max_policy_version, header.min_policy_version)
-    for name in ("completions", "completion_tokens", "attempt"):
+    for name in ("completions", "completion_tokens", "attempt", "unjudged"):
         validation.integer(f"{field}.{name}", getattr(header, name), 0)
     for name in ("reward_mean", "ans_acc"):
         validation.finite(f"{field}.{name}", getattr(header, name))

@@ -32,14 +32,20 @@ _UNSCORED = (b"QUEUED", b"LEASED", b"DEAD")  # what is stored of an instance in 
 _PURPOSES = {number: name.removeprefix("PURPOSE_") for name, number in experience_pb2.Purpose.items()}
 
 
-def digest(instance: experience_pb2.PromptInstance, evaluation_set: str = "") -> str:
-    """Return a digest of an instance's content, the same for the same content; how it is traced is no part of it."""
+def content_of(instance: experience_pb2.PromptInstance) -> bytes:
+    """Return an instance's content, the same bytes for the same content; how it is traced is no part of it."""
     if instance.traceparent:
         traced, instance = instance, experience_pb2.PromptInstance()
         instance.CopyFrom(traced)
         instance.ClearField("traceparent")
-    content = instance.SerializeToString(deterministic=True) + evaluation_set.encode()
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+    return instance.SerializeToString(deterministic=True)
+
+
+def digest(content: bytes, evaluation_set: str = "") -> str:
+    """Return a digest of an instance's content and of the evaluation set that it is submitted to."""
+    hashed = hashlib.blake2b(content, digest_size=16)
+    hashed.update(evaluation_set.encode())
+    return hashed.hexdigest()
 
 
 def purpose_name(purpose: experience_pb2.Purpose) -> str:
@@ -87,23 +93,24 @@ class Prompts:
         ]
         for n, instance in enumerate(request.instances):
             validation.instance(f"instances[{n}]", instance, request.evaluation_set)
-            content = digest(instance, request.evaluation_set)
-            if seen.get(instance.instance_id, content) != content:
+            content = validation.bounded(f"instances[{n}]", content_of(instance), self._answer_bytes)
+            fingerprint = digest(content, request.evaluation_set)
+            if seen.get(instance.instance_id, fingerprint) != fingerprint:
                 raise invalid_argument(
                     f"instances[{n}].instance_id", came=repr(instance.instance_id), allowed="one content per id"
                 )
             if instance.instance_id in seen:
                 continue
-            seen[instance.instance_id] = content
+            seen[instance.instance_id] = fingerprint
             trace_submit(run_id, instance)
             pinned = instance.pinned_version if instance.HasField("pinned_version") else -1
             arguments += [
                 instance.instance_id,
-                content,
+                fingerprint,
                 purpose_name(instance.purpose),
                 pinned if pinned >= 0 else "",
                 instance.data_pass,
-                validation.stored(f"instances[{n}]", instance, self._answer_bytes),
+                validation.stored(f"instances[{n}]", instance, self._answer_bytes) if instance.traceparent else content,
             ]
         reply = await self._store.run("submit_prompts", run_id, *arguments)
         match reply[0]:

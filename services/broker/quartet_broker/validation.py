@@ -88,8 +88,11 @@ def count(field: str, values: Sized, most: int, least: int = 1) -> None:
 
 def stored(field: str, value: Message, most: int | None = None) -> bytes:
     """Return a message as it is stored. Its bytes are at most `most`, or what MOST_BYTES allows."""
-    data = value.SerializeToString()
-    most = most or MOST_BYTES[type(value)]
+    return bounded(field, value.SerializeToString(), most or MOST_BYTES[type(value)])
+
+
+def bounded(field: str, data: bytes, most: int) -> bytes:
+    """Check how many bytes a message has, serialized; return them."""
     if len(data) > most:
         raise invalid_argument(field, came=f"{len(data)} bytes", allowed=f"at most {most} bytes")
     return data

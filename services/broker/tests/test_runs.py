@@ -117,6 +117,24 @@ async def test_a_deleted_run_leaves_nothing(world):
     assert (await world.stats()).submitted == 0
 
 
+@on_both
+async def test_the_lists_of_a_run_name_nearly_all_there_is(world, broker):
+    """So that a deletion frees memory at once, and a scan only finds the rest."""
+    _, servicer, _ = broker
+    await fill(world)
+    await servicer.store.run("delete_run", world.run_id, "1", "")
+    assert (await servicer.store.run_many("delete_portion", world.run_id, [()]))[0] == [b"OK", 0]
+    rest = {key.split(b":", 2)[2].partition(b":")[0] for key in await keys_of(world)}
+    assert rest <= {b"run", b"set", b"i", b"evaluation", b"prompts"}, "of evaluations and pinned prompts alone"
+
+
+async def test_in_a_redis_with_very_many_keys_the_sweeper_finds_the_rest(world, monkeypatch):
+    await fill(world)
+    monkeypatch.setattr(runs, "_SCANNED_AT_ONCE", 0)
+    assert await world.delete(force=True)
+    await until_gone(world)
+
+
 async def test_a_half_deleted_run_does_not_exist_and_the_sweeper_finishes_the_work(world):
     await fill(world)
     await world.redis.hset(keys.run(world.run_id), "state", "DELETING")

@@ -30,7 +30,18 @@ _LONGEST_TEXT = 1000
 _LONGEST_ITEM_ID = 256
 
 Result: TypeAlias = reward_pb2.ScoreResult
-Work: TypeAlias = Callable[[], Coroutine[Any, Any, Result]]
+
+
+class Work(NamedTuple):
+    """What finds an item's result, and does not raise: a failure is a result.
+
+    Attributes:
+        run: does it.
+        places: of the queue, one for each `LONG_BYTES` of the item, so that what waits is bounded in bytes, too.
+    """
+
+    run: Callable[[], Coroutine[Any, Any, Result]]
+    places: int = 1
 
 
 class _Finding(NamedTuple):
@@ -47,30 +58,34 @@ class Scorer:
         self._raised: set[str] = set()
         self._long = ThreadPoolExecutor(1, thread_name_prefix="long-items")
 
-    def score(self, item: reward_pb2.ScoreItem, field: str) -> Result | Work:
-        """Return the item's result, or the work that finds it, which does not raise: a failure is a result.
+    def score(self, item: reward_pb2.ScoreItem, field: str, size: int) -> Result | Work:
+        """Return the item's result, or the work that finds it.
 
         An item of more than `LONG_BYTES` is work: it is read in a thread, so that others are answered meanwhile.
 
+        Args:
+            field: where the item stands.
+            size: of the item, `item.ByteSize()`, which takes as long as to serialize it.
+
         Raises:
-            ContractError: INVALID_ARGUMENT naming what under `field`, where the item stands, cannot be accepted.
+            ContractError: INVALID_ARGUMENT naming what under `field` cannot be accepted.
         """
         try:
             bound = self._read(item, field)
         except VerifierFailure as error:
             return failure(item.item_id, error)
         if not item.traceparent or not tracing.enabled():
-            return self._begin(item, bound)
+            return self._begin(item, bound, size)
         began = time.time()
-        result = self._begin(item, bound)
+        result = self._begin(item, bound, size)
         if isinstance(result, reward_pb2.ScoreResult):
             return _traced(item, result, began)
         work = result
 
-        async def traced_work() -> Result:
-            return _traced(item, await work(), began)
+        async def traced() -> Result:
+            return _traced(item, await work.run(), began)
 
-        return traced_work
+        return work._replace(run=traced)
 
     def _read(self, item: reward_pb2.ScoreItem, field: str) -> list[BoundVerifier]:
         if not 1 <= len(item.item_id) <= _LONGEST_ITEM_ID:
@@ -81,15 +96,15 @@ class Scorer:
             raise invalid_argument(f"{field}.verifiers", "none", "at least one")
         return [self._specs.read(spec, f"{field}.verifiers[{i}]") for i, spec in enumerate(item.verifiers)]
 
-    def _begin(self, item: reward_pb2.ScoreItem, bound: list[BoundVerifier]) -> Result | Work:
-        if item.ByteSize() <= LONG_BYTES:
+    def _begin(self, item: reward_pb2.ScoreItem, bound: list[BoundVerifier], size: int) -> Result | Work:
+        if size <= LONG_BYTES:
             return self._score(item, bound)
 
         async def long() -> Result:
             result = await asyncio.get_running_loop().run_in_executor(self._long, self._score, item, bound)
-            return result if isinstance(result, reward_pb2.ScoreResult) else await result()
+            return result if isinstance(result, reward_pb2.ScoreResult) else await result.run()
 
-        return long
+        return Work(long, min(size // LONG_BYTES, _MOST_PLACES))
 
     def _score(self, item: reward_pb2.ScoreItem, bound: list[BoundVerifier]) -> Result | Work:
         began = time.perf_counter()
@@ -104,7 +119,7 @@ class Scorer:
         done = [finding for finding in findings if isinstance(finding, _Finding)]
         if len(done) == len(findings):
             return _combined(item.item_id, bound, done, time.perf_counter() - began)
-        return lambda: self._finish(item, bound, findings)
+        return Work(lambda: self._finish(item, bound, findings))
 
     async def _finish(
         self, item: reward_pb2.ScoreItem, bound: list[BoundVerifier], findings: list[_Finding | Later]
@@ -155,11 +170,6 @@ def _traced(item: reward_pb2.ScoreItem, result: Result, began: float) -> Result:
         attributes["quartet.failure"] = telemetry.failure_name(result.failure.kind)
     tracing.record("verify", item.traceparent, began, kind="server", attributes=attributes)
     return result
-
-
-def places_of(item: reward_pb2.ScoreItem) -> int:
-    """Return how many places of the queue an item takes, so that what waits is bounded in bytes, too."""
-    return min(max(item.ByteSize() // LONG_BYTES, 1), _MOST_PLACES)
 
 
 def invalid_item(item_id: str, error: ContractError) -> Result:
@@ -231,11 +241,16 @@ def _combined(item_id: str, bound: list[BoundVerifier], findings: list[_Finding]
     if not abs(total := sum(rewards)) <= LARGEST_FLOAT32:
         message = f"the weighted sum of the rewards is {total:g}, beyond {LARGEST_FLOAT32:g}, the largest float32"
         return failure(item_id, VerifierFailure(reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, message))
-    leading = next((verdict for verdict in verdicts if verdict.ans_acc is not None), verdicts[0])
+    accuracies = [verdict.ans_acc for verdict in verdicts]
+    if all(accuracy is None for accuracy in accuracies):
+        accuracies = [_by_outcome(verdict) for verdict in verdicts]
+    judges = [verdict for verdict, accuracy in zip(verdicts, accuracies, strict=True) if accuracy is not None]
+    leading = (judges or verdicts)[0]
     score = reward_pb2.Score(
         reward=math.fsum(rewards),
         format_acc=_mean(weights, [verdict.format_acc for verdict in verdicts]),
-        ans_acc=_mean(weights, [verdict.ans_acc for verdict in verdicts]),
+        ans_acc=_mean(weights, accuracies),
+        unjudged=not judges,
         outcome=leading.outcome,
         parsed_answer=leading.parsed_answer,
         reason=leading.reason,
@@ -243,6 +258,13 @@ def _combined(item_id: str, bound: list[BoundVerifier], findings: list[_Finding]
         elapsed=to_duration(elapsed),
     )
     return Result(item_id=item_id, score=score)
+
+
+def _by_outcome(verdict: Verdict) -> float | None:
+    """Return the accuracy that a verdict without one says by its outcome; None if it judges no answers."""
+    if verdict.format_acc is not None or verdict.outcome == reward_pb2.OUTCOME_UNJUDGED:
+        return None
+    return float(verdict.outcome == reward_pb2.OUTCOME_CORRECT)
 
 
 def _mean(weights: list[float], values: list[float | None]) -> float:

@@ -11,7 +11,7 @@ from quartet.v1 import reward_pb2, reward_pb2_grpc
 from quartet_common.errors import ContractError, invalid_argument, resource_exhausted, unavailable
 from quartet_reward.execution import Executor
 from quartet_reward.room import Room
-from quartet_reward.scoring import Result, Scorer, Work, places_of
+from quartet_reward.scoring import Result, Scorer, Work
 from quartet_reward.stream import MOST_ITEMS, ScoreStream, in_strides
 from quartet_reward.verifiers.base import Verifier
 
@@ -37,23 +37,23 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
             raise invalid_argument("items", f"{len(request.items)} items", f"1 to {MOST_ITEMS}")
         _refuse_duplicates(request.items)
         results: list[Result | Work] = []
-        async for i, item in in_strides(request.items):
-            results.append(self._scorer.score(item, f"items[{i}]"))
+        async for i, item, size in in_strides(request.items):
+            results.append(self._scorer.score(item, f"items[{i}]", size))
         return reward_pb2.ScoreResponse(results=await self._finish(request.items, results))
 
     async def _finish(self, items: Sequence[reward_pb2.ScoreItem], results: list[Result | Work]) -> list[Result]:
         """Do the work among `results`, all side by side; it is cancelled with the call, which has the deadline."""
         work = {i: one for i, one in enumerate(results) if not isinstance(one, reward_pb2.ScoreResult)}
         wanted, extra = Counter(items[i].run_id for i in work), MOST_ITEMS - len(work)
-        for i in work:  # no call takes more places than it may have items
-            more = min(places_of(items[i]) - 1, extra)
+        for i, one in work.items():  # no call takes more places than it may have items
+            more = min(one.places - 1, extra)
             wanted[items[i].run_id] += more
             extra -= more
         if not self._room.try_take_all(wanted):
             raise self._full(wanted)
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = {i: group.create_task(one()) for i, one in work.items()}
+                tasks = {i: group.create_task(one.run()) for i, one in work.items()}
         finally:
             for run, count in wanted.items():
                 self._room.give(run, count)

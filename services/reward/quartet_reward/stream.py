@@ -9,7 +9,7 @@ from quartet.v1 import reward_pb2
 from quartet_common.errors import ContractError, invalid_argument
 from quartet_reward.failures import VerifierFailure
 from quartet_reward.room import Room
-from quartet_reward.scoring import LONG_BYTES, Result, Scorer, Work, failure, invalid_item, places_of
+from quartet_reward.scoring import LONG_BYTES, Result, Scorer, Work, failure, invalid_item
 
 MOST_ITEMS = 1024
 # Items scored in one go before other calls have their turn, if their size together is below LONG_BYTES.
@@ -22,14 +22,15 @@ _MOST_RESULTS = 256
 Send = Callable[[Result], Awaitable[None]]
 
 
-async def in_strides(items: Iterable[reward_pb2.ScoreItem]) -> AsyncIterator[tuple[int, reward_pb2.ScoreItem]]:
-    """Yield items and their places; between some of them others have their turn in the event loop."""
-    size = 0
+async def in_strides(items: Iterable[reward_pb2.ScoreItem]) -> AsyncIterator[tuple[int, reward_pb2.ScoreItem, int]]:
+    """Yield items, their places and their sizes; between some of them others have their turn in the event loop."""
+    total = 0
     for i, item in enumerate(items):
-        yield i, item
-        size += item.ByteSize()
-        if size > LONG_BYTES or i % _STRIDE == _STRIDE - 1:
-            size = 0
+        size = item.ByteSize()
+        yield i, item, size
+        total += size
+        if total > LONG_BYTES or i % _STRIDE == _STRIDE - 1:
+            total = 0
             await asyncio.sleep(0)
 
 
@@ -67,7 +68,7 @@ class ScoreStream:
                     await self._take_on(request.item, self._send, group)
 
     async def _take_on(self, item: reward_pb2.ScoreItem, send: Send, group: asyncio.TaskGroup) -> None:
-        result = self._score(item)
+        result = self._score(item, item.ByteSize())
         if isinstance(result, reward_pb2.ScoreResult):
             await send(result)
         else:
@@ -80,8 +81,8 @@ class ScoreStream:
         if request.HasField("item"):
             raise invalid_argument("item", "an item beside `items`", "one of both")
         later: list[tuple[reward_pb2.ScoreItem, Work]] = []
-        async for _, item in in_strides(request.items):
-            result = self._score(item)
+        async for _, item, size in in_strides(request.items):
+            result = self._score(item, size)
             if isinstance(result, reward_pb2.ScoreResult):
                 self._unwritten.append(result)
             else:
@@ -90,13 +91,13 @@ class ScoreStream:
         for item, work in later:
             await self._begin(item, work, self._send_with_others, group)
 
-    def _score(self, item: reward_pb2.ScoreItem) -> Result | Work:
+    def _score(self, item: reward_pb2.ScoreItem, size: int) -> Result | Work:
         if self._draining():
             return failure(
                 item.item_id, VerifierFailure(reward_pb2.FAILURE_KIND_SHUT_DOWN, "the reward service is shutting down")
             )
         try:
-            result = self._scorer.score(item, "item")
+            result = self._scorer.score(item, "item", size)
             self._refuse_duplicate(item.item_id)
             return result
         except ContractError as error:
@@ -111,12 +112,12 @@ class ScoreStream:
 
     async def _begin(self, item: reward_pb2.ScoreItem, work: Work, send: Send, group: asyncio.TaskGroup) -> None:
         """Wait for room, then have an item worked on beside the others."""
-        run, places = item.run_id, places_of(item)
+        run, places = item.run_id, work.places
         await self._room.take(run, places)
 
         async def finish() -> None:
             try:
-                result = await work()
+                result = await work.run()
             finally:
                 self._room.give(run, places)
             await send(result)

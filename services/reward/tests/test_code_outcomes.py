@@ -177,8 +177,8 @@ def judge(runner: asyncio.Runner) -> Iterator[Callable]:
             reference=reward_pb2.Reference(test_cases=cases, **fields),
             verifiers=[spec("code", **parameters)],
         )
-        result = scorer.score(item, "item")
-        return result if isinstance(result, reward_pb2.ScoreResult) else await result()
+        result = scorer.score(item, "item", item.ByteSize())
+        return result if isinstance(result, reward_pb2.ScoreResult) else await result.run()
 
     async def all_of_them(tests: list[tuple[str, dict, dict]]) -> list[reward_pb2.ScoreResult]:
         return await asyncio.gather(*(one(*test) for test in tests))

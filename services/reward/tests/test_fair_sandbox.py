@@ -54,7 +54,7 @@ async def test_waiting_for_a_slot_is_no_time_of_the_programs():
     )
     busy = [asyncio.create_task(sandbox.run(Job("script", b""))) for _ in range(10)]
     await asyncio.sleep(0)
-    result = await scorer.score(item, "item")()
+    result = await scorer.score(item, "item", item.ByteSize()).run()
     assert result.score.outcome == reward_pb2.OUTCOME_CORRECT, result
     # It waited about a second for others; what it needed itself is what is told.
     assert 0.4 <= result.score.elapsed.ToMilliseconds() / 1000 < 0.9

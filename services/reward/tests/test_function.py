@@ -85,6 +85,9 @@ CASES = [
 ]
 
 
+JUDGING = ("close", "scored")
+
+
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     path = tmp_path_factory.mktemp("functions") / "reward.py"
@@ -115,6 +118,7 @@ async def test_every_value_that_a_function_returns_is_a_score_or_a_failure_of_it
     for result, (function, given, expected) in zip(results[:-1], CASES, strict=True):
         if result.HasField("score"):
             assert (result.score.reward, result.score.ans_acc, result.score.reason) == expected, (function, given)
+            assert result.score.unjudged is (function not in JUDGING), function
         else:
             kind, message = expected
             assert result.failure.kind == kind, result.failure

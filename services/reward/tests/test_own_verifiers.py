@@ -86,8 +86,9 @@ async def test_the_docs_example_is_served_with_its_parameters_beside_others(tmp_
         response = await service.stub.Score(reward_pb2.ScoreRequest(items=[one, other]), timeout=60)
         listed = await service.stub.ListVerifiers(reward_pb2.ListVerifiersRequest(), timeout=60)
     kind, rude = (result.score for result in response.results)
-    assert kind.reward == 2.5 and kind.ans_acc == 1.0 and "please" in kind.verifiers[0].reason
+    assert kind.reward == 2.5 and kind.ans_acc == 1.0 and not kind.unjudged and "please" in kind.verifiers[0].reason
     assert rude.reward == 0.0 and rude.outcome == reward_pb2.OUTCOME_INCORRECT
+    assert not rude.unjudged and rude.ans_acc == 0.0, "where no verifier gives an accuracy, the outcome says it"
     assert "polite" in [info.name for info in listed.verifiers]
 
 
@@ -105,13 +106,13 @@ async def test_one_that_raises_is_a_failure_with_its_place_and_never_a_number(tm
     install(tmp_path, monkeypatch, source)
     scorer = Scorer(SpecReader(load_verifiers()), Tools(MathEquality(None)))
     one = item("please", verifiers=[spec("polite")])
-    result = scorer.score(one, "item")
+    result = scorer.score(one, "item", one.ByteSize())
     assert result.failure.kind == reward_pb2.FAILURE_KIND_VERIFIER_CRASHED and result.failure.retryable
     line = source.splitlines().index('        raise RuntimeError("no idea")') + 1
     place = f"{tmp_path / 'my_package.py'}:{line}"
     assert result.failure.message == f"verifier 'polite' raised RuntimeError: no idea ({place})"
     assert result.failure.place == place and result.failure.traceback.endswith("RuntimeError: no idea\n")
-    scorer.score(one, "item")
+    scorer.score(one, "item", one.ByteSize())
     (record,) = [record for record in caplog.records if record.levelname == "ERROR"]  # its traceback once
     assert record.getMessage() == result.failure.message and record.place == place and record.exc_info
 

@@ -16,7 +16,7 @@ from quartet_reward.reading import (
     without_trailing_special_tokens,
 )
 from quartet_reward.registry import load_verifiers
-from quartet_reward.scoring import Scorer, places_of
+from quartet_reward.scoring import Scorer
 from quartet_reward.specs import SpecReader
 from quartet_reward.stream import in_strides
 from quartet_reward.verifiers.base import Tools
@@ -107,9 +107,10 @@ async def turns_until(done: asyncio.Task) -> int:
 )
 async def test_the_event_loop_goes_on_while_a_long_text_is_read(flood, verifier):
     scorer = Scorer(SpecReader(load_verifiers()), Tools(MathEquality(None)))
-    work = scorer.score(item(flood * (20_000_000 // len(flood)), verifiers=[verifier]), "item")
+    long = item(flood * (20_000_000 // len(flood)), verifiers=[verifier])
+    work = scorer.score(long, "item", long.ByteSize())
     assert not isinstance(work, reward_pb2.ScoreResult), "a thread's"
-    reading = asyncio.ensure_future(work())
+    reading = asyncio.ensure_future(work.run())
     assert await turns_until(reading) > 20
     assert reading.result().score.outcome in (reward_pb2.OUTCOME_MALFORMED, reward_pb2.OUTCOME_INCORRECT)
 
@@ -119,10 +120,13 @@ async def test_the_event_loop_goes_on_between_texts_that_are_long_together():
     items = [item(r"\boxed{1} " * 6_000, answer="1", verifier="math") for _ in range(8)]
 
     async def score_all() -> list:
-        return [scorer.score(one, "item") async for _, one in in_strides(items)]
+        return [scorer.score(one, "item", size) async for _, one, size in in_strides(items)]
 
     assert await turns_until(asyncio.ensure_future(score_all())) >= len(items) // 2
 
 
-async def test_a_long_item_takes_as_many_places_of_the_queue_as_it_has_64_kib():
-    assert [places_of(item("x" * size)) for size in (0, 1 << 16, 1 << 20, 30 << 20)] == [1, 1, 16, 256]
+@pytest.mark.parametrize(("size", "places"), [(1 << 16, 1), (1 << 20, 16), (30 << 20, 256)])
+async def test_a_long_item_takes_as_many_places_of_the_queue_as_it_has_64_kib(size, places):
+    scorer = Scorer(SpecReader(load_verifiers()), Tools(MathEquality(None)))
+    long = item("x" * size, verifiers=[spec("exact")])
+    assert scorer.score(long, "item", long.ByteSize()).places == places

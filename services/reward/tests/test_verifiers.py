@@ -8,11 +8,14 @@ from reward_samples import decided, item, scored, spec, tagged
 
 from quartet_common.config import ConfigError
 from quartet_reward.failures import VerifierFailure
+from quartet_reward.math_equality import MathEquality
 from quartet_reward.registry import load_verifiers
-from quartet_reward.verifiers.base import Parameters
+from quartet_reward.scoring import Scorer
+from quartet_reward.specs import SpecReader
+from quartet_reward.verifiers.base import Parameters, Tools, Verdict
 
 CORRECT, INCORRECT = reward_pb2.OUTCOME_CORRECT, reward_pb2.OUTCOME_INCORRECT
-MALFORMED = reward_pb2.OUTCOME_MALFORMED
+MALFORMED, TIMED_OUT = reward_pb2.OUTCOME_MALFORMED, reward_pb2.OUTCOME_TIMED_OUT
 
 
 @pytest.mark.parametrize(
@@ -118,6 +121,39 @@ class Polite:
 
     def verify(self, item, parameters, tools):
         """Not called here."""
+
+
+UNJUDGED = reward_pb2.OUTCOME_UNJUDGED
+JUDGES = {
+    "length": lambda: Verdict(-1.0, UNJUDGED, ""),
+    "form": lambda: Verdict(1.0, CORRECT, "", format_acc=1.0),
+    "right": lambda: Verdict(1.0, CORRECT, ""),
+    "wrong": lambda: Verdict(1.0, TIMED_OUT, ""),
+    "half": lambda: Verdict(1.0, INCORRECT, "", ans_acc=0.5),
+}
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "accuracy", "outcome"),
+    [
+        (["length"], None, UNJUDGED),
+        (["form", "length"], None, CORRECT),
+        (["length", "right"], 1.0, CORRECT),
+        (["form", "wrong", "right"], 0.5, TIMED_OUT),
+        (["right", "half"], 0.5, INCORRECT),
+    ],
+)
+def test_accuracy_comes_from_the_outcome_where_no_verifier_gives_one(verdicts, accuracy, outcome):
+    class Judge(Polite):
+        def __init__(self, name):
+            self.name = name
+
+        def verify(self, item, parameters, tools):
+            return JUDGES[self.name]()
+
+    scorer = Scorer(SpecReader({name: Judge(name) for name in JUDGES}), Tools(MathEquality(None)))
+    score = scorer.score(item("x", verifiers=[spec(name) for name in verdicts]), "item").score
+    assert (None if score.unjudged else score.ans_acc, score.outcome) == (accuracy, outcome)
 
 
 @pytest.mark.parametrize(

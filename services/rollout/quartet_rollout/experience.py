@@ -81,7 +81,12 @@ class DrawnGroup:
             rewards = np.asarray([score.reward for score in scores])
             self.header.reward_mean = rewards.mean()
             self.header.reward_std = rewards.std(ddof=1) if len(scores) > 1 else 0.0
-            self.header.ans_acc = float(np.mean([score.ans_acc for score in scores]))
+            judged = [score.ans_acc for score in scores if not score.unjudged]
+            self.header.ans_acc = sum(judged) / len(judged) if judged else 0.0
+            self.header.unjudged = len(scores) - len(judged)
+            if self.header.unjudged:
+                mask = np.asarray([not score.unjudged for score in scores], dtype=np.uint8)
+                self.tensors.ans_judged.CopyFrom(encode(mask))
         return self._group(scores)
 
     def unscored(self, scores: Sequence[reward_pb2.Score | None]) -> bytes:

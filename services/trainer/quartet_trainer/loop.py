@@ -37,6 +37,7 @@ log = get_logger(__name__)
 
 NO_ROLLOUT = "a rollout to join the run"
 PAUSED = "Resume: the training is paused"
+_LOGGED = {"reward": "reward/mean", "ans_acc": "reward/ans_acc"}
 # How often, while a batch is awaited, rollouts that rest after a failed update are tried again.
 LOOK_SECONDS = 2.0
 
@@ -291,10 +292,8 @@ class TrainingLoop:
         self.journal.step(step, metrics)
         self.status.record(trainer_pb2.WatchMetricsResponse(step=step, at=now_timestamp(), metrics=metrics))
         self.reporter.report(step=broker_pb2.StepFinished(step=step, policy_version=step + 1, metrics=metrics))
-        shown = {name: round(metrics[f"reward/{name}"], 4) for name in ("mean", "ans_acc")}
-        log.info(
-            "step done", extra={"step": step, "version": step + 1, "reward": shown["mean"], "ans_acc": shown["ans_acc"]}
-        )
+        shown = {name: round(metrics[key], 4) for name, key in _LOGGED.items() if key in metrics}
+        log.info("step done", extra={"step": step, "version": step + 1, **shown})
 
     def _sample(self, step: int, groups: list[experience_pb2.ExperienceGroup]) -> None:
         if self.settings.samples_interval and step % self.settings.samples_interval == 0:
@@ -316,12 +315,20 @@ class TrainingLoop:
         version = self.learner.step
         measured = self.evaluator.run(version, self._bring_all)
         self.callbacks.evaluation(version, measured)
-        best = measured.get(self.settings.checkpoint.best_metric)
+        best = self._watched("checkpoint.best_metric", self.settings.checkpoint.best_metric, measured)
         if best is not None and version > 0:
             self.checkpointer.keep_if_best(self.settings.checkpoint.best_metric, best, self.reporter)
-        watched = measured.get(self.settings.early_stop.metric)
+        watched = self._watched("early_stop.metric", self.settings.early_stop.metric, measured)
         if watched is not None and self.patience is not None:
             self._stopped_early = self.patience.exhausted_by(version, watched)
+
+    def _watched(self, key: str, metric: str, measured: dict[str, float]) -> float | None:
+        """Return a metric that the run file names; warn if a complete evaluation lacks it: no answer was judged."""
+        prefix = metric.rpartition("/")[0]
+        if metric not in measured and f"{prefix}/reward" in measured:
+            there = ", ".join(name for name in measured if name.startswith(f"{prefix}/"))
+            self.reporter.notice("warning", f"trainer.{key}: the evaluation has no {metric}; it has {there}")
+        return measured.get(metric)
 
     def _evaluate_at_end(self) -> None:
         if self.evaluator.due(self.learner.step, last=True):

@@ -10,6 +10,7 @@ const SIGNS = {
   healthy: "✓", finished: "✓", attention: "!", waiting: "…", stalled: "■", failed: "✕", cancelled: "■", unknown: "?", recorded: "i",
 };
 const ENDED = new Set(["finished", "failed", "cancelled"]);
+const UNJUDGED = "no verifier judges whether answers are right";
 const NO_STEP = "No step has been done yet.";
 const axis = (value) => number(value, 2);
 
@@ -56,28 +57,34 @@ function drawHead(state) {
 function drawFigures({ last, evaluations, run }) {
   const recent = (figure, format) => (figure ? `mean of ${figure.of} steps: ${format(figure.mean)}` : run.steps_done ? "not reported" : "no step yet");
   const figure = (name, value, note) => h("div", {}, h("dt", {}, name), h("dd", {}, value, h("small", {}, note)));
-  const told = evaluations.filter((each) => each.points.length || each.incomplete).slice(0, 2);
-  const tiles = told.map(({ set, points, incomplete }) => {
+  const tiles = evaluations.slice(0, 2).map(({ set, points, interval, incomplete }) => {
     const end = points[points.length - 1];
-    if (incomplete) return figure(`Accuracy: ${set}`, "–", incomplete);
-    return figure(`Accuracy: ${set}`, percent(end[1]), `at version ${end[0]}; ${percent(points[0][1])} at version ${points[0][0]}`);
+    if (incomplete || !end) return figure(`Accuracy: ${set}`, "–", incomplete || UNJUDGED);
+    const [low, high, judged] = interval;
+    const sure = judged ? ` (95%: ${percent(low)} to ${percent(high)}, n = ${judged})` : "";
+    return figure(`Accuracy: ${set}`, percent(end[1]),
+      `at version ${end[0]}${sure}; ${percent(points[0][1])} at version ${points[0][0]}`);
   });
   const plain = [
     ["Reward", "reward", (value) => number(value)],
     ["Training accuracy", "accuracy", percent],
-    ["Tokens per second", "tokens_per_second", (value) => number(value)],
+    ["Trained tokens per second", "tokens_per_second", (value) => number(value)],
     ["Staleness", "staleness_mean", (value) => number(value)],
     ["Answer tokens", "length", (value) => number(value)],
     ["Seconds a step", "step_seconds", (value) => number(value)],
     ["Trainer idle", "idle", percent],
   ];
-  for (const [name, key, format] of plain) tiles.push(figure(name, format(last[key]?.last), recent(last[key], format)));
+  for (const [name, key, format] of plain) {
+    const note = key === "accuracy" && !last[key] && run.steps_done ? UNJUDGED : recent(last[key], format);
+    tiles.push(figure(name, format(last[key]?.last), note));
+  }
   byId("figures").replaceChildren(...tiles);
 }
 
 function drawCharts({ lines, evaluations, run }) {
   const empty = run.steps_done ? "The steps of this run do not report it." : NO_STEP;
   for (const chart of Object.values(charts)) chart.options.empty = empty;
+  if (run.steps_done) charts.accuracy.options.empty = `–: ${UNJUDGED}.`;
   const training = { name: "training, smoothed", points: smoothed(lines.accuracy), colour: 1, dash: 0 };
   const raw = { name: "each step", points: lines.accuracy, colour: 1, dash: 0, thin: true };
   const held = evaluations.map(({ set, points }, index) => (
@@ -128,7 +135,7 @@ function drawServices(services) {
       const more = service.kind === "rollout" && !(service.state === "serving" && service.members.length === 1);
       if (more) told.unshift(member.version >= 0 ? `version ${member.version}` : "no weights");
       if (member.waiting_for) told.push(`waits for ${member.waiting_for}`);
-      if (more && member.gauges.tokens_per_second !== undefined) told.push(`${number(member.gauges.tokens_per_second)} tokens/s`);
+      if (more && member.gauges.tokens_per_second !== undefined) told.push(`${number(member.gauges.tokens_per_second)} generated tokens/s`);
       return h("div", { class: "member" }, h("b", {}, member.id), h("div", {}, told.join(", ")));
     });
     return h("li", { "data-state": service.state },

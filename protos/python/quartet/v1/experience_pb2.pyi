@@ -226,7 +226,7 @@ class GroupTranscript(_message.Message):
     def __init__(self, instance: _Optional[_Union[PromptInstance, _Mapping]] = ..., prompt_text: _Optional[str] = ..., completions: _Optional[_Iterable[_Union[CompletionInfo, _Mapping]]] = ..., rollout_id: _Optional[str] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class GroupTensors(_message.Message):
-    __slots__ = ("prompt_token_ids", "completion_token_ids", "rollout_log_probs", "loss_mask", "rewards", "temperatures", "truncated", "version_spans", "format_acc", "ans_acc", "sampling_mask_counts", "sampling_mask_token_ids")
+    __slots__ = ("prompt_token_ids", "completion_token_ids", "rollout_log_probs", "loss_mask", "rewards", "temperatures", "truncated", "version_spans", "format_acc", "ans_acc", "sampling_mask_counts", "sampling_mask_token_ids", "ans_judged")
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ROLLOUT_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
@@ -239,6 +239,7 @@ class GroupTensors(_message.Message):
     ANS_ACC_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_MASK_COUNTS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_MASK_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ANS_JUDGED_FIELD_NUMBER: _ClassVar[int]
     prompt_token_ids: _tensor_pb2.Tensor
     completion_token_ids: _tensor_pb2.RaggedTensor
     rollout_log_probs: _tensor_pb2.RaggedTensor
@@ -251,10 +252,11 @@ class GroupTensors(_message.Message):
     ans_acc: _tensor_pb2.Tensor
     sampling_mask_counts: _tensor_pb2.RaggedTensor
     sampling_mask_token_ids: _tensor_pb2.RaggedTensor
-    def __init__(self, prompt_token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., completion_token_ids: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., rollout_log_probs: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., loss_mask: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., rewards: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., temperatures: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., truncated: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., version_spans: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., format_acc: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., ans_acc: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sampling_mask_counts: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., sampling_mask_token_ids: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ...) -> None: ...
+    ans_judged: _tensor_pb2.Tensor
+    def __init__(self, prompt_token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., completion_token_ids: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., rollout_log_probs: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., loss_mask: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., rewards: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., temperatures: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., truncated: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., version_spans: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., format_acc: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., ans_acc: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sampling_mask_counts: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., sampling_mask_token_ids: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., ans_judged: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...
 
 class GroupHeader(_message.Message):
-    __slots__ = ("instance_id", "purpose", "min_policy_version", "max_policy_version", "completions", "completion_tokens", "reward_mean", "reward_std", "attempt", "ans_acc", "traceparent")
+    __slots__ = ("instance_id", "purpose", "min_policy_version", "max_policy_version", "completions", "completion_tokens", "reward_mean", "reward_std", "attempt", "ans_acc", "traceparent", "unjudged")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     PURPOSE_FIELD_NUMBER: _ClassVar[int]
     MIN_POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -266,6 +268,7 @@ class GroupHeader(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ANS_ACC_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    UNJUDGED_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     purpose: Purpose
     min_policy_version: int
@@ -277,7 +280,8 @@ class GroupHeader(_message.Message):
     attempt: int
     ans_acc: float
     traceparent: str
-    def __init__(self, instance_id: _Optional[str] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., min_policy_version: _Optional[int] = ..., max_policy_version: _Optional[int] = ..., completions: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., reward_std: _Optional[float] = ..., attempt: _Optional[int] = ..., ans_acc: _Optional[float] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    unjudged: int
+    def __init__(self, instance_id: _Optional[str] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., min_policy_version: _Optional[int] = ..., max_policy_version: _Optional[int] = ..., completions: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., reward_std: _Optional[float] = ..., attempt: _Optional[int] = ..., ans_acc: _Optional[float] = ..., traceparent: _Optional[str] = ..., unjudged: _Optional[int] = ...) -> None: ...
 
 class ExperienceGroup(_message.Message):
     __slots__ = ("header", "tensors", "transcript")

@@ -21,6 +21,7 @@ class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OUTCOME_RESOURCE_EXCEEDED: _ClassVar[Outcome]
     OUTCOME_COMPILE_ERROR: _ClassVar[Outcome]
     OUTCOME_RUNTIME_ERROR: _ClassVar[Outcome]
+    OUTCOME_UNJUDGED: _ClassVar[Outcome]
 
 class FailureKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -47,6 +48,7 @@ OUTCOME_TIMED_OUT: Outcome
 OUTCOME_RESOURCE_EXCEEDED: Outcome
 OUTCOME_COMPILE_ERROR: Outcome
 OUTCOME_RUNTIME_ERROR: Outcome
+OUTCOME_UNJUDGED: Outcome
 FAILURE_KIND_UNSPECIFIED: FailureKind
 FAILURE_KIND_VERIFIER_CRASHED: FailureKind
 FAILURE_KIND_SANDBOX_UNAVAILABLE: FailureKind
@@ -119,7 +121,7 @@ class ScoreItem(_message.Message):
     def __init__(self, item_id: _Optional[str] = ..., completion: _Optional[str] = ..., reference: _Optional[_Union[Reference, _Mapping]] = ..., verifiers: _Optional[_Iterable[_Union[VerifierSpec, _Mapping]]] = ..., completion_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., truncated: _Optional[bool] = ..., run_id: _Optional[str] = ..., prompt: _Optional[str] = ..., traceparent: _Optional[str] = ..., columns: _Optional[str] = ..., messages: _Optional[str] = ...) -> None: ...
 
 class Score(_message.Message):
-    __slots__ = ("reward", "format_acc", "ans_acc", "outcome", "parsed_answer", "reason", "verifiers", "elapsed")
+    __slots__ = ("reward", "format_acc", "ans_acc", "outcome", "parsed_answer", "reason", "verifiers", "elapsed", "unjudged")
     REWARD_FIELD_NUMBER: _ClassVar[int]
     FORMAT_ACC_FIELD_NUMBER: _ClassVar[int]
     ANS_ACC_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +130,7 @@ class Score(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     VERIFIERS_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_FIELD_NUMBER: _ClassVar[int]
+    UNJUDGED_FIELD_NUMBER: _ClassVar[int]
     reward: float
     format_acc: float
     ans_acc: float
@@ -136,7 +139,8 @@ class Score(_message.Message):
     reason: str
     verifiers: _containers.RepeatedCompositeFieldContainer[VerifierScore]
     elapsed: _duration_pb2.Duration
-    def __init__(self, reward: _Optional[float] = ..., format_acc: _Optional[float] = ..., ans_acc: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., parsed_answer: _Optional[str] = ..., reason: _Optional[str] = ..., verifiers: _Optional[_Iterable[_Union[VerifierScore, _Mapping]]] = ..., elapsed: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    unjudged: bool
+    def __init__(self, reward: _Optional[float] = ..., format_acc: _Optional[float] = ..., ans_acc: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., parsed_answer: _Optional[str] = ..., reason: _Optional[str] = ..., verifiers: _Optional[_Iterable[_Union[VerifierScore, _Mapping]]] = ..., elapsed: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., unjudged: _Optional[bool] = ...) -> None: ...
 
 class VerifierScore(_message.Message):
     __slots__ = ("name", "reward", "outcome", "reason", "tests_passed", "tests")

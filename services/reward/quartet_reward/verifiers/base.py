@@ -54,7 +54,8 @@ class Verdict:
     format_acc: float | None = None
     """1 or 0 for the required form, None if this verifier does not judge form."""
     ans_acc: float | None = None
-    """1 or 0 for the answer, None if this verifier does not judge answers."""
+    """1 or 0 for the answer. If no verifier of the item gives one, the outcomes say it: 1 for CORRECT, 0 for any other;
+    but nothing where the outcome is UNJUDGED or `format_acc` is given."""
     queued_seconds: float = 0.0
     """How long the work waited for its turn."""
     tests: int = 0

@@ -21,6 +21,11 @@ _MODULE = "quartet_reward.function_worker"
 # The file may import torch.
 _START_SECONDS = 120.0
 _CALLS = 1_000_000_000
+_OUTCOMES = {
+    None: reward_pb2.OUTCOME_UNJUDGED,
+    True: reward_pb2.OUTCOME_CORRECT,
+    False: reward_pb2.OUTCOME_INCORRECT,
+}
 
 
 class RewardFunction:
@@ -79,10 +84,9 @@ class RewardFunction:
         match answer["event"]:
             case "scored":
                 correct = answer["correct"]
-                outcome = reward_pb2.OUTCOME_INCORRECT if correct is False else reward_pb2.OUTCOME_CORRECT
                 return Verdict(
                     answer["reward"],
-                    outcome,
+                    _OUTCOMES[correct],
                     answer["reason"],
                     answer["answer"],
                     ans_acc=None if correct is None else float(correct),

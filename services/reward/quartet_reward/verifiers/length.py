@@ -39,5 +39,4 @@ class Length:
         buffer = min(parameters.buffer_tokens or min(_LARGEST_DEFAULT_BUFFER, max(limit // 4, 1)), limit)
         over = min(max(item.completion_tokens - (limit - buffer), 0), buffer)
         reason = f"{item.completion_tokens} of {limit} tokens, {over} of them in the buffer of {buffer}"
-        outcome = reward_pb2.OUTCOME_INCORRECT if over else reward_pb2.OUTCOME_CORRECT
-        return Verdict(-parameters.penalty * over / buffer, outcome, reason)
+        return Verdict(-parameters.penalty * over / buffer, reward_pb2.OUTCOME_UNJUDGED, reason)

@@ -73,6 +73,6 @@ class RewardModel:
             reward = reward if parameters.clip_high is None else min(reward, parameters.clip_high)
             cut = f", the last of {reading.tokens + reading.cut}" if reading.cut else ""
             reason = f"logit {logit:.6g} of {reading.tokens} tokens{cut}"
-            return Verdict(reward, reward_pb2.OUTCOME_CORRECT, reason, queued_seconds=reading.queued_seconds)
+            return Verdict(reward, reward_pb2.OUTCOME_UNJUDGED, reason, queued_seconds=reading.queued_seconds)
 
         return later

@@ -405,6 +405,7 @@ class InTestReward(reward_pb2_grpc.RewardServiceServicer):
         self.items: list[reward_pb2.ScoreItem] = []
         self.messages: list[int] = []  # items of each request
         self.failures: list[reward_pb2.Failure] = []
+        self.unjudged = lambda completion: False  # whose answers it does not judge
         self.raises_on = ""  # a text in completions on which the verifier raises
         self.breaks_on = ""  # a text in prompts under which the stream breaks
         self.break_streams = asyncio.Event()
@@ -443,4 +444,6 @@ class InTestReward(reward_pb2_grpc.RewardServiceServicer):
             return reward_pb2.ScoreResult(item_id=item.item_id, failure=self.failures.pop(0))
         reward = item.completion_tokens if self.reward is None else self.reward
         score = reward_pb2.Score(reward=reward, format_acc=1.0, ans_acc=0.5, outcome=reward_pb2.OUTCOME_CORRECT)
+        if self.unjudged(item.completion):
+            score.unjudged, score.ans_acc = True, 0.0
         return reward_pb2.ScoreResult(item_id=item.item_id, score=score)

@@ -24,6 +24,17 @@ def rows(ragged) -> list[list]:
     return [row.tolist() for row in decode_ragged(ragged)]
 
 
+@pytest.mark.parametrize(("text", "mask", "mean"), [("a", [0, 1], 0.5), ("", [0, 0], 0.0)])
+async def test_accuracy_is_that_of_the_completions_whose_answers_were_judged(world, text, mask, mean):
+    world.reward.unjudged = lambda completion: text in completion
+    await world.put(instance())
+    header, tensors = world.broker.puts[0].group.header, world.broker.tensors()
+    assert (header.ans_acc, header.unjudged, header.reward_mean) == (mean, mask.count(0), 3.5)
+    assert decode(tensors.ans_judged).tolist() == mask and decode(tensors.ans_acc).tolist() == [
+        0.5 * each for each in mask
+    ]
+
+
 async def test_a_group_is_generated_scored_and_put(world):
     world.engine.policy_version = 7
     before = time.time()
@@ -46,6 +57,8 @@ async def test_a_group_is_generated_scored_and_put(world):
     assert decode(tensors.rewards).tolist() == [3.0, 4.0]
     assert decode(tensors.temperatures).tolist() == [1.0, 1.0]
     assert decode(tensors.truncated).tolist() == [0, 0] and not tensors.HasField("loss_mask")
+
+    assert not tensors.HasField("ans_judged") and not header.unjudged
 
     transcript = world.broker.transcript()
     assert transcript.instance.instance_id == "pass-0/0" and transcript.prompt_text == "1+1=?"

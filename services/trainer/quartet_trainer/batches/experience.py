@@ -47,7 +47,9 @@ class ExperienceBatch:
     format_acc: Tensor
     """float32 [N]."""
     ans_acc: Tensor
-    """float32 [N]."""
+    """float32 [N]; 0 where the answer was not judged."""
+    ans_judged: Tensor
+    """bool [N]: a verifier judged whether the answer is right."""
     candidates: Candidates | None = None
     """With sampling masks."""
 
@@ -119,6 +121,7 @@ def decode_groups(
         truncated=join("truncated").bool(),
         format_acc=join("format_acc"),
         ans_acc=join("ans_acc"),
+        ans_judged=join("ans_judged").bool(),
         candidates=candidates,
     )
 
@@ -148,6 +151,7 @@ class _Group:
     truncated: np.ndarray
     format_acc: np.ndarray
     ans_acc: np.ndarray
+    ans_judged: np.ndarray
     mask_counts: np.ndarray | None
     mask_ids: np.ndarray | None
 
@@ -206,6 +210,9 @@ def _decode(
         truncated=per_completion("truncated", tensor_pb2.DTYPE_UINT8),
         format_acc=per_completion("format_acc"),
         ans_acc=per_completion("ans_acc"),
+        ans_judged=per_completion("ans_judged", tensor_pb2.DTYPE_UINT8)
+        if group.HasField("ans_judged")
+        else np.ones(lengths.size, dtype=np.uint8),
         mask_counts=mask_counts,
         mask_ids=mask_ids,
     )

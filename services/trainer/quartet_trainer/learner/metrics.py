@@ -29,10 +29,11 @@ METRICS: dict[str, str] = {
     "reward_mean": "Mean reward over completions.",
     "reward_std": "Mean over groups of the unbiased standard deviation of their rewards.",
     "frac_reward_zero_std": "Share of groups whose rewards are all equal: nothing to learn from.",
-    "solve_none": "Share of groups without any right answer.",
-    "solve_all": "Share of groups with right answers only.",
+    "solve_none": "Share of groups without any right answer, of those with judged answers; only if there are any. "
+    "So are solve_all and ans_acc.",
+    "solve_all": "Share of groups with right answers only, of those with judged answers.",
     "format_acc": "Mean format accuracy over completions.",
-    "ans_acc": "Mean answer accuracy over completions.",
+    "ans_acc": "Mean answer accuracy over the completions whose answers were judged.",
     "advantage_abs_mean": "Mean absolute advantage over trained tokens.",
     "completion_length_mean": "Mean tokens of a completion.",
     "completion_length_max": "Tokens of the longest completion.",
@@ -130,17 +131,13 @@ def batch_metrics(batch: ExperienceBatch, plan: StepPlan) -> dict[str, float]:
     """What the batch itself says, alike on every rank."""
     groups = int(batch.groups.max()) + 1
     stds = group_std(batch.rewards, batch.groups)
-    least_right = torch.ones(groups).scatter_reduce_(0, batch.groups, batch.ans_acc, "amin")
-    most_right = torch.zeros(groups).scatter_reduce_(0, batch.groups, batch.ans_acc, "amax")
     trained = plan.mask.sum().clamp(min=1)
     return {
         "reward_mean": batch.rewards.double().mean().item(),
         "reward_std": stds.mean().item(),
         "frac_reward_zero_std": (stds == 0).double().mean().item(),
-        "solve_none": (most_right <= 0).double().mean().item(),
-        "solve_all": (least_right >= 1).double().mean().item(),
         "format_acc": batch.format_acc.double().mean().item(),
-        "ans_acc": batch.ans_acc.double().mean().item(),
+        **_accuracy(batch),
         "advantage_abs_mean": (plan.advantages.abs()[plan.mask].sum() / trained).item(),
         "completion_length_mean": batch.completion_lengths.double().mean().item(),
         "completion_length_max": float(batch.completion_lengths.max()),
@@ -150,6 +147,21 @@ def batch_metrics(batch: ExperienceBatch, plan: StepPlan) -> dict[str, float]:
         "completions_skipped": float((~plan.needed).sum()),
         "completion_tokens": float(batch.rows.numel()),
         "trained_tokens": float(plan.mask.sum()),
+    }
+
+
+def _accuracy(batch: ExperienceBatch) -> dict[str, float]:
+    """What the judged answers of the batch say; nothing if none was judged."""
+    right = batch.ans_acc[batch.ans_judged]
+    groups, group_of = batch.groups[batch.ans_judged].unique(return_inverse=True)
+    if not right.numel():
+        return {}
+    least = torch.ones(groups.numel()).scatter_reduce_(0, group_of, right, "amin")
+    most = torch.zeros(groups.numel()).scatter_reduce_(0, group_of, right, "amax")
+    return {
+        "solve_none": (most <= 0).double().mean().item(),
+        "solve_all": (least >= 1).double().mean().item(),
+        "ans_acc": right.double().mean().item(),
     }
 
 

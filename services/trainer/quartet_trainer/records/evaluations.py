@@ -7,6 +7,7 @@ from pathlib import Path
 
 from quartet.v1 import experience_pb2, reward_pb2
 
+from quartet_common.proportions import proportion
 from quartet_common.text import visible
 from quartet_trainer.records.samples import outcome_name
 
@@ -21,7 +22,7 @@ _TEST_RESULTS = {
 
 
 def evaluation_metrics(name: str, transcripts: Sequence[experience_pb2.GroupTranscript], dead: int) -> dict[str, float]:
-    """Return `eval/{name}/…`: means over completions, and pass@k over prompts.
+    """Return `eval/{name}/…`: means over completions, and pass@k over prompts; accuracy where answers were judged.
 
     Of an evaluation that lost prompts there is no figure: those that are left may be the easy ones, or the hard ones.
     """
@@ -33,17 +34,24 @@ def evaluation_metrics(name: str, transcripts: Sequence[experience_pb2.GroupTran
     count = len(completions)
     metrics |= {
         f"{prefix}/reward": sum(c.score.reward for c in completions) / count,
-        f"{prefix}/ans_acc": sum(c.score.ans_acc for c in completions) / count,
         f"{prefix}/format_acc": sum(c.score.format_acc for c in completions) / count,
         f"{prefix}/response_length": sum(c.tokens for c in completions) / count,
         f"{prefix}/truncated_ratio": sum(c.finish_reason == experience_pb2.FINISH_REASON_LENGTH for c in completions)
         / count,
     }
-    solved = [
-        (len(transcript.completions), sum(c.score.ans_acc >= SOLVED for c in transcript.completions))
-        for transcript in transcripts
-    ]
-    for k in sorted({1, min(n for n, _ in solved)} - {0}):
+    judged = [[c.score.ans_acc for c in transcript.completions if not c.score.unjudged] for transcript in transcripts]
+    judged = [accuracies for accuracies in judged if accuracies]
+    accuracy = proportion([(len(accuracies), sum(accuracies) / len(accuracies)) for accuracies in judged])
+    if accuracy is None:
+        return metrics
+    metrics |= {
+        f"{prefix}/ans_acc": accuracy.value,
+        f"{prefix}/ans_acc_low": accuracy.low,
+        f"{prefix}/ans_acc_high": accuracy.high,
+        f"{prefix}/judged": float(accuracy.judged),
+    }
+    solved = [(len(accuracies), sum(accuracy >= SOLVED for accuracy in accuracies)) for accuracies in judged]
+    for k in sorted({1, min(n for n, _ in solved)}):
         metrics[f"{prefix}/pass@{k}"] = sum(pass_at_k(n, right, k) for n, right in solved) / len(solved)
     return metrics
 
@@ -72,7 +80,7 @@ def _line(transcript: experience_pb2.GroupTranscript, completion: experience_pb2
         "gold": reference.answer,
         "parsed": score.parsed_answer,
         "format_valid": score.format_acc,
-        "ans_valid": score.ans_acc,
+        "ans_valid": None if score.unjudged else score.ans_acc,
         "response_length": completion.tokens,
         "reward": score.reward,
         "outcome": outcome_name(score.outcome),

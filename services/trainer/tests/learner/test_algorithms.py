@@ -23,7 +23,7 @@ from learner_helpers import (
 )
 from reference import SharedTrunk, batch_loss, load
 
-from quartet_common.tensors import encode_ragged
+from quartet_common.tensors import encode, encode_ragged
 from quartet_trainer.algorithms import ALGORITHMS
 from quartet_trainer.batches import decode_groups
 from quartet_trainer.learner import create_learner, policy
@@ -147,6 +147,21 @@ def test_a_batch_without_any_advantage_is_a_step_with_gradient_zero(model_path: 
         assert metrics["computed_tokens"] == computed * metrics["trained_tokens"] and metrics["trained_tokens"] > 0
         assert any((tensor != before[name]).any() for name, tensor in learner.weights())
     assert_near(*(dict(learner.weights()) for learner in learners), rtol=1e-6, atol=1e-9)
+
+
+def test_accuracy_and_solved_groups_are_those_of_judged_answers(model_path: Path) -> None:
+    groups = make_batch()
+    for group in groups:
+        group.ans_judged.CopyFrom(encode(np.zeros(4, dtype=np.uint8)))
+    learner = create_learner(settings(), model_path, Run())
+    accuracy = ("ans_acc", "solve_none", "solve_all")
+    assert not learner.train_step(groups).keys() & {*accuracy}
+    right = (([1, 1, 0, 0], [1, 0, 0, 0]), ([0, 1, 0, 0], [0, 0, 0, 0]), ([0, 0, 0, 1], [0, 0, 0, 1]))
+    for group, (judged, values) in zip(groups, right, strict=False):  # and none of the fourth
+        group.ans_judged.CopyFrom(encode(np.array(judged, dtype=np.uint8)))
+        group.ans_acc.CopyFrom(encode(np.array(values, dtype=np.float32)))
+    metrics = learner.train_step(groups)
+    assert [metrics[name] for name in accuracy] == pytest.approx([2 / 4, 1 / 3, 1 / 3])
 
 
 @pytest.mark.parametrize("values", [{}, {"algorithm": "ppo", "critic": {"form": "head"}}], ids=["grpo", "value head"])

@@ -218,7 +218,8 @@ def test_a_run_that_is_not_there_yet_is_waited_for(train: Train, broker: FakeBro
 
 
 def test_evaluations_happen_before_between_and_after(train: Train, broker: FakeBroker):
-    training = train('trainer.evaluation.sets=["heldout"]', "trainer.evaluation.interval=2").start()
+    gone = "trainer.early_stop.metric=eval/heldout/pass@7"
+    training = train('trainer.evaluation.sets=["heldout"]', "trainer.evaluation.interval=2", gone).start()
     training.join()
     assert broker.evaluations == [("heldout", 0), ("heldout", 2), ("heldout", 3)]
     evaluations = [line for line in training.lines() if line["kind"] == "evaluation"]
@@ -230,6 +231,8 @@ def test_evaluations_happen_before_between_and_after(train: Train, broker: FakeB
         records[0]
     )
     assert [e.evaluation.policy_version for e in broker.events if e.HasField("evaluation")] == [0, 2, 3]
+    lacks = "trainer.early_stop.metric: the evaluation has no eval/heldout/pass@7; it has eval/heldout/prompts, "
+    assert sum(event.notice.text.startswith(lacks) for event in broker.events) == 3
 
 
 def test_an_evaluation_that_lost_prompts_has_no_figure_and_decides_nothing(train: Train, broker: FakeBroker):

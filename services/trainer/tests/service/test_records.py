@@ -31,6 +31,18 @@ def test_an_evaluation_is_averaged_over_completions_and_solved_over_prompts():
     assert metrics["eval/heldout/prompts"] == 2 and metrics["eval/heldout/dead"] == 0
 
 
+def test_an_evaluation_s_accuracy_is_that_of_the_completions_that_were_judged():
+    half, none = make_transcript("e/0", 3, [1.0, 0.0]), make_transcript("e/1", 3, [1.0, 1.0])
+    for completion in (half.completions[1], *none.completions):
+        completion.score.unjudged, completion.score.ans_acc = True, 0.0
+    metrics = evaluation_metrics("held", [half, none], dead=0)
+    assert metrics["eval/held/ans_acc"] == metrics["eval/held/pass@1"] == metrics["eval/held/judged"] == 1
+    assert metrics["eval/held/ans_acc_low"] == pytest.approx(0.2065, abs=1e-4) and metrics["eval/held/reward"] == 0.75
+    unjudged = evaluation_metrics("held", [none], dead=0)
+    assert unjudged["eval/held/reward"] == 1.0
+    assert not [name for name in unjudged if "acc" in name.replace("format_acc", "") or "pass" in name]
+
+
 def test_an_evaluation_that_lost_prompts_has_counts_only():
     assert evaluation_metrics("heldout", [], dead=2) == {"eval/heldout/prompts": 0.0, "eval/heldout/dead": 2.0}
     left = [make_transcript("e/0", 3, [1.0])]
