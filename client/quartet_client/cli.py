@@ -19,6 +19,7 @@ from quartet_client.commands.contract_test import contract_test
 from quartet_client.commands.dashboard import dashboard
 from quartet_client.commands.dead import dead
 from quartet_client.commands.doctor import doctor
+from quartet_client.commands.env import env
 from quartet_client.commands.evaluate import evaluate
 from quartet_client.commands.generate import generate
 from quartet_client.commands.logs import logs
@@ -62,6 +63,7 @@ for command in (
     plot,
     certs,
     doctor,
+    env,
     contract_test,
     migrate_colossalchat,
     completion,

@@ -9,8 +9,9 @@ Each service has an environment of its own, because they cannot share one (vLLM 
 the pinned closure of `services/NAME/requirements.txt` (with `overrides.txt` where there is one), and the packages of
 this checkout as editable installs. A stamp beside each records a digest of what went in, so a second call is instant
 and a changed requirement rebuilds only what it touches. `--with-tests` adds `deploy/local/requirements-test.txt`
-(pytest) on top, and `services/NAME/requirements-test.txt` where a service's tests need more. An environment without a
-stamp, which a person made, is left as it is.
+(pytest) on top, and `services/NAME/requirements-test.txt` where a service's tests need more. `--add PACKAGE` adds a
+user's package to one of them for good: `.quartet/added/NAME.txt` lists those. An environment without a stamp, which a
+person made, is left as it is.
 
 Rollout and trainer have a second closure for CUDA, `requirements-gpu.txt`: taken by `--gpu`, and by itself where two
 GPUs are found and their driver is new enough. What is there already keeps its kind until told otherwise.
@@ -110,16 +111,20 @@ ENVIRONMENTS: dict[str, Environment] = {
 }
 
 
+def find(name: str) -> Environment:
+    """The environment of that name. Raises EnvironmentFailure."""
+    if name not in ENVIRONMENTS:
+        raise EnvironmentFailure(f"no environment is called '{name}': there are {', '.join(ENVIRONMENTS)}")
+    return ENVIRONMENTS[name]
+
+
 def make(names: list[str], with_tests: bool = False, quiet: bool = False, profile: str = "") -> None:
     """Makes the named environments, or finds them up to date. Raises EnvironmentFailure.
 
     `profile`: "gpu", "cpu", or empty for what each is already, or else for what suits this host.
     """
-    unknown = [name for name in names if name not in ENVIRONMENTS]
-    if unknown:
-        raise EnvironmentFailure(f"no environment is called '{unknown[0]}': there are {', '.join(ENVIRONMENTS)}")
     progress = Progress(quiet)
-    wanted = [profiled(ENVIRONMENTS[name], profile, progress) for name in dict.fromkeys(names)]
+    wanted = [profiled(environment, profile, progress) for environment in map(find, dict.fromkeys(names))]
     missing = [environment for environment in wanted if not is_current(environment, with_tests)]
     if not missing:
         return
@@ -135,6 +140,41 @@ def make(names: list[str], with_tests: bool = False, quiet: bool = False, profil
             raise
     for future in futures:
         future.result()
+
+
+def add(name: str, packages: list[str], quiet: bool = False) -> None:
+    """Installs a user's packages into an environment, and whenever it is made again. Raises EnvironmentFailure.
+
+    Each is a requirement, a folder with a package or a requirements file; if they do not install, none is kept.
+    """
+    environment = find(name)
+    if is_by_hand(environment):
+        raise EnvironmentFailure(
+            f"{name} environment: a person made it; install there yourself: "
+            f"uv pip install --python {environment.python} {' '.join(packages)}"
+        )
+    file = added_file(environment)
+    before = file.read_text() if file.exists() else ""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(f"{line}\n" for line in dict.fromkeys([*before.splitlines(), *map(added_line, packages)])))
+    try:
+        make([name], quiet=quiet)
+    except BaseException:
+        file.write_text(before) if before else file.unlink()
+        raise
+
+
+def added_line(package: str) -> str:
+    """A package as a requirements file names it, from whatever folder it is read."""
+    path = Path(package).expanduser()
+    if not path.exists():
+        return package
+    return f"-r {path.resolve()}" if path.is_file() and path.suffix == ".txt" else str(path.resolve())
+
+
+def added_file(environment: Environment) -> Path:
+    """What a user added; outside of the environments' folder, which may be deleted."""
+    return STATE / "added" / f"{environment.name}.txt"
 
 
 def profiled(environment: Environment, profile: str, progress: Progress) -> Environment:
@@ -194,9 +234,8 @@ def install(uv: Path, environment: Environment, with_tests: bool, progress: Prog
         create_virtual_environment(uv, environment, progress)
     python = ("--python", str(environment.python))
     override_options = ("--overrides", str(ROOT / environment.overrides)) if has_overrides(environment) else ()
-    requirements = ["-r", str(ROOT / environment.requirements)]
-    if with_tests:
-        requirements += [part for file in test_requirements(environment) for part in ("-r", str(ROOT / file))]
+    files = [environment.requirements, *(test_requirements(environment) if with_tests else ())]
+    requirements = [part for file in files for part in ("-r", str(ROOT / file))]
     command = ("pip", "install", *python, "--exact", *requirements, *override_options)
     try:
         run("installing its requirements", *command, *torch_options(environment.torch, os.environ))
@@ -205,10 +244,13 @@ def install(uv: Path, environment: Environment, with_tests: bool, progress: Prog
             raise
         progress.say(f"{environment.name} environment: without PyTorch's own index, as that failed ({failure})")
         run("installing its requirements", *command)
-    if not environment.packages:
-        return
-    editables = [argument for package in environment.packages for argument in ("--editable", str(ROOT / package))]
-    run("installing Quartet's own packages", "pip", "install", *python, "--no-deps", *editables)
+    if environment.packages:
+        editables = [argument for package in environment.packages for argument in ("--editable", str(ROOT / package))]
+        run("installing Quartet's own packages", "pip", "install", *python, "--no-deps", *editables)
+    if added_file(environment).exists():
+        pins = ("--constraint", str(ROOT / environment.requirements), *override_options)
+        what = f"installing what {added_file(environment).relative_to(ROOT)} adds"
+        run(what, "pip", "install", *python, "-r", str(added_file(environment)), *pins)
 
 
 def torch_options(build: str, variables: Mapping[str, str]) -> tuple[str, ...]:
@@ -288,6 +330,7 @@ def wanted_stamp(environment: Environment, with_tests: bool) -> dict[str, str | 
         "contents": digest(files),
         "tests": digest(test_requirements(environment)) if with_tests else None,
         **({"profile": environment.profile} if environment.profile != "cpu" else {}),
+        **({"added": digest([str(added_file(environment))])} if added_file(environment).exists() else {}),
     }
 
 
@@ -329,9 +372,15 @@ def main(arguments: list[str] | None = None) -> int:
     kind.add_argument(
         "--cpu", dest="profile", action="store_const", const="cpu", help="rollout and trainer for the CPU"
     )
+    parser.add_argument("--add", action="append", default=[], metavar="PACKAGE", help="to the one NAME, for good")
     parser.add_argument("--quiet", action="store_true", help="say nothing unless something fails")
     options = parser.parse_args(arguments)
+    if options.add and len(options.names) != 1:
+        parser.error("--add needs the NAME of one environment")
     try:
+        if options.add:
+            add(options.names[0], options.add, options.quiet)
+            return 0
         by_default = [name for name, environment in ENVIRONMENTS.items() if not environment.on_demand]
         make(options.names or by_default, options.with_tests, options.quiet, options.profile or "")
     except (EnvironmentFailure, GpuError) as failure:

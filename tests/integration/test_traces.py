@@ -112,4 +112,4 @@ def test_who_asks_for_traces_without_the_packages_is_told_so(by_hand, pythons, t
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert "tracing.endpoint" in done.stderr and "quartet-common[tracing]" in done.stderr
+    assert "tracing.endpoint" in done.stderr and "quartet env add reward opentelemetry-sdk" in done.stderr

@@ -10,6 +10,7 @@ from quartet_client.errors import InputError, QuartetError
 from quartet_client.terminal import echo
 from quartet_common.config import SecuritySection, split_address, validate_section
 from quartet_common.diagnosis import Peer
+from quartet_common.plugins import install_command
 
 _NEEDED = ("pytest", "numpy", "xxhash")
 
@@ -49,7 +50,7 @@ def contract_test(
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise InputError(f"contract-test needs {', '.join(missing)}: pip install 'quartet-client[contract]'")
+        raise InputError(f"contract-test needs {', '.join(missing)}: {install_command(*missing)}")
     from quartet_client.contract.suite import run_suite
     from quartet_client.contract.target import Bench, Target
     from quartet_client.contract.world import NotHere

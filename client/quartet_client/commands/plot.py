@@ -7,6 +7,7 @@ import click
 from quartet_client.errors import InputError
 from quartet_client.plot import plot_runs
 from quartet_client.terminal import echo
+from quartet_common.plugins import install_command
 
 
 @click.command()
@@ -25,6 +26,6 @@ def plot(folders: tuple[Path, ...], output: Path | None) -> int:
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        raise InputError("quartet plot needs matplotlib: pip install 'quartet-client[plot]'") from error
+        raise InputError(f"quartet plot needs matplotlib: {install_command('matplotlib')}") from error
     echo(output)
     return 0

@@ -37,11 +37,16 @@ def made_for_gpus() -> bool:
 
 def ensure_environments() -> None:
     """Make the environments that are missing or out of date; instant if there are none. Raises LaunchError."""
+    if run_environments(*SERVICES):
+        raise LaunchError("the environments of the services could not be made; the reason is above")
+
+
+def run_environments(*arguments: str) -> int:
+    """Run `environments.py` and return its exit status; what it says goes to this process's output."""
     script = ROOT / "deploy" / "local" / "environments.py"
     if not script.exists():
         raise LaunchError(f"{script} is not there: the launcher works from a checkout (install it with --editable)", 2)
-    done = subprocess.run([sys.executable, str(script), *SERVICES], stdin=subprocess.DEVNULL, check=False)
+    done = subprocess.run([sys.executable, str(script), *arguments], stdin=subprocess.DEVNULL, check=False)
     if done.returncode == 130:
         raise KeyboardInterrupt
-    if done.returncode:
-        raise LaunchError("the environments of the services could not be made; the reason is above")
+    return done.returncode

@@ -76,6 +76,30 @@ def test_tests_are_an_addition_that_stays(checkout):
     assert imports(checkout, "pytest") and not imports(checkout, "pathspec")
 
 
+def test_what_a_user_adds_stays_and_what_does_not_install_is_forgotten(checkout):
+    own = checkout / "own"
+    (own / "own").mkdir(parents=True)
+    (own / "own" / "__init__.py").touch()
+    (own / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
+        '[project]\nname = "own"\nversion = "1"\ndependencies = ["quartet-protos"]\n'
+    )
+    assert make(checkout, "broker", "--add=pluggy", f"--add={own}").returncode == 0
+    (checkout / "services" / "broker" / "requirements.txt").write_text("pathspec\n")
+    shutil.rmtree(checkout / ".quartet" / "envs")
+    assert make(checkout, "broker").returncode == 0
+    assert imports(checkout, "pathspec, pluggy, own")
+    failed = make(checkout, "broker", "--add=iniconfig==0.0.0.dev999")
+    assert failed.returncode == 1 and "iniconfig==0.0.0.dev999" in failed.stderr
+    assert (checkout / ".quartet" / "added" / "broker.txt").read_text() == f"pluggy\n{own}\n"
+
+
+def test_quartet_env_add_says_which_environments_there_are():
+    command = [ROOT / ".quartet" / "envs" / "client" / "bin" / "quartet", "env", "add", "brokr", "pluggy"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "no environment is called 'brokr': there are broker, reward" in done.stderr
+
+
 def test_one_whose_making_was_interrupted_is_made_from_the_start(checkout):
     assert make(checkout, "broker").returncode == 0
     folder = checkout / ".quartet" / "envs" / "broker"

@@ -1,10 +1,26 @@
-"""Plug-ins: a service's own and those that other packages bring by entry points."""
+"""Plug-ins: a service's own and those that other packages bring by entry points; and how a package is installed."""
 
+import sys
 from collections.abc import Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from quartet_common.config import ConfigError
+
+
+def install_command(*packages: str) -> str:
+    """Return the shell command that installs packages into this process's environment, for errors that lack them.
+
+    In an environment of a checkout it is `quartet env add`, which keeps them there when the environment is made anew.
+    """
+    environment, names = Path(sys.prefix), " ".join(packages)
+    if (environment / "quartet-stamp.json").exists():
+        return f"quartet env add {environment.name} {names}"
+    if find_spec("pip"):
+        return f"{sys.executable} -m pip install {names}"
+    return f"uv pip install --python {sys.executable} {names}"
 
 
 def load_plugins(

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from quartet_common.config import ConfigError, TracingSection, read_text
+from quartet_common.plugins import install_command
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -29,6 +30,7 @@ HEADER = "traceparent"
 _FORM = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
 
 _EXPORT_SECONDS = 5
+_PACKAGES = ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-grpc")
 _SHUTDOWN_SECONDS = 5.0
 
 Value = str | int | float | bool
@@ -64,7 +66,7 @@ def configure(service: str, instance: str, section: TracingSection) -> None:
         instance: name of this process.
 
     Raises:
-        ConfigError: the extra `tracing` is not installed, or the CA file cannot be read.
+        ConfigError: a package that sends traces is not installed, or the CA file cannot be read.
     """
     global _active
     if not section.endpoint or _active is not None:
@@ -78,7 +80,7 @@ def configure(service: str, instance: str, section: TracingSection) -> None:
     except ImportError as error:
         raise ConfigError(
             f"tracing.endpoint is '{section.endpoint}', and the packages that send traces are not installed "
-            f"({error.name}): install quartet-common[tracing], or leave the endpoint out"
+            f"({error.name}): {install_command(*_PACKAGES)}, or leave the endpoint out"
         ) from error
     import grpc
 

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from quartet_common.config import ConfigError, Section
+from quartet_common.plugins import install_command
 
 _PACKAGES = ("torch", "transformers", "safetensors")
 
@@ -43,8 +44,8 @@ def check(section: RewardModelSection) -> None:
     lacking = [package for package in _PACKAGES if find_spec(package) is None]
     if lacking:
         raise ConfigError(
-            f"reward.reward_model.path: a reward model needs {', '.join(lacking)}, not installed here; install the "
-            "service with its extra: pip install 'quartet-reward[reward-model]' (pinned: requirements-reward-model.txt)"
+            f"reward.reward_model.path: a reward model needs {', '.join(lacking)}, not installed here; install "
+            f"them: {install_command(*lacking)} (pinned: requirements-reward-model.txt)"
         )
     if not (section.path / "config.json").is_file():
         raise ConfigError(

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from importlib.metadata import EntryPoint
+from importlib.util import find_spec
 from typing import Any
 
 from pydantic import Field, ValidationError
 
 from quartet_common.config import ConfigError, Section
-from quartet_common.plugins import load_plugins
+from quartet_common.plugins import install_command, load_plugins
 from quartet_trainer.callbacks.base import Parameters, Starter
 from quartet_trainer.callbacks.weights_and_biases import WandbStarter
 
@@ -38,7 +39,8 @@ def check_callbacks(sections: Sequence[CallbackSection]) -> list[tuple[Starter, 
     """Return what `sections` name, with its parameters, in their order.
 
     Raises:
-        ConfigError: there is no such callback, or it does not take these parameters.
+        ConfigError: there is no such callback, a package that it needs is not installed, or it does not take these
+            parameters.
     """
     if not sections:
         return []
@@ -49,6 +51,11 @@ def check_callbacks(sections: Sequence[CallbackSection]) -> list[tuple[Starter, 
         if section.name not in known:
             raise ConfigError(f"{where}.name: there is no callback '{section.name}'; there are: {', '.join(known)}")
         starter = known[section.name]
+        if missing := [package for package in getattr(starter, "needs", ()) if find_spec(package) is None]:
+            raise ConfigError(
+                f"{where}: callback '{section.name}' needs {', '.join(missing)}, not installed here; install it: "
+                f"{install_command(*missing)}"
+            )
         try:
             found.append((starter, starter.parameters(**section.parameters)))
         except ValidationError as error:

@@ -28,13 +28,12 @@ class WandbStarter:
     name = "wandb"
     description = "Sends metrics of steps and evaluations to Weights & Biases."
     parameters = WandbParameters
+    needs = ("wandb",)
 
     def start(self, training: TrainingFacts, parameters: WandbParameters) -> Callback:
-        """Raises RuntimeError when the package is not installed; what W&B raises otherwise."""
-        try:
-            import wandb
-        except ImportError as error:
-            raise RuntimeError("wandb is not installed here; pip install 'quartet-trainer[wandb]'") from error
+        """Raises what W&B raises."""
+        import wandb
+
         return _Sending(
             wandb.init(
                 project=parameters.project,

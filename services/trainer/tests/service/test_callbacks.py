@@ -122,8 +122,7 @@ def test_evaluations_have_the_policy_version_as_their_axis(tmp_path: Path) -> No
     assert history(tmp_path) == [{"eval/heldout/ans_acc": 0.5, "policy_version": 2}]
 
 
-def test_without_its_package_it_says_what_to_install(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_package_it_is_refused_before_the_start_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    training = train("trainer.callbacks=[{name='wandb'}]").start()
-    with pytest.raises(TrainingError, match=r"'wandb' failed in start.*pip install 'quartet-trainer\[wandb\]'"):
-        training.join()
+    with pytest.raises(ConfigError, match=r"callback 'wandb' needs wandb, .*: quartet env add trainer wandb$"):
+        check_callbacks([CallbackSection(name="wandb")])
