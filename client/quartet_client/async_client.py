@@ -103,17 +103,18 @@ class AsyncClient:
 
     # Runs
 
-    async def create_run(self, run: RunSection | broker_pb2.RunSpec | str) -> Run:
+    async def create_run(self, run: RunSection | broker_pb2.RunSpec | str, extend: bool = False) -> Run:
         """Make a run, or confirm that it stands with the same specification.
 
         Args:
             run: its [run] section, its RunSpec, or just its id: then all else is the broker's default.
+            extend: let one that stands go on, to a higher `max_steps` or with more prompts, also after it succeeded.
         """
         if isinstance(run, str):
             spec = broker_pb2.RunSpec(run_id=run)
         else:
             spec = run_spec(run) if isinstance(run, RunSection) else run
-        response = await self._broker("CreateRun", broker_pb2.CreateRunRequest(spec=spec))
+        response = await self._broker("CreateRun", broker_pb2.CreateRunRequest(spec=spec, extend=extend))
         return Run.from_proto(response.run)
 
     async def run(self, run_id: str) -> Run:

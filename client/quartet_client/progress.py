@@ -125,7 +125,7 @@ class RunProgress:
             case RunStateChanged() as changed:
                 self.state, self.reason = changed.state, changed.reason
                 if changed.state == "active":
-                    self.started_at = event.at
+                    self.ended_at = None
                 else:
                     self.ended_at = event.at
             case StepFinished() as step:

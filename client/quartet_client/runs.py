@@ -79,6 +79,7 @@ class Run:
         committed_step: every step below it is in a durable checkpoint.
         ending: what ended it: "max_steps", "data", "early_stop", "requested", "dead_prompts" or "invalid_groups";
             "unspecified" while it is active, or where broker or trainer do not say.
+        newest_data_pass: of which training prompts were submitted; 0 also before the first.
         members: live members; filled by `run`, not by `runs`.
     """
 
@@ -93,6 +94,7 @@ class Run:
     spec: broker_pb2.RunSpec
     members: tuple[Member, ...] = ()
     ending: str = "unspecified"
+    newest_data_pass: int = 0
 
     @property
     def active(self) -> bool:
@@ -114,6 +116,7 @@ class Run:
             spec=run.spec,
             members=tuple(Member.from_proto(member) for member in members),
             ending=enum_name(broker_pb2.RunEnding, run.ending),
+            newest_data_pass=run.newest_data_pass,
         )
 
 

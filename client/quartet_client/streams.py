@@ -8,7 +8,7 @@ from quartet.v1 import broker_pb2
 
 from quartet_client.connections import Connections
 from quartet_client.errors import QuartetError
-from quartet_client.events import RunEvent, RunStateChanged
+from quartet_client.events import RunEvent
 from quartet_client.outage import Outage
 from quartet_client.types import Group, Handle
 
@@ -98,9 +98,7 @@ async def watch_run(connections: Connections, run_id: str, after: str) -> AsyncG
                 event = RunEvent.from_proto(run_id, message.event)
                 after = event.event_id
                 yield event
-                if isinstance(event.what, RunStateChanged) and event.what.state != "active":
-                    return
-            return  # the broker ends the stream after the run's end
+            return  # the broker ends the stream after the run's end: the last one, if it went on after another
         except QuartetError as error:
             # The broker ends a stream that is not read for long, and says when to watch again.
             unread = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and error.retry_after is not None

@@ -7,9 +7,11 @@ import pytest
 from real_broker import echoing_rollout
 
 from quartet_client import AsyncClient, QuartetError
-from quartet_client.data import DataSection
+from quartet_client.attach import take_up
+from quartet_client.data import DataSection, RunData
 from quartet_client.feeder import feed
 from quartet_client.progress import RunProgress
+from quartet_client.submission import submit_batch
 from quartet_client.view import RunView
 from quartet_client.watching import watch_progress
 from quartet_common.config import load_config
@@ -39,6 +41,30 @@ def config(write):
         f"[data]\ntrain = '{train}'\npasses = 2\n[data.evaluation]\nheldout = '{held}'\n"
     )
     return load_config("data", DataSection, write("run.toml", text))
+
+
+@pytest.mark.parametrize(
+    ("asked", "state"),
+    [
+        (["data.passes=2", "run.max_steps=3"], "succeeded"),
+        (["data.passes=2", "run.max_steps=4"], "active"),
+        (["data.passes=3", "run.max_steps=3"], "active"),
+        (["data.passes=0", "run.max_steps=3"], "active"),
+    ],
+)
+async def test_a_finished_run_is_taken_up_if_the_run_file_asks_for_more(address, config, asked, state):
+    settings = (["run.max_steps=3"], asked)
+    again = [load_config("data", DataSection, config.path, ["run.id=again", *more]) for more in settings]
+    data = [RunData.load(each) for each in again]
+    async with AsyncClient(address) as client:
+        await take_up(again[0], data[0], client)
+        last = list(data[0].training_instances())[-1]
+        await submit_batch(client.connections, "again", [last])
+        await client.end_prompts("again", last.instance_id)
+        await client.finish_run("again", "succeeded")
+        run = await take_up(again[1], data[1], client)
+        assert (run.state, run.newest_data_pass, run.prompts_ended) == (state, 1, state == "succeeded")
+        await client.delete_run("again", force=True)
 
 
 async def test_a_run_is_fed_where_it_was_evaluated_and_followed_to_its_end(address, rollout, config):

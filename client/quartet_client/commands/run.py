@@ -9,7 +9,7 @@ from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 
 from quartet_client.async_client import AsyncClient
-from quartet_client.attach import feed_and_watch
+from quartet_client.attach import feed_and_watch, take_up
 from quartet_client.commands.output import console, print_json
 from quartet_client.commands.target import Target, the_launcher, with_broker
 from quartet_client.data import DataSection, RunData
@@ -86,12 +86,14 @@ def _run_here(file: Path, overrides: tuple[str, ...], plain: bool) -> int:
     return run_locally(file, list(overrides), plain)
 
 
-async def _until_there(client: AsyncClient, config: LoadedConfig[DataSection], patience: float, out: Console) -> None:
+async def _until_there(
+    client: AsyncClient, config: LoadedConfig[DataSection], data: RunData, patience: float, out: Console
+) -> None:
     """Wait for the broker, which may be started after this command. Raises QuartetError if it does not come."""
     outage, told = Outage(patience, f"run '{config.run.id}'"), patience == 0
     while True:
         try:
-            await client.create_run(config.run)
+            await take_up(config, data, client)
             return
         except QuartetError as error:
             await outage.ride_out(error)
@@ -105,7 +107,7 @@ async def _attach(config: LoadedConfig[DataSection], data: RunData, wait: float,
     progress = RunProgress(config.run.id, model=model, max_steps=config.run.max_steps)
     out = console()
     async with AsyncClient(**config.addresses.model_dump(), security=config.security) as client:
-        await _until_there(client, config, wait, out)
+        await _until_there(client, config, data, wait, out)
         await feed_and_watch(config, data, client, RunView(progress, out, plain))
     for name, points in progress.evaluations.items():
         known = [point for point in points if point.accuracy is not None] or points

@@ -37,6 +37,20 @@ def was_there(w, answer):
     assert not answer.created and answer.run.spec.run_id == w.name
 
 
+def finished(w, state, max_steps=5):
+    w.run(max_steps=3, groups_per_step=2, max_staleness=0)
+    end = pb.FinishRunRequest(run_id=w.name, state=pb.RunState.Value(f"RUN_STATE_{state}"))
+    w.call("BrokerService.FinishRun", end)
+    asked = spec(w, max_steps=max_steps, groups_per_step=2, max_staleness=0)
+    asked.extend = True
+    return asked
+
+
+def goes_on(w, answer):
+    run = answer.run
+    assert not answer.created and (run.state, run.reason, run.spec.max_steps) == (pb.RUN_STATE_ACTIVE, "", 5)
+
+
 def shows_run_and_members(w, answer):
     assert answer.run.stats.queued == answer.run.stats.submitted == 2
     assert [member.instance_id for member in answer.members] == ["r1"]
@@ -92,6 +106,9 @@ RUNS: list[Case] = [
         EXISTS,
         "group_size",
     ),
+    Good("BrokerService.CreateRun", "a run that succeeded goes on", lambda w: finished(w, "SUCCEEDED"), goes_on),
+    Bad("BrokerService.CreateRun", "extending a failed run", lambda w: finished(w, "FAILED"), STATE, "only a run that"),
+    Bad("BrokerService.CreateRun", "fewer steps", lambda w: finished(w, "SUCCEEDED", 2), EXISTS, "max_steps is 3"),
     Good(
         "BrokerService.GetRun",
         "with statistics and members",

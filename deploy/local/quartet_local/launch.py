@@ -105,10 +105,14 @@ class Launch(ABC):
                 if own_redis:
                     await supervisor.start("redis")
                     await check_services(services[:1], path, overrides)
-                await supervisor.start(*addresses)
+                await self._start(supervisor, tuple(addresses))
                 yield supervisor
             finally:
                 await supervisor.stop()
+
+    async def _start(self, supervisor: Supervisor, names: tuple[str, ...]) -> None:
+        """Start the services, of which the broker is the first."""
+        await supervisor.start(*names)
 
     def _placed(self, names: tuple[str, ...]) -> list[Service]:
         """Return the processes of the services, on the GPUs that the environments are made for.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quartet_client.async_client import AsyncClient
-from quartet_client.attach import feed_and_watch
+from quartet_client.attach import feed_and_watch, take_up
 from quartet_client.audit_sources import audit_run, checkpoint_folder
 from quartet_client.data import RunData
 from quartet_client.errors import QuartetError
@@ -65,6 +65,16 @@ class _RunLaunch(Launch):
         async with self.services(SERVICES) as supervisor:
             await self._follow(supervisor)
         return self._told()
+
+    async def _start(self, supervisor: Supervisor, names: tuple[str, ...]) -> None:
+        """Start the services; a run that was here before is taken up first: a trainer ends where its run has ended."""
+        config = self._config
+        if (self._folder / "metrics.jsonl").exists():
+            await supervisor.start(names[0])
+            async with AsyncClient(**config.addresses.model_dump(), security=config.security) as client:
+                await take_up(config, self._data, client)
+            names = names[1:]
+        await supervisor.start(*names)
 
     async def _follow(self, supervisor: Supervisor) -> None:
         """Feed the run and show it, and keep the services up, until the run has ended and the trainer with it."""

@@ -59,7 +59,7 @@ def interrupt(launched, moment: str) -> None:
     assert "Traceback" not in launched.text()
 
 
-def test_a_stopped_run_goes_on_where_it_was(launch, run_file):
+def test_a_stopped_run_and_a_finished_one_go_on_where_they_were(launch, run_file):
     first = launch(run_file, "--set", "run.max_steps=8")
     first.wait_for_line("step 2", READY)
     first.signal(signal.SIGTERM)
@@ -68,6 +68,17 @@ def test_a_stopped_run_goes_on_where_it_was(launch, run_file):
     assert second.wait(240) == 0, second.text()
     assert "run launched succeeded after 8 steps" in second.text()
     assert exactly_once(second, steps=8)
+    third = launch(run_file, "--set", "run.max_steps=10")  # and a finished one, if it is to have more steps
+    assert third.wait(240) == 0, third.text()
+    states = re.findall(r"run launched is (.*)", third.text())
+    assert states[0] == "active" and re.fullmatch(r"active: resumed at step [2-8]", states[1])
+    assert states[2:] == [
+        "succeeded: all steps are done: 8 steps trained",
+        "active: it goes on until step 10",
+        "active: resumed at step 8",
+        "succeeded: all steps are done: 10 steps trained",
+    ]
+    assert exactly_once(third, steps=10)
 
 
 def test_a_second_ctrl_c_kills_at_once(launch, run_file):

@@ -154,7 +154,7 @@ class Events:
                 state, event = await self._log.next(place)
                 if event is not None:
                     yield event.response
-                    if event.is_end:
+                    if event.is_end and await self._is_last_end(run_id, event.event_id):
                         return
                     place = _Place(run_id, place.created, event.event_id)
                     continue
@@ -162,6 +162,11 @@ class Events:
                     return
                 if not await waiter.wait():
                     raise unavailable("broker", "it is stopping; watch again after the last event's id")
+
+    async def _is_last_end(self, run_id: str, event_id: str) -> bool:
+        """True unless the run was extended since."""
+        ((state, end),) = await self._watched.read([("HMGET", keys.run(run_id), "state", "end_event")])
+        return state != b"ACTIVE" and end in (None, event_id.encode())  # None: an earlier release ended it
 
     async def _place(self, run_id: str, after: str) -> _Place:
         (state, created), newest = await self._watched.read(

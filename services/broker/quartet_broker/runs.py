@@ -1,5 +1,6 @@
 """Runs: CreateRun, GetRun, ListRuns, FinishRun, DeleteRun."""
 
+import math
 import time
 
 from quartet.v1 import broker_pb2
@@ -30,7 +31,7 @@ _SCANNED_AT_ONCE = 1_000_000
 _LISTED_AT_ONCE = 64
 _RUN_FIELDS = (
     *("state", "reason", "spec", "created", "policy_version", "committed_step", "prompts_ended", "ending"),
-    *("made_by", "trained_by"),
+    *("made_by", "trained_by", "newest_pass"),
 )
 
 
@@ -54,7 +55,7 @@ class Runs:
         self._answer_bytes = answer_bytes
 
     async def create(self, request: broker_pb2.CreateRunRequest) -> broker_pb2.CreateRunResponse:
-        """Make the run, or confirm that it stands with the same specification."""
+        """Make the run, confirm that it stands with the same specification, or let it go on."""
         spec = complete(request.spec)
         event, made_by = state_event(broker_pb2.RUN_STATE_ACTIVE), identity.caller()
         await self._check_room(spec.run_id)
@@ -71,13 +72,30 @@ class Runs:
         if reply[0] == b"DELETING":
             raise aborted(f"run '{spec.run_id}'", "a run of this name is being deleted; retry")
         if reply[0] == b"EXISTS":
-            difference = first_difference(broker_pb2.RunSpec.FromString(reply[1]), spec)
+            stands = broker_pb2.RunSpec.FromString(reply[1])
+            if request.extend and (spec.max_steps or math.inf) >= (stands.max_steps or math.inf):
+                stands.max_steps = spec.max_steps
+            difference = first_difference(stands, spec)
             if difference:
                 raise already_exists("run", spec.run_id, difference)
+            if request.extend:
+                await self._extend(spec, reply[1])
         else:
             log.info("run made", extra={"run": spec.run_id})
             await self.list_again(spec.run_id)  # in case the end of a deletion came in between
         return broker_pb2.CreateRunResponse(run=await self.load(spec.run_id), created=reply[0] == b"OK")
+
+    async def _extend(self, spec: broker_pb2.RunSpec, stands: bytes) -> None:
+        steps = f"until step {spec.max_steps}" if spec.max_steps else "until the prompts end"
+        event = state_event(broker_pb2.RUN_STATE_ACTIVE, f"it goes on {steps}")
+        word, *state = await self._store.run("extend_run", spec.run_id, stands, spec.SerializeToString(), event)
+        if word == b"CHANGED":
+            raise aborted(f"run '{spec.run_id}'", "its specification was changed meanwhile; retry")
+        if word == b"OVER":
+            raise failed_precondition(
+                f"run '{spec.run_id}'", f"it has {state[0].decode().lower()}; only a run that succeeded goes on"
+            )
+        log.info("run goes on", extra={"run": spec.run_id, "max_steps": spec.max_steps})
 
     async def _check_room(self, run_id: str) -> None:
         listed, runs = await self._store.read([("ZSCORE", keys.RUNS, run_id), ("ZCARD", keys.RUNS)])
@@ -224,7 +242,7 @@ class Runs:
 
 
 def _run(fields: list[bytes | None], stats: list[bytes | None], dead: int) -> broker_pb2.Run | None:
-    state, reason, spec, created, version, committed, ended, ending, made_by, trained_by = fields
+    state, reason, spec, created, version, committed, ended, ending, made_by, trained_by, newest_pass = fields
     if state is None or state == b"DELETING":
         return None
     assert reason is not None and spec is not None and created is not None
@@ -240,5 +258,6 @@ def _run(fields: list[bytes | None], stats: list[bytes | None], dead: int) -> br
         ending=int(ending or 0),
         made_by=(made_by or b"").decode(),
         trained_by=(trained_by or b"").decode(),
+        newest_data_pass=int(newest_pass or 0),
         stats=broker_pb2.RunStats(dead=dead, **counts),
     )

@@ -7,6 +7,7 @@ from quartet.v1 import broker_pb2
 
 from quartet_broker import validation
 from quartet_broker.dead import Dead
+from quartet_broker.events import state_event
 from quartet_broker.runs import Runs
 from quartet_broker.store import Store
 from quartet_common.errors import failed_precondition
@@ -71,6 +72,7 @@ class Sessions:
         validation.version("checkpoint_step", request.checkpoint_step)
         validation.integer("first_remembered_pass", request.first_remembered_pass, 0)
         consumed = request.consumed_instance_ids
+        resumed = state_event(broker_pb2.RUN_STATE_ACTIVE, f"resumed at step {request.checkpoint_step}")
         reply = await self._store.run(
             "open_session",
             run_id,
@@ -79,6 +81,7 @@ class Sessions:
             int(request.settles_ledger),
             len(consumed),
             request.first_remembered_pass,
+            resumed if request.checkpoint_step else "",
         )
         if reply[0] == b"BEHIND":
             committed = int(reply[1])

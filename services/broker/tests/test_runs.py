@@ -37,6 +37,53 @@ async def test_a_run_of_an_earlier_release_is_confirmed_whatever_defaults_are_sa
         )
 
 
+async def test_a_run_that_succeeded_goes_on_and_every_group_counts_once(world):
+    await world.create(max_staleness=4, max_steps=1)
+    await world.submit("a", "b", "c")
+    await world.open()
+    await world.roll_out()
+    await world.batch(0)
+    await world.trained(0)
+    await world.commit(1)
+    await world.end_prompts()
+    await world.finish(pb.RUN_STATE_SUCCEEDED, "done")
+    extended = [await extend(world, max_steps=2) for _ in range(2)]
+    assert [(run.state, run.reason, run.spec.max_steps) for run in extended] == [(pb.RUN_STATE_ACTIVE, "", 2)] * 2
+    submitted = await world.submit("a", "d", data_pass=0)
+    assert (submitted.accepted, submitted.duplicates) == (1, 1)
+    await world.open(checkpoint=1)
+    await world.roll_out(version=1)
+    assert await world.batch(1) == ["c", "d"]
+    await world.trained(1)
+    await world.commit(2)
+    await world.finish(pb.RUN_STATE_SUCCEEDED, "done again")
+    events = [answer.event async for answer in world.call("WatchRun")]
+    assert [event.run_state.reason for event in events if event.HasField("run_state")] == [
+        "",
+        "done",
+        "it goes on until step 2",
+        "resumed at step 1",
+        "done again",
+    ]
+    assert (await world.stats()).committed == 4 and not await world.faults()
+
+
+async def test_only_a_run_that_succeeded_goes_on_and_not_to_fewer_steps(world):
+    await world.create(max_steps=3)
+    assert (await extend(world, max_steps=0)).spec.max_steps == 0, "no end is the most"
+    await refused(extend(world, max_steps=5), grpc.StatusCode.ALREADY_EXISTS, "max_steps is 0, asked for 5")
+    await refused(extend(world, max_steps=0, group_size=3), grpc.StatusCode.ALREADY_EXISTS, "group_size")
+    await world.finish(pb.RUN_STATE_FAILED, "no reward")
+    await refused(extend(world, max_steps=0), grpc.StatusCode.FAILED_PRECONDITION, "it has failed")
+
+
+async def extend(world, **spec) -> pb.Run:
+    stands = (await world.run()).spec
+    for field, value in spec.items():
+        setattr(stands, field, value)
+    return (await world.stub.CreateRun(pb.CreateRunRequest(spec=stands, extend=True))).run
+
+
 def test_every_scalar_of_a_specification_that_is_unset_or_at_its_default_is_the_same():
     """Of each field that can tell unset from zero the run file has the default, or nothing stands for it."""
     said = with_defaults(run_spec(RunSection(environment=EnvironmentSection())))

@@ -218,7 +218,7 @@ class RunSpec(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., group_size: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., max_staleness: _Optional[int] = ..., lease_order: _Optional[_Union[LeaseOrder, str]] = ..., partial_batch: _Optional[_Union[PartialBatchPolicy, str]] = ..., max_deliveries: _Optional[int] = ..., max_queued_prompts: _Optional[int] = ..., max_experience_bytes: _Optional[int] = ..., prompt_lease_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., member_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., result_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_steps: _Optional[int] = ..., sampling: _Optional[_Union[_experience_pb2.SamplingParams, _Mapping]] = ..., evaluation_sampling: _Optional[_Union[_experience_pb2.SamplingParams, _Mapping]] = ..., verifiers: _Optional[_Iterable[_Union[_reward_pb2.VerifierSpec, _Mapping]]] = ..., system_prompt: _Optional[str] = ..., max_prompt_tokens: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., environment: _Optional[_Union[_experience_pb2.EnvironmentSpec, _Mapping]] = ..., temperature_schedule: _Optional[_Union[_experience_pb2.TemperatureSchedule, _Mapping]] = ..., long_prompts: _Optional[_Union[LongPromptPolicy, str]] = ..., sampling_masks: _Optional[bool] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("spec", "state", "reason", "created_at", "policy_version", "committed_step", "prompts_ended", "stats", "ending", "made_by", "trained_by")
+    __slots__ = ("spec", "state", "reason", "created_at", "policy_version", "committed_step", "prompts_ended", "stats", "ending", "made_by", "trained_by", "newest_data_pass")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +230,7 @@ class Run(_message.Message):
     ENDING_FIELD_NUMBER: _ClassVar[int]
     MADE_BY_FIELD_NUMBER: _ClassVar[int]
     TRAINED_BY_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_DATA_PASS_FIELD_NUMBER: _ClassVar[int]
     spec: RunSpec
     state: RunState
     reason: str
@@ -241,7 +242,8 @@ class Run(_message.Message):
     ending: RunEnding
     made_by: str
     trained_by: str
-    def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., policy_version: _Optional[int] = ..., committed_step: _Optional[int] = ..., prompts_ended: _Optional[bool] = ..., stats: _Optional[_Union[RunStats, _Mapping]] = ..., ending: _Optional[_Union[RunEnding, str]] = ..., made_by: _Optional[str] = ..., trained_by: _Optional[str] = ...) -> None: ...
+    newest_data_pass: int
+    def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., policy_version: _Optional[int] = ..., committed_step: _Optional[int] = ..., prompts_ended: _Optional[bool] = ..., stats: _Optional[_Union[RunStats, _Mapping]] = ..., ending: _Optional[_Union[RunEnding, str]] = ..., made_by: _Optional[str] = ..., trained_by: _Optional[str] = ..., newest_data_pass: _Optional[int] = ...) -> None: ...
 
 class RunStats(_message.Message):
     __slots__ = ("queued", "leased", "ready", "leased_to_trainer", "trained", "committed", "dropped", "stale", "dead", "redelivered", "duplicates", "experience_bytes", "untrained_in_flight", "submitted", "dead_training")
@@ -278,10 +280,12 @@ class RunStats(_message.Message):
     def __init__(self, queued: _Optional[int] = ..., leased: _Optional[int] = ..., ready: _Optional[int] = ..., leased_to_trainer: _Optional[int] = ..., trained: _Optional[int] = ..., committed: _Optional[int] = ..., dropped: _Optional[int] = ..., stale: _Optional[int] = ..., dead: _Optional[int] = ..., redelivered: _Optional[int] = ..., duplicates: _Optional[int] = ..., experience_bytes: _Optional[int] = ..., untrained_in_flight: _Optional[int] = ..., submitted: _Optional[int] = ..., dead_training: _Optional[int] = ...) -> None: ...
 
 class CreateRunRequest(_message.Message):
-    __slots__ = ("spec",)
+    __slots__ = ("spec", "extend")
     SPEC_FIELD_NUMBER: _ClassVar[int]
+    EXTEND_FIELD_NUMBER: _ClassVar[int]
     spec: RunSpec
-    def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ...) -> None: ...
+    extend: bool
+    def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ..., extend: _Optional[bool] = ...) -> None: ...
 
 class CreateRunResponse(_message.Message):
     __slots__ = ("run", "created")

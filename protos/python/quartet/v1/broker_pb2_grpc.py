@@ -198,9 +198,11 @@ class BrokerServiceServicer:
 
     def CreateRun(self, request, context):
         """CreateRun makes a run, or confirms that it stands with the same specification. An unset field equals its default.
+        With `extend` it lets one that stands go on.
 
         Called by: clients. Idempotent; safe to retry. Errors: ALREADY_EXISTS when a run of that id has another
-        specification (the message names the first field that differs).
+        specification (the message names the first field that differs). With `extend`: FAILED_PRECONDITION when the run
+        failed or was cancelled; ABORTED when it changed meanwhile, retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,6 +1,6 @@
 -- OpenSession: fences older sessions and rewinds to the checkpoint: TRAINED -> LEASED_TO_TRAINER for later steps.
 -- ARGV: holder, steps in the checkpoint, "1" if its ledger will be settled, else the number of consumed ids that are
--- settled next, first data pass that was not over at the checkpoint.
+-- settled next, first data pass that was not over at the checkpoint, event if there is a checkpoint, else "".
 -- Returns OK, session epoch, number of steps to be replayed, steps committed, steps trained until now, "STEPS DIGEST" of
 -- the ledger; or BEHIND, steps committed; or UNCOVERED, steps committed, first step of which the ids are.
 even_when_full()
@@ -34,5 +34,6 @@ for _, step in ipairs(call('HKEYS', BATCHES)) do
     if state == 'TRAINED' then move_batch(step, 'TRAINED', 'LEASED_TO_TRAINER') end
   end
 end
+if ARGV[6] ~= '' and run_state() == 'ACTIVE' then emit('event', ARGV[6]) end
 ring('prompts')
 return { 'OK', epoch, replayable, committed, version, call('HGET', RUN, 'ledger') or '' }
