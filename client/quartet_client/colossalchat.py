@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from quartet_client.errors import InputError
 from quartet_common.presets import TRAINER_PRESETS
 from quartet_common.text import one_line
+from quartet_common.toml import run_file_text
 
 # The values of `trainer.preset` that stand for `-a`.
 PRESETS = {
@@ -100,10 +101,7 @@ class RunFile:
     def text(self, head: str) -> str:
         """The TOML."""
         lines = [f"# {one_line(line)}" for line in (head, *self.remarks)]
-        for name, values in self.sections.items():
-            if values:
-                lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in values.items())]
-        return "\n".join(lines) + "\n"
+        return "\n".join([*lines, "", run_file_text(self.sections)])
 
 
 def migrate(flags: str) -> str:
@@ -249,11 +247,3 @@ def _evaluation_sets(text: str) -> dict[str, str]:
     if not isinstance(sets, dict) or not all(isinstance(path, str) for path in sets.values()):
         raise InputError(f"-ed takes a JSON object of names and files, got {text}")
     return sets
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)

@@ -262,6 +262,10 @@ def test_plot_draws_a_run_folder(tmp_path, capsys, write):
     write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     assert main(["plot", str(tmp_path)]) == 0
     assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    pictures = sorted(tmp_path.glob("*.png"))
+    assert main(["plot", str(tmp_path), str(tmp_path)]) == 0
+    beside = tmp_path / f"learning_curve-{tmp_path.name}-{tmp_path.name}.png"
+    assert sorted(tmp_path.glob("*.png")) == sorted([*pictures, beside])
     assert main(["plot", str(tmp_path / "gone")]) == 2 and "it has no metrics.jsonl" in capsys.readouterr().err
 
 

@@ -38,10 +38,10 @@ def was_there(w, answer):
 
 
 def finished(w, state, max_steps=5):
-    w.run(max_steps=3, groups_per_step=2, max_staleness=0)
-    end = pb.FinishRunRequest(run_id=w.name, state=pb.RunState.Value(f"RUN_STATE_{state}"))
+    name = w.run(max_steps=3).id
+    end = pb.FinishRunRequest(run_id=name, state=pb.RunState.Value(f"RUN_STATE_{state}"))
     w.call("BrokerService.FinishRun", end)
-    asked = spec(w, max_steps=max_steps, groups_per_step=2, max_staleness=0)
+    asked = spec(w, run_id=name, max_steps=max_steps, groups_per_step=2, max_staleness=0, group_size=2)
     asked.extend = True
     return asked
 

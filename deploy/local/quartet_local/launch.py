@@ -17,6 +17,7 @@ from quartet_client.errors import QuartetError
 from quartet_client.terminal import Terminal, echo
 from quartet_common.config import ConfigError, LoadedConfig, Section, load_config
 from quartet_common.gpus import GpuError, read_gpus
+from quartet_local.addresses import holder
 from quartet_local.checkout import made_for_gpus
 from quartet_local.config import LaunchError, LauncherSection
 from quartet_local.memory import check_memory
@@ -77,7 +78,11 @@ class Launch(ABC):
         own_redis = not load_config("broker", _BrokerSection, path, self._overrides).section.redis_url
         self.say("checking the run file with every service")
         # The broker's check wants a Redis that answers: an embedded one is started only when the others are satisfied.
-        await check_services(services[1:] if own_redis else services, path, overrides)
+        try:
+            await check_services(services[1:] if own_redis else services, path, overrides)
+        except ConfigError as error:
+            held = [kind for kind in names if str(error).startswith(f"addresses.{kind}:")]
+            raise ConfigError(f"{error}{await holder(config, held[0])}" if held else str(error)) from error
         logs = self._folder / "logs"
         with (
             _private_files(),

@@ -11,13 +11,18 @@ from quartet_client.audit_sources import audit_run, checkpoint_folder
 from quartet_client.data import RunData
 from quartet_client.errors import QuartetError
 from quartet_client.progress import RunProgress
-from quartet_client.terminal import Terminal
+from quartet_client.terminal import Terminal, echo
 from quartet_client.view import RunView
-from quartet_common.config import LoadedConfig, load_config
+from quartet_common.config import LoadedConfig, load_config, read_run_file
+from quartet_common.toml import run_file_text
+from quartet_local.addresses import free_addresses
 from quartet_local.checkout import SERVICES, ensure_environments
 from quartet_local.config import LauncherSection
 from quartet_local.launch import Launch, keep_up_until, launched
 from quartet_local.supervisor import Supervisor
+
+RUN_FILE = "run.toml"
+"""In the run's folder: the run file as it was run, with all overrides and the addresses that were found."""
 
 _LAST_WORK_SECONDS = 120.0  # for the trainer's end after the run's: checkpoint, final model
 _GIVEN_UP_SECONDS = 20.0  # for its end after a run that failed or was cancelled
@@ -35,16 +40,31 @@ def run(config_path: Path | str | None, overrides: Sequence[str] = (), plain: bo
 
     def make() -> Launch:
         config = load_config("launcher", LauncherSection, path, overrides)
+        found: list[str] = []
         data = RunData.load(config)
         ensure_environments()
-        return _RunLaunch(config, data, list(overrides), plain or config.section.plain)
+        if config.section.rollouts != 0:  # rollouts elsewhere look for the run at the run file's addresses
+            found, held = asyncio.run(free_addresses(config, SERVICES))
+        if found:
+            config = load_config("launcher", LauncherSection, path, [*overrides, *found])
+            where = "; ".join(f"{kind} {address}" for kind, address in config.addresses.model_dump().items())
+            echo(f"{held}; this run has its own: {where} (--config {config.run.path / RUN_FILE})")
+        return _RunLaunch(config, data, list(overrides), found, plain or config.section.plain)
 
     return launched(make)
 
 
 class _RunLaunch(Launch):
-    def __init__(self, config: LoadedConfig[LauncherSection], data: RunData, overrides: list[str], plain: bool):
-        super().__init__(config, overrides, Terminal())
+    def __init__(
+        self,
+        config: LoadedConfig[LauncherSection],
+        data: RunData,
+        overrides: list[str],
+        addresses: list[str],
+        plain: bool,
+    ):
+        super().__init__(config, [*overrides, *addresses], Terminal())
+        self._asked = overrides
         self._data = data
         model = config.model.path.name if config.model.path else ""
         self._progress = RunProgress(config.run.id, model=model, max_steps=config.run.max_steps)
@@ -57,7 +77,7 @@ class _RunLaunch(Launch):
         """For a run that was left before its end: how it is taken up again."""
         if not self._made or self._progress.ended:
             return ""
-        settings = (word for override in self._overrides for word in ("--set", override))
+        settings = (word for override in self._asked for word in ("--set", override))
         return f"; the run goes on with: {shlex.join(['quartet', 'run', str(self._config.path), *settings])}"
 
     async def run(self) -> int:
@@ -69,6 +89,8 @@ class _RunLaunch(Launch):
     async def _start(self, supervisor: Supervisor, names: tuple[str, ...]) -> None:
         """Start the services; a run that was here before is taken up first: a trainer ends where its run has ended."""
         config = self._config
+        resolved = run_file_text(read_run_file(config.path, self._overrides))
+        (self._folder / RUN_FILE).write_text(resolved, encoding="utf-8")
         if (self._folder / "metrics.jsonl").exists():
             await supervisor.start(names[0])
             async with AsyncClient(**config.addresses.model_dump(), security=config.security) as client:

@@ -4,15 +4,19 @@ import io
 import os
 import re
 import signal
+from dataclasses import replace
 
 import fake_nvidia_smi
 import pytest
-from launched import preloaded_checkout
+from launched import SERVICES, preloaded_checkout
 from rich.console import Console
 
 from quartet_client.async_client import AsyncClient
 from quartet_client.progress import RunProgress
 from quartet_client.view import RunView
+from quartet_common.config import AddressesSection, load_config, read_run_file
+from quartet_local.addresses import free_addresses
+from quartet_local.config import LauncherSection
 
 pytestmark = pytest.mark.timeout(600)
 READY = 300  # seconds for all to come up on a busy machine
@@ -26,9 +30,11 @@ def exactly_once(launched, steps: int) -> bool:
 
 
 def test_a_run_ends_by_itself(launch, run_file, tmp_path):
-    launched = launch(run_file)
+    settings = ["run.max_steps=3", 'run.sampling.stop=["\\n"]']
+    launched = launch(run_file, *(part for setting in settings for part in ("--set", setting)))
     assert launched.wait(240) == 0, launched.text()
     launched.assert_gone(within=1.0)
+    assert read_run_file(tmp_path / "run" / "run.toml") == read_run_file(run_file, settings)
     assert "step 3/3" in launched.text()
     assert "run launched succeeded after 3 steps" in launched.text()
     assert exactly_once(launched, steps=3)
@@ -140,10 +146,24 @@ async def test_several_rollouts_of_one_run_file_are_placed_fed_shown_and_kept_up
     picture = Console(file=io.StringIO(), width=200)
     picture.print(RunView(progress, picture).render())
     assert sum(line.strip("│ ").startswith("rollout ") for line in picture.file.getvalue().splitlines()) == 2
+    await its_addresses_are_its_own(launch, run_file, tmp_path)
     os.kill(int(services[3].instance_id.split("-")[-2]), signal.SIGKILL)
     launched.wait_for_line("rollout-2 was killed by SIGKILL; starting it again (1 of 3)", 30)
     launched.wait_for_line("rollout-2 ready after", READY, times=2)
     interrupt(launched, "run launched is active")
+
+
+async def its_addresses_are_its_own(launch, run_file, tmp_path):
+    second = launch(run_file, "--set", f"run.folder={tmp_path / 'second'}")
+    assert second.wait(READY) == 2
+    assert second.text().rstrip().endswith(": address already in use by the reward of run 'launched'")
+    config = load_config("launcher", LauncherSection, run_file)
+    assert await free_addresses(config, SERVICES) == ([], ""), "those of a run file are left as they are"
+    default = AddressesSection.model_construct(set(), **config.addresses.model_dump())
+    found, held = await free_addresses(replace(config, addresses=default), SERVICES)
+    assert held.startswith("addresses.broker: cannot listen on ") and held.endswith(" by the broker of run 'launched'")
+    others = load_config("launcher", LauncherSection, run_file, found).addresses.model_dump()
+    assert not set(others.values()) & set(config.addresses.model_dump().values())
 
 
 def test_without_restarts_a_death_ends_the_run_in_one_sentence(launch, run_file):

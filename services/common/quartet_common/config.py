@@ -317,6 +317,14 @@ class LoadedConfig(Generic[SectionT]):
     tracing: TracingSection = TracingSection()
 
 
+def read_run_file(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the run file's sections with the overrides applied. Raises ConfigError if it cannot be read."""
+    tree = _read_toml(path) if path else {}
+    for override in overrides:
+        _apply_override(tree, override)
+    return tree
+
+
 def load_config(
     section_name: str,
     section_model: type[SectionT],
@@ -329,9 +337,7 @@ def load_config(
         ConfigError: one sentence about the first thing that is wrong.
     """
     where = f"in {path}" if path else "on the command line"
-    tree = _read_toml(path) if path else {}
-    for override in overrides:
-        _apply_override(tree, override)
+    tree = read_run_file(path, overrides)
     allowed = (*_SHARED_SECTIONS, *_OWNED_SECTIONS)
     for name, value in tree.items():
         if name not in allowed:
