@@ -71,6 +71,8 @@ class RunProgress:
         state: "waiting" before the run's first event, then as Run.state.
         steps_done: optimizer steps done.
         max_steps: where the run ends; 0: when its prompts end.
+        stepped: True from the first step on, and again after each resume.
+        groups_per_step: of a whole batch.
         metrics: of the last step.
         steps: finished steps, oldest first. A step that is replayed after a restart is replaced.
         evaluations: by set, oldest first.
@@ -91,6 +93,8 @@ class RunProgress:
     policy_version: int = 0
     published_version: int = -1
     steps_done: int = 0
+    stepped: bool = False
+    groups_per_step: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     steps: list[StepPoint] = field(default_factory=list)
     evaluations: dict[str, list[EvaluationPoint]] = field(default_factory=dict)
@@ -125,7 +129,7 @@ class RunProgress:
             case RunStateChanged() as changed:
                 self.state, self.reason = changed.state, changed.reason
                 if changed.state == "active":
-                    self.ended_at = None
+                    self.ended_at, self.stepped = None, False
                 else:
                     self.ended_at = event.at
             case StepFinished() as step:
@@ -147,17 +151,19 @@ class RunProgress:
 
     def fold_run(self, run: Run) -> None:
         """Take in the run's counts, versions and live members."""
-        self.stats, self.max_steps = run.stats, run.spec.max_steps
+        self.stats, self.max_steps, self.groups_per_step = run.stats, run.spec.max_steps, run.spec.groups_per_step
         self.policy_version = run.policy_version
         self.members = {member.instance_id: member for member in run.members}
         if self.state == "waiting":
             self.state, self.started_at = run.state, self.started_at or run.created_at
+            self.stepped = run.policy_version > 0
 
     def fold_service(self, service: ServiceStatus) -> None:
         """Take in how a service is."""
         self.services[service.kind] = service
 
     def _fold_step(self, step: StepFinished, at: datetime) -> None:
+        self.stepped = True
         self.steps_done, self.policy_version, self.metrics = step.step + 1, step.policy_version, step.metrics
         while self.steps and self.steps[-1].step >= step.step:
             self.steps.pop()

@@ -17,6 +17,7 @@ from quartet_client.evaluations import accuracy_text
 from quartet_client.events import EvaluationFinished, Notice, RunEvent, RunStateChanged, StepFinished
 from quartet_client.progress import EvaluationPoint, RunProgress
 from quartet_client.runs import ServiceStatus
+from quartet_client.starting import starting
 from quartet_client.terminal import Terminal
 from quartet_client.types import Group as SampleGroup
 from quartet_common.repeats import Repeats, without_numbers
@@ -48,6 +49,7 @@ class RunView:
         self.plain = not self.console.is_terminal if plain is None else plain
         # Drawn by `refresh` only: a drawing thread would read the progress while it changes.
         self._repeats = Repeats()
+        self._starting: dict[str, str] = {}
         self._live = Live(console=self.console, get_renderable=self.render, auto_refresh=False, transient=False)
 
     def __enter__(self) -> "RunView":
@@ -77,9 +79,15 @@ class RunView:
         self.console.print(Text(line), soft_wrap=True)
 
     def refresh(self) -> None:
-        """Draw the live picture as it is now."""
+        """Draw the live picture as it is now; plain: print what the services load or wait for, if that is new."""
         if not self.plain:
             self._live.refresh()
+            return
+        now = {kind: one_line(f"{kind} {doing}") for kind, doing in starting(self.progress).items()}
+        for kind, line in now.items():
+            if without_numbers(self._starting.get(kind, "")) != without_numbers(line):
+                self._print(line)
+        self._starting = now
 
     def render(self) -> RenderableType:
         """Return the whole picture."""
@@ -154,7 +162,9 @@ def _curves(state: RunProgress, width: int) -> RenderableType:
             return _accuracy_panel(name, known, width, points[-1])
     rewards = [point.reward for point in state.steps if point.reward is not None]
     if not rewards:
-        return Panel(Text("no step yet", "dim"), title="learning curve", title_align="left", border_style="dim")
+        doing = "".join(f"\n{one_line(f'{kind} {what}')}" for kind, what in starting(state).items())
+        text = Text(f"no step yet{doing}", "dim", overflow="ellipsis", no_wrap=True)
+        return Panel(text, title="learning curve", title_align="left", border_style="dim")
     chart = Text(sparkline(rewards, max(10, width - 24)), "cyan")
     return Panel(
         Text.assemble(chart, f"  {rewards[0]:.2f} → {rewards[-1]:.2f}"),

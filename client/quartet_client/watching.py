@@ -25,9 +25,8 @@ async def watch_progress(client: AsyncClient, view: RunView, stop: asyncio.Event
     view.progress.fold_run(await client.run(view.progress.run_id))
     following = asyncio.create_task(_follow(client, view))
     aside: list[asyncio.Task] = [asyncio.create_task(stop.wait())]
-    if not view.plain:
-        aside += [asyncio.create_task(_draw(view, stop)), asyncio.create_task(_ask_run(client, view, stop))]
-        aside += [asyncio.create_task(_ask_service(client, view, kind, stop)) for kind in KINDS]
+    aside += [asyncio.create_task(_draw(view, stop)), asyncio.create_task(_ask_run(client, view, stop))]
+    aside += [asyncio.create_task(_ask_service(client, view, kind, stop)) for kind in KINDS]
     try:
         done, _ = await asyncio.wait([following, *aside], return_when=asyncio.FIRST_COMPLETED)
         for task in done:

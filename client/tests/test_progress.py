@@ -17,7 +17,7 @@ from quartet_client.events import (
     WeightsPublished,
 )
 from quartet_client.progress import RunProgress
-from quartet_client.runs import Member, ServiceStatus
+from quartet_client.runs import Member, RunStats, ServiceStatus
 from quartet_client.types import Completion, Group, Score, VersionSpan
 from quartet_client.view import RunView
 
@@ -100,6 +100,33 @@ def test_the_picture_shows_what_matters_at_any_stage(width):
     shown = _picture(progress, width)
     assert "18% at version 0 → 55% at version 10" in shown and "[bold]2+3=5" in shown and "rollout" in shown
     assert all(len(line) <= width for line in shown.splitlines())
+
+
+def test_until_the_first_step_it_is_said_once_what_is_loaded_and_waited_for():
+    console = Console(file=None, record=True, width=40)
+    progress = _fold(RunProgress("demo", model="tiny"), RunStateChanged("active", ""))
+    progress.stats, progress.groups_per_step = RunStats(ready=3), 16
+    rollout, trainer = (("rollout", ("engine loading",), {}), ("trainer", (), {"phase": "TRAINER_PHASE_STARTING"}))
+    batch = ("trainer", (), {"phase": "TRAINER_PHASE_WAITING_FOR_BATCH"})
+    with RunView(progress, console, plain=True) as view:
+        for kind, waits, details in (rollout, trainer, trainer, ("rollout", (), {}), batch):
+            progress.fold_service(ServiceStatus(kind, "x:1", "serving", waiting_for=waits, details=details))
+            view.refresh()
+        progress.stats = RunStats(ready=4)
+        view.refresh()
+        assert "trainer waits for its batch; 4 of 16" in _picture(progress)
+        for event in (_step(0, 0.2), RunStateChanged("active", "resumed at step 1"), _step(1, 0.2)):
+            _fold(progress, event)
+            view.refresh()
+        progress.fold_service(ServiceStatus("trainer", "x:1", "serving", details=trainer[2]))  # it was started again
+        view.refresh()
+    assert console.export_text().splitlines() == [
+        "rollout waits for engine loading",
+        "trainer loads the model tiny",
+        "trainer waits for its batch; 3 of 16 groups are ready",
+        "trainer waits for its batch; 4 of 16 groups are ready",
+        "trainer loads the model tiny",
+    ]
 
 
 def test_plain_lines_are_for_programs_and_notices_that_repeat_are_one_with_a_count():

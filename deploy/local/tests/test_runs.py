@@ -54,7 +54,10 @@ def test_ctrl_c_leaves_nothing(launch, run_file, moment):
 
 def test_ctrl_c_with_services_that_import_for_themselves_and_vllm(launch, run_file):
     settings = ("--set", "run.max_steps=1000000", "--set", "rollout.engine=vllm")
-    interrupt(launch(run_file, *settings, checkout=None), "step 2")
+    launched = launch(run_file, *settings, checkout=None)
+    interrupt(launched, "step 2")
+    said = launched.text().partition("run launched is active\n")[2].partition("step 1/")[0]
+    assert "rollout waits for engine loading\n" in said and "trainer loads the model" in said
 
 
 def interrupt(launched, moment: str) -> None:

@@ -83,7 +83,7 @@ class Scorer:
         section: ScoringSection,
         on_raised: Callable[[reward_pb2.Failure], None],
     ):
-        """`on_raised` is called the first time that a verifier raises at a place, in each run."""
+        """`on_raised` is called the first time that a verifier raises at a place, or crashes at none, in each run."""
         self._state, self._channel, self._section, self._waiting = state, channel, section, waiting
         self._on_raised, self._raised = on_raised, set[tuple[str, str]]()
         self._stub = reward_pb2_grpc.RewardServiceStub(channel)
@@ -249,8 +249,10 @@ class Scorer:
     def _failed(self, entry: _Item, failure: reward_pb2.Failure) -> None:
         kind = _KINDS.get(failure.kind, str(failure.kind))
         message = f"verifier failure {kind}: {failure.message}"
+        # One that ended its process or took too long has no place.
         at = (self._state.run_id, failure.place)
-        if failure.place and at not in self._raised:
+        crashed = failure.kind == reward_pb2.FAILURE_KIND_VERIFIER_CRASHED
+        if (failure.place or crashed) and at not in self._raised:
             self._raised.add(at)
             self._on_raised(failure)
         if failure.kind == reward_pb2.FAILURE_KIND_SHUT_DOWN:

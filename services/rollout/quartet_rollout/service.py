@@ -189,8 +189,8 @@ class RolloutService:
             await self.state.changes.wait(_SAMPLE_SECONDS)
 
     def _verifier_raised(self, failure: reward_pb2.Failure) -> None:
-        """Show people where a verifier raised."""
-        text = f"{failure.message}\n{failure.traceback.rstrip()}"
+        """Show people where a verifier raised, or that it ended or took too long."""
+        text = f"{failure.message}\n{failure.traceback}".rstrip()
         log.error("%s", failure.message, extra={"place": failure.place})
         self._host.spawn(self._notice("error", text), "notice")
 

@@ -3,7 +3,7 @@
 import grpc
 import numpy as np
 import pytest
-from quartet.v1 import experience_pb2
+from quartet.v1 import experience_pb2, reward_pb2
 from world import instance
 
 from quartet_common.tensors import decode, decode_ragged
@@ -90,6 +90,14 @@ async def test_meanwhile_the_engine_is_free_and_where_it_raised_is_told_once(wor
     (notice,) = world.broker.notices
     assert (notice.level, notice.text) == ("error", "verifier 'exact' raised KeyError: 'b' (own.py:7)\nTraceback")
     assert not world.broker.releases
+
+
+async def test_a_verifier_that_ends_its_process_or_takes_too_long_is_told_once_at_its_first_failure(world):
+    kinds = reward_pb2.FAILURE_KIND_SANDBOX_UNAVAILABLE, *[reward_pb2.FAILURE_KIND_VERIFIER_CRASHED] * 3
+    world.reward.failures = [reward_pb2.Failure(kind=kind, message="took too long", retryable=True) for kind in kinds]
+    await world.start(scoring={"attempts": 20, "backoff_seconds": 0.01})
+    await world.put(instance())
+    assert [(notice.level, notice.text) for notice in world.broker.notices] == [("error", "took too long")]
 
 
 async def test_a_broker_that_is_away_gets_the_completions_when_it_is_back(failing, monkeypatch):
