@@ -30,9 +30,8 @@ from quartet_client.commands.runs import runs
 from quartet_client.commands.score import score
 from quartet_client.commands.status import status
 from quartet_client.commands.submit import submit
-from quartet_client.commands.top import top
 from quartet_client.commands.trace import trace
-from quartet_client.commands.watch import watch
+from quartet_client.commands.watch import top, watch
 from quartet_client.errors import QuartetError
 from quartet_client.terminal import echo
 from quartet_common.config import ConfigError

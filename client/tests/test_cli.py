@@ -145,19 +145,9 @@ def test_status(demo, services, quartet, nowhere):
     assert reward["details"] == {"verifiers": ["exact"]} and trainer["health"] == "unreachable"
 
 
-def test_top(demo, services, quartet, nowhere):
-    status, out, _ = quartet("top", "--run", "demo", "--json", f"--set=addresses.trainer={nowhere}")
-    told = json.loads(out)
-    assert (status, told["run_id"], told["state"]) == (1, "demo", "active")
-    assert told["queues"].keys() >= {"queued", "ready", "stale", "dead"}
-    assert [service["kind"] for service in told["services"]] == ["broker", "reward", "rollout", "trainer"]
-    assert {service["health"] for service in told["services"][:3]} == {"serving"}
-    away = [f"--set=addresses.{kind}={nowhere}" for kind in ("rollout", "trainer")]
-    status, out, _ = quartet("top", "--run", "demo", "--once", *away)
-    assert status == 1 and out.count("unreachable") == 2 and "verifiers exact" in out
-    assert "run demo: active" in out and "queues" in out and "engine echo" not in out
-    status, out, _ = quartet("top", "--run", "other", "--once", *away)
-    assert status == 1 and "run other: not known to the broker" in out
+def test_top_says_what_shows_the_same(quartet):
+    status, _, err = quartet("top", "--run", "demo", "--once")
+    assert status == 2 and "quartet watch RUN" in err
 
 
 def test_run_attached_feeds_and_follows_until_the_run_ends(services, quartet, run_file):

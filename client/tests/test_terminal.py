@@ -145,7 +145,7 @@ def quartet(hostile, monkeypatch):
     return run
 
 
-WITHOUT_SERVICES = ("certs", "completion", "contract-test", "migrate-colossalchat", "plot")
+WITHOUT_SERVICES = ("certs", "completion", "contract-test", "env", "migrate-colossalchat", "plot", "top")
 DEAD = f"poison{LINE}"
 # What each command is given to show: a file, an argument or an answer with hostile text.
 COMMANDS = {
@@ -155,7 +155,8 @@ COMMANDS = {
     "score": [["5", "--answer", "5"], ["5"], ["5", "--json"]],
     "status": [[], ["--json"]],
     "watch": [["demo"], ["demo", "--plain"], [LINE]],
-    "top": [["--run", "demo", "--once"], ["--run", "demo", "--json"]],
+    "top": [[LINE]],
+    "env": [[LINE]],
     "logs": [["FOLDER"], ["FOLDER", "--json"]],
     "trace": [[f"answer{LINE}", "--run", "demo"], [f"answer{LINE}", "--run", "demo", "--json"]],
     "dashboard": [["--host", LINE, "--no-open"]],

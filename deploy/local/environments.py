@@ -114,7 +114,7 @@ ENVIRONMENTS: dict[str, Environment] = {
 def find(name: str) -> Environment:
     """The environment of that name. Raises EnvironmentFailure."""
     if name not in ENVIRONMENTS:
-        raise EnvironmentFailure(f"no environment is called '{name}': there are {', '.join(ENVIRONMENTS)}")
+        raise EnvironmentFailure(f"no environment is called {name!r}: there are {', '.join(ENVIRONMENTS)}")
     return ENVIRONMENTS[name]
 
 
