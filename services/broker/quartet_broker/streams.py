@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from quartet_common.errors import resource_exhausted
-from quartet_common.rate_limits import peer_of
+from quartet_common.identity import peer_of
 
 
 class Streams:

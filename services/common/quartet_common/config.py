@@ -264,18 +264,14 @@ class ServerSection(Section):
     max_connection_calls: int = Field(
         1024, ge=16, description="Most calls and streams under way over one connection; more wait at the caller."
     )
-    calls_per_second: float = Field(
-        0.0, ge=0, description="Most calls a second from one peer (docs/security.md), health checks aside; 0: no limit."
-    )
-    work_calls_per_second: float = Field(
-        0.0,
-        ge=0,
-        description="Most calls a second from one peer that bring work (SubmitPrompts, Score, ScoreStream, Execute, "
-        "Generate, GenerateStream); 0: no limit.",
-    )
-    burst_seconds: float = Field(
-        2.0, gt=0, le=3600, description="Seconds' worth of calls that a peer may make at once after a rest."
-    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_rate_limits(cls, values: Any) -> Any:
+        for key in ("calls_per_second", "work_calls_per_second", "burst_seconds"):
+            if isinstance(values, dict) and key in values:
+                raise ValueError(f"{key} is gone; limit rates at a proxy before the service (docs/security.md)")
+        return values
 
 
 class TracingSection(Section):

@@ -23,7 +23,6 @@ from quartet_common.idleness import Idleness
 from quartet_common.interceptor import CallInterceptor
 from quartet_common.log import get_logger
 from quartet_common.metrics import serve_metrics
-from quartet_common.rate_limits import RateLimits
 from quartet_common.supervision import Supervisor
 
 log = get_logger(__name__)
@@ -72,7 +71,7 @@ class ServiceHost:
         self._health = health.aio.HealthServicer()
         self._service_name = f"quartet.v1.{kind.capitalize()}Service"
         self.server = grpc.aio.server(
-            interceptors=[CallInterceptor(security.token(), security.tls and security.roles, RateLimits(settings))],
+            interceptors=[CallInterceptor(security.token(), security.tls and security.roles)],
             options=[
                 ("grpc.max_receive_message_length", settings.max_message_bytes),
                 ("grpc.max_send_message_length", settings.max_message_bytes),

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
 
+import grpc
+
 from quartet_common.errors import ContractError, permission_denied
 from quartet_common.roles import SERVER_DOMAIN, roles_of, server_name
 
@@ -113,3 +115,12 @@ def not_the_owner(what: str, owner: str) -> ContractError:
     return permission_denied(
         what, f"it belongs to the certificate '{owner}', the caller's is '{name}'; allowed: its owner, operators"
     )
+
+
+def peer_of(context: grpc.aio.ServicerContext) -> str:
+    """Return who calls: "certificate NAME", or "host ADDRESS"."""
+    if name := name_in(context.auth_context()):
+        return f"certificate {name}"
+    # "ipv4:127.0.0.1:4711", "ipv6:%5B::1%5D:4711", "unix:..."
+    address = context.peer()
+    return f"host {address.rpartition(':')[0]}" if address.startswith("ip") else f"host {address}"

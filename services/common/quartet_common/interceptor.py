@@ -15,7 +15,6 @@ from google.protobuf.message import DecodeError
 from quartet_common import identity, metrics, tracing
 from quartet_common.errors import ContractError, permission_denied, unauthenticated, unimplemented, unreadable
 from quartet_common.log import get_logger
-from quartet_common.rate_limits import RateLimits, peer_of
 from quartet_common.repeats import Repeats
 from quartet_common.roles import ROLE_URI, allowed_roles, is_open
 
@@ -33,10 +32,9 @@ _OPEN_PREFIX = "/grpc.health.v1.Health/"
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Lets servicers raise ContractError, hides the rest as INTERNAL (it is logged), counts and times calls."""
 
-    def __init__(self, token: str | None, roles: bool = False, limits: RateLimits | None = None):
+    def __init__(self, token: str | None, roles: bool = False):
         """Ask for `token` where there is one, and with `roles` for a certificate whose role may make the call."""
         self._roles = roles
-        self._limits = limits or None
         self._header = f"Bearer {token}".encode() if token else None
         # A server's methods do not change: each is wrapped once, and once more to be refused.
         self._wrapped: dict[tuple[str, bool], grpc.RpcMethodHandler] = {}
@@ -59,7 +57,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if handler.response_streaming:
 
             async def answer_stream(request, context):
-                async with _Guard(method, context, refused, allowed, self._limits):
+                async with _Guard(method, context, refused, allowed):
                     result = inner(check(request), context)
                     if inspect.isasyncgen(result) or hasattr(result, "__aiter__"):
                         async for message in result:
@@ -71,7 +69,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         else:
 
             async def answer(request, context):
-                async with _Guard(method, context, refused, allowed, self._limits):
+                async with _Guard(method, context, refused, allowed):
                     with _traced(method, context):
                         return await inner(check(request), context)
 
@@ -161,16 +159,8 @@ def _refusal(error: BaseException) -> ContractError | None:
 class _Guard:
     """Around one call: refuse, translate what is raised, count."""
 
-    def __init__(
-        self,
-        method: str,
-        context: grpc.aio.ServicerContext,
-        refused: bool,
-        allowed: frozenset[str] | None,
-        limits: RateLimits | None,
-    ):
+    def __init__(self, method: str, context: grpc.aio.ServicerContext, refused: bool, allowed: frozenset[str] | None):
         self._method, self._context, self._refused, self._allowed = method, context, refused, allowed
-        self._limits = limits
         self._began = time.perf_counter()
 
     async def __aenter__(self) -> None:
@@ -182,11 +172,6 @@ class _Guard:
             if not caller.roles & self._allowed:
                 await self._turn_away(self._forbidden(caller.roles), caller.roles)
             identity.begin(caller)
-        # After who it is: a stranger cannot use up a peer's calls.
-        if self._limits is not None:
-            refusal = self._limits.refusal(self._method, peer_of(self._context))
-            if refusal is not None:
-                await self._abort(refusal)
 
     def _forbidden(self, roles: frozenset[str]) -> ContractError:
         allowed = ", ".join(sorted(self._allowed or ()))
@@ -195,7 +180,7 @@ class _Guard:
 
     async def _turn_away(self, error: ContractError, roles: frozenset[str]) -> None:
         """Refuse who may not call, and log it: the first time, then once a minute for that caller and method."""
-        caller, code = peer_of(self._context), error.code.name
+        caller, code = identity.peer_of(self._context), error.code.name
         if (repeated := _repeats.count((caller, self._method, code))) is not None:
             what = {"method": self._method, "code": code, "roles": ", ".join(sorted(roles)), "caller": caller}
             what |= {"peer": self._context.peer(), "reason": error.message, "repeated": repeated}

@@ -57,6 +57,7 @@ def test_other_services_sections_are_left_to_them(tmp_path):
     ("text", "parts"),
     [
         ("[rollout]\nengin = 'vllm'", ["unknown key rollout.engin", "run.toml", "did you mean 'engine'"]),
+        ("[server]\nburst_seconds = 2", ["server", "run.toml", "burst_seconds is gone; limit rates at a proxy"]),
         ("[rolout]\n", ["unknown section [rolout]", "did you mean 'rollout'"]),
         ("[run]\ngroup_size = 0", ["run.group_size", "got 0", "greater than or equal to 1"]),
         ("[run.sampling]\ntemprature = 1.0", ["run.sampling.temprature", "did you mean 'temperature'"]),

@@ -33,7 +33,7 @@ RUN_POLL_SECONDS = 0.5
 MAX_GROUPS_PER_MESSAGE = 256
 _MOST_DEAD = 1000
 
-# ABORTED: the broker asks to be asked again. RESOURCE_EXHAUSTED: it has a rate limit, and says when.
+# ABORTED: the broker asks to be asked again. RESOURCE_EXHAUSTED: a limit is reached, and it says when.
 _LATER = frozenset({grpc.StatusCode.ABORTED, grpc.StatusCode.RESOURCE_EXHAUSTED})
 
 Answer = TypeVar("Answer")
