@@ -3,8 +3,10 @@
 import json
 import os
 import subprocess
+import time
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from by_hand import ENVIRONMENTS
@@ -56,7 +58,22 @@ def said_in_logs(services, pythons) -> None:
         assert ids <= line.keys(), line
 
 
-def test_one_trace_follows_a_prompt_from_submit_to_the_weights_that_carry_it(by_hand, pythons, collector):
+def in_the_file_too(path: Path, traces: dict[str, list[ReceivedSpan]]) -> None:
+    """All services append their spans to one file in Chrome's trace format, as begun and ended, with the same ids."""
+    ids, deadline = {span.id for trace in traces.values() for span in trace}, time.monotonic() + 60
+    while not all(name in path.read_text() for name in ids) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    events = json.loads(path.read_text().rstrip().removesuffix(",") + "]")
+    processes = {each["pid"]: each["args"]["name"].split()[0] for each in events if each["ph"] == "M"}
+    begun = {each["id"]: each for each in events if each["ph"] == "b"}
+    assert {each["id"] for each in events if each["ph"] == "e"} == begun.keys()
+    for span in (span for trace in traces.values() for span in trace):
+        event = begun[span.id]
+        assert (f"quartet-{processes[event['pid']]}", event["name"]) == (span.service, span.name)
+        assert event["args"]["trace"] == span.trace and event["ts"] == pytest.approx(span.began / 1000)
+
+
+def test_one_trace_follows_a_prompt_from_submit_to_the_weights_that_carry_it(by_hand, pythons, collector, tmp_path):
     services = by_hand(
         **{
             "run.max_steps": 2,
@@ -64,6 +81,7 @@ def test_one_trace_follows_a_prompt_from_submit_to_the_weights_that_carry_it(by_
             "trainer.evaluation.interval": 0,
             "trainer.checkpoint.interval": 0,
             "tracing.endpoint": collector.address,
+            "tracing.file": f"{tmp_path}/spans.json",
         }
     )
     services.start_redis()
@@ -99,6 +117,7 @@ def test_one_trace_follows_a_prompt_from_submit_to_the_weights_that_carry_it(by_
     assert first.attributes["quartet.groups"] == 4 and len(set(first.links)) == 4
     calls = {span.name for span in spans if span.trace == first.trace and span.service == "quartet-broker"}
     assert calls == {"quartet.v1.BrokerService/MarkTrained"}
+    in_the_file_too(tmp_path / "spans.json", traces)
     said_in_logs(services, pythons)
     updates = {span.trace for span in spans if span.name == "publish weights"}
     assert any(span.name == "quartet.v1.RolloutService/FinishWeightUpdate" and span.trace in updates for span in spans)

@@ -275,10 +275,13 @@ class ServerSection(Section):
 
 
 class TracingSection(Section):
-    """[tracing]: OpenTelemetry traces (docs/tracing.md). Off unless `endpoint` is set."""
+    """[tracing]: OpenTelemetry traces (docs/tracing.md). Off unless `endpoint` or `file` is set."""
 
     endpoint: str = Field(
         "", description="OTLP/gRPC collector that receives traces, host:port or http://host:port. Empty: no traces."
+    )
+    file: Path | None = Field(
+        None, description="File in Chrome's trace format, for Perfetto, that all processes of a machine append to."
     )
     sample_ratio: float = Field(1.0, ge=0, le=1, description="Share of the prompts that are traced.")
     tls_ca: Path | None = Field(None, description="PEM of the CA of the collector's certificate; unset: plaintext.")

@@ -1,4 +1,4 @@
-"""OpenTelemetry traces, for those who ask for them: [tracing] of the run file names an OTLP collector.
+"""OpenTelemetry traces, for those who ask for them: [tracing] of the run file names an OTLP collector, or a file.
 
 One trace is the life of one prompt instance, from submit to the weights that carry it. Its context travels as W3C
 `traceparent`: with the instance, the score item and the group in the contract's messages, and as gRPC metadata with
@@ -20,6 +20,7 @@ from quartet_common.plugins import install_command
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span as OtelSpan
     from opentelemetry.trace import SpanContext, Tracer
 
@@ -59,44 +60,59 @@ class Span:
 
 
 def configure(service: str, instance: str, section: TracingSection) -> None:
-    """Send this process's spans to the collector of `section`; without one, do nothing.
+    """Send this process's spans to the collector and the file of `section`; without either, do nothing.
 
     Args:
         service: "broker", "reward", "rollout", "trainer" or "client": becomes `service.name` "quartet-…".
         instance: name of this process.
 
     Raises:
-        ConfigError: a package that sends traces is not installed, or the CA file cannot be read.
+        ConfigError: a package that sends traces is not installed, the CA file cannot be read, or the file not written.
     """
     global _active
-    if not section.endpoint or _active is not None:
+    if not (section.endpoint or section.file) or _active is not None:
         return
     try:
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
-    except ImportError as error:
-        raise ConfigError(
-            f"tracing.endpoint is '{section.endpoint}', and the packages that send traces are not installed "
-            f"({error.name}): {install_command(*_PACKAGES)}, or leave the endpoint out"
-        ) from error
-    import grpc
 
-    authority = read_text(section.tls_ca, "tracing.tls_ca").encode() if section.tls_ca else None
-    credentials = grpc.ssl_channel_credentials(authority) if authority else None
-    exporter = OTLPSpanExporter(
-        endpoint=section.endpoint, insecure=credentials is None, credentials=credentials, timeout=_EXPORT_SECONDS
-    )
+        exporters = list(_exporters(section, f"{service} {instance}"))
+    except ImportError as error:
+        asked = f"endpoint is '{section.endpoint}'" if section.endpoint else f"file is '{section.file}'"
+        raise ConfigError(
+            f"tracing.{asked}, and the packages that send traces are not installed "
+            f"({error.name}): {install_command(*_PACKAGES)}, or leave it out"
+        ) from error
     resource = Resource.create({"service.name": f"quartet-{service}", "service.instance.id": instance})
     # Never OpenTelemetry's global provider: that one belongs to whatever else lives in the process (vLLM).
     provider = TracerProvider(
         sampler=ParentBased(TraceIdRatioBased(section.sample_ratio)), resource=resource, shutdown_on_exit=False
     )
-    provider.add_span_processor(BatchSpanProcessor(exporter))
+    for exporter in exporters:
+        provider.add_span_processor(BatchSpanProcessor(exporter))
     _active = _Active(provider.get_tracer("quartet"), provider)
     atexit.register(shutdown)
+
+
+def _exporters(section: TracingSection, process: str) -> "Iterator[SpanExporter]":
+    if section.endpoint:
+        import grpc
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+        authority = read_text(section.tls_ca, "tracing.tls_ca").encode() if section.tls_ca else None
+        credentials = grpc.ssl_channel_credentials(authority) if authority else None
+        yield OTLPSpanExporter(
+            endpoint=section.endpoint, insecure=credentials is None, credentials=credentials, timeout=_EXPORT_SECONDS
+        )
+    if section.file:
+        from quartet_common.chrome_trace import chrome_exporter
+
+        try:
+            yield chrome_exporter(section.file, process)
+        except OSError as error:
+            raise ConfigError(f"tracing.file: cannot write '{section.file}': {error.strerror}") from error
 
 
 def enabled() -> bool:

@@ -139,7 +139,7 @@ class TrainerSection(LearnerSettings):
     observe_seconds: float = Field(
         1.0, ge=0, description="Seconds between looks at what the rollouts do, for their idle fraction; 0: none."
     )
-    trace: bool = Field(False, description="Write trace.json: what all services did, on one clock, for Perfetto.")
+    trace: bool = Field(False, description="Write trace.json: what the trainer did, for Perfetto.")
     callbacks: list[CallbackSection] = Field([], description="Code of other packages that is called during training.")
     broker_timeout_seconds: float = Field(
         600.0, gt=0, description="How long a broker that went away during the run is waited for."

@@ -7,7 +7,6 @@ and never trained, because the process ended, is fetched again by the next life.
 
 import queue
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -33,7 +32,6 @@ class Fetched:
     """Decoded, in the order of `groups`."""
     metrics: dict[str, float] = field(default_factory=dict)
     """What dynamic sampling took."""
-    arrived_at: float = field(default_factory=time.perf_counter)
 
 
 class BatchFetcher:

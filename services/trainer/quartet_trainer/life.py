@@ -38,7 +38,6 @@ from quartet_trainer.publisher import Publisher
 from quartet_trainer.publisher.store import WeightStore
 from quartet_trainer.randomness import random_state, restore_random_state
 from quartet_trainer.records.disk import writing
-from quartet_trainer.records.group_rows import GroupRows
 from quartet_trainer.records.group_traces import GroupTraces
 from quartet_trainer.records.journal import Journal
 from quartet_trainer.records.reporter import Reporter
@@ -181,9 +180,6 @@ def _run_loop(
         lora=getattr(learner, "lora", None),
     )
     trace = _trace(settings, folder, status, parts)
-    group_rows = GroupRows(trace, session.stub, config.run.id) if trace else None
-    if group_rows is not None:
-        parts.callback(group_rows.close)
     handout = WeightHandout(
         publisher,
         learner,
@@ -238,7 +234,6 @@ def _run_loop(
         control=control,
         status=status,
         traces=GroupTraces(config.run.id),
-        group_rows=group_rows,
         patience=patience,
         callbacks=callbacks,
     )

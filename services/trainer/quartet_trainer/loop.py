@@ -1,6 +1,5 @@
 """The life of a training, as prose: read `TrainingLoop.run` first."""
 
-import time
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -23,7 +22,6 @@ from quartet_trainer.observation import RolloutObserver
 from quartet_trainer.outcome import judge
 from quartet_trainer.publisher import Published
 from quartet_trainer.records.disk import writing
-from quartet_trainer.records.group_rows import GroupRows
 from quartet_trainer.records.group_traces import GroupTraces
 from quartet_trainer.records.journal import Journal
 from quartet_trainer.records.reporter import Reporter
@@ -98,8 +96,6 @@ class TrainingLoop:
     control: Control
     status: Status
     traces: GroupTraces
-    group_rows: GroupRows | None = None
-    """Of trace.json; None: none is written."""
     patience: Patience | None = None
     """Of early stopping; None: the run is not ended early."""
     callbacks: Callbacks = field(default_factory=Callbacks)
@@ -193,12 +189,9 @@ class TrainingLoop:
         if self.settings.prefetch and not self._last_batch and not 0 < self.max_steps <= step + 1:
             self.batches.ask(step + 1)
         self.callbacks.batch(step, fetched.tensors, groups)
-        began = time.perf_counter()
         with self.traces.step(step, groups):
             learned = public_names(self.learner.train_step(fetched.tensors))
             self.session.mark_trained(step, fetched.manifest.instance_ids)
-        if self.group_rows is not None:
-            self.group_rows.trained(fetched, began, time.perf_counter())
         self.checkpointer.trained(step, list(fetched.manifest.instance_ids))
         self.status.step, self.status.batches = step + 1, self.status.batches + 1
         self._publish()

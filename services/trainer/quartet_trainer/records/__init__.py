@@ -7,8 +7,7 @@
 | `samples` | readable samples of the batch |
 | `rollout_log` | what the policy says, in ColossalChat's form |
 | `evaluations` | metrics and JSONL of an evaluation |
-| `trace` | trace.json: who did what when, for Perfetto |
-| `group_rows`, `clocks` | its rows of rollouts, reward service and broker, brought to one clock |
+| `trace` | trace.json: what the trainer did when, for Perfetto |
 | `disk` | an error of the disk as a sentence |
 | `reporter` | events to the broker, from a thread of its own, in order |
 """

@@ -234,7 +234,7 @@ def test_random_generators_go_on_where_the_checkpoint_was():
     assert draw() == first
 
 
-def test_a_trace_shows_trainer_weights_and_rollouts_on_one_clock(train: Train, broker: FakeBroker, receiver: Receivers):
+def test_a_trace_shows_trainer_weights_and_rollouts(train: Train, broker: FakeBroker, receiver: Receivers):
     broker.add_member(receiver("one").member)
     broker.change(batches_allowed=2)
     training = train("trainer.trace=true", "trainer.observe_seconds=0.02").start()
