@@ -3,19 +3,19 @@
 - Ours: broker, reward service and rollout, as processes. The rollout has been given its weights as a trainer gives
   them. A round queues prompts at the broker, and ends when the broker has accepted their last group: leased, generated
   with log-probs, every completion scored, put.
-- The peer of the vllm engine is vLLM's own `LLM.generate` on the same prompts, all at once, with `n` completions a
-  prompt and log-probs on, configured as our engine configures it: in-process, and with its engine process. The faster
-  one counts. Both forms of our engine are measured; the configuration's default counts.
+- The peer of the vllm engine is vLLM's own `AsyncLLM` on the same prompts, all at once, with `n` completions a prompt
+  and log-probs on, configured as our engine configures it.
 - The peer of the transformers engine is `model.generate` with `output_scores`, 128 completions a batch, and the
   log-probs taken from the scores.
 
-Two random models of the demo's kind, 0.3 M and 30 M parameters; 8 completions a prompt, 32 new tokens at most,
+Random models of the demo's kind, 0.3 M, 30 M and 125 M parameters; 8 completions a prompt, 32 new tokens at most,
 temperature 1, float32, one thread each, 128 completions at once. A random model ends some completions early: tokens are
 counted as they come. All sides are up at the same time and work in turn, round by round, the order turned round each
 time (A B C, C B A), so that what the machine does besides meets all alike. The median of each side's rounds counts.
 """
 
 import argparse
+import asyncio
 import contextlib
 import json
 import os
@@ -44,11 +44,16 @@ SIZES = {
         1,
         {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8},
     ),
+    "125 M": (
+        16,
+        1,
+        {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8, "num_attention_heads": 16},
+    ),
 }
 # Where ours computes, the configuration's default first, and the peers.
-OURS = {"vllm": ["process", "thread", "async"], "transformers": ["process", "thread"]}
+OURS = {"vllm": ["process"], "transformers": ["process", "thread"]}
 PEERS = {
-    "vllm": {"in process": "bare vLLM LLM.generate", "engine process": "bare vLLM LLM.generate, engine process"},
+    "vllm": {"AsyncLLM": "bare AsyncLLM"},
     "transformers": {"model.generate": "model.generate"},
 }
 Generate = Callable[[], int]
@@ -71,7 +76,8 @@ def through_the_service(engine: str, form: str, model: str, count: int) -> Itera
 
     settings = [f"run.id={RUN}", f"model.path={model}", f"rollout.max_running_completions={IN_ENGINE}"]
     settings += [f"rollout.engine={engine}", f"rollout.{engine}.max_num_seqs={AT_ONCE}"]
-    settings.append(f"rollout.{engine}.{'form' if form == 'async' else 'place'}={form}")
+    if engine == "transformers":
+        settings.append(f"rollout.transformers.place={form}")
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         broker = stack.enter_context(service("broker", folder, [f"broker.redis_url={os.environ['REDIS_URL']}"]))
@@ -174,36 +180,46 @@ def give_weights(rollout: str, model: Path) -> None:
 # --- The peers --------------------------------------------------------------------------------------------------------
 
 
-def bare_vllm(model: str, count: int, engine_process: bool) -> Generate:
-    """vLLM configured as our engine configures it, but for what weight updates need."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(engine_process))
+def bare_vllm(model: str, count: int) -> Generate:
+    """`AsyncLLM` configured as our engine configures it, but for what weight updates need."""
     from quartet_rollout.engines.options import VllmOptions
     from quartet_rollout.engines.vllm_engine import environment
 
     options = VllmOptions(max_num_seqs=AT_ONCE)
     environment.prepare(options)
     import numpy as np
-    import torch
-    from vllm import LLM, SamplingParams
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.async_llm import AsyncLLM
 
     from quartet_rollout.engines.vllm_engine.arguments import engine_arguments
 
-    torch.set_num_threads(1)
     arguments = engine_arguments(model, options)
     del arguments["weight_transfer_config"], arguments["worker_extension_cls"]
     if arguments["enforce_eager"]:
         environment.disable_compilation()
-    llm = LLM(**arguments)
-    sampling = SamplingParams(
-        n=COMPLETIONS, temperature=1.0, max_tokens=NEW_TOKENS, logprobs=0, flat_logprobs=True, detokenize=False
-    )
+    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS)
+    runner = asyncio.Runner()
 
-    def generate() -> int:
-        requests = [{"prompt_token_ids": prompt} for prompt in prompts(count)]
-        done = [one for output in llm.generate(requests, sampling, use_tqdm=False) for one in output.outputs]
-        return sum(len(np.array(one.logprobs.logprobs, dtype=np.float32)) for one in done)
+    async def draw(number: int, prompt: list[int]) -> int:
+        sampling = SamplingParams(
+            n=COMPLETIONS,
+            temperature=1.0,
+            max_tokens=NEW_TOKENS,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        outputs = [one async for one in llm.generate({"prompt_token_ids": prompt}, sampling, str(number))]
+        return sum(len(np.array(one.logprobs.logprobs, dtype=np.float32)) for one in outputs[-1].outputs)
 
-    return generate
+    async def all_of_them() -> int:
+        return sum(await asyncio.gather(*(draw(number, prompt) for number, prompt in enumerate(prompts(count)))))
+
+    return lambda: runner.run(all_of_them())
 
 
 def bare_transformers(model_path: str, count: int) -> Generate:
@@ -259,7 +275,7 @@ def be(kind: str, side: str, name: str, size: str, model: str) -> None:
         if kind == "ours":
             generate = stack.enter_context(through_the_service(name, side, model, count))
         elif name == "vllm":
-            generate = bare_vllm(model, count, engine_process=side == "engine process")
+            generate = bare_vllm(model, count)
         else:
             generate = bare_transformers(model, count)
         generate()

@@ -134,7 +134,7 @@ def migrate(flags: str) -> str:
     file.put("launcher", rollouts=given.num_inferencer)
     file.put("rollout", engine=given.backend)
     if given.producer_tensor_parallel_size > 1 and given.backend == "vllm":
-        file.put("rollout.vllm", form="async", tensor_parallel_size=given.producer_tensor_parallel_size)
+        file.put("rollout.vllm", tensor_parallel_size=given.producer_tensor_parallel_size)
     _trainer(file, given, steps, model_parallel)
     file.put(
         "trainer.evaluation",

@@ -111,7 +111,7 @@ def test_what_it_cannot_read_is_refused_in_one_sentence(flags: str, sentence: st
 def test_the_command_prints_the_file(capsys: pytest.CaptureFixture[str]):
     assert main(["migrate-colossalchat", "-m m -d d -b vllm -ptp 2 -s 'Think \"first\".'"]) == 0
     file = tomllib.loads(capsys.readouterr().out)
-    assert file["rollout"] == {"engine": "vllm", "vllm": {"form": "async", "tensor_parallel_size": 2}}
+    assert file["rollout"] == {"engine": "vllm", "vllm": {"tensor_parallel_size": 2}}
     assert file["run"]["system_prompt"] == 'Think "first".'
     assert main(["migrate-colossalchat", "-m", "hello", "-d", "with a space"]) == 0
     assert tomllib.loads(capsys.readouterr().out)["data"]["train"] == "with a space"

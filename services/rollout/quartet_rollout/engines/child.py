@@ -14,9 +14,10 @@ from functools import partial
 from typing import Any
 
 from quartet_common.log import get_logger
-from quartet_rollout.engines.registry import build_core
+from quartet_rollout.engines.options import TransformersOptions
 from quartet_rollout.engines.runner import Facts, Runner
 from quartet_rollout.engines.stepping import Mail
+from quartet_rollout.engines.transformers_engine import build
 from quartet_rollout.engines.wire import Channel, pack_error, pack_mail, unpack_requests
 
 log = get_logger(__name__)
@@ -30,8 +31,9 @@ class Child:
 
     def __init__(self, channel: Channel, order: dict[str, Any]) -> None:
         self._channel = channel
-        build = partial(build_core, order["engine"], order["model_path"], order["options"])
-        self._runner = Runner(order["engine"], build, self._deliver, self._tell)
+        options = TransformersOptions.model_validate(order["options"])
+        make = partial(build, order["model_path"], options)
+        self._runner = Runner(order["engine"], make, self._deliver, self._tell)
         self._told: list[Any] = []
         self._told_at = 0.0
 

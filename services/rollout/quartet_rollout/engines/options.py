@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from difflib import get_close_matches
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from quartet_rollout.engines.vllm_names import engine_arguments, installed, version_of
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -20,26 +23,25 @@ class EngineOptions(BaseModel):
     )
     max_num_seqs: int = Field(256, ge=1, description="Completions generated at the same time.")
     threads: int = Field(1, ge=1, description="Torch threads on the CPU. More than one slows a shared machine down.")
-    place: Literal["auto", "process", "thread"] = Field(
-        "auto",
-        description="Where it computes: in a process of its own, or on a thread of the rollout, which then shares its "
-        "Python interpreter. auto: a process on the CPU, a thread on GPUs.",
-    )
+
+
+RESERVED = {
+    "model": "model.path",
+    "logprobs_mode": "the rollout, which needs processed log-probs",
+    "worker_extension_cls": "the rollout, for weight updates and sampling masks",
+    "weight_transfer_config": "the rollout, for weight updates",
+    "enable_sleep_mode": "rollout.vllm.sleep_mode",
+    "disable_log_stats": "the rollout, which reads the statistics",
+}
+"""Engine arguments of vLLM that the run file may not set, and what sets them."""
 
 
 class VllmOptions(EngineOptions):
-    """Options of the vllm engine."""
+    """Options of the vllm engine. Further keys are passed on to vLLM's `AsyncEngineArgs`."""
 
-    form: Literal["in_process", "async"] = Field(
-        "in_process",
-        description="in_process: vLLM's engine core, stepped by us; starts in seconds, one core or one GPU. async: "
-        "vLLM's engine core in processes as vLLM starts them, computing ahead.",
-    )
-    tensor_parallel_size: int = Field(
-        1,
-        ge=1,
-        description="Workers that share each layer, a process and a GPU each; more than one: form async.",
-    )
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    tensor_parallel_size: int = Field(1, ge=1, description="Workers that share each layer, a process and a GPU each.")
     kv_cache_gib: float | None = Field(
         None,
         gt=0,
@@ -55,27 +57,36 @@ class VllmOptions(EngineOptions):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("error", description="Level of vLLM's own logs.")
 
-    @model_validator(mode="after")
-    def _one_process_is_enough(self) -> Self:
-        if self.form == "async" and self.place == "process":
-            raise ValueError(
-                "place is 'process' with form 'async', which has processes of its own; allowed: thread, auto"
-            )
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _one_form(cls, values: Any) -> Any:
+        for key in ("form", "place"):
+            if isinstance(values, dict) and key in values:
+                raise ValueError(f"{key}: vllm always computes in processes of its own now; leave the key out")
+        return values
 
     @model_validator(mode="after")
-    def _workers_have_processes(self) -> Self:
-        if self.tensor_parallel_size > 1 and self.form != "async":
-            raise ValueError(
-                f"tensor_parallel_size is {self.tensor_parallel_size} with form '{self.form}'; allowed: form 'async', "
-                "whose workers are processes, or tensor_parallel_size 1"
-            )
+    def _engine_arguments_exist(self) -> Self:
+        given = self.model_extra or {}
+        for key in given.keys() & RESERVED.keys():
+            raise ValueError(f"{key}: it is set by {RESERVED[key]}; leave the key out")
+        if given and (folder := installed("vllm")) is not None:
+            known = {*engine_arguments(folder), *type(self).model_fields} - RESERVED.keys()
+            for key in sorted(given.keys() - known):
+                close = get_close_matches(key, known, 1)
+                hint = f"; did you mean {close[0]}?" if close else ""
+                raise ValueError(f"{key}: vLLM {version_of(folder)} has no such engine argument{hint}")
         return self
 
 
 class TransformersOptions(EngineOptions):
     """Options of the transformers engine."""
 
+    place: Literal["auto", "process", "thread"] = Field(
+        "auto",
+        description="Where it computes: in a process of its own, or on a thread of the rollout, which then shares its "
+        "Python interpreter. auto: a process on the CPU, a thread on GPUs.",
+    )
     device: str = Field("auto", description="Torch device, e.g. cpu or cuda:0; auto: a GPU if there is one.")
     max_prefill_tokens: int = Field(
         8192, ge=1, description="Prompt tokens (padding included) computed in one forward pass; bounds its memory."

@@ -39,7 +39,7 @@ class ProcessHost:
     """`Host` over a child process, which ends when this one does."""
 
     def __init__(self, name: str, model_path: str, options: BaseModel) -> None:
-        """Which core the process shall build: `registry.build_core`."""
+        """`options` are those of the transformers engine, whose core the process builds."""
         self._name, self._model_path, self._options = name, model_path, options
         self.stats = EngineStats(0, 0, -1.0, 0)
         self.policy_version = UNKNOWN_VERSION

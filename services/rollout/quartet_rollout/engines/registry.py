@@ -12,11 +12,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from quartet_rollout.engines.base import Engine
-from quartet_rollout.engines.core import Core
 from quartet_rollout.engines.options import EngineOptions, TransformersOptions, VllmOptions
 from quartet_rollout.engines.plugins import load_plugin, plugin_names
 
-# Name: (its options, the module with prepare(options) and build(model_path, options) -> Core). Imported only when used.
+# Name: (its options, the module with prepare(options) and create(model_path, options)). Imported only when used.
 _ENGINES: dict[str, tuple[type[EngineOptions], str]] = {
     "vllm": (VllmOptions, "quartet_rollout.engines.vllm_engine"),
     "transformers": (TransformersOptions, "quartet_rollout.engines.transformers_engine"),
@@ -51,17 +50,6 @@ def create_engine(name: str, model_path: str, options: Mapping[str, Any] | BaseM
     checked = options if isinstance(options, model) else model.model_validate(dict(options or {}))
     if name not in _ENGINES:
         return load_plugin(name).create(model_path, checked)
-    from quartet_rollout.engines.hosted import hosted
-
     module = import_module(_ENGINES[name][1])
     module.prepare(checked)
-    return hosted(name, model_path, checked, lambda: module.build(model_path, checked))
-
-
-def build_core(name: str, model_path: str, options: Mapping[str, Any]) -> Core:
-    """The core of one of our own engines, in a process that has nothing else to do. Raises EngineError."""
-    options_of, path = _ENGINES[name]
-    checked = options_of.model_validate(dict(options))
-    module = import_module(path)
-    module.prepare(checked)
-    return module.build(model_path, checked)
+    return module.create(model_path, checked)

@@ -63,10 +63,15 @@ class WeightUpdates:
         ways = (f"weights.{name}" for name in transports())
         return [*ways, "weights.full", "weights.lora", "weights.in_flight", store_gate.CAPABILITY]
 
-    def check_manifest(self, manifest: rollout_pb2.WeightManifest) -> None:
+    @property
+    def spec(self) -> ModelSpec:
+        """Names and shapes of the model. Raises EngineError before `load_spec`."""
         if self._spec is None:
             raise EngineError("the engine has not been started")
-        self._spec.check(manifest)
+        return self._spec
+
+    def check_manifest(self, manifest: rollout_pb2.WeightManifest) -> None:
+        self.spec.check(manifest)
 
     async def join_weight_group(self, info: WeightGroupInfo) -> None:
         if self._spec is None:

@@ -28,10 +28,11 @@ from quartet_rollout.engines.base import (
     SamplingMask,
     SamplingSettings,
     WeightInstallError,
+    WeightTransferError,
 )
 from quartet_rollout.engines.stepping import Mail, Request
 
-_ERRORS = {error.__name__: error for error in (EngineError, PromptError, WeightInstallError)}
+_ERRORS = {error.__name__: error for error in (EngineError, PromptError, WeightInstallError, WeightTransferError)}
 _HEAD = 4  # Bytes that say how long the JSON is.
 
 

@@ -29,7 +29,7 @@ class WeightReceiver:
 
     def __init__(self, base: Base | None = None) -> None:
         """`base`: what adapters are added to; without one they are refused."""
-        self._base = base
+        self.base = base
         self._lock = threading.Lock()
         self._group: Transport | None = None
         self._membership = 0  # Counts joins and leaves: a call that outlived its membership must not have an effect.
@@ -109,6 +109,12 @@ class WeightReceiver:
             return self._base_for().merged(manifest.lora, dict(views(manifest, buckets)))
         return views(manifest, buckets)
 
+    @property
+    def has_received(self) -> bool:
+        """Whether `tensors` has something to yield."""
+        with self._lock:
+            return self._received is not None
+
     def discard(self) -> None:
         """Forget what was received; its buffers serve the next update."""
         with self._lock:
@@ -116,9 +122,9 @@ class WeightReceiver:
                 self._spare, self._received = self._received[1], None
 
     def _base_for(self) -> Base:
-        if self._base is None:
+        if self.base is None:
             raise EngineError("an adapter was announced, and there is no base model that it could be added to")
-        return self._base
+        return self.base
 
 
 def _fit(spare: Sequence[torch.Tensor], sizes: Sequence[int], device: torch.device) -> list[torch.Tensor]:

@@ -20,11 +20,10 @@ from quartet_rollout.engines import create_engine
 OPTIONS: dict[str, dict[str, Any]] = {
     "transformers": {"place": "process", "device": "cpu", "max_num_seqs": 64},
     "transformers_thread": {"place": "thread", "device": "cpu", "max_num_seqs": 64},
-    "vllm": {"place": "process", "kv_cache_gib": 0.0625, "max_num_seqs": 64},
-    "vllm_async": {"form": "async", "kv_cache_gib": 0.0625, "max_num_seqs": 64},
+    "vllm": {"kv_cache_gib": 0.0625, "max_num_seqs": 64, "max_num_batched_tokens": 4096},
 }
-FORMS = ["transformers-untied", "transformers_thread-tied", "vllm-tied", "vllm_async-untied"]
-"""Each core and each host, and of each core both kinds of embeddings."""
+FORMS = ["transformers-untied", "transformers_thread-tied", "vllm-tied", "vllm-untied"]
+"""Each engine and each host, and of each engine both kinds of embeddings."""
 
 
 @pytest.fixture(scope="session")

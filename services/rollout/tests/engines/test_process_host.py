@@ -49,5 +49,3 @@ def test_its_log_is_the_rollouts(models: dict, caplog: pytest.LogCaptureFixture)
 
 def test_the_place_is_said_by_the_options() -> None:
     assert TransformersOptions().place == "auto"
-    with pytest.raises(ValueError, match="place is 'process' with form 'async'"):
-        create_engine("vllm", "model", {"form": "async", "place": "process"})

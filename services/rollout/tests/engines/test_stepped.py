@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -197,8 +198,14 @@ def test_unknown_engines_and_options_are_named() -> None:
         create_engine("sglang", "model")
     with pytest.raises(ValueError, match="max_num_seqs"):
         create_engine("vllm", "model", {"max_num_seqs": 0})
-    with pytest.raises(ValueError, match="tensor_parallel_size is 2 with form 'in_process'; allowed: form 'async'"):
-        create_engine("vllm", "model", {"tensor_parallel_size": 2})
+    for options, said in (
+        ({"form": "async"}, "form: vllm always computes in processes of its own now; leave the key out"),
+        ({"place": "thread"}, "place: vllm always"),
+        ({"max_num_batched_token": 1}, "no such engine argument; did you mean max_num_batched_tokens?"),
+        ({"logprobs_mode": "raw_logprobs"}, "logprobs_mode: it is set by the rollout"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(said)):
+            create_engine("vllm", "model", options)
     with pytest.raises(ValueError, match="kv_cache"):
         create_engine("transformers", "model", {"kv_cache": 1})
 

@@ -15,7 +15,7 @@ from harness import PATIENCE, PROMPT
 from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.timeout(3 * PATIENCE)
-OPTIONS = {"form": "async", "kv_cache_gib": 0.0625, "max_num_seqs": 8, "tensor_parallel_size": 2}
+OPTIONS = {"kv_cache_gib": 0.0625, "max_num_seqs": 8, "tensor_parallel_size": 2}
 TOLERANCE = 1e-4
 
 

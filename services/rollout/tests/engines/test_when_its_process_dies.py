@@ -21,7 +21,7 @@ def processes(harness: Harness) -> list[psutil.Process]:
 
 
 def test_a_process_that_is_killed_fails_its_engine_and_whoever_waits_is_told(loaded: Harness) -> None:
-    engine, in_a_process = loaded.engine, loaded.options.get("place") == "process"
+    engine, in_a_process = loaded.engine, loaded.engine.name == "vllm" or loaded.options.get("place") == "process"
     if loaded.options.get("place") == "thread":
         assert not processes(loaded)
         return
@@ -30,8 +30,7 @@ def test_a_process_that_is_killed_fails_its_engine_and_whoever_waits_is_told(loa
     async def body() -> None:
         process.suspend()
         waiting = [asyncio.create_task(loaded.collect(PROMPT, 1, SamplingSettings()))]
-        if in_a_process:
-            waiting += [asyncio.create_task(engine.pause("wait")), asyncio.create_task(engine.resume())]
+        waiting += [asyncio.create_task(engine.pause("wait")), asyncio.create_task(engine.resume())]
         await asyncio.sleep(0)  # All have asked.
         process.kill()
         how = "its process ended with signal 9" if in_a_process else ""

@@ -1,29 +1,26 @@
-"""vLLM as an engine.
+"""vLLM as an engine, by its public API: `AsyncLLM`, whose engine core and workers have processes of their own.
 
-    environment.py      what must be set before vLLM is imported; its logs into ours
-    arguments.py        our options as vLLM's engine arguments, our sampling settings as its own
-    core.py             vLLM as a `Core`
-    client.py           its engine core, in this process or in processes of its own
-    rows.py             what has been generated of each completion
-    masks.py            the candidates that its sampler left
-    worker.py           what is added to its workers
-    weight_transfer.py  "quartet_gloo": installs received buckets through vLLM's weight-transfer API
+    environment.py      what must be set before vLLM is imported
+    arguments.py        options as vLLM's engine arguments, sampling settings as its own
+    engine.py           `VllmEngine`
+    worker.py           what is added to vLLM's workers
+    weight_transfer.py  the workers' weight transfer engine: receives on a thread, installs between two steps
+    masks.py            the candidates that vLLM's sampler left
 
-vLLM's interfaces move from release to release: what is read from its insides is in these modules only, for the version
-that requirements.txt pins.
+`engines/vllm_names.py` lists every name of vLLM that these modules use.
 """
 
 from __future__ import annotations
 
-from quartet_rollout.engines.core import Core
+from quartet_rollout.engines.base import Engine
 from quartet_rollout.engines.options import VllmOptions
 from quartet_rollout.engines.vllm_engine.environment import prepare
 
-__all__ = ["build", "prepare"]
+__all__ = ["create", "prepare"]
 
 
-def build(model_path: str, options: VllmOptions) -> Core:
-    """The core, after `prepare`. Raises EngineError."""
-    from quartet_rollout.engines.vllm_engine.core import VllmCore
+def create(model_path: str, options: VllmOptions) -> Engine:
+    """The engine, after `prepare`; nothing is loaded before its `start`."""
+    from quartet_rollout.engines.vllm_engine.engine import VllmEngine
 
-    return VllmCore(model_path, options)
+    return VllmEngine(model_path, options)

@@ -10,8 +10,10 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
 from quartet_rollout.engines.base import EngineError, SamplingSettings
+from quartet_rollout.engines.masks import masked
 from quartet_rollout.engines.model_folder import config_dtype, context_length
 from quartet_rollout.engines.options import VllmOptions
+from quartet_rollout.engines.vllm_engine.masks import KEY
 from quartet_rollout.engines.vllm_engine.weight_transfer import BACKEND, register
 
 GIB = 2**30
@@ -19,7 +21,7 @@ CPU_KV_CACHE_GIB = 0.5
 
 
 def engine_arguments(model_path: str, options: VllmOptions) -> dict[str, Any]:
-    """Keyword arguments of vLLM's EngineArgs ."""
+    """Keyword arguments of vLLM's AsyncEngineArgs. Raises EngineError."""
     register()
     on_cpu = current_platform.is_cpu()
     if options.sleep_mode and not current_platform.is_sleep_mode_available():
@@ -46,11 +48,16 @@ def engine_arguments(model_path: str, options: VllmOptions) -> dict[str, Any]:
         "tensor_parallel_size": options.tensor_parallel_size,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
+        **(options.model_extra or {}),
     }
 
 
-def sampling_parameters(sampling: SamplingSettings) -> SamplingParams:
-    """One completion's sampling: tokens and their log-probs, once, at the end."""
+def sampling_parameters(sampling: SamplingSettings, index: int, key: str) -> SamplingParams:
+    """Sampling of completion `index` of a request: tokens and their log-probs, once, at the end.
+
+    Args:
+        key: the completion's, under which the workers keep its masks.
+    """
     return SamplingParams(
         n=1,
         temperature=sampling.temperature,
@@ -60,7 +67,7 @@ def sampling_parameters(sampling: SamplingSettings) -> SamplingParams:
         max_tokens=sampling.max_new_tokens,
         stop=list(sampling.stop),
         stop_token_ids=list(sampling.stop_token_ids),
-        seed=sampling.seed,
+        seed=None if sampling.seed is None else sampling.seed + index,
         logprobs=0,  # Of the sampled token, without alternatives.
         flat_logprobs=True,
         detokenize=bool(sampling.stop),
@@ -68,4 +75,6 @@ def sampling_parameters(sampling: SamplingSettings) -> SamplingParams:
         skip_special_tokens=False,
         spaces_between_special_tokens=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
+        extra_args={KEY: key} if masked(sampling) else None,
+        skip_clone=True,  # The object is this request's alone.
     )

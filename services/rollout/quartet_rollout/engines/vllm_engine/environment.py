@@ -10,7 +10,8 @@ from quartet_rollout.engines.options import VllmOptions
 
 _ENVIRONMENT = {
     "VLLM_CONFIGURE_LOGGING": "0",  # Its logs go where ours go.
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # What vLLM assumes of an engine; `client.py` decides where it runs.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # Else a CPU's single worker has a process beside its engine core's.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # The rollout has threads, which a fork would not survive.
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # vLLM's notes on memory binding.

@@ -16,6 +16,9 @@ import torch
 from quartet_rollout.engines.base import SamplingMask
 from quartet_rollout.engines.masks import candidates, join
 
+KEY = "quartet_mask"
+"""In `SamplingParams.extra_args`: the completion's key, where its masks are wanted."""
+
 
 class MaskRecorder(torch.nn.Module):
     """Stands in for the `topk_topp_sampler` of a model runner's sampler."""
@@ -24,7 +27,7 @@ class MaskRecorder(torch.nn.Module):
         super().__init__()
         self._runner = model_runner
         self._inner = model_runner.sampler.topk_topp_sampler
-        self._wanted: dict[str, list[np.ndarray]] = {}
+        self._recorded: dict[str, list[np.ndarray]] = {}
 
     @classmethod
     def attach(cls, runner: Any) -> MaskRecorder | None:
@@ -34,17 +37,13 @@ class MaskRecorder(torch.nn.Module):
         recorder = runner.sampler.topk_topp_sampler = cls(runner)
         return recorder
 
-    def want(self, request_id: str) -> None:
-        """Record for this request, by vLLM's name for it."""
-        self._wanted[request_id] = []
-
-    def take(self, request_id: str, tokens: int) -> SamplingMask:
-        """The mask of a request that has ended with so many tokens."""
-        return join(self._wanted.pop(request_id)[:tokens])
+    def take(self, key: str, tokens: int) -> SamplingMask:
+        """The mask of a completion that has ended with so many tokens."""
+        return join(self._recorded.pop(key, [])[:tokens])
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         sampled, log_probs = self._inner(*args, **kwargs)
-        if self._wanted and log_probs is not None:
+        if log_probs is not None:
             self._record(log_probs)
         return sampled, log_probs
 
@@ -52,6 +51,13 @@ class MaskRecorder(torch.nn.Module):
         ids = self._runner.input_batch.req_ids[: len(log_probs)]
         # A prompt that is computed in parts is sampled from after each part; only the last one's token counts.
         thrown_away = self._runner.discard_request_mask.np
-        rows = [row for row, name in enumerate(ids) if name in self._wanted and not thrown_away[row]]
-        for row, left in zip(rows, candidates(log_probs[rows]), strict=True):
-            self._wanted[ids[row]].append(left)
+        keys = {row: self._key(name) for row, name in enumerate(ids) if not thrown_away[row]}
+        rows = [row for row, key in keys.items() if key]
+        if rows:
+            for row, left in zip(rows, candidates(log_probs[rows]), strict=True):
+                self._recorded.setdefault(keys[row], []).append(left)
+
+    def _key(self, request_id: str) -> str:
+        """What `take` will ask for; "" for a request without masks."""
+        parameters = self._runner.requests[request_id].sampling_params
+        return (parameters.extra_args or {}).get(KEY, "")

@@ -1,17 +1,20 @@
-"""The backend "quartet_gloo" of vLLM's weight-transfer API: installs buckets that a WeightReceiver holds.
+"""The weight transfer engine of vLLM's workers: each worker is a member of the weight group.
 
-Transport and installation are apart, so that a checksum can be compared between them: the receiver takes the buckets,
-and `update_weights` gets their tensors. The life of an update is vLLM's own (start, update, finish), as weights are
-repacked for the machine's kernels when a model is loaded and must be so again.
+A worker receives the buckets on a thread, into host memory, while it generates. The installation is vLLM's own sequence
+(start, update, finish) within a pause: weights are repacked for the machine's kernels when a model is loaded, and must
+be repacked again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-import torch
+from quartet.v1 import rollout_pb2
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -21,31 +24,65 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from quartet_rollout.engines.arena import tensors_in
+from quartet_rollout.engines.base import WeightGroupInfo
+from quartet_rollout.engines.wire import pack_error
+from quartet_rollout.weights.adapter import Base
+from quartet_rollout.weights.receiver import WeightReceiver
 
-BACKEND = "quartet_gloo"
+BACKEND = "quartet"
 
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """Nothing: the receiver joins groups."""
+    """Empty: groups are joined through `BucketTransferEngine.begin`."""
 
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """What to install."""
-
-    tensors: Iterable[tuple[str, torch.Tensor]] = field(default_factory=list)
-    """(Hugging Face name, tensor on the CPU), in the process that received them."""
-    shared: dict[str, Any] = field(default_factory=dict)
-    """Where they are, in another one: what `Arena.put` returned."""
+    """Empty: what was received is installed."""
 
 
-class GlooWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """Loads received tensors as if they came from a checkpoint."""
+class BucketTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
+    """Receives buckets on a thread, and loads their tensors as if they came from a checkpoint."""
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.receiver = WeightReceiver()
+        self._call: Future[int | None] = Future()
+
+    def begin(self, method: str, member: int, *args: Any) -> None:
+        """Call `join` or `receive` on a thread of its own: a collective cannot be interrupted.
+
+        Args:
+            member: this worker's number among the engine's.
+        """
+        call = self._call = Future()
+
+        def run() -> None:
+            try:
+                call.set_result(getattr(self, f"_{method}")(member, *args))
+            except BaseException as error:
+                call.set_exception(error)
+
+        threading.Thread(target=run, name="weights", daemon=True).start()
+
+    def poll(self) -> list[Any] | None:
+        """Return None while the call begun last goes on, then ["", result] or [name of an error, its text]."""
+        if not self._call.done():
+            return None
+        error = self._call.exception()
+        return ["", self._call.result()] if error is None else pack_error(error)
+
+    def _join(self, member: int, info: dict[str, Any], names: list[str]) -> None:
+        self.receiver.base = Base(Path(self.model_config.model), frozenset(names))
+        group = WeightGroupInfo(**info)
+        self.receiver.join(replace(group, rank=group.rank + member))
+
+    def _receive(self, member: int, manifest: bytes, timeout_seconds: float, path: str) -> int:
+        return self.receiver.receive(rollout_pb2.WeightManifest.FromString(manifest), timeout_seconds, path)
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Nothing to set up."""
@@ -55,8 +92,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         model: Any = self.model
-        shared = update_info.shared
-        model.load_weights(tensors_in(shared) if shared else iter(update_info.tensors))
+        model.load_weights(self.receiver.tensors())
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
@@ -65,12 +101,13 @@ class GlooWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         for module in self.model.modules():
             if isinstance(module, ParallelLMHead):
                 module.quant_method.process_weights_after_loading(module)
+        self.receiver.discard()
 
     def shutdown(self) -> None:
-        """Nothing to release."""
+        self.receiver.leave()
 
 
 def register() -> None:
-    """Make the backend known to vLLM in this process; again is allowed."""
-    if BACKEND not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(BACKEND, GlooWeightTransferEngine)
+    """Make the backend available to vLLM in this process; again is allowed."""
+    with suppress(ValueError):  # It is registered already.
+        WeightTransferEngineFactory.register_engine(BACKEND, BucketTransferEngine)

@@ -1,4 +1,4 @@
-"""What our engine adds to vLLM's workers; vLLM imports it where they run and mixes it into its worker class."""
+"""What is added to vLLM's workers; vLLM imports it where they run and mixes it into its worker class."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 from quartet_rollout.engines.vllm_engine.masks import MaskRecorder
-from quartet_rollout.engines.vllm_engine.weight_transfer import register
+from quartet_rollout.engines.vllm_engine.weight_transfer import BucketTransferEngine, register
 
 register()
 
@@ -36,23 +36,43 @@ if int(os.environ.get(OWNER, os.getpid())) != os.getpid():
 
 
 class WorkerExtension:
-    """Sampling masks; weights come by the backend that this module registers."""
+    """Weight groups and sampling masks. Each method returns at once: vLLM generates nothing meanwhile."""
 
     quartet_masks: MaskRecorder | None
     model_runner: Any
+    vllm_config: Any
+    rank: int
+    weight_transfer_engine: BucketTransferEngine
+
+    def quartet_begin(self, method: str, *args: Any) -> None:
+        """Begin a call of `BucketTransferEngine` on a thread; `quartet_poll` has its end."""
+        parallel = self.vllm_config.parallel_config
+        member = parallel.data_parallel_index * parallel.world_size + self.rank
+        self.weight_transfer_engine.begin(method, member, *args)
+
+    def quartet_poll(self) -> list[Any] | None:
+        """See `BucketTransferEngine.poll`."""
+        return self.weight_transfer_engine.poll()
+
+    def quartet_received(self) -> bool:
+        """Whether there are weights to install."""
+        return self.weight_transfer_engine.receiver.has_received
+
+    def quartet_leave(self) -> None:
+        """Leave the weight group, giving up what was begun."""
+        self.weight_transfer_engine.receiver.leave()
+
+    def quartet_discard(self) -> None:
+        """Forget what was received."""
+        self.weight_transfer_engine.receiver.discard()
 
     def quartet_attach_masks(self) -> bool:
         """Have the sampler's candidates noted. Returns whether it can be done."""
         self.quartet_masks = MaskRecorder.attach(self.model_runner)
         return self.quartet_masks is not None
 
-    def quartet_want_masks(self, request_id: str) -> None:
-        """Note the candidates of this request."""
+    def quartet_take_masks(self, key: str, tokens: int) -> list[bytes]:
+        """Counts and ids (int32) of the mask of a completion that has ended with so many tokens."""
         assert self.quartet_masks is not None
-        self.quartet_masks.want(request_id)
-
-    def quartet_take_masks(self, request_id: str, tokens: int) -> list[bytes]:
-        """Counts and ids (int32) of the mask of a request that has ended with so many tokens."""
-        assert self.quartet_masks is not None
-        mask = self.quartet_masks.take(request_id, tokens)
+        mask = self.quartet_masks.take(key, tokens)
         return [mask.counts.tobytes(), mask.token_ids.tobytes()]

@@ -1,0 +1,444 @@
+"""`Engine` over vLLM's `AsyncLLM`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncGenerator, Awaitable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from vllm.config import VllmConfig
+from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMValidationError
+from vllm.inputs.engine import tokens_input
+from vllm.outputs import CompletionOutput
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from quartet_common.log import get_logger
+from quartet_rollout.engines.base import (
+    UNKNOWN_VERSION,
+    EngineCompletion,
+    EngineError,
+    EngineStats,
+    FinishReason,
+    PauseMode,
+    PromptError,
+    SamplingMask,
+    SamplingSettings,
+    SleepLevel,
+    WeightGroupInfo,
+    WeightInstallError,
+    WeightTransferError,
+    check_prompt,
+)
+from quartet_rollout.engines.masks import masked
+from quartet_rollout.engines.model_folder import check_model_folder, load_spec, load_tokenizer
+from quartet_rollout.engines.options import VllmOptions
+from quartet_rollout.engines.vllm_engine import environment
+from quartet_rollout.engines.vllm_engine.arguments import engine_arguments, sampling_parameters
+from quartet_rollout.engines.vllm_engine.worker import OWNER
+from quartet_rollout.engines.weight_updates import GRACE_SECONDS, WeightUpdates
+from quartet_rollout.engines.wire import unpack_error
+
+if TYPE_CHECKING:
+    from quartet.v1 import rollout_pb2
+
+log = get_logger(__name__)
+T = TypeVar("T")
+
+CLOSE_SECONDS = 10.0
+LOOK_SECONDS = 0.5
+"""How often an engine core that has not answered is checked: vLLM never ends such a wait."""
+POLL_SECONDS = 0.01
+"""How often the workers are asked whether a transfer has ended."""
+
+
+class Statistics(StatLoggerBase):
+    """vLLM's statistics, as of the last step."""
+
+    def __init__(self, vllm_config: VllmConfig | None = None, engine_index: int = 0) -> None:
+        self.running = self.tokens = 0
+        self.kv_cache_use = 0.0
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        if scheduler_stats is not None:
+            self.running, self.kv_cache_use = scheduler_stats.num_running_reqs, scheduler_stats.kv_cache_usage
+        if iteration_stats is not None:
+            self.tokens += iteration_stats.num_generation_tokens
+
+    def log_engine_initialized(self) -> None:
+        """Nothing to log."""
+
+
+@dataclass(eq=False)
+class _Request:
+    """A prompt whose completions are being drawn."""
+
+    prompt: list[int]
+    sampling: SamplingSettings
+    keys: list[str]
+    aborted: bool = False
+    tasks: list[asyncio.Task[EngineCompletion]] = field(default_factory=list)
+
+
+class VllmEngine(WeightUpdates):
+    """One `AsyncLLM`. Its engine core and workers are processes; its output handler runs in the caller's event loop."""
+
+    name = "vllm"
+
+    def __init__(self, model_path: str, options: VllmOptions) -> None:
+        super().__init__(partial(load_spec, model_path))
+        self._model_path, self._options = model_path, options
+        self._llm: AsyncLLM
+        self._tokenizer: Any = None
+        self._begun = self._closed = self._gives_masks = False
+        self._failure = ""
+        self._statistics: list[Statistics] = []
+        self._requests: dict[str, _Request] = {}
+        self._numbers = itertools.count()
+        self._inside = 0  # Completions that vLLM has.
+        self._parked: dict[str, asyncio.Future[None]] = {}  # Completions that wait for the end of a pause, by key.
+        self._ended_tokens = 0
+        self._paused = self._keep_kv_cache = False
+        self._asleep: SleepLevel | None = None
+        self._version = UNKNOWN_VERSION
+        self._installs = 0
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        if self._begun:
+            raise EngineError("the engine has been started already")
+        self._begun = True
+        check_model_folder(self._model_path)
+        os.environ[OWNER] = str(os.getpid())
+        try:
+            self._llm = await asyncio.to_thread(self._make)
+        except EngineError:
+            raise
+        except Exception as error:
+            log.exception("the engine did not start")
+            raise EngineError(f"the vllm engine did not start: {error}") from error
+        self._gives_masks = all(await self._workers("quartet_attach_masks"))
+        await self._call(self._llm.update_weight_version(str(self._version)))
+        await self.load_spec()
+        self._tokenizer = await asyncio.to_thread(load_tokenizer, self._model_path)
+
+    def _make(self) -> AsyncLLM:
+        arguments = engine_arguments(self._model_path, self._options)
+        if arguments["enforce_eager"]:
+            environment.disable_compilation()
+
+        def logger(config: VllmConfig, engine_index: int) -> Statistics:
+            self._statistics.append(Statistics(config, engine_index))
+            return self._statistics[-1]
+
+        # Without a usage context vLLM leaves max_num_batched_tokens at 2048, whatever the GPU.
+        context = UsageContext.LLM_CLASS
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), usage_context=context, stat_loggers=[logger])
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if hasattr(self, "_llm"):
+            for request_id in list(self._requests):
+                await self._abort(request_id)
+            await asyncio.to_thread(self._llm.shutdown, CLOSE_SECONDS)
+            del self._llm
+
+    @property
+    def max_model_len(self) -> int:
+        return self._llm.model_config.max_model_len
+
+    @property
+    def weight_ranks(self) -> int:
+        """Every worker is a member of the weight group."""
+        parallel = self._llm.vllm_config.parallel_config
+        return parallel.world_size * parallel.data_parallel_size
+
+    @property
+    def policy_version(self) -> int:
+        return UNKNOWN_VERSION if self.failure else self._version
+
+    @property
+    def failure(self) -> str:
+        if not self._failure and not self._closed and hasattr(self, "_llm") and self._llm.errored:
+            self._failure = "the vllm engine failed: its engine core has ended"
+            log.error("%s", self._failure)
+        return self._failure
+
+    def tokenizer(self) -> Any:
+        return self._tokenizer
+
+    def capabilities(self) -> list[str]:
+        masks = ["sampling_masks"] if self._gives_masks else []
+        return [*self.weight_capabilities(), *masks, *(["sleep"] if self._can_sleep else [])]
+
+    @property
+    def _can_sleep(self) -> bool:
+        return self._llm.model_config.enable_sleep_mode
+
+    def stats(self) -> EngineStats:
+        running = min(sum(each.running for each in self._statistics), self._inside)
+        used = max((each.kv_cache_use for each in self._statistics), default=-1.0)
+        return EngineStats(
+            running=running,
+            waiting=self._inside - running + len(self._parked),
+            kv_cache_use=used if self._inside else 0.0,
+            tokens_total=max(sum(each.tokens for each in self._statistics), self._ended_tokens),
+        )
+
+    # -------------------------------------------------------------- requests
+
+    async def generate(
+        self, request_id: str, prompt_token_ids: np.ndarray | list[int], n: int, sampling: SamplingSettings
+    ) -> AsyncGenerator[EngineCompletion, None]:
+        self._check_usable()
+        vocabulary = self._llm.model_config.get_vocab_size()
+        prompt = check_prompt(prompt_token_ids, n, self.max_model_len, vocabulary)
+        if sampling.masks and not self._gives_masks:
+            raise PromptError("sampling.masks is true; allowed: false, as this engine cannot give the candidates")
+        if request_id in self._requests:
+            raise EngineError(f"request '{request_id}' is running already")
+        # vLLM gives the completions of one request all at once, when the last has ended: each is a request here.
+        keys = [f"{request_id}/{next(self._numbers)}" for _ in range(n)]
+        request = self._requests[request_id] = _Request(prompt, sampling, keys)
+        request.tasks = [asyncio.create_task(self._draw(request, index)) for index in range(n)]
+        try:
+            for completion in asyncio.as_completed(request.tasks):
+                yield await completion
+        finally:
+            del self._requests[request_id]
+            for task in request.tasks:
+                task.cancel()
+            await asyncio.gather(*request.tasks, return_exceptions=True)
+
+    async def _draw(self, request: _Request, index: int) -> EngineCompletion:
+        key, sampling = request.keys[index], request.sampling
+        await self._admitted(key)
+        if request.aborted:
+            nothing = SamplingMask.nothing_cut(0) if masked(sampling) else None
+            return EngineCompletion(index, np.empty(0, np.int32), np.empty(0, np.float32), "abort", (), nothing)
+        # The salt keeps the prefixes of other weights apart, where a pause keeps the KV cache.
+        inputs = tokens_input(request.prompt, cache_salt=str(self._installs))
+        self._inside += 1
+        try:
+            stream = self._llm.generate(inputs, sampling_parameters(sampling, index, key), key)
+            (output,) = [output async for output in stream]
+        except VLLMValidationError as error:
+            raise PromptError(str(error)) from error
+        except (EngineDeadError, EngineGenerateError) as error:
+            raise self._lost(error) from error
+        finally:
+            self._inside -= 1
+        return await self._completion(index, output.outputs[0], key if masked(sampling) else "")
+
+    async def _admitted(self, key: str) -> None:
+        """Wait for the end of a pause: what vLLM gets has the salt of the weights that it will be drawn from."""
+        while self._paused and not self._closed:
+            self._parked[key] = asyncio.get_running_loop().create_future()
+            try:
+                await self._parked[key]
+                return
+            finally:
+                del self._parked[key]
+
+    async def _completion(self, index: int, output: CompletionOutput, mask_key: str) -> EngineCompletion:
+        tokens = np.array(output.token_ids, dtype=np.int32)
+        self._ended_tokens += len(tokens)
+        mask = None
+        if mask_key:
+            counts, ids = (await self._workers("quartet_take_masks", mask_key, len(tokens)))[0]
+            mask = SamplingMask(np.frombuffer(counts, np.int32), np.frombuffer(ids, np.int32))
+        log_probs: Any = output.logprobs.logprobs if output.logprobs is not None else ()
+        # vLLM also says "error" of completions that it gave up itself.
+        reason: FinishReason = output.finish_reason if output.finish_reason in ("stop", "length") else "abort"
+        return EngineCompletion(
+            index=index,
+            token_ids=tokens,
+            log_probs=np.array(log_probs, dtype=np.float32),
+            finish_reason=reason,
+            version_spans=tuple(
+                (int(span.version), span.start, span.end)
+                for span in output.weight_versions or ()
+                if span.start < span.end
+            ),
+            mask=mask,
+        )
+
+    async def abort(self, request_id: str) -> None:
+        self._check_usable()
+        await self._abort(request_id)
+
+    async def _abort(self, request_id: str) -> None:
+        request = self._requests.get(request_id)
+        if request is not None:
+            request.aborted = True
+            self._release(request.keys)
+            await self._llm.abort(request.keys)
+
+    def _release(self, keys: list[str]) -> None:
+        for key in keys:
+            if (parked := self._parked.get(key)) is not None and not parked.done():
+                parked.set_result(None)
+
+    # ----------------------------------------------------------------- pause
+
+    async def pause(self, mode: PauseMode, keep_kv_cache: bool = False) -> int:
+        self._check_usable()
+        count, self._paused, self._keep_kv_cache = self._inside, True, keep_kv_cache
+        try:
+            await self._call(self._llm.pause_generation(mode=mode, clear_cache=False))
+        except asyncio.CancelledError:
+            await self.resume()
+            raise
+        return self._inside if mode == "keep" else count
+
+    async def resume(self) -> None:
+        self._check_usable()
+        self._paused = self._keep_kv_cache = False
+        if self._asleep is None:
+            await self._call(self._llm.resume_generation())
+        self._release(list(self._parked))
+
+    # ----------------------------------------------------------------- sleep
+
+    async def sleep(self, level: SleepLevel = 1) -> None:
+        self._check_usable()
+        if self._asleep == level:
+            return
+        if self._asleep is not None:
+            raise EngineError(f"the engine sleeps at level {self._asleep}; wake it first")
+        if not self._can_sleep:
+            raise EngineError("this engine cannot sleep; allowed: an engine on a GPU, vllm with sleep_mode = true")
+        await self._call(self._llm.sleep(level, mode="keep"))
+        self._asleep = level
+
+    async def wake(self) -> None:
+        self._check_usable()
+        if self._asleep is None:
+            return
+        await self._call(self._llm.wake_up())
+        level, self._asleep = self._asleep, None
+        if self._paused:  # vLLM's waking also resumes.
+            await self._call(self._llm.pause_generation(mode="keep", clear_cache=False))
+        if level == 2:
+            await self.invalidate()
+
+    # --------------------------------------------------------------- weights
+
+    async def join_weight_group(self, info: WeightGroupInfo) -> None:
+        names = list(self.spec.shapes)
+        await self._members(info.timeout_seconds, "joining the weight group", "join", asdict(info), names)
+
+    async def leave_weight_group(self) -> None:
+        if not self._closed and not self.failure:
+            await self._workers("quartet_leave")
+
+    async def receive_weights(
+        self, manifest: rollout_pb2.WeightManifest, timeout_seconds: float, path: str = ""
+    ) -> int:
+        self.check_manifest(manifest)
+        arguments = manifest.SerializeToString(), timeout_seconds, path
+        checksums = await self._members(timeout_seconds, "the transfer", "receive", *arguments)
+        return next((each for each in checksums if each != checksums[0]), checksums[0])
+
+    async def discard_weights(self) -> None:
+        await self._workers("quartet_discard")
+
+    async def install_weights(self, policy_version: int) -> None:
+        if self._asleep is not None:
+            raise EngineError("the engine sleeps: wake it before weights are installed")
+        pauses, keep = not self._paused, self._keep_kv_cache
+        if not all(await self._workers("quartet_received")):
+            raise EngineError("no weights were received that could be installed")
+        if pauses:
+            await self.pause("keep")
+        try:
+            await self._call(self._llm.start_weight_update())
+            await self._call(self._llm.update_weights(WeightTransferUpdateRequest({})))
+            await self._call(self._llm.finish_weight_update(str(policy_version)))
+            self._installs += 1
+            if not keep:
+                await self._call(self._llm.reset_prefix_cache(reset_running_requests=True))
+        except Exception as error:
+            await self.invalidate()
+            raise WeightInstallError(f"weights of version {policy_version} could not be installed: {error}") from error
+        finally:
+            if pauses:
+                await self.resume()
+        self._version = policy_version
+
+    async def set_version(self, policy_version: int) -> None:
+        self._version = policy_version
+        if not self.failure:
+            await self._call(self._llm.update_weight_version(str(policy_version)))
+
+    async def invalidate(self) -> None:
+        await self.set_version(UNKNOWN_VERSION)
+
+    async def _members(self, seconds: float, what: str, method: str, *args: Any) -> list[Any]:
+        """Have every worker call a method of `BucketTransferEngine`; return what each returned.
+
+        At the deadline, or when cancelled, the workers leave the group.
+        """
+        await self._workers("quartet_begin", method, *args)
+        try:
+            async with asyncio.timeout(seconds + GRACE_SECONDS):
+                while None in (ends := await self._workers("quartet_poll")):
+                    failed = next((end for end in ends if end and end[0]), None)
+                    if failed is not None:
+                        break
+                    await asyncio.sleep(POLL_SECONDS)
+        except BaseException as error:
+            await self._workers("quartet_leave")
+            if isinstance(error, TimeoutError):
+                raise WeightTransferError(f"{what} took longer than {seconds:g} s") from error
+            raise
+        failed = next((end for end in ends if end and end[0]), None)
+        if failed is not None:
+            await self._workers("quartet_leave")
+            raise unpack_error(failed)
+        return [result for _, result in ends]
+
+    # --------------------------------------------------------------- helpers
+
+    async def _workers(self, method: str, *args: Any) -> list[Any]:
+        """Call a method of `WorkerExtension` in every worker."""
+        self._check_usable()
+        return await self._call(self._llm.collective_rpc(method, args=args))
+
+    async def _call(self, call: Awaitable[T]) -> T:
+        """Await a call of vLLM. Raises EngineError when the engine core ends meanwhile."""
+        task = asyncio.ensure_future(call)
+        try:
+            while not (await asyncio.wait({task}, timeout=LOOK_SECONDS))[0]:
+                if self._llm.errored:
+                    raise EngineDeadError()
+            return task.result()
+        except EngineDeadError as error:
+            raise self._lost(error) from error
+        finally:
+            task.cancel()
+
+    def _lost(self, error: Exception) -> EngineError:
+        if self._closed:
+            return EngineError("the engine is closed")
+        return EngineError(self.failure or f"the vllm engine failed: {error}")
+
+    def _check_usable(self) -> None:
+        if self._closed or not hasattr(self, "_llm"):
+            raise EngineError("the engine is closed" if self._closed else "the engine has not been started")
+        if self.failure:
+            raise EngineError(self.failure)
