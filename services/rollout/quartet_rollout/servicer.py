@@ -130,7 +130,8 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             timeout_seconds=self._timeout(request.timeout),
             path=request.path,
         )
-        return rollout_pb2.BeginWeightUpdateResponse(paused_completions=await updates.begin(update))
+        await updates.begin(update)
+        return rollout_pb2.BeginWeightUpdateResponse()
 
     async def FinishWeightUpdate(self, request, context):  # noqa: N802
         updates = await self._updates_of(request)

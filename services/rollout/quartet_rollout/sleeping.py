@@ -26,7 +26,7 @@ async def set_sleep(state: RolloutState, level: int) -> int:
         raise unimplemented("level", "this engine cannot sleep; allowed: 0, or a rollout with the capability 'sleep'")
     if level != AWAKE and state.sleep_level not in (AWAKE, level):
         raise failed_precondition("level", f"it sleeps at level {state.sleep_level}: wake it first")
-    if state.paused:
+    if state.updating:
         raise failed_precondition("rollout", "it is taking new weights: ask again when they are installed")
     before, state.sleep_level = state.sleep_level, max(level, state.sleep_level)
     try:

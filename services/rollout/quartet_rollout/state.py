@@ -46,7 +46,9 @@ class RolloutState:
         self.reward_ready = False
         """True while the reward service's stream is open."""
         self.paused = False
-        """True while generation stands still for new weights."""
+        """True while generation stands still for the installation of new weights."""
+        self.updating = False
+        """True from the beginning of a weight update to its end."""
         self.sleep_level = 0
         """Level at which the engine sleeps, or is about to; 0: it is awake."""
         self.changing_run = False

@@ -4,15 +4,17 @@
     APART      join                                    JOINING    goes on
     JOINING    all ranks met                           JOINED     goes on
     JOINING    deadline, error                         APART      goes on
-    JOINED     begin                                   RECEIVING  paused
-    RECEIVING  finish, checksum equal, installed       JOINED     resumed, new version
-    RECEIVING  finish, checksum differs                APART      resumed, old version
-    RECEIVING  transfer failed, deadline, abort, join  APART      resumed, old version
+    JOINED     begin                                   RECEIVING  goes on
+    RECEIVING  finish, checksum equal                  RECEIVING  paused for the installation
+    RECEIVING  installed                               JOINED     resumed, new version
+    RECEIVING  finish, checksum differs                APART      goes on, old version
+    RECEIVING  transfer failed, deadline, abort, join  APART      goes on, old version
+    RECEIVING  no pause in time                        APART      resumed, old version
     RECEIVING  installation failed                     APART      nothing is generated: version -1
     any        join of a newer epoch                   JOINING
 
-A transfer fills buffers and touches no parameter, so until the installation the old weights stand. One task owns an
-update from begin to end, under one deadline: a trainer that vanishes leaves a rollout that resumes by itself.
+A transfer fills buffers and touches no parameter: until the installation the old weights stand, and tokens are generated
+with them. One task owns an update from begin to end, under one deadline: a trainer that vanishes costs nothing else.
 """
 
 import asyncio
@@ -82,12 +84,12 @@ class UpdateRequest:
 class _Update:
     request: UpdateRequest
     deadline: float
-    paused_at: float
-    paused_completions: int
     expected: asyncio.Future[int]
     """Checksum of what was sent; set by finish."""
     outcome: asyncio.Future[float]
     """Seconds that generation stood still, or the ContractError that ended the update."""
+    paused_at: float | None = None
+    """When generation was paused for the installation."""
     settling: bool = False
     """True once its end has begun: it can no longer be given up, only waited for."""
     task: asyncio.Task | None = field(default=None, repr=False)
@@ -168,8 +170,8 @@ class WeightUpdates:
             self._newest_epoch, self.state = info.epoch, GroupState.JOINED
             log.info("joined weight group", extra={"epoch": info.epoch})
 
-    async def begin(self, request: UpdateRequest) -> int:
-        """Pause and enter the receive; return the completions that were running. Raises ContractError."""
+    async def begin(self, request: UpdateRequest) -> None:
+        """Enter the receive. Raises ContractError."""
         deadline = time.monotonic() + request.timeout_seconds
         number = self._run_number
         await self._wait_joined(request)
@@ -179,7 +181,7 @@ class WeightUpdates:
                 await asyncio.wait({update.task})
             if (update := self._update) is not None:
                 if update.is_for(request.epoch, request.policy_version):
-                    return update.paused_completions
+                    return
                 raise failed_precondition(
                     "policy_version", f"version {update.request.policy_version} is being received already"
                 )
@@ -190,24 +192,13 @@ class WeightUpdates:
                 self._engine.check_manifest(request.manifest)
             except ManifestError as error:
                 raise invalid_argument("manifest", str(error), "tensors that fit this rollout's model") from error
-            self._state.paused = True
-            paused_at = time.monotonic()
-            try:
-                async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                    paused = await self._engine.pause(request.pause_mode, request.keep_kv_cache)
-            except TimeoutError as error:
-                await self._resume(paused_at)
-                raise aborted("pause", f"generation did not pause within {request.timeout_seconds:g} s") from error
-            except BaseException:
-                await self._resume(paused_at)
-                raise
             loop = asyncio.get_running_loop()
-            update = _Update(request, deadline, paused_at, paused, loop.create_future(), loop.create_future())
+            update = _Update(request, deadline, loop.create_future(), loop.create_future())
             # The trainer may never ask how it ended.
             update.outcome.add_done_callback(lambda outcome: outcome.cancelled() or outcome.exception())
             self._update, self._last, self.state = update, update, GroupState.RECEIVING
+            self._state.updating = True
             update.task = self._spawn(self._live(update), f"weight update {request.policy_version}")
-            return paused
 
     def _require_run(self, number: int) -> None:
         """Refuse a call that waited while the rollout went over to another run; epochs of two runs may be equal."""
@@ -252,6 +243,15 @@ class WeightUpdates:
     async def _install(self, update: _Update) -> None:
         request = update.request
         update.settling = True
+        began, update.paused_at = update.deadline - request.timeout_seconds, time.monotonic()
+        self._state.paused = True
+        try:
+            async with asyncio.timeout(request.timeout_seconds):
+                await self._engine.pause(request.pause_mode, request.keep_kv_cache)
+        except (EngineError, TimeoutError) as error:
+            reason = str(error) or f"generation did not pause within {request.timeout_seconds:g} s"
+            await self._fail(update, aborted("pause", reason), "given_up")
+            return
         try:
             async with asyncio.timeout(request.timeout_seconds):
                 await self._engine.install_weights(request.policy_version)
@@ -262,9 +262,10 @@ class WeightUpdates:
             await self._fail(update, data_loss("installation", f"{reason}; the weights are unknown"), "install_failed")
             return
         paused = await self._resume(update.paused_at)
-        self._update, self.state = None, GroupState.JOINED
+        self._update, self.state, self._state.updating = None, GroupState.JOINED, False
         WEIGHT_UPDATES.labels("installed").inc()
-        log.info("weights installed", extra={"version": request.policy_version, "paused_ms": round(paused * 1000)})
+        times = {"received_ms": round((update.paused_at - began) * 1000), "paused_ms": round(paused * 1000)}
+        log.info("weights installed", extra={"version": request.policy_version, **times})
         if not update.outcome.done():
             update.outcome.set_result(paused)
 
@@ -278,8 +279,9 @@ class WeightUpdates:
         update.settling = True
         await self._leave(error.message)
         await self._engine.discard_weights()
-        await self._resume(update.paused_at)
-        self._update = None
+        if update.paused_at is not None:
+            await self._resume(update.paused_at)
+        self._update, self._state.updating = None, False
         WEIGHT_UPDATES.labels(outcome).inc()
         if not update.outcome.done():
             update.outcome.set_exception(error)

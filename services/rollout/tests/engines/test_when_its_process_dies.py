@@ -21,7 +21,7 @@ def processes(harness: Harness) -> list[psutil.Process]:
 
 
 def test_a_process_that_is_killed_fails_its_engine_and_whoever_waits_is_told(loaded: Harness) -> None:
-    engine, in_a_process = loaded.engine, loaded.engine.name == "vllm" or loaded.options.get("place") == "process"
+    engine, in_a_process = loaded.engine, loaded.options.get("place") == "process"
     if loaded.options.get("place") == "thread":
         assert not processes(loaded)
         return

@@ -144,6 +144,7 @@ class ScriptedEngine:
 
     async def pause(self, mode: str, keep_kv_cache: bool = False) -> int:
         self.calls.append(f"pause {mode} {keep_kv_cache}")
+        self._fail("pause")
         if mode == "abort":
             self.aborting = True
             self._moved.notify()

@@ -10,7 +10,7 @@ from world import begin_request, finish_request, instance, join_request, refused
 
 from quartet_common.durations import to_duration
 from quartet_rollout import weight_updates
-from quartet_rollout.engines import WeightInstallError, WeightTransferError
+from quartet_rollout.engines import EngineError, WeightInstallError, WeightTransferError
 
 
 class Trainer:
@@ -51,13 +51,13 @@ async def joined(trainer):
     return trainer
 
 
-async def test_an_update_pauses_receives_installs_resumes(joined):
+async def test_an_update_receives_pauses_installs_resumes(joined):
     await joined.begin(4)
-    assert (await joined.stands())[2]
+    assert await joined.stands() == (0, 1, False)
     response = await joined.finish(4)
     assert response.policy_version == 4 and response.paused.ToNanoseconds() > 0
     assert await joined.stands() == (4, 1, False)
-    wanted = ["start", "join 1", "pause keep False", "receive", "install 4", "resume"]
+    wanted = ["start", "join 1", "receive", "pause keep False", "install 4", "resume"]
     assert joined.world.engine.calls == wanted
 
 
@@ -85,19 +85,30 @@ async def test_a_wrong_checksum_keeps_the_old_weights_and_leaves_the_epoch(joine
     assert (await joined.stands())[0] == 2
 
 
-async def test_a_failed_transfer_resumes_at_once_and_is_told_at_finish(joined):
+async def test_a_failed_transfer_is_told_at_finish(joined):
     engine = joined.world.engine
     engine.errors["receive"] = WeightTransferError("the sender is gone")
     await joined.begin(1)
-    await joined.world.until(engine.unpaused.is_set)
     assert "the sender is gone" in await refused(joined.finish(1), grpc.StatusCode.ABORTED)
     assert (await joined.stands())[0] == 0
 
 
-async def test_a_vanished_trainer_does_not_stop_generation_for_ever(joined):
+async def test_generation_goes_on_while_weights_arrive_and_a_pause_that_does_not_come_costs_the_update(joined):
+    world = joined.world
+    world.engine.arrive.clear()
+    await joined.begin(1)
+    await world.put(instance())
+    world.engine.arrive.set()
+    world.engine.errors["pause"] = EngineError("a step does not end")
+    assert "a step does not end" in await refused(joined.finish(1), grpc.StatusCode.ABORTED)
+    assert await joined.stands() == (0, -1, False)
+    assert "install 1" not in world.engine.calls and world.engine.unpaused.is_set()
+
+
+async def test_a_vanished_trainer_costs_the_update_at_its_deadline(joined):
     world, began = joined.world, time.monotonic()
     await joined.begin(1, seconds=0.2)
-    await world.until(lambda: world.engine.unpaused.is_set() and not world.service.state.paused)
+    await world.until(lambda: "leave" in world.engine.calls)
     assert time.monotonic() - began >= 0.2
     assert (await joined.stands())[0] == 0
     await refused(joined.finish(1), grpc.StatusCode.ABORTED)
