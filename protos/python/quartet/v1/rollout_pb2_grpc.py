@@ -103,7 +103,8 @@ class RolloutServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def BeginWeightUpdate(self, request, context):
-        """BeginWeightUpdate pauses generation and enters the receive. It answers when the rollout is ready to receive.
+        """BeginWeightUpdate enters the receive, and answers when the rollout is ready to receive. Generation goes on, and pauses
+        for the installation.
 
         Called by: the trainer's rank 0. Idempotent for the same version; safe to retry. Errors: FAILED_PRECONDITION when
         the rollout is not in the epoch's group or already receives another version; INVALID_ARGUMENT when the manifest does
@@ -114,7 +115,7 @@ class RolloutServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FinishWeightUpdate(self, request, context):
-        """FinishWeightUpdate waits for the tensors, compares the checksum, installs, resumes.
+        """FinishWeightUpdate waits for the tensors, compares the checksum, pauses, installs, resumes.
 
         Called by: the trainer's rank 0. Idempotent for the same version; safe to retry. Errors, after each of which the
         rollout has left the epoch and waits to be invited again: DATA_LOSS when the checksum differs (nothing was
