@@ -52,8 +52,8 @@ def joined(w, answer):
     assert status(w).group_epoch == w.weights.epoch
 
 
-def is_begun(w, answer):
-    assert answer.paused_completions == 0 and status(w).group_epoch == w.weights.epoch
+def is_paused(w, answer):
+    assert answer.paused_completions == 0 and status(w).paused
 
 
 def is_installed(w, answer):
@@ -151,7 +151,7 @@ WEIGHTS = [
         INVALID,
         "rank",
     ),
-    Good("RolloutService.BeginWeightUpdate", "in the epoch's group", begin, is_begun),
+    Good("RolloutService.BeginWeightUpdate", "in the epoch's group", begin, is_paused),
     Bad(
         "RolloutService.BeginWeightUpdate",
         "in a group it is not in",

@@ -64,7 +64,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             group_epoch=self.updates.epoch if self.updates is not None else NO_EPOCH,
             kv_cache_use=-1.0,
             tokens_per_second=self._rate.value,
-            paused=state.paused,
+            paused=state.updating,
             waiting_for=list(self._host.waiting),
             groups_total=state.groups_total,
             sleep_level=state.sleep_level,

@@ -249,8 +249,8 @@ class WeightUpdates:
             async with asyncio.timeout(request.timeout_seconds):
                 await self._engine.pause(request.pause_mode, request.keep_kv_cache)
         except (EngineError, TimeoutError) as error:
-            reason = str(error) or f"generation did not pause within {request.timeout_seconds:g} s"
-            await self._fail(update, aborted("pause", reason), "given_up")
+            why = str(error) or f"{request.timeout_seconds:g} s have passed"
+            await self._fail(update, aborted("pause", f"generation did not pause: {why}"), "given_up")
             return
         try:
             async with asyncio.timeout(request.timeout_seconds):

@@ -35,7 +35,7 @@ class Trainer:
         return (await self._stub.AbortWeightUpdate(request, timeout=5)).policy_version
 
     async def stands(self) -> tuple[int, int, bool]:
-        """(policy version, group epoch, whether generation is paused)."""
+        """(policy version, group epoch, whether weights are being taken)."""
         status = await self._stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest(), timeout=5)
         return status.policy_version, status.group_epoch, status.paused
 
@@ -53,7 +53,7 @@ async def joined(trainer):
 
 async def test_an_update_receives_pauses_installs_resumes(joined):
     await joined.begin(4)
-    assert await joined.stands() == (0, 1, False)
+    assert (await joined.stands())[2]
     response = await joined.finish(4)
     assert response.policy_version == 4 and response.paused.ToNanoseconds() > 0
     assert await joined.stands() == (4, 1, False)
