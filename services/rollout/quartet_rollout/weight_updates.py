@@ -14,7 +14,8 @@
     any        join of a newer epoch                   JOINING
 
 A transfer fills buffers and touches no parameter: until the installation the old weights stand, and tokens are
-generated with them. One task owns an update from begin to end, under one deadline: a trainer that vanishes costs nothing else.
+generated with them. One task owns an update from begin to end, under one deadline: a trainer that
+vanishes costs nothing else.
 """
 
 import asyncio
