@@ -15,7 +15,7 @@ from quartet_client.errors import InputError, QuartetError
 from quartet_client.prompts import Prompt
 from quartet_client.runs import Evaluation
 from quartet_client.terminal import Terminal
-from quartet_common.checkpoints import read_manifest
+from quartet_common.checkpoints import part_of, read_manifest
 from quartet_common.config import LoadedConfig, load_config
 from quartet_common.ports import free_ports
 from quartet_local.checkout import SERVICES, ensure_environments
@@ -78,11 +78,9 @@ def find_model(folder: Path) -> tuple[Path, int]:
     """
     if not folder.is_dir():
         raise InputError(f"--checkpoint: there is no folder '{folder}'")
-    if (folder / "config.json").is_file():
-        return folder, 0
-    step = (read_manifest(folder) or {}).get("step")
-    if isinstance(step, int) and (folder / "model" / "config.json").is_file():
-        return folder / "model", step
+    model, step = part_of(folder, "model"), (read_manifest(folder) or {}).get("step", 0)
+    if (model / "config.json").is_file():
+        return model, step
     if (folder / "adapter").is_dir():
         raise InputError(
             f"--checkpoint: '{folder}' holds an adapter without its base; allowed: the whole model, which a run leaves "

@@ -30,6 +30,12 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return manifest
 
 
+def part_of(folder: Path, part: str) -> Path:
+    """Return the "model" or "adapter" in a complete checkpoint's folder; any other folder as it is."""
+    inside = folder / part
+    return inside if inside.is_dir() and read_manifest(folder) is not None else folder
+
+
 def newest_checkpoint(root: Path) -> tuple[Path, dict[str, Any]] | None:
     """The complete checkpoint with the most steps under `root`, and its manifest; None if there is none."""
     if not root.is_dir():

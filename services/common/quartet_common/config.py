@@ -15,6 +15,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from google.protobuf.struct_pb2 import Struct
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from quartet_common.checkpoints import part_of
 from quartet_common.refusals import did_you_mean, sentence
 from quartet_common.values import check_values
 
@@ -194,7 +195,16 @@ class RunSection(Section):
 class ModelSection(Section):
     """[model]: the model that is trained."""
 
-    path: Path | None = Field(None, description="Hugging Face model folder with config, safetensors and tokenizer.")
+    path: Path | None = Field(
+        None,
+        description="Hugging Face model folder with config, safetensors and tokenizer; or a checkpoint of a run's, for "
+        "the model in it.",
+    )
+
+    @field_validator("path")
+    @classmethod
+    def _in_a_checkpoint(cls, path: Path | None) -> Path | None:
+        return path and part_of(path, "model")
 
 
 class AddressesSection(Section):

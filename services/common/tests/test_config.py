@@ -197,3 +197,18 @@ def test_a_temperature_schedule_becomes_points_and_a_curve(tmp_path, toml, curve
 def test_a_schedule_that_cannot_be_is_refused(tmp_path, toml, sentence):
     with pytest.raises(ConfigError, match=sentence):
         load(f"[run.temperature_schedule]\n{toml}", tmp_path)
+
+
+def test_a_complete_checkpoint_stands_for_the_model_in_it(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert config_of(tmp_path).model.path == tmp_path, "nothing says that it is complete"
+    (tmp_path / "manifest.json").write_text('{"step": 3, "files": {"model/config.json": 2}}')
+    assert config_of(tmp_path).model.path == tmp_path / "model"
+    assert config_of(tmp_path / "model").model.path == tmp_path / "model"
+    (tmp_path / "model" / "config.json").unlink()
+    assert config_of(tmp_path).model.path == tmp_path, "a file is missing"
+
+
+def config_of(model):
+    return load_config("reader", Section, overrides=[f'model.path="{model}"'])

@@ -112,7 +112,9 @@ def write_adapter_files(folder: Path, settings: LoraSection, base: Path, checksu
 
 
 def check_base(folder: Path, model_path: Path) -> None:
-    """Raise LearnerError if the adapter in `folder` belongs to other weights than those of `model_path`."""
+    """Raise LearnerError if the adapter in `folder` says that it is of other weights than those of `model_path`."""
+    if not (folder / BASE_FILE).exists():
+        return  # not of this trainer
     base = json.loads((folder / BASE_FILE).read_text(encoding="utf-8"))
     if (found := f"{folder_checksum(model_path):016x}") != base["checksum"]:
         raise LearnerError(

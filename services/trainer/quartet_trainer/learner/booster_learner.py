@@ -94,6 +94,9 @@ class BoosterLearner:
             self._plugin.value_head = ValueHead(causal_lm.config.hidden_size, dtype)
         self._plugin.boost(causal_lm, lambda model: create_optimizer(model, settings, self._plugin.value_head))
         self._base_checksum = folder_checksum(model_path) if settings.lora.r else 0
+        if settings.lora.path:
+            check_base(settings.lora.path, model_path)
+            storage.read_model(self._plugin, settings.lora.path)
         if settings.kl_coefficient > 0:
             self._plugin.keep_reference(lambda: self._load(dtype, frozen=True))
         self._kl_in_loss = settings.kl_coefficient > 0 and self._algorithm.kl_in == "loss"

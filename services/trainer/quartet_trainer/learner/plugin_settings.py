@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from quartet_common.checkpoints import part_of
 from quartet_common.config import Section
 
 BROKEN_SEQUENCE_PARALLEL = {
@@ -15,6 +18,18 @@ BROKEN_SEQUENCE_PARALLEL = {
 """ColossalAI's modes that this trainer refuses, and why."""
 
 PluginName = Literal["torch_ddp", "torch_fsdp", "low_level_zero", "gemini", "hybrid_parallel"]
+
+
+_PEFT_NAMES = {"r": "r", "alpha": "lora_alpha", "target_modules": "target_modules"}
+_NOT_TRAINED = (
+    *("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform"),
+    *("lora_bias", "fan_in_fan_out"),
+)
+"""Keys of PEFT's configuration that make another adapter than A and B of every target module."""
+
+
+def _in_order(value: object) -> object:
+    return sorted(value) if isinstance(value, list) else value
 
 
 class LoraSection(Section):
@@ -27,6 +42,36 @@ class LoraSection(Section):
         min_length=1,
         description="Last names of the linear layers that get an adapter; not lm_head, not embed_tokens.",
     )
+
+    path: Path | None = Field(
+        default=None,
+        description="PEFT adapter folder to start from, of the same r, alpha and target_modules; or a checkpoint of a "
+        "run's, for the adapter in it. Unset: A is drawn and B is 0.",
+    )
+
+    @field_validator("path")
+    @classmethod
+    def _in_a_checkpoint(cls, path: Path | None) -> Path | None:
+        return path and part_of(path, "adapter")
+
+    @model_validator(mode="after")
+    def _as_in_the_folder(self) -> LoraSection:
+        if self.path is None:
+            return self
+        file = self.path / "adapter_config.json"
+        try:
+            adapter = json.loads(file.read_text(encoding="utf-8"))
+            held = {key: _in_order(adapter[name]) for key, name in _PEFT_NAMES.items()}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"path: '{file}' is no configuration of a PEFT adapter: {error!r}") from error
+        if other := [key for key in _NOT_TRAINED if adapter.get(key)]:
+            raise ValueError(f"path: the adapter in '{self.path}' has {other[0]}, which this trainer does not train")
+        unlike = [
+            f"{key} = {json.dumps(value)}" for key, value in held.items() if value != _in_order(getattr(self, key))
+        ]
+        if unlike:
+            raise ValueError(f"path: the adapter in '{self.path}' has {', '.join(unlike)}; set lora's to the same")
+        return self
 
     @field_validator("target_modules")
     @classmethod

@@ -113,6 +113,39 @@ def test_another_base_or_another_kind_is_refused(model_path: Path, tmp_path: Pat
         other.load(tmp_path / "adapter")
 
 
+def test_an_adapter_folder_is_the_start(model_path: Path, tmp_path: Path) -> None:
+    learner = make_learner(model_path)
+    learner.train_step(make_batch(seed=47))
+    trained, checkpoint = copy(learner), tmp_path / "step-00000001"
+    learner.save(checkpoint, {})
+    by_hand(model_path, trained).save_pretrained(tmp_path / "by-peft")
+    learner.train_step(make_batch(seed=48))
+    for folder in (checkpoint, checkpoint / "adapter", tmp_path / "by-peft"):
+        start = create_learner(settings(learning_rate=1e-2, lora={**LORA, "path": folder}), model_path, Run())
+        assert all(torch.equal(tensor, trained[name].float()) for name, tensor in start.weights()), folder
+        assert start.step == 0
+    with pytest.raises(LearnerError, match="is an adapter of the model that was at"):
+        other = make_model(tmp_path / "other", seed=9)
+        create_learner(settings(lora={**LORA, "path": checkpoint}), other, Run())
+
+
+@pytest.mark.parametrize(
+    ("asked", "held", "sentence"),
+    [
+        ({"r": 8, "alpha": 4.0}, {}, r"has r = 4, alpha = 8\.0; set lora's to the same"),
+        ({"target_modules": ["v_proj", "q_proj"]}, {}, r'has target_modules = \["down_proj", "q_proj", "v_proj"\]'),
+        ({}, {"use_dora": True}, "has use_dora, which this trainer does not train"),
+        ({}, {"r": None}, "has r = null"),
+        ({"path": "/gone"}, {}, "'/gone/adapter_config.json' is no configuration of a PEFT adapter"),
+    ],
+)
+def test_an_adapter_folder_of_other_settings_is_refused(tmp_path: Path, asked, held, sentence) -> None:
+    config = {"r": 4, "lora_alpha": 8.0, "target_modules": LORA["target_modules"], **held}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ValidationError, match=sentence):
+        settings(lora={**LORA, "path": tmp_path, **asked})
+
+
 def test_the_reference_is_the_model_without_its_adapter(model_path: Path) -> None:
     learner = make_learner(model_path, kl_coefficient=0.1)
     groups = make_batch(seed=46)
