@@ -123,6 +123,14 @@ def test_one_trace_follows_a_prompt_from_submit_to_the_weights_that_carry_it(by_
     assert any(span.name == "quartet.v1.RolloutService/FinishWeightUpdate" and span.trace in updates for span in spans)
 
 
+def test_a_file_for_traces_that_cannot_be_written_is_refused_at_the_start(by_hand, tmp_path):
+    services = by_hand(**{"tracing.file": f"{tmp_path}/taken/spans.json"})
+    (tmp_path / "taken").touch()
+    command = [ENVIRONMENTS / "reward" / "bin" / "quartet-reward", *services.arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and f"tracing.file: cannot write '{tmp_path}/taken/spans.json'" in done.stderr
+
+
 def test_who_asks_for_traces_without_the_packages_is_told_so(by_hand, pythons, tmp_path):
     services = by_hand(**{"tracing.endpoint": "127.0.0.1:4317"})
     # As in an environment without the extra: Python finds no such package.

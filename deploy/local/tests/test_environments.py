@@ -60,9 +60,26 @@ def test_made_once_then_kept_then_made_again_when_a_requirement_changes(checkout
     assert imports(checkout, "iniconfig") and not imports(checkout, "pluggy")
     again = make(checkout, "broker")
     assert (again.returncode, again.stdout) == (0, "")
+    assert make(checkout, "broker", "--add=pathspec", f"--add={package_of_a_user(checkout)}").returncode == 0
     (checkout / "services" / "broker" / "requirements.txt").write_text("pluggy\n")
     assert "broker environment: ready after" in make(checkout, "broker").stdout
     assert imports(checkout, "pluggy") and not imports(checkout, "iniconfig")
+    assert imports(checkout, "pathspec, own"), "what a user added stays"
+    failed = make(checkout, "broker", "--add=iniconfig==0.0.0.dev999")
+    assert failed.returncode == 1 and "iniconfig==0.0.0.dev999" in failed.stderr
+    assert (checkout / ".quartet" / "added" / "broker.txt").read_text() == f"pathspec\n{checkout / 'own'}\n"
+
+
+def package_of_a_user(folder: Path) -> Path:
+    """A package that needs one of Quartet's, which no index has."""
+    package = folder / "own"
+    (package / "own").mkdir(parents=True)
+    (package / "own" / "__init__.py").touch()
+    (package / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
+        '[project]\nname = "own"\nversion = "1"\ndependencies = ["quartet-protos"]\n'
+    )
+    return package
 
 
 def test_tests_are_an_addition_that_stays(checkout):
@@ -74,24 +91,6 @@ def test_tests_are_an_addition_that_stays(checkout):
     own.write_text("")
     assert "broker environment: ready after" in make(checkout, "broker").stdout
     assert imports(checkout, "pytest") and not imports(checkout, "pathspec")
-
-
-def test_what_a_user_adds_stays_and_what_does_not_install_is_forgotten(checkout):
-    own = checkout / "own"
-    (own / "own").mkdir(parents=True)
-    (own / "own" / "__init__.py").touch()
-    (own / "pyproject.toml").write_text(
-        '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
-        '[project]\nname = "own"\nversion = "1"\ndependencies = ["quartet-protos"]\n'
-    )
-    assert make(checkout, "broker", "--add=pluggy", f"--add={own}").returncode == 0
-    (checkout / "services" / "broker" / "requirements.txt").write_text("pathspec\n")
-    shutil.rmtree(checkout / ".quartet" / "envs")
-    assert make(checkout, "broker").returncode == 0
-    assert imports(checkout, "pathspec, pluggy, own")
-    failed = make(checkout, "broker", "--add=iniconfig==0.0.0.dev999")
-    assert failed.returncode == 1 and "iniconfig==0.0.0.dev999" in failed.stderr
-    assert (checkout / ".quartet" / "added" / "broker.txt").read_text() == f"pluggy\n{own}\n"
 
 
 def test_quartet_env_add_says_which_environments_there_are():

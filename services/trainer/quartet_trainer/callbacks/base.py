@@ -83,7 +83,10 @@ class Callback:
 
 
 class Starter(Protocol):
-    """What an entry point gives when it is called without arguments."""
+    """What an entry point gives when it is called without arguments.
+
+    It may have `needs`, the modules that `start` imports: a run is refused before the start where one is not installed.
+    """
 
     name: str
     """By which run files name it."""
