@@ -79,6 +79,7 @@ def test_the_readmes_ten_lines_and_evaluations_get_answers_from_a_run_under_way(
         services.start(name)
     services.client("run", "--attach", "--plain", *services.arguments)
     services.wait_for("client", "step 2/")
+    subprocess.run([stranger.with_name("quartet"), "--help"], check=True, timeout=60)  # every command loads
     ten_lines = example("README.md", "quartet.submit")
     assert len(ten_lines.strip().splitlines()) <= 10
     printed = []
