@@ -152,7 +152,8 @@ def test_accuracy_comes_from_the_outcome_where_no_verifier_gives_one(verdicts, a
             return JUDGES[self.name]()
 
     scorer = Scorer(SpecReader({name: Judge(name) for name in JUDGES}), Tools(MathEquality(None)))
-    score = scorer.score(item("x", verifiers=[spec(name) for name in verdicts]), "item").score
+    asked = item("x", verifiers=[spec(name) for name in verdicts])
+    score = scorer.score(asked, "item", asked.ByteSize()).score
     assert (None if score.unjudged else score.ans_acc, score.outcome) == (accuracy, outcome)
 
 
