@@ -33,7 +33,7 @@ from quartet_client.commands.submit import submit
 from quartet_client.commands.trace import trace
 from quartet_client.commands.watch import top, watch
 from quartet_client.errors import QuartetError
-from quartet_client.terminal import echo
+from quartet_client.terminal import complain
 from quartet_common.config import ConfigError
 from quartet_common.text import visible
 
@@ -82,12 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return 130
-    except QuartetError as error:
-        echo(f"quartet: {error}", err=True)
-        return error.exit_code
-    except ConfigError as error:
-        echo(f"quartet: {error}", err=True)
-        return 2
+    except (QuartetError, ConfigError) as error:
+        complain(error)
+        return getattr(error, "exit_code", 2)
     except BrokenPipeError:
         # The reader of our output went away, e.g. `quartet runs list | head -1`: nothing more to say to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

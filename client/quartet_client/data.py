@@ -11,7 +11,7 @@ from quartet.v1 import experience_pb2
 
 from quartet_client.errors import InputError
 from quartet_client.prompts import Prompt
-from quartet_common.config import ConfigError, LoadedConfig, Section, validate_section
+from quartet_common.config import LoadedConfig, Section, validate_section
 
 STDIN = Path("-")
 
@@ -117,11 +117,8 @@ class RunData:
 
     @classmethod
     def load(cls, config: LoadedConfig) -> "RunData":
-        """Read all files that [data] names. Raises InputError before anything is submitted."""
-        try:
-            section = validate_section(DataSection, config.data, "data", f"in {config.path}")
-        except ConfigError as error:
-            raise InputError(str(error)) from error
+        """Read all files that [data] names. Raises ConfigError, InputError before anything is submitted."""
+        section = validate_section(DataSection, config.data, "data", config.file)
         if section.train is None:
             raise InputError("data.train is missing: name the JSONL file of the training prompts")
         if section.passes == 0 and config.run.max_steps == 0:

@@ -34,6 +34,12 @@ class Terminal(Console):
         return super().render(renderable, options)
 
 
+def complain(error: Exception, ending: str = "") -> None:
+    """Print what is wrong to standard error: of a ConfigError each of its problems, a line each."""
+    for problem in getattr(error, "problems", (str(error),)):
+        echo(f"quartet: {problem}{ending}", err=True)
+
+
 def echo(line: object, err: bool = False) -> None:
     """Print a line, control characters escaped."""
     click.echo(one_line(str(line)), err=err)

@@ -197,9 +197,10 @@ def test_run_attached_feeds_and_follows_until_the_run_ends(services, quartet, ru
 
 
 def test_dry_run_says_what_would_run_and_touches_nothing(services, quartet, run_file):
-    status, out, _ = quartet("run", str(run_file), "--dry-run", "--set", "data.passes=3", "--set", "run.group_size=4")
+    settings = ("--set", "data.passes=3", "--set", "run.group_size=4")
+    status, out, _ = quartet("run", str(run_file), "--attach", "--dry-run", *settings)
     plan = json.loads(out)
-    assert status == 0 and plan["run"]["group_size"] == 4 and plan["services"] == "started on this machine"
+    assert status == 0 and plan["run"]["group_size"] == 4 and plan["services"] == "those running at [addresses]"
     assert plan["data"]["prompts"] == 4 and plan["data"]["prompt_instances"] == 12
     assert plan["data"]["evaluation"] == {"held": 1} and not services.broker.runs
 
@@ -208,7 +209,7 @@ def test_dry_run_says_what_would_run_and_touches_nothing(services, quartet, run_
     ("arguments", "sentence"),
     [
         (["run", "gone.toml"], "run file: cannot read 'gone.toml': no such file or directory"),
-        (["run", "RUN", "--set", "run.grup_size=4"], "unknown key run.grup_size in RUN: did you mean 'group_size'?"),
+        (["run", "RUN", "--set", "run.grup_size=4"], "unknown key run.grup_size in --set: did you mean 'group_size'?"),
         (["run", "RUN", "--set", "data.train=gone.jsonl", "--attach"], "cannot read 'gone.jsonl'"),
         (["run", "RUN", "--attach", "--wait", "0", "--broker", "NOWHERE"], "broker at NOWHERE: nothing listens there"),
         (["runs", "list", "--broker", "nonsense"], "an address is host:port"),

@@ -149,7 +149,10 @@ WITHOUT_SERVICES = ("certs", "completion", "contract-test", "env", "migrate-colo
 DEAD = f"poison{LINE}"
 # What each command is given to show: a file, an argument or an answer with hostile text.
 COMMANDS = {
-    "run": [["FOLDER/run.toml", "--attach"], ["FOLDER/run.toml", "--dry-run", "--set", f"run.labels.a={LINE}"]],
+    "run": [
+        ["FOLDER/run.toml", "--attach"],
+        ["FOLDER/run.toml", "--attach", "--dry-run", "--set", f"run.labels.a={LINE}"],
+    ],
     "submit": [["FOLDER/p.jsonl", "--run", LINE], ["FOLDER/broken.jsonl"]],
     "generate": [["hi"], ["hi", "--json"]],
     "score": [["5", "--answer", "5"], ["5"], ["5", "--json"]],

@@ -108,6 +108,18 @@ def keys(schemas: dict[str, dict[str, Any]]) -> tuple[set[str], set[str]]:
     return known, free
 
 
+def defaults(schemas: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """The default of every key that has one and is no section, as TOML has it."""
+    return {
+        f"{prefix}.{key}": _toml(field["default"])
+        for name, schema in schemas.items()
+        for prefixes, kind, model in tables(name, schema)
+        for prefix in prefixes
+        for key, field in model["properties"].items()
+        if field.get("default") not in (None, "", [], {}) and not _nested(field, schema.get("$defs", {}))
+    }
+
+
 def json_schema(schemas: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """One JSON schema of the whole file."""
     definitions: dict[str, Any] = {}

@@ -10,6 +10,7 @@ import sys
 from importlib import import_module
 
 from quartet_common.config import ConfigError, Section, validate_section
+from quartet_common.run_file import RunFile
 
 # Reader: {section: (module, class)}. The shared sections are read with the development environment's.
 READERS = {
@@ -37,9 +38,10 @@ def models(reader: str) -> dict[str, type[Section]]:
 
 def refusal(sections: dict[str, type[Section]], tree: dict) -> str | None:
     """Why the sections of a run file are refused, or None."""
+    snippet = RunFile(tree, "this snippet")
     try:
         for name in sections.keys() & tree.keys():
-            validate_section(sections[name], tree[name], name, "in this snippet")
+            validate_section(sections[name], tree[name], name, snippet)
     except ConfigError as error:
         return str(error)
     return None

@@ -1,4 +1,4 @@
-"""Write what is made: the references of the run file and of the protos, and the pictures.
+"""Write what is made: the references of the run file and of the protos, the table of TRL's names, and the pictures.
 
 .quartet/envs/dev/bin/python docs/tools/write.py            writes them
 .quartet/envs/dev/bin/python docs/tools/write.py --check    exits with 1, naming those that are not as they would be
@@ -11,6 +11,7 @@ from pathlib import Path
 import pictures
 import proto_reference
 import run_file
+import trl
 
 DOCS = Path(__file__).resolve().parents[1]
 
@@ -21,6 +22,7 @@ def pages() -> dict[str, str]:
     return {
         "run-file.md": run_file.page(schemas),
         "run-file.schema.json": json.dumps(run_file.json_schema(schemas), indent=1, ensure_ascii=False) + "\n",
+        "trl.md": trl.page(schemas),
         "protos.md": proto_reference.page(),
         **{f"pictures/{name}.svg": draw() for name, draw in pictures.PICTURES.items()},
     }

@@ -45,7 +45,7 @@ PROGRAMMERS = (
     "RuntimeError",
     "KeyError",
 )
-RETURNING = ("diagnosis.py",)
+RETURNING = ("diagnosis.py", "refusals.py")
 """Modules whose functions return messages."""
 ENDINGS = ("Error", "Failed", "Refused", "Failure")
 LEAST_LETTERS = 8
@@ -110,12 +110,17 @@ def _of(path: Path) -> Iterator[tuple[int, str]]:
             continue
         name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
         is_error = name.endswith(ENDINGS) and name[:1].isupper() and name not in PROGRAMMERS
+        is_error |= name == "add" and isinstance(node.func, ast.Attribute) and _is_named(node.func.value, "problems")
         if _is_log(node):
             for template in texts(node.args[0], named):
                 yield node.lineno, re.sub(r"%[sdr]|%\.?\d*[fg]", "…", template)
         elif name in FORMS or is_error:
             for template in _sentences(name, node, named):
                 yield node.lineno, re.sub(r"…(…)+", "…", template)
+
+
+def _is_named(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
 
 
 def _is_log(call: ast.Call) -> bool:

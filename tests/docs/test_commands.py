@@ -48,6 +48,7 @@ def checkout(tmp_path_factory) -> Path:
     for path in (folder / "train.jsonl", folder / "heldout.jsonl", demo / "train.jsonl", demo / "heldout.jsonl"):
         path.write_text(prompts)
     (demo / "model").mkdir()  # What is only checked needs no weights.
+    (demo / "model" / "tokenizer.json").write_text("{}")
     (demo / "model" / "config.json").write_text('{"model_type": "qwen2", "max_position_embeddings": 256}')
     (demo / "model" / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     (folder / "model").symlink_to(demo / "model")

@@ -10,6 +10,8 @@ import run_file
 import write
 from pages import ROOT
 
+from quartet_common.other_names import other_names
+
 
 @pytest.fixture(scope="session")
 def made() -> dict[str, str]:
@@ -31,6 +33,15 @@ def test_every_key_has_a_meaning():
         if not run_file.meaning(field, schema.get("$defs", {}))
     ]
     assert not silent
+
+
+def test_every_name_of_trl_and_verl_is_answered_with_keys_that_there_are_or_a_reason():
+    names = [one for one in other_names() if one.project == "TRL"]
+    listed = (ROOT / "tests" / "docs" / "grpo_config.txt").read_text().split()
+    assert [one.name for one in names if one.default] == listed[listed.index("output_dir") :]
+    known, _ = run_file.keys(run_file.read_schemas())
+    assert not [one for one in other_names() if not one.note and not one.key]
+    assert not {key for one in other_names() for key in one.key.split(", ") if key} - known
 
 
 def test_the_schema_takes_the_demos_run_file_and_refuses_others(made):

@@ -11,6 +11,7 @@ from quartet_client.terminal import echo
 from quartet_common.config import SecuritySection, split_address, validate_section
 from quartet_common.diagnosis import Peer
 from quartet_common.plugins import install_command
+from quartet_common.run_file import RunFile
 
 _NEEDED = ("pytest", "numpy", "xxhash")
 
@@ -60,7 +61,7 @@ def contract_test(
     except ValueError as error:
         raise InputError(f"--target: {error}") from None
     files = {"tls_ca": ca, "tls_certificate": certificate, "tls_key": key, "token_file": token_file}
-    security = validate_section(SecuritySection, files, "security", "on the command line")
+    security = validate_section(SecuritySection, files, "security", RunFile())
     target = Target(kind, address, security, broker, run_id, end_token, ends)
     bench = Bench(target)
     try:

@@ -35,7 +35,7 @@ from quartet_common.run_spec import run_spec
     metavar="SECONDS",
     help="With --attach: how long to wait for a broker that is not there yet.",
 )
-@click.option("--dry-run", is_flag=True, help="Check run file and data, print what would run, and stop.")
+@click.option("--dry-run", is_flag=True, help="Check everything with every service, print what would run, and stop.")
 @click.option("--plain", is_flag=True, help="A line per step instead of a live picture.")
 def run(
     file: Path,
@@ -52,18 +52,25 @@ def run(
     leaves the run as it is, and the same command takes it up again.
     """
     overrides = with_broker(overrides, broker)
+    if not attach:
+        with the_launcher("start the services yourself and use --attach"):
+            from quartet_local.preflight import check_run
+            from quartet_local.run import run as run_locally
+        if not dry_run:
+            return run_locally(file, list(overrides), plain)
+        plan = check_run(file, overrides)
+        print_json(_plan(plan.config, plan.data, attach))
+        return 0
     config = Target(file, overrides).config()
     data = RunData.load(config)
     if dry_run:
         print_json(_plan(config, data, attach))
         return 0
-    if not attach:
-        return _run_here(file, overrides, plain)
     return asyncio.run(_attach(config, data, wait, plain or None))
 
 
-def _plan(config: LoadedConfig[DataSection], data: RunData, attach: bool) -> dict[str, Any]:
-    passes = config.section.passes
+def _plan(config: LoadedConfig, data: RunData, attach: bool) -> dict[str, Any]:
+    passes = data.section.passes
     return {
         "run": MessageToDict(run_spec(config.run), preserving_proto_field_name=True),
         "folder": str(config.run.path),
@@ -71,19 +78,13 @@ def _plan(config: LoadedConfig[DataSection], data: RunData, attach: bool) -> dic
         "services": "those running at [addresses]" if attach else "started on this machine",
         "addresses": config.addresses.model_dump(),
         "data": {
-            "train": str(config.section.train),
+            "train": str(data.section.train),
             "prompts": len(data.train),
             "passes": passes or "until run.max_steps",
             "prompt_instances": len(data.train) * passes if passes else None,
             "evaluation": {name: len(prompts) for name, prompts in data.evaluation.items()},
         },
     }
-
-
-def _run_here(file: Path, overrides: tuple[str, ...], plain: bool) -> int:
-    with the_launcher("start the services yourself and use --attach"):
-        from quartet_local.run import run as run_locally
-    return run_locally(file, list(overrides), plain)
 
 
 async def _until_there(

@@ -14,15 +14,17 @@ from quartet_client.data import DataSection, load_prompts
 from quartet_client.errors import InputError, QuartetError
 from quartet_client.prompts import Prompt
 from quartet_client.runs import Evaluation
-from quartet_client.terminal import Terminal
+from quartet_client.terminal import Terminal, echo
 from quartet_common.checkpoints import part_of, read_manifest
 from quartet_common.config import LoadedConfig, load_config
 from quartet_common.ports import free_ports
-from quartet_local.checkout import SERVICES, ensure_environments
+from quartet_local.checkout import SERVICES
 from quartet_local.config import LaunchError, LauncherSection
 from quartet_local.launch import Launch, keep_up_until, launched
+from quartet_local.preflight import Plan, check
 from quartet_local.supervisor import Supervisor
 
+_NEEDED = tuple(name for name in SERVICES if name != "trainer")
 _DEAD_SHOWN = 5  # prompts whose reasons are shown
 
 
@@ -52,20 +54,19 @@ def evaluate(
         config = load_config("launcher", LauncherSection, config_path, overrides)
         prompts = _prompts(config_path, overrides, evaluation_set, prompts_path)
         model, version = find_model(checkpoint)
-        ensure_environments()
         folder = Path(tempfile.mkdtemp(prefix="quartet-eval-"))
         settings = [*overrides, *_apart(config, folder, model, version)]
-        config = load_config("launcher", LauncherSection, config_path, settings)
+        plan = check(_NEEDED, config_path, settings, lambda _: None, partial(echo, err=True))
         ask = partial(
             AsyncClient.evaluate,
-            run_id=config.run.id,
+            run_id=plan.config.run.id,
             evaluation_set=evaluation_set,
             prompts=prompts,
             policy_version=version,
             timeout=timeout,
             summary_only=summary_only,
         )
-        return _EvaluationLaunch(config, settings, ask, show)
+        return _EvaluationLaunch(plan, ask, show)
 
     return launched(make)
 
@@ -121,12 +122,11 @@ def _apart(config: LoadedConfig, folder: Path, model: Path, version: int) -> lis
 class _EvaluationLaunch(Launch):
     def __init__(
         self,
-        config: LoadedConfig[LauncherSection],
-        overrides: list[str],
+        plan: Plan[None],
         ask: Callable[[AsyncClient], Coroutine[Any, Any, Evaluation]],
         show: Callable[[Evaluation], int],
     ):
-        super().__init__(config, overrides, Terminal(stderr=True))
+        super().__init__(plan, Terminal(stderr=True))
         self._ask, self._show = ask, show
 
     @property
@@ -138,7 +138,7 @@ class _EvaluationLaunch(Launch):
     async def run(self) -> int:
         """See `Launch.run`. The folder stays if the logs may say why there is no figure."""
         try:
-            async with self.services(tuple(name for name in SERVICES if name != "trainer")) as supervisor:
+            async with self.services() as supervisor:
                 result = await self._evaluate(supervisor)
         except (QuartetError, LaunchError):
             raise

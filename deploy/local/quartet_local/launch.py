@@ -10,19 +10,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from pydantic import ConfigDict
 from pythonjsonlogger.json import JsonFormatter
 
 from quartet_client.errors import QuartetError
-from quartet_client.terminal import Terminal, echo
-from quartet_common.config import ConfigError, LoadedConfig, Section, load_config
-from quartet_common.gpus import GpuError, read_gpus
-from quartet_local.addresses import holder
-from quartet_local.checkout import made_for_gpus
-from quartet_local.config import LaunchError, LauncherSection
-from quartet_local.memory import check_memory
-from quartet_local.placement import Service, place
-from quartet_local.preflight import check_services, service_command
+from quartet_client.terminal import Terminal, complain
+from quartet_common.config import ConfigError
+from quartet_local.config import LaunchError
+from quartet_local.preflight import Plan, check_services, service_command
 from quartet_local.process import Process
 from quartet_local.redis import redis_process, socket_folder
 from quartet_local.supervisor import Supervisor
@@ -30,21 +24,14 @@ from quartet_local.supervisor import Supervisor
 _DRAIN_SECONDS = 4.0  # the services' own limit, under that of supervisor.STOP_ORDER
 
 
-class _BrokerSection(Section):
-    """The one key of [broker] that matters here."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-    redis_url: str = ""
-
-
 class Launch(ABC):
     """Services of one run file on this machine, and what is done with them."""
 
-    def __init__(self, config: LoadedConfig[LauncherSection], overrides: list[str], console: Terminal):
-        """`overrides` are those that `config` was loaded with."""
-        self._config = config
-        self._overrides = overrides
-        self._folder = config.run.path
+    def __init__(self, plan: Plan, console: Terminal):
+        self._plan = plan
+        self._config = plan.config
+        self._overrides = plan.overrides
+        self._folder = plan.config.run.path
         self._console = console
         self._supervisor: Supervisor | None = None
 
@@ -67,22 +54,13 @@ class Launch(ABC):
             self._supervisor.hurry.set()
 
     @asynccontextmanager
-    async def services(self, names: tuple[str, ...]) -> AsyncIterator[Supervisor]:
-        """The named services, checked and healthy, and Redis unless the run file names one; stopped at the end.
-
-        Args:
-            names: in the order of `SERVICES`; the broker is the first.
-        """
+    async def services(self) -> AsyncIterator[Supervisor]:
+        """The plan's services, healthy, and Redis unless the run file names one; stopped at the end."""
         config, path, overrides = self._config, self._config.path, [*self._overrides, *self._additions()]
-        services = self._placed(names)
-        own_redis = not load_config("broker", _BrokerSection, path, self._overrides).section.redis_url
-        self.say("checking the run file with every service")
-        # The broker's check wants a Redis that answers: an embedded one is started only when the others are satisfied.
-        try:
-            await check_services(services[1:] if own_redis else services, path, overrides)
-        except ConfigError as error:
-            held = [kind for kind in names if str(error).startswith(f"addresses.{kind}:")]
-            raise ConfigError(f"{error}{await holder(config, held[0])}" if held else str(error)) from error
+        services = self._plan.services
+        for service in services:
+            if service.gpus:
+                self.say(f"{service.name}: {', '.join(map(str, service.gpus))}")
         logs = self._folder / "logs"
         with (
             _private_files(),
@@ -92,7 +70,7 @@ class Launch(ABC):
         ):
             processes: dict[str, Process] = {}
             redis_url = None
-            if own_redis:
+            if self._plan.own_redis:
                 data, log = self._folder / "redis", logs / "redis.log"
                 processes["redis"], redis_url = redis_process(data, log, sockets, config.section.embedded_redis_memory)
                 overrides.append(f'broker.redis_url="{redis_url}"')
@@ -107,7 +85,7 @@ class Launch(ABC):
                 processes, redis_url, addresses, config.security, config.section, self.say
             )
             try:
-                if own_redis:
+                if self._plan.own_redis:
                     await supervisor.start("redis")
                     await check_services(services[:1], path, overrides)
                 await self._start(supervisor, tuple(addresses))
@@ -118,23 +96,6 @@ class Launch(ABC):
     async def _start(self, supervisor: Supervisor, names: tuple[str, ...]) -> None:
         """Start the services, of which the broker is the first."""
         await supervisor.start(*names)
-
-    def _placed(self, names: tuple[str, ...]) -> list[Service]:
-        """Return the processes of the services, on the GPUs that the environments are made for.
-
-        Raises:
-            ConfigError: GPUs are missing, or cannot hold what is to run on them.
-        """
-        try:
-            gpus = read_gpus()
-        except GpuError as error:
-            raise ConfigError(str(error)) from error
-        services = place(self._config, names, gpus if gpus and made_for_gpus() else [], self._overrides)
-        for service in services:
-            check_memory(service, self._config, self._overrides)
-            if service.gpus:
-                self.say(f"{service.name}: {', '.join(map(str, service.gpus))}")
-        return services
 
     def _additions(self) -> list[str]:
         """Settings that make the services' drain fit into the launcher's."""
@@ -174,7 +135,7 @@ def launched(make: Callable[[], Launch]) -> int:
         launch = make()
         return asyncio.run(_until_signal(launch))
     except (ConfigError, QuartetError, LaunchError) as error:
-        echo(f"quartet: {error}{launch.hint if launch else ''}", err=True)
+        complain(error, launch.hint if launch else "")
         return getattr(error, "exit_code", 2)
     except KeyboardInterrupt:
         return 130

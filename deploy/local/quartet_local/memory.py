@@ -1,12 +1,12 @@
 """Whether GPUs hold what a run puts on them, by a lower bound: weights, gradients, optimizer; no activations."""
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from quartet_common.config import ConfigError, LoadedConfig, load_config
 from quartet_common.gpus import GIB, Gpu
+from quartet_common.model_folder import read_safetensors_header
 from quartet_local.placement import RolloutKeys, Service, TrainerKeys, VllmKeys
 
 
@@ -80,15 +80,8 @@ def parameter_count(model: Path) -> int:
     Raises:
         ConfigError: a file is none.
     """
-    total = 0
-    for path in model.glob("*.safetensors"):
-        try:
-            with path.open("rb") as file:
-                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            total += sum(math.prod(each["shape"]) for name, each in header.items() if name != "__metadata__")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError) as error:
-            raise ConfigError(f"model.path: '{path}' is no safetensors file: {error}") from error
-    return total
+    headers = map(read_safetensors_header, model.glob("*.safetensors"))
+    return sum(math.prod(tensor["shape"]) for header in headers for tensor in header.values())
 
 
 def _check(service: Service, gpu: Gpu, needed: float, held: str, there: float, what: str) -> None:

@@ -1,30 +1,138 @@
-"""Every service checks its own section of the run file in its own environment (`--dry-run`), before anything starts."""
+"""What is checked before anything starts, and by `quartet run --dry-run`: run file, data, machine, and every service's
+own check in its own environment. Whatever is wrong is reported at once."""
 
 import asyncio
 import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from quartet_common.config import ConfigError
-from quartet_local.checkout import service_python
-from quartet_local.config import LaunchError
-from quartet_local.placement import Service
+from pydantic import ConfigDict
 
+from quartet_client.data import RunData
+from quartet_client.errors import InputError
+from quartet_common.config import ConfigError, LoadedConfig, Section, load_config
+from quartet_common.gpus import GpuError, read_gpus
+from quartet_common.run_file import Problems, RunFile
+from quartet_local.addresses import free_addresses, holder
+from quartet_local.checkout import SERVICES, ensure_environments, made_for_gpus, service_python
+from quartet_local.config import LaunchError, LauncherSection
+from quartet_local.memory import check_memory
+from quartet_local.placement import Service, place
+
+_WITHOUT_REDIS = ["--section-only", "--set", "broker.redis_url=unix:///not-started-yet"]
 _TIMEOUT = 60.0  # seconds; a dry run takes about one, more while everything is imported for the first time
 
+DataT = TypeVar("DataT")
+Say = Callable[[str], None]
 
-async def check_services(services: list[Service], path: Path | None, overrides: list[str]) -> None:
-    """Dry-run the services side by side.
+
+class _BrokerSection(Section):
+    """The one key of [broker] that matters here."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    redis_url: str = ""
+
+
+@dataclass(frozen=True)
+class Plan(Generic[DataT]):
+    """What passed the checks.
+
+    Attributes:
+        config: the run file as the launcher reads it, with all overrides.
+        asked: the overrides that were given.
+        found: settings with free addresses, where others hold the default ones.
+        held: a sentence about who holds those.
+        services: the processes, the broker first.
+        own_redis: no Redis is named, so that the launcher starts one.
+        data: the prompts, as they were read.
+    """
+
+    config: LoadedConfig[LauncherSection]
+    asked: list[str]
+    found: list[str]
+    held: str
+    services: list[Service]
+    own_redis: bool
+    data: DataT
+
+    @property
+    def overrides(self) -> list[str]:
+        """Those that `config` was loaded with."""
+        return [*self.asked, *self.found]
+
+
+def check_run(path: Path | None, overrides: Sequence[str], say: Say = lambda line: None) -> Plan[RunData]:
+    """Check what `quartet run` would start, see `check`."""
+    return check(SERVICES, path, overrides, RunData.load, say)
+
+
+def check(
+    names: Sequence[str],
+    path: Path | None,
+    overrides: Sequence[str],
+    read: Callable[[LoadedConfig[LauncherSection]], DataT],
+    say: Say = lambda line: None,
+) -> Plan[DataT]:
+    """Check a launch of some services; nothing is started.
+
+    Args:
+        names: in the order of `SERVICES`; the broker is the first.
+        read: reads the prompts; raises InputError.
+        say: is given a line before the services are asked.
 
     Raises:
-        ConfigError: the first complaint, in the order of `services`.
-        LaunchError: a dry run failed in another way.
+        ConfigError: all that is wrong, a sentence each.
+        LaunchError: the environments cannot be made, or a service's check failed in another way.
     """
-    results = await asyncio.gather(*(_dry_run(service, path, overrides) for service in services))
-    for service, (status, words) in zip(services, results, strict=True):
-        if status == 2:
-            raise ConfigError(words.removeprefix(f"quartet-{service.kind}: "))
-        if status:
-            raise LaunchError(f"{service.name}: its check failed: {words}")
+    RunFile.read(path, overrides)  # environments are not made for a file that is not there
+    ensure_environments()
+    return asyncio.run(_check(names, path, list(overrides), read, say))
+
+
+async def _check(
+    names: Sequence[str],
+    path: Path | None,
+    asked: list[str],
+    read: Callable[[LoadedConfig[LauncherSection]], DataT],
+    say: Say,
+) -> Plan[DataT]:
+    # Where the launcher's own sections are wrong, the services still find what is wrong with theirs.
+    services = [Service(name, name, "") for name in names]
+    reading: asyncio.Task | None = None
+    found: list[str] = []
+    held, overrides, own_redis = "", asked, True
+    with Problems() as problems:
+        with problems.collecting(LaunchError):
+            config = load_config("launcher", LauncherSection, path, asked)
+            if config.section.rollouts != 0:  # rollouts elsewhere look for the run at the run file's addresses
+                found, held = await free_addresses(config, names)
+                overrides = [*asked, *found]
+                config = load_config("launcher", LauncherSection, path, overrides)
+            reading = asyncio.create_task(asyncio.to_thread(read, config))
+            own_redis = not load_config("broker", _BrokerSection, path, overrides).section.redis_url
+            services = _placed(config, names, overrides)
+            say("checking the run file with every service")
+        complaints = await _dry_runs(services, path, overrides, redis_later=own_redis)
+        if reading is not None:
+            with problems.collecting(InputError):
+                data = await reading
+                complaints = await asyncio.gather(*(_with_holder(config, complaint) for complaint in complaints))
+        problems.add(*complaints)
+    return Plan(config, asked, found, held, services, own_redis, data)
+
+
+async def _with_holder(config: LoadedConfig, complaint: str) -> str:
+    """Return a complaint about an address with who holds it, others as they are."""
+    held = [kind for kind in SERVICES if complaint.startswith(f"addresses.{kind}:")]
+    return complaint + await holder(config, held[0]) if held else complaint
+
+
+async def check_services(services: Sequence[Service], path: Path | None, overrides: list[str]) -> None:
+    """Dry-run services side by side. Raises ConfigError with all that is wrong, LaunchError."""
+    if complaints := await _dry_runs(services, path, overrides, redis_later=False):
+        raise ConfigError(*complaints)
 
 
 def service_command(service: Service, path: Path | None, overrides: list[str]) -> list[str]:
@@ -34,9 +142,47 @@ def service_command(service: Service, path: Path | None, overrides: list[str]) -
     return [*program, *([str(path)] if path else []), *settings]
 
 
-async def _dry_run(service: Service, path: Path | None, overrides: list[str]) -> tuple[int, str]:
-    """Return the exit status and the last line of standard error."""
-    command = [*service_command(service, path, overrides), "--dry-run", "--check-port"]
+def _placed(config: LoadedConfig[LauncherSection], names: Sequence[str], overrides: Sequence[str]) -> list[Service]:
+    """Return the processes of the services, on the GPUs that the environments are made for.
+
+    Raises:
+        ConfigError: GPUs are missing, or cannot hold what is to run on them.
+    """
+    try:
+        gpus = read_gpus()
+    except GpuError as error:
+        raise ConfigError(str(error)) from error
+    services = place(config, names, gpus if gpus and made_for_gpus() else [], overrides)
+    for service in services:
+        check_memory(service, config, overrides)
+    return services
+
+
+async def _dry_runs(
+    services: Sequence[Service], path: Path | None, overrides: list[str], redis_later: bool
+) -> list[str]:
+    """Return what the services refuse, in their order. Raises LaunchError if one fails and none refuses anything."""
+    options = [_WITHOUT_REDIS if redis_later and service.kind == "broker" else [] for service in services]
+    commands = [
+        [*service_command(service, path, overrides), "--dry-run", "--check-port", *own]
+        for service, own in zip(services, options, strict=True)
+    ]
+    results = await asyncio.gather(*map(_dry_run, commands))
+    complaints, failures = [], []
+    for service, (status, lines) in zip(services, results, strict=True):
+        start = f"quartet-{service.kind}: "
+        if status == 2:
+            complaints += [line.removeprefix(start) for line in lines if line.startswith(start)] or lines[-1:]
+        elif status:
+            said = lines[-1] if lines else "it said nothing"
+            failures.append(LaunchError(f"{service.name}: its check failed: {said}"))
+    if failures and not complaints:
+        raise failures[0]
+    return complaints
+
+
+async def _dry_run(command: list[str]) -> tuple[int, list[str]]:
+    """Return the exit status and the lines of standard error."""
     with tempfile.TemporaryFile() as errors:  # no pipe, which what it started may hold open after its end
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -49,11 +195,10 @@ async def _dry_run(service: Service, path: Path | None, overrides: list[str]) ->
             async with asyncio.timeout(_TIMEOUT):
                 status = await process.wait()
         except TimeoutError:
-            return 1, f"no answer within {_TIMEOUT:.0f} s"
+            return 1, [f"no answer within {_TIMEOUT:.0f} s"]
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
         errors.seek(0)
-        lines = errors.read().decode(errors="replace").strip().splitlines()
-    return status, lines[-1] if lines else "it said nothing"
+        return status, errors.read().decode(errors="replace").strip().splitlines()

@@ -13,12 +13,9 @@ from quartet_client.errors import QuartetError
 from quartet_client.progress import RunProgress
 from quartet_client.terminal import Terminal, echo
 from quartet_client.view import RunView
-from quartet_common.config import LoadedConfig, load_config, read_run_file
 from quartet_common.toml import run_file_text
-from quartet_local.addresses import free_addresses
-from quartet_local.checkout import SERVICES, ensure_environments
-from quartet_local.config import LauncherSection
 from quartet_local.launch import Launch, keep_up_until, launched
+from quartet_local.preflight import Plan, check_run
 from quartet_local.supervisor import Supervisor
 
 RUN_FILE = "run.toml"
@@ -33,39 +30,25 @@ def run(config_path: Path | str | None, overrides: Sequence[str] = (), plain: bo
     """Run a run file with all services on this machine and return the exit status.
 
     0: the run succeeded; 1: it failed, or its audit did; 2: bad configuration or data, nothing was left running;
-    128 + n: signal n (130: Ctrl-C). Whatever goes wrong is one sentence on standard error, and no process is left
-    behind.
+    128 + n: signal n (130: Ctrl-C). Whatever goes wrong is a sentence on standard error, and no process is left behind.
     """
     path = Path(config_path) if config_path is not None else None
 
     def make() -> Launch:
-        config = load_config("launcher", LauncherSection, path, overrides)
-        found: list[str] = []
-        data = RunData.load(config)
-        ensure_environments()
-        if config.section.rollouts != 0:  # rollouts elsewhere look for the run at the run file's addresses
-            found, held = asyncio.run(free_addresses(config, SERVICES))
-        if found:
-            config = load_config("launcher", LauncherSection, path, [*overrides, *found])
+        plan = check_run(path, overrides, echo)
+        if plan.found:
+            config = plan.config
             where = "; ".join(f"{kind} {address}" for kind, address in config.addresses.model_dump().items())
-            echo(f"{held}; this run has its own: {where} (--config {config.run.path / RUN_FILE})")
-        return _RunLaunch(config, data, list(overrides), found, plain or config.section.plain)
+            echo(f"{plan.held}; this run has its own: {where} (--config {config.run.path / RUN_FILE})")
+        return _RunLaunch(plan, plain or plan.config.section.plain)
 
     return launched(make)
 
 
 class _RunLaunch(Launch):
-    def __init__(
-        self,
-        config: LoadedConfig[LauncherSection],
-        data: RunData,
-        overrides: list[str],
-        addresses: list[str],
-        plain: bool,
-    ):
-        super().__init__(config, [*overrides, *addresses], Terminal())
-        self._asked = overrides
-        self._data = data
+    def __init__(self, plan: Plan[RunData], plain: bool):
+        super().__init__(plan, Terminal())
+        config, self._data = plan.config, plan.data
         model = config.model.path.name if config.model.path else ""
         self._progress = RunProgress(config.run.id, model=model, max_steps=config.run.max_steps)
         self._view = RunView(self._progress, self._console, plain or None)
@@ -77,20 +60,19 @@ class _RunLaunch(Launch):
         """For a run that was left before its end: how it is taken up again."""
         if not self._made or self._progress.ended:
             return ""
-        settings = (word for override in self._asked for word in ("--set", override))
+        settings = (word for override in self._plan.asked for word in ("--set", override))
         return f"; the run goes on with: {shlex.join(['quartet', 'run', str(self._config.path), *settings])}"
 
     async def run(self) -> int:
         """See `Launch.run`."""
-        async with self.services(SERVICES) as supervisor:
+        async with self.services() as supervisor:
             await self._follow(supervisor)
         return self._told()
 
     async def _start(self, supervisor: Supervisor, names: tuple[str, ...]) -> None:
         """Start the services; a run that was here before is taken up first: a trainer ends where its run has ended."""
         config = self._config
-        resolved = run_file_text(read_run_file(config.path, self._overrides))
-        (self._folder / RUN_FILE).write_text(resolved, encoding="utf-8")
+        (self._folder / RUN_FILE).write_text(run_file_text(config.file.tree), encoding="utf-8")
         if (self._folder / "metrics.jsonl").exists():
             await supervisor.start(names[0])
             async with AsyncClient(**config.addresses.model_dump(), security=config.security) as client:

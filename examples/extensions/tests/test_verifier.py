@@ -6,8 +6,8 @@ from quartet.v1 import reward_pb2
 from quartet_common.config import ConfigError, load_config
 from quartet_reward.config import RewardSection
 from quartet_reward.math_equality import MathEquality
+from quartet_reward.preflight import preflight
 from quartet_reward.registry import load_verifiers
-from quartet_reward.serving import preflight
 from quartet_reward.verifiers.base import Tools
 
 

@@ -5,7 +5,9 @@ It knows nothing of models, training or Redis, and imports neither torch nor a s
 A service's life, from the top down:
 
 - `cli`: the command line, the same for all four services; calls the service's `preflight` and `serve`.
-- `config`: the run file, its shared sections, overrides; `run_spec`: its [run] section as the contract's RunSpec.
+- `config`: the sections of the run file; `run_file`: the file, overrides, `Problems`; `refusals`: what is wrong with
+  a section; `other_names`: TRL's and verl's; `run_spec`: the [run] section as the contract's RunSpec.
+- `model_folder`, `data_rows`: what a service's checks read of the model and the data.
 - `host`: the gRPC server: TLS, token, health, reflection, handshake, metrics, drain. `interceptor`: around each call.
 - `channel`, `handshake`: how a service reaches another.
 - `errors`: statuses with rich details, made by servers, described for people by clients.

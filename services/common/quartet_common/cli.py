@@ -16,6 +16,7 @@ from quartet_common.allocator import keep_freed_memory
 from quartet_common.config import ConfigError, LoadedConfig, Section, load_config
 from quartet_common.log import configure_logging, get_logger
 from quartet_common.ports import check_ports_free
+from quartet_common.run_file import Problems
 from quartet_common.stderr import watched_stderr
 from quartet_common.supervision import Supervisor
 from quartet_common.text import one_line
@@ -43,7 +44,8 @@ def service_main(
 ) -> int:
     """Run a service from its command line and return its exit status.
 
-    0: ended as asked; 1: failed; 2: the configuration cannot be used (one sentence on standard error); 130: Ctrl-C.
+    0: ended as asked; 1: failed; 2: the configuration cannot be used (a sentence for each problem on standard error);
+    130: Ctrl-C.
 
     Args:
         kind: "broker", "reward", "rollout" or "trainer".
@@ -60,13 +62,9 @@ def service_main(
         # Brokers and reward services serve several runs.
         run = config.run.id if kind in ("rollout", "trainer") else ""
         configure_logging(kind, instance, arguments.log_format, arguments.log_level, run)
-        if config.security.tls:
-            from quartet_common.certificates import check_service_files  # it imports grpc
-
-            check_service_files(config.security)
-        plan = {"service": kind, "address": getattr(config.addresses, kind), "run": config.run.id, **preflight(config)}
-        if arguments.check_port or not arguments.dry_run:
-            check_ports_free(kind, getattr(config.addresses, kind), config.server)
+        if arguments.section_only:
+            preflight = _nothing_more
+        plan = _check(kind, config, preflight, ports=arguments.check_port or not arguments.dry_run)
         if arguments.dry_run:
             print(json.dumps({**plan, "section": config.section.model_dump(mode="json")}, indent=2, default=str))
             return 0
@@ -77,12 +75,14 @@ def service_main(
         with watched, asyncio.Runner(loop_factory=loop_factory) as runner:
             return runner.run(_serve(kind, config, serve))
     except ConfigError as error:
-        Supervisor().tell(STATUS=str(error))
+        Supervisor().tell(STATUS=error.problems[0])
         if arguments.log_format == "json":
             configure_logging(kind, instance, arguments.log_format)
-            log.error("%s", error)
-        else:
-            print(one_line(f"quartet-{kind}: {error}"), file=sys.stderr)
+        for problem in error.problems:
+            if arguments.log_format == "json":
+                log.error("%s", problem)
+            else:
+                print(one_line(f"quartet-{kind}: {problem}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -91,6 +91,27 @@ def service_main(
         return 1
     finally:
         tracing.shutdown()
+
+
+def _check(kind: str, config: LoadedConfig, preflight: Preflight, ports: bool) -> dict[str, Any]:
+    """Return what would run. Raises ConfigError with all that is wrong."""
+    plan = {"service": kind, "address": getattr(config.addresses, kind), "run": config.run.id}
+    with Problems() as problems:
+        if config.security.tls:
+            from quartet_common.certificates import check_service_files  # it imports grpc
+
+            with problems.collecting():
+                check_service_files(config.security)
+        with problems.collecting():
+            plan |= preflight(config)
+        if ports:
+            with problems.collecting():
+                check_ports_free(kind, getattr(config.addresses, kind), config.server)
+    return plan
+
+
+def _nothing_more(config: LoadedConfig) -> dict[str, Any]:
+    return {}
 
 
 async def _serve(kind: str, config: LoadedConfig, serve: Serve) -> int:
@@ -109,6 +130,9 @@ def _parser(kind: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--dry-run", action="store_true", help="check the configuration, print what would run, exit")
     parser.add_argument("--check-port", action="store_true", help="with --dry-run: also check that the port is free")
+    parser.add_argument(
+        "--section-only", action="store_true", help="check the configuration alone, not what it names: no Redis yet"
+    )
     parser.add_argument("--log-format", choices=("json", "text"), default="text")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     parser.add_argument("--version", action="version", version=f"quartet-{kind} {__version__}")

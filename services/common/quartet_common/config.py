@@ -1,10 +1,9 @@
-"""The run file: one TOML file for a whole run, of which each service reads its own section and the shared ones.
+"""The run file's sections, and how they are loaded: each service reads its own section and the shared ones.
 
-Command-line overrides (`--set rollout.engine=transformers`) win over the file. Relative paths are taken from the
-folder the process is started in. Whatever is wrong is said in one sentence: the key, what came, what is allowed, where.
+Relative paths are taken from the folder the process is started in. Whatever is wrong is said in a sentence each: the
+key, what came, what is allowed, where.
 """
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -16,17 +15,12 @@ from google.protobuf.struct_pb2 import Struct
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from quartet_common.checkpoints import part_of
-from quartet_common.refusals import did_you_mean, sentence
+from quartet_common.refusals import sentences, unknown_section
+from quartet_common.run_file import ConfigError, Problems, RunFile, read_text
 from quartet_common.values import check_values
 
-# Sections that every service reads, and those that belong to one reader each.
-_SHARED_SECTIONS = ("run", "model", "addresses", "security", "server", "tracing")
-_OWNED_SECTIONS = ("data", "broker", "reward", "rollout", "trainer", "launcher")
+_OWNED_SECTIONS = ("data", "broker", "reward", "rollout", "trainer", "launcher")  # of one reader each
 _YEAR_SECONDS = 366 * 86400.0
-
-
-class ConfigError(Exception):
-    """The configuration cannot be used; the text is the one sentence to show. Exit status 2."""
 
 
 class Section(BaseModel):
@@ -311,6 +305,16 @@ class TracingSection(Section):
 SectionT = TypeVar("SectionT", bound=Section)
 
 
+_SHARED_SECTIONS: dict[str, type[Section]] = {
+    "run": RunSection,
+    "model": ModelSection,
+    "addresses": AddressesSection,
+    "security": SecuritySection,
+    "server": ServerSection,
+    "tracing": TracingSection,
+}
+
+
 @dataclass(frozen=True)
 class LoadedConfig(Generic[SectionT]):
     """What a service is configured to do."""
@@ -324,14 +328,7 @@ class LoadedConfig(Generic[SectionT]):
     data: dict[str, Any] = field(default_factory=dict)
     path: Path | None = None
     tracing: TracingSection = TracingSection()
-
-
-def read_run_file(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the run file's sections with the overrides applied. Raises ConfigError if it cannot be read."""
-    tree = _read_toml(path) if path else {}
-    for override in overrides:
-        _apply_override(tree, override)
-    return tree
+    file: RunFile = field(default_factory=RunFile)
 
 
 def load_config(
@@ -343,32 +340,31 @@ def load_config(
     """Read the run file, apply overrides `key=value`, and validate the shared sections and one owned section.
 
     Raises:
-        ConfigError: one sentence about the first thing that is wrong.
+        ConfigError: everything that is wrong, a sentence each.
     """
-    where = f"in {path}" if path else "on the command line"
-    tree = read_run_file(path, overrides)
+    file = RunFile.read(path, overrides)
     allowed = (*_SHARED_SECTIONS, *_OWNED_SECTIONS)
-    for name, value in tree.items():
-        if name not in allowed:
-            raise ConfigError(f"unknown section [{name}] {where}{did_you_mean(name, allowed)}")
-        if not isinstance(value, dict):
-            raise ConfigError(f"{name}: got {value!r} {where}; it must be a section, [{name}]")
-    return LoadedConfig(
-        run=_validate(RunSection, tree.get("run", {}), "run", where),
-        model=_validate(ModelSection, tree.get("model", {}), "model", where),
-        addresses=_validate(AddressesSection, tree.get("addresses", {}), "addresses", where),
-        security=_validate(SecuritySection, tree.get("security", {}), "security", where),
-        server=_validate(ServerSection, tree.get("server", {}), "server", where),
-        section=_validate(section_model, tree.get(section_name, {}), section_name, where),
-        data=tree.get("data", {}),
-        path=path,
-        tracing=_validate(TracingSection, tree.get("tracing", {}), "tracing", where),
-    )
+    found: dict[str, Any] = {}
+    with Problems() as problems:
+        for name, value in file.tree.items():
+            if name not in allowed:
+                problems.add(*unknown_section(name, value, allowed, file.where))
+            elif not isinstance(value, dict):
+                problems.add(f"{name}: got {value!r} {file.where((name,))}; it must be a section, [{name}]")
+        for name, model in _SHARED_SECTIONS.items():
+            with problems.collecting():
+                found[name] = validate_section(model, file.section(name), name, file)
+        with problems.collecting():
+            section = validate_section(section_model, file.section(section_name), section_name, file)
+    return LoadedConfig(**found, section=section, data=file.section("data"), path=path, file=file)
 
 
-def validate_section(model: type[SectionT], values: dict[str, Any], name: str, where: str) -> SectionT:
-    """Validate one section's values. Raises ConfigError with one sentence."""
-    return _validate(model, values, name, where)
+def validate_section(model: type[SectionT], values: dict[str, Any], name: str, file: RunFile) -> SectionT:
+    """Validate the values of section `name`. Raises ConfigError with a sentence for each that is wrong."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(*sentences(model, error, name, file.where, _SHARED_SECTIONS)) from error
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -387,51 +383,3 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def read_text(path: Path, key: str) -> str:
-    """Read a file named by a configuration key. Raises ConfigError."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{key}: cannot read '{path}': {_os_reason(error)}") from error
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    text = read_text(path, "run file")
-    try:
-        return tomllib.loads(text)
-    except RecursionError as error:
-        raise ConfigError(f"run file {path} is not valid TOML: it is nested too deeply") from error
-    except ValueError as error:  # also a number of thousands of digits
-        raise ConfigError(f"run file {path} is not valid TOML: {error}") from error
-
-
-def _os_reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
-    return "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
-
-
-def _apply_override(tree: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    parts = key.strip().split(".")
-    if not equals or len(parts) < 2 or not all(parts):
-        raise ConfigError(f"--set {override}: an override is section.key=value, e.g. rollout.engine=transformers")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
-        value = text  # a bare string: no quotes needed at a command line
-    node = tree
-    for part in parts[:-1]:
-        node = node.setdefault(part, {})
-        if not isinstance(node, dict):
-            raise ConfigError(f"--set {override}: '{part}' is a value, not a section")
-    node[parts[-1]] = value
-
-
-def _validate(model: type[SectionT], values: dict[str, Any], name: str, where: str) -> SectionT:
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(sentence(model, error, name, where)) from error

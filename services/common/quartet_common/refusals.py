@@ -1,43 +1,109 @@
-"""What is wrong with a section of the run file, in one sentence: the key, what came, what is allowed, where."""
+"""What is wrong with sections of the run file, a sentence each: the key, what came, what is allowed, where."""
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from quartet_common.other_names import meant, nearly_meant
 
-def sentence(model: type[BaseModel], error: ValidationError, name: str, where: str) -> str:
-    """Return the first problem of section `name`, e.g. "trainer", as a sentence without secrets.
+Where = Callable[[Sequence[str | int]], str]
+"""Where a key, given as its parts, was set, e.g. "in run.toml"."""
+
+_FEW = 8  # names that an error lists; of more it names the nearest
+_NEAREST = 5
+_SPELLING = 0.85  # how much a misspelt name resembles the right one, by difflib's ratio
+
+
+def sentences(
+    model: type[BaseModel], error: ValidationError, name: str, where: Where, others: Mapping[str, type[BaseModel]]
+) -> list[str]:
+    """Return every problem of section `name`, e.g. "trainer", as a sentence without secrets.
 
     Args:
-        model: the section's model, by which an unknown key's neighbours are told.
+        model: the section's model, by which an unknown key's neighbors are named.
         error: what pydantic found.
-        name: the section's name in the run file.
-        where: where the values came from, e.g. "in run.toml".
+        others: further sections in which an unknown key may belong.
     """
-    problems = error.errors(include_url=False)
-    first = problems[0]
-    key = ".".join([name, *(str(part) for part in first["loc"])])
-    if first["type"] == "extra_forbidden":
-        allowed = _keys_at(model, first["loc"][:-1])
-        told = f"unknown key {key} {where}{did_you_mean(str(first['loc'][-1]), allowed)}"
-    elif first["type"] == "missing":
-        told = f"{key} is missing {where}: it has no default"
-    else:
-        message = first["msg"].removeprefix("Value error, ")
-        came = "" if isinstance(first["input"], (dict, BaseModel)) else f"got {_without_passwords(first['input'])} "
-        told = f"{key}: {came}{where}: {message[0].lower()}{message[1:]}"
-    more = len(problems) - 1
-    return told + (f" (and {more} more problem{'s' if more > 1 else ''})" if more else "")
+    return [_sentence(model, problem, name, where, others) for problem in error.errors(include_url=False)]
 
 
-def _without_passwords(value: Any) -> str:
+def _sentence(
+    model: type[BaseModel], problem: Mapping[str, Any], name: str, where: Where, others: Mapping[str, type[BaseModel]]
+) -> str:
+    parts = (name, *(str(part) for part in problem["loc"]))
+    key = ".".join(parts)
+    if problem["type"] == "extra_forbidden":
+        allowed = _keys_at(model, problem["loc"][:-1])
+        elsewhere = [
+            found for section, each in {name: model, **others}.items() for found in _places(each, parts[-1], section)
+        ]
+        return f"unknown key {key} {where(parts)}{_unknown(parts, allowed, elsewhere)}"
+    if problem["type"] == "missing":
+        return f"{key} is missing {where(parts[:-1])}: it has no default"
+    message = problem["msg"].removeprefix("Value error, ")
+    came = "" if isinstance(problem["input"], (dict, BaseModel)) else f"got {without_passwords(problem['input'])} "
+    return f"{key}: {came}{where(parts)}: {message[0].lower()}{message[1:]}"
+
+
+def unknown_section(name: str, value: Any, allowed: Sequence[str], where: Where) -> list[str]:
+    """Return what is wrong with a section that does not exist: a sentence for each key of TRL's or verl's in it."""
+    known = [(leaf, cure) for leaf in _leaves((name,), value) if (cure := meant(leaf))]
+    if known:
+        return [f"unknown key {'.'.join(leaf)} {where(leaf)}{cure}" for leaf, cure in known]
+    return [_no_section(name, where, allowed)]
+
+
+def _no_section(name: str, where: Where, allowed: Sequence[str]) -> str:
+    return f"unknown section [{name}] {where((name,))}{did_you_mean(name, allowed)}"
+
+
+def did_you_mean(name: str, allowed: Sequence[str]) -> str:
+    """Return the end of a sentence about an unknown name: the one it resembles, or those allowed, or the nearest."""
+    close = difflib.get_close_matches(name, allowed, n=1)
+    if close:
+        return f": did you mean '{close[0]}'?"
+    if len(allowed) > _FEW:
+        nearest = difflib.get_close_matches(name, allowed, n=_NEAREST, cutoff=0.0)
+        return f"; the nearest of {len(allowed)} allowed: {', '.join(nearest)}"
+    return f"; allowed: {', '.join(sorted(allowed))}" if allowed else ""
+
+
+def without_passwords(value: Any) -> str:
     """Return a value as it may be shown: a URL without the password in it."""
     return re.sub(
         r"(://[^:@/\s]*:)\S*@|(password=)[^&\s'\"]*", lambda m: f"{m[1]}***@" if m[1] else f"{m[2]}***", repr(value)
     )
+
+
+def _unknown(parts: Sequence[str], allowed: Sequence[str], elsewhere: Sequence[str]) -> str:
+    if theirs := meant(parts):
+        return theirs
+    if not difflib.get_close_matches(parts[-1], allowed, n=1, cutoff=_SPELLING):
+        if elsewhere:
+            return f": did you mean {elsewhere[0]}?"
+        if theirs := nearly_meant(parts[-1]):
+            return theirs
+    return did_you_mean(parts[-1], allowed)
+
+
+def _leaves(parts: tuple[str, ...], value: Any) -> Iterator[tuple[str, ...]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves((*parts, key), inner)
+    else:
+        yield parts
+
+
+def _places(model: type[BaseModel], name: str, prefix: str) -> Iterator[str]:
+    """Yield where below `prefix` a key of this name stands."""
+    for key, info in model.model_fields.items():
+        if key == name:
+            yield f"{prefix}.{key}"
+        elif nested := _nested_model(info.annotation):
+            yield from _places(nested, name, f"{prefix}.{key}")
 
 
 def _keys_at(model: type[BaseModel], loc: Sequence[int | str]) -> tuple[str, ...]:
@@ -61,11 +127,3 @@ def _nested_model(annotation: Any) -> type[BaseModel] | None:
         if nested is not None:
             return nested
     return None
-
-
-def did_you_mean(name: str, allowed: Sequence[str]) -> str:
-    """Return the end of a sentence about an unknown name: the nearest of those allowed, or all of them."""
-    close = difflib.get_close_matches(name, allowed, n=1)
-    if close:
-        return f": did you mean '{close[0]}'?"
-    return f"; allowed: {', '.join(sorted(allowed))}" if allowed else ""

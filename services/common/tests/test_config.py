@@ -107,6 +107,43 @@ def test_a_wrong_override_is_named(tmp_path):
     assert "rollout.prompts_ahead" in sentence("", tmp_path, "rollout.prompts_ahead=many")
 
 
+def test_all_that_is_wrong_is_said_at_once_and_where_it_stands(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("[run]\ngrup_size = 4\n[rollout]\nprompts_ahead = 0\n[security]\ntls_ca = 'a'\n")
+    overrides = ["run.beta=1", "security.tls_key=b", "rollout.nonsense=1"]
+    with pytest.raises(ConfigError) as error:
+        load_config("rollout", RolloutLike, path, overrides)
+    assert error.value.problems == (
+        f"unknown key run.grup_size in {path}: did you mean 'group_size'?",
+        "unknown key run.beta in --set: TRL's beta is trainer.kl_coefficient here: the KL estimator k3 alone",
+        f"security: in {path} and --set: tls_ca, tls_certificate and tls_key go together; only tls_ca, tls_key is set",
+        f"rollout.prompts_ahead: got 0 in {path}: input should be greater than or equal to 1",
+        "unknown key rollout.nonsense in --set; allowed: engine, prompts_ahead",
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("rollout.num_generations", "TRL's num_generations is run.group_size here"),
+        ("rollout.num_generation", "TRL's num_generations is run.group_size here"),
+        ("run.hub_token", "TRL's hub_token is not here: the final model is a Hugging Face folder"),
+        ("actor_rollout_ref.actor.optim.lr", "verl's actor_rollout_ref.actor.optim.lr is trainer.learning_rate here"),
+        ("trainer.actor.optim.lr", "verl's actor_rollout_ref.actor.optim.lr is trainer.learning_rate here"),
+        ("rollout.lam", "verl's algorithm.lam is trainer.gae_lambda here"),
+        ("rollout.group_size", "did you mean run.group_size?"),
+        ("rollout.temperature", "TRL's temperature is run.sampling.temperature here"),
+        ("run.zzz", "; the nearest of 24 allowed: "),
+    ],
+)
+def test_an_unknown_key_is_answered_with_the_one_that_is_meant(key, said, tmp_path):
+    section = key.partition(".")[0]
+    if section == "trainer":  # which is another reader's
+        key = key.replace("trainer.", "training.")
+    shown = sentence("", tmp_path, f"{key}=1")
+    assert said in shown and shown.count(",") < 6
+
+
 @pytest.mark.parametrize(
     "url", ["redis://user:secret@host:port", "redis://:se/cr?secret@host", "x://host?password=secret&db=0"]
 )

@@ -3,7 +3,8 @@
 
 From the call down to the arithmetic:
 
-- `serving`: start, preflight and drain. `resources`: the processes that it works with. `telemetry`: metrics.
+- `preflight`: the checks before a start. `serving`: start and drain. `resources`: the processes that it works with.
+- `telemetry`: metrics.
 - `service`: the three RPCs; `stream`: one call of ScoreStream; `room`: how many items may be under way.
 - `fair_queue`: runs have what is scarce in turns: workers, and sandbox slots (`fair_sandbox`).
 - `scoring`: one item through its verifiers into one result. `specs`: reads which verifiers an item names, and how.

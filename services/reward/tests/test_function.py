@@ -10,7 +10,7 @@ from reward_samples import serving
 
 from quartet_common.config import ConfigError, load_config
 from quartet_reward.config import RewardSection
-from quartet_reward.serving import load_functions, preflight
+from quartet_reward.preflight import load_functions, preflight
 
 FILE = """
 import asyncio, os, time

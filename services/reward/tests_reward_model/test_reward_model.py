@@ -16,7 +16,8 @@ from quartet.v1 import reward_pb2, reward_pb2_grpc
 from quartet_common.config import ConfigError, load_config
 from quartet_common.host import ServiceHost
 from quartet_reward.config import RewardSection
-from quartet_reward.serving import assemble, preflight
+from quartet_reward.preflight import preflight
+from quartet_reward.serving import assemble
 
 TIMEOUT = 100.0
 

@@ -1,7 +1,8 @@
 """The rollout service: generates completions with the live policy, has them scored, puts finished groups.
 
 __main__     command line
-config       [rollout] of the run file, and the checks before a start
+config       [rollout] of the run file
+preflight    the checks before a start; chat_templates, prompt_lengths: those of the data
 service      puts the parts together; starts and drains them
 state        what the parts share: run, engine, version, and the event that something changed
 

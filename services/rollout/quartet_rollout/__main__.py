@@ -6,7 +6,8 @@ import sys
 
 from quartet_common.cli import service_main
 from quartet_common.config import LoadedConfig
-from quartet_rollout.config import RolloutSection, limit_threads, preflight
+from quartet_rollout.config import RolloutSection, limit_threads
+from quartet_rollout.preflight import preflight
 
 
 async def serve(config: LoadedConfig[RolloutSection], host) -> None:

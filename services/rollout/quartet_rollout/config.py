@@ -1,23 +1,14 @@
-"""[rollout] of the run file, and what is checked before the service starts. Imports neither torch nor an engine."""
+"""[rollout] of the run file. Imports neither torch nor an engine."""
 
-import importlib.util
 import os
 from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
-from quartet_common.config import ConfigError, LoadedConfig, Section
-from quartet_common.run_spec import environment_spec
-from quartet_common.transports import load_transports
-from quartet_rollout.engines.base import EngineError
-from quartet_rollout.engines.model_folder import context_length
+from quartet_common.config import Section
 from quartet_rollout.engines.options import TransformersOptions, VllmOptions
 from quartet_rollout.engines.plugins import EngineParameters, load_plugin
 from quartet_rollout.engines.registry import engine_names
-from quartet_rollout.environments import load_environments
-from quartet_rollout.environments.chosen import UnknownEnvironment, read_environment
-from quartet_rollout.prompt_lengths import check_prompt_lengths
-from quartet_rollout.sampling import PromptRefused
 
 OWN_ENGINES = ("vllm", "transformers")
 
@@ -106,47 +97,6 @@ class RolloutSection(Section):
         if self.engine in OWN_ENGINES:
             return getattr(self, self.engine)
         return load_plugin(self.engine).parameters.model_validate(self.engine_parameters)
-
-
-def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
-    """Check what the configuration names: model folder, engine, lengths of prompts. Return what would run."""
-    section, folder = config.section, config.model.path
-    if folder is None:
-        raise ConfigError("model.path is missing: the rollout needs the Hugging Face folder of the model")
-    if not folder.is_dir():
-        raise ConfigError(f"model.path: there is no folder '{folder}'")
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"model.path: '{folder}' has no config.json; it must be a Hugging Face model folder")
-    # Each of our own engines is called as its library is.
-    if section.engine in OWN_ENGINES and importlib.util.find_spec(section.engine) is None:
-        raise ConfigError(f"rollout.engine: the package {section.engine} is not installed here")
-    if section.max_unsettled_completions < section.max_running_completions:
-        raise ConfigError(
-            f"rollout.max_unsettled_completions: got {section.max_unsettled_completions}; it must be at least "
-            f"rollout.max_running_completions ({section.max_running_completions})"
-        )
-    environments = load_environments()
-    load_transports()  # each is offered, so each must work
-    if config.run.environment is not None:
-        try:
-            read_environment(environments, environment_spec(config.run.environment), "run.environment")
-        except (UnknownEnvironment, PromptRefused) as error:
-            raise ConfigError(str(error)) from error
-    context = section.engine_options.max_model_len
-    if section.engine in OWN_ENGINES:
-        try:
-            context = context_length(str(folder), f"rollout.{section.engine}.max_model_len", context)
-        except EngineError as error:
-            raise ConfigError(str(error)) from error
-    check_prompt_lengths(config, context)
-    return {
-        "engine": section.engine,
-        "environments": list(environments),
-        "model": str(folder),
-        "broker": config.addresses.broker,
-        "reward": config.addresses.reward,
-        "threads": section.engine_options.threads,
-    }
 
 
 def limit_threads(threads: int) -> None:

@@ -5,11 +5,10 @@ that of its contents here: the chat template adds to it, so what is refused is c
 """
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from quartet_common.config import ConfigError, LoadedConfig
+from quartet_common.data_rows import data_rows
 
 
 def check_prompt_lengths(config: LoadedConfig, max_model_len: int | None) -> None:
@@ -31,41 +30,22 @@ def check_prompt_lengths(config: LoadedConfig, max_model_len: int | None) -> Non
     if 0 < config.run.max_prompt_tokens < room:
         room, why = config.run.max_prompt_tokens, "run.max_prompt_tokens"
     tokenizer: Any = None
-    for path in _files(config.data):
-        for number, text in _texts(path):
-            if len(text.encode()) <= room:
-                continue  # no tokenizer makes more tokens than bytes
-            if tokenizer is None:
-                from tokenizers import Tokenizer
+    for where, row in data_rows(config.data):
+        text = _text(row)
+        if len(text.encode()) <= room:
+            continue  # no tokenizer makes more tokens than bytes
+        if tokenizer is None:
+            from tokenizers import Tokenizer
 
-                tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-            tokens = len(tokenizer.encode(text, add_special_tokens=False).ids)
-            if tokens > room:
-                raise ConfigError(
-                    f"{path}, line {number}: the prompt has {tokens} tokens; allowed: at most {room}, {why}"
-                )
+            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokens = len(tokenizer.encode(text, add_special_tokens=False).ids)
+        if tokens > room:
+            raise ConfigError(f"{where}: the prompt has {tokens} tokens; allowed: at most {room}, {why}")
 
 
-def _files(data: dict[str, Any]) -> list[Path]:
-    evaluation = data.get("evaluation", {})
-    named = [data.get("train"), *(evaluation.values() if isinstance(evaluation, dict) else ())]
-    return [path for name in named if isinstance(name, str) and (path := Path(name)).is_file()]
-
-
-def _texts(path: Path) -> Iterator[tuple[int, str]]:
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if not isinstance(record, dict):
-                continue
-            if isinstance(record.get("prompt"), str):
-                yield number, record["prompt"]
-            elif messages := record.get("messages"):
-                turns = messages if isinstance(messages, list) else [messages]
-                yield (
-                    number,
-                    "".join(str(turn["content"]) for turn in turns if isinstance(turn, dict) and "content" in turn),
-                )
+def _text(row: dict[str, Any]) -> str:
+    if isinstance(row.get("prompt"), str):
+        return row["prompt"]
+    messages = row.get("messages") or []
+    turns = messages if isinstance(messages, list) else [messages]
+    return "".join(str(turn["content"]) for turn in turns if isinstance(turn, dict) and "content" in turn)

@@ -2,7 +2,7 @@
 
 From the outside in:
 
-- `__main__`, `service`: the command, the checks before it starts, the server. `launch`: more ranks than one.
+- `__main__`, `preflight`, `service`: the command, the checks before a start, the server. `launch`: more ranks than one.
 - `servicer`: TrainerService, for those who ask. `status`: what they may know. `control`: what they may ask for.
 - `life`: puts the parts together, in the training thread. `loop`: what a training does; read it first. It uses:
     - `session`: batches from the broker, steps and checkpoints back to it. `members`: who is in the run.

@@ -1,97 +1,29 @@
-"""The service around the training: checks before the start, the parts put together, the way down."""
+"""The service around the training: the parts put together, the way down."""
 
 import asyncio
 import os
 import threading
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from quartet.v1 import broker_pb2, common_pb2, trainer_pb2, trainer_pb2_grpc
 
-from quartet_common.config import ConfigError, LoadedConfig
+from quartet_common.config import ConfigError
 from quartet_common.host import ServiceHost
 from quartet_common.log import get_logger
 from quartet_trainer import launch
-from quartet_trainer.callbacks import check_callbacks
-from quartet_trainer.config import TrainerSection, check_transport
 from quartet_trainer.control import Control
 from quartet_trainer.errors import TrainingError
 from quartet_trainer.learner.base import LearnerError
-from quartet_trainer.learner.model_folder import ModelFolderError, check_completion_length, check_model_folder
-from quartet_trainer.learner.settings import LOWEST_TEMPERATURE, check_schedule
+from quartet_trainer.learner.model_folder import ModelFolderError
+from quartet_trainer.preflight import Config, checkpoint_root, evaluation_sets
 from quartet_trainer.servicer import TrainerServicer
 from quartet_trainer.status import Status
 
 log = get_logger(__name__)
 
 FOLLOWER_GRACE_SECONDS = 5.0
-
-Config = LoadedConfig[TrainerSection]
-
-
-def preflight(config: Config) -> dict[str, Any]:
-    """Check the model's folder and the run's. Raises ConfigError. Returns what would run."""
-    if config.model.path is None:
-        raise ConfigError("model.path is missing: it names the Hugging Face folder of the model to train")
-    try:
-        check_completion_length(check_model_folder(config.model.path), config.run.sampling.max_new_tokens)
-        check_schedule(config.section, config.run.max_steps)
-    except (ModelFolderError, LearnerError) as error:
-        raise ConfigError(str(error)) from error
-    for folder in (config.run.path, checkpoint_root(config)):
-        existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-        if not existing.is_dir() or not os.access(existing, os.W_OK):
-            raise ConfigError(f"run.folder: '{folder}' cannot be made: '{existing}' is not a folder one may write to")
-    if config.run.temperature_schedule is None and config.run.sampling.temperature < LOWEST_TEMPERATURE:
-        raise ConfigError(
-            f"run.sampling.temperature: got {config.run.sampling.temperature:g}, at which nothing can be trained; "
-            f"allowed: {LOWEST_TEMPERATURE:g} or above"
-        )
-    if launch.rank() == 0:
-        _warn(config)
-    check_transport(config.section.weights)
-    check_callbacks(config.section.callbacks)
-    return {
-        "model": str(config.model.path),
-        "algorithm": config.section.algorithm,
-        "plugin": config.section.plugin,
-        "ranks": config.section.ranks,
-        "broker": config.addresses.broker,
-        "evaluation_sets": evaluation_sets(config),
-        "folder": str(config.run.path),
-    }
-
-
-def _warn(config: Config) -> None:
-    """Log what the run file combines that can be trained, but hardly as it was meant."""
-    run, settings = config.run, config.section
-    every = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    cuts = [f"{key} = {value:g}" for key, value in run.sampling if key in every and value != every[key]]
-    if cuts and not run.sampling_masks:
-        log.warning(
-            f"run.sampling: {', '.join(cuts)} without run.sampling_masks biases every importance ratio: the rollout's "
-            "log-probs are of the candidates that are left, the trainer's of the whole vocabulary; set "
-            "run.sampling_masks = true"
-        )
-    if settings.masks_truncated and any(verifier.name == "length" for verifier in run.verifiers):
-        log.warning(
-            "trainer.mask_truncated leaves completions out of the loss that the verifier 'length' punishes most, and "
-            "their rewards in the mean of their group; with that verifier set trainer.mask_truncated = false"
-        )
-
-
-def checkpoint_root(config: Config) -> Path:
-    """Return the folder of the checkpoints."""
-    return config.section.checkpoint.folder or config.run.path / "checkpoints"
-
-
-def evaluation_sets(config: Config) -> list[str]:
-    """Return the sets to evaluate: those named, or all of [data.evaluation]."""
-    if config.section.evaluation.sets is not None:
-        return config.section.evaluation.sets
-    return list(config.data.get("evaluation", {}))
 
 
 async def serve(config: Config, host: ServiceHost) -> None:

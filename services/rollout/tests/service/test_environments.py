@@ -13,8 +13,9 @@ from world import instance, refused
 
 from quartet_common.config import ConfigError, EnvironmentSection, ModelSection, RunSection, load_config
 from quartet_common.tensors import decode, decode_ragged
-from quartet_rollout.config import RolloutSection, preflight
+from quartet_rollout.config import RolloutSection
 from quartet_rollout.environments import registry
+from quartet_rollout.preflight import preflight
 
 
 @pytest.fixture(autouse=True)
@@ -262,7 +263,8 @@ async def test_direct_use_is_one_turn(world):
     ],
 )
 def test_the_run_file_s_environment_is_checked_before_anything_starts(tmp_path, section, sentence):
-    (tmp_path / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
     config = load_config("rollout", RolloutSection, overrides=["rollout.engine=transformers"])
     config = replace(config, model=ModelSection(path=tmp_path))
     assert "single_turn" in preflight(config)["environments"]

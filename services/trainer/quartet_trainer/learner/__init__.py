@@ -15,19 +15,21 @@
 | `plugin_settings` | the keys that choose plugin, sizes and adapters (no torch) |
 | `adapter` | LoRA: adapters in a model, their names, the merged model |
 | `vocab_parallel` | log-probs where each rank has a part of the vocabulary |
+| `hybrid_checks` | which models and ranks the plugin hybrid_parallel takes (no torch) |
 | `plugins` | ColossalAI's plugins behind one interface: spread a model, accumulate, gather |
 | `planner` | from a global batch to advantages, weights and shares; what they need is computed beforehand |
 | `objective` | the loss of a micro-batch from its log-probs |
 | `critic` | PPO's value model, its optimizer and its part of a step |
 | `value_head`, `head_critic` | its other form: a head on the policy, and its part of the policy's step |
-| `ptx` | texts for a language-model loss beside the policy's |
+| `ptx`, `ptx_texts` | texts for a language-model loss beside the policy's |
 | `accumulation` | one global batch through micro-batches: loss, gradient, sums for metrics |
 | `optimizer` | AdamW and its parameter groups, the learning-rate schedule |
 | `metrics` | names and meanings of the metrics, and how sums over ranks become them |
 | `names` | the names under which tensors are published and saved |
 | `storage` | a checkpoint's content: model, optimizer, state |
 
-Only `base`, `create`, `settings` and `model_folder` may be imported without torch.
+Only `base`, `create`, `settings`, `plugin_settings`, `model_folder`, `hybrid_checks` and `ptx_texts` may be imported
+without torch.
 """
 
 from quartet_trainer.learner.base import Learner, LearnerError

@@ -28,6 +28,7 @@ from quartet_trainer.learner.adapter import check_base, write_adapter_files
 from quartet_trainer.learner.base import LearnerError, RunLike
 from quartet_trainer.learner.critic import Critic
 from quartet_trainer.learner.head_critic import HeadCritic
+from quartet_trainer.learner.hybrid_checks import check_sampling_masks
 from quartet_trainer.learner.loading import load_causal_lm
 from quartet_trainer.learner.metrics import MEANS_OF_UPDATES, PEAKS, SUMS, batch_metrics, computed_metrics
 from quartet_trainer.learner.model_folder import check_model_folder
@@ -78,11 +79,7 @@ class BoosterLearner:
         self._longest = min(filter(None, lengths), default=None)
         self._learning_rate = LearningRate(settings, run.max_steps)
         self._sampling_masks = run.sampling_masks
-        if run.sampling_masks and settings.plugin == "hybrid_parallel":
-            raise LearnerError(
-                "run.sampling_masks is not possible with trainer.plugin 'hybrid_parallel', whose ranks share the "
-                "vocabulary; allowed: another plugin, or false"
-            )
+        check_sampling_masks(settings, run.sampling_masks)
         self._ranks = distributed.initialize(settings.seed)
         # The folder's own dtype is what the rollouts run in; training may need more digits.
         self._published_dtype = getattr(torch, config.get("torch_dtype") or "float32")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
+from quartet_common.config import ConfigError
+from quartet_common.model_folder import read_model_folder
 from quartet_common.rope import at_most, fixed_rope_length
 
 COMPANIONS = (
@@ -35,18 +36,12 @@ def check_model_folder(path: Path) -> dict:
     """Check that transformers 4.51 will read the folder as it is meant, and return its config.json.
 
     Raises:
-        ModelFolderError: no such folder, no config.json, no safetensors weights, or a folder written by transformers 5.
+        ModelFolderError: what `read_model_folder` refuses, or a folder written by transformers 5.
     """
-    if not path.is_dir():
-        raise ModelFolderError(f"model.path: {path} is no folder; a Hugging Face model folder is needed")
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelFolderError(
-            f"model.path: {path} has no config.json; a Hugging Face model folder is needed"
-        ) from None
-    except ValueError as error:
-        raise ModelFolderError(f"model.path: {path / 'config.json'} is not JSON: {error}") from None
+        config = read_model_folder(path)
+    except ConfigError as error:
+        raise ModelFolderError(str(error)) from error
     if "rope_parameters" in config or ("dtype" in config and "torch_dtype" not in config):
         # 4.51 would not see rope_theta there, and would take 10000 without a word.
         raise ModelFolderError(
@@ -58,8 +53,6 @@ def check_model_folder(path: Path) -> dict:
             f"model.path: {path / 'config.json'} is of a model of several parts ({config.get('model_type')}); the "
             "trainer takes the language model alone, whose config.json has the keys of text_config at its top level"
         )
-    if not any((path / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
-        raise ModelFolderError(f"model.path: {path} has no model.safetensors; weights are read in that format alone")
     dtype = config.get("torch_dtype") or "float32"
     if dtype not in MODEL_DTYPES:
         raise ModelFolderError(f"model.path: torch_dtype is {dtype!r}; allowed: {', '.join(MODEL_DTYPES)}")

@@ -5,15 +5,13 @@ Which texts a step takes follows from its number alone, so a restart takes the s
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from quartet_trainer.batches import MicroBatch
-from quartet_trainer.learner.base import LearnerError
+from quartet_trainer.learner.ptx_texts import read_texts
 from quartet_trainer.learner.settings import LearnerSettings
 
 
@@ -32,7 +30,7 @@ class PretrainingTexts:
             LearnerError: a line that is no text of this model; the sentence names it.
         """
         self._file = settings.ptx.data
-        self._texts = _read(settings.ptx.data, vocabulary_size, longest)
+        self._texts = read_texts(settings.ptx.data, vocabulary_size, longest)
         self._per_step = settings.ptx.sequences_per_step
         self._seed = settings.seed
         self._micro_batch_tokens = settings.micro_batch_tokens
@@ -48,32 +46,6 @@ class PretrainingTexts:
         for number in range(step * self._per_step, (step + 1) * self._per_step):
             order = np.random.default_rng([self._seed, number // count]).permutation(count)
             yield self._texts[order[number % count]]
-
-
-def _read(file: Path, vocabulary_size: int, longest: int | None) -> list[np.ndarray]:
-    texts = []
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise LearnerError(f"trainer.ptx.data: {file} cannot be read: {error}") from error
-    for number, line in enumerate(lines, start=1):
-        where = f"trainer.ptx.data: {file}, line {number}"
-        try:
-            ids = json.loads(line)["input_ids"]
-            text = np.array(ids, dtype=np.int64)
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            raise LearnerError(f'{where}: expected {{"input_ids": [1, 2, 3]}}, got {line[:80]!r}') from error
-        if text.ndim != 1 or text.size < 2 or not all(type(token) is int for token in ids):
-            raise LearnerError(f"{where}: input_ids must be a list of at least two whole numbers")
-        if text.min() < 0 or text.max() >= vocabulary_size:
-            allowed = f"this model's are 0 to {vocabulary_size - 1}"
-            raise LearnerError(f"{where}: input_ids has ids from {text.min()} to {text.max()}; {allowed}")
-        if longest is not None and text.size > longest:
-            raise LearnerError(f"{where}: input_ids has {text.size} tokens; the model reads at most {longest}")
-        texts.append(text)
-    if not texts:
-        raise LearnerError(f"trainer.ptx.data: {file} has no line")
-    return texts
 
 
 def _cut(longest_first: list[np.ndarray], tokens: int) -> Iterator[list[np.ndarray]]:

@@ -56,6 +56,16 @@ def evaluation_metrics(name: str, transcripts: Sequence[experience_pb2.GroupTran
     return metrics
 
 
+def metric_names(sets: Sequence[str], completions: int) -> list[str]:
+    """Return the names that `evaluation_metrics` gives to evaluations of these sets.
+
+    Args:
+        completions: of each prompt.
+    """
+    parts = ("ans_acc", "reward", "format_acc", "response_length", "truncated_ratio", "prompts", "dead", "pass@1")
+    return [f"eval/{name}/{part}" for name in sets for part in dict.fromkeys((*parts, f"pass@{completions}"))]
+
+
 def pass_at_k(n: int, right: int, k: int) -> float:
     """Return the unbiased estimate of P(at least one of k is right) from `right` of n (Chen et al. 2021, HumanEval)."""
     return 1.0 - comb(n - right, k) / comb(n, k)

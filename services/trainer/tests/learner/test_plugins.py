@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qw
 
 from quartet_trainer.algorithms import ALGORITHMS
 from quartet_trainer.learner import LearnerError, create_learner
-from quartet_trainer.learner.plugins.hybrid_checks import check_model
+from quartet_trainer.learner.hybrid_checks import check_model
 
 pytestmark = pytest.mark.timeout(600)  # the ranks start once, within the first test
 

@@ -12,7 +12,7 @@ from quartet_common.config import ConfigError, load_config
 from quartet_common.presets import TRAINER_PRESETS, PresetName
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.learner import LearnerSettings
-from quartet_trainer.service import preflight
+from quartet_trainer.preflight import preflight
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     "colossalchat-grpo": {"algorithm": "grpo", "clip": (0.2, 0.2), "kl": (0.01, "k3", "loss"), "sequences": True},

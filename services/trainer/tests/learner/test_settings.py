@@ -135,7 +135,7 @@ def test_models_that_cannot_be_trained_from(tmp_path: Path, change: dict[str, An
 
 
 def test_folders_that_are_no_models(tmp_path: Path) -> None:
-    with pytest.raises(ModelFolderError, match="is no folder"):
+    with pytest.raises(ModelFolderError, match="there is no folder"):
         check_model_folder(tmp_path / "nowhere")
     with pytest.raises(ModelFolderError, match=r"has no config\.json"):
         check_model_folder(tmp_path)

@@ -7,7 +7,7 @@ import pytest
 
 from quartet_common.config import load_config
 from quartet_trainer.config import TrainerSection
-from quartet_trainer.service import preflight
+from quartet_trainer.preflight import preflight
 
 LENGTH = "run.verifiers=[{name='math'}, {name='length'}]"
 

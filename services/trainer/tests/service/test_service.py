@@ -208,13 +208,13 @@ def test_two_ranks_train_the_same_run(trainer: Start, broker: FakeBroker, receiv
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("model.path=/nowhere/model", "model.path: /nowhere/model is no folder"),
+        ("model.path=/nowhere/model", "model.path: there is no folder '/nowhere/model'"),
         (
             "trainer.learning_rat=1",
-            "unknown key trainer.learning_rat on the command line: did you mean 'learning_rate'?",
+            "unknown key trainer.learning_rat in --set: did you mean 'learning_rate'?",
         ),
         ("trainer.weights.transport=pigeon", "trainer.weights.transport: got 'pigeon'"),
-        ("trainer.ranks=0", "trainer.ranks: got 0 on the command line: input should be greater than or equal to 1"),
+        ("trainer.ranks=0", "trainer.ranks: got 0 in --set: input should be greater than or equal to 1"),
         ("trainer.checkpoint.keep_last=0", "trainer.checkpoint.keep_last: got 0"),
         (
             "run.sampling.temperature=0",

@@ -14,11 +14,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from quartet_trainer.batches import MicroBatch
-from quartet_trainer.learner.base import LearnerError
 from quartet_trainer.learner.distributed import Ranks
+from quartet_trainer.learner.hybrid_checks import check_model, check_ranks
 from quartet_trainer.learner.plugins.base import CreateOptimizer, Criterion, Load, Seconds
 from quartet_trainer.learner.plugins.exact import exact_buffers
-from quartet_trainer.learner.plugins.hybrid_checks import check_model
 from quartet_trainer.learner.plugins.sequence import SequenceParallel
 from quartet_trainer.learner.plugins.sharded import Sharded
 from quartet_trainer.learner.plugins.stage import Stage
@@ -39,12 +38,7 @@ class HybridParallel(Sharded):
 
     def __init__(self, settings: LearnerSettings, ranks: Ranks) -> None:
         tp, pp, sp = settings.tp_size, settings.pp_size, settings.sp_size
-        if ranks.world_size % (tp * pp * sp):
-            third = f" * trainer.sp_size {sp}" if sp > 1 else ""
-            raise LearnerError(
-                f"trainer.tp_size {tp} * trainer.pp_size {pp}{third} must divide the number of ranks, "
-                f"{ranks.world_size}"
-            )
+        check_ranks(settings, ranks.world_size)
         self._half = settings.precision == "bf16"
         data_size = ranks.world_size // (tp * pp * sp)
         # Ranks that share sequences hold the same weights: ZeRO counts them in. One alone has nothing to share out.

@@ -1,8 +1,8 @@
-"""Which models `hybrid_parallel` can spread, and how far."""
+"""Which models `hybrid_parallel` can spread, and how far. Imports no torch."""
 
 from __future__ import annotations
 
-from transformers import PretrainedConfig
+from typing import Any
 
 from quartet_trainer.learner.base import LearnerError
 from quartet_trainer.learner.plugin_settings import PluginSettings
@@ -11,8 +11,34 @@ FAMILIES = ("qwen2", "llama")
 """Model types of which ColossalAI's sharding was run here."""
 
 
-def check_model(config: PretrainedConfig, settings: PluginSettings) -> None:
-    """Raise LearnerError if a model of this configuration cannot be spread as the settings say."""
+def check_ranks(settings: PluginSettings, ranks: int) -> None:
+    """Raise LearnerError if so many ranks cannot be divided as the settings say."""
+    tp, pp, sp = settings.tp_size, settings.pp_size, settings.sp_size
+    if ranks % (tp * pp * sp):
+        third = f" * trainer.sp_size {sp}" if sp > 1 else ""
+        raise LearnerError(
+            f"trainer.tp_size {tp} * trainer.pp_size {pp}{third} must divide the number of ranks, {ranks}"
+        )
+
+
+def check_sampling_masks(settings: PluginSettings, sampling_masks: bool) -> None:
+    """Raise LearnerError for masks with a vocabulary that ranks share."""
+    if sampling_masks and settings.plugin == "hybrid_parallel":
+        raise LearnerError(
+            "run.sampling_masks is not possible with trainer.plugin 'hybrid_parallel', whose ranks share the "
+            "vocabulary; allowed: another plugin, or false"
+        )
+
+
+def check_model(config: Any, settings: PluginSettings) -> None:
+    """Check that a model can be spread as the settings say.
+
+    Args:
+        config: transformers' PretrainedConfig, or the attributes that config.json has.
+
+    Raises:
+        LearnerError: it cannot.
+    """
     tp, pp, sp = settings.tp_size, settings.pp_size, settings.sp_size
     if config.model_type not in FAMILIES:
         raise LearnerError(
@@ -20,7 +46,9 @@ def check_model(config: PretrainedConfig, settings: PluginSettings) -> None:
             "use plugin 'torch_ddp'"
         )
     for name in ("num_attention_heads", "num_key_value_heads", "vocab_size", "intermediate_size"):
-        value = getattr(config, name)
+        value = getattr(config, name, None)
+        if value is None:  # a default of transformers
+            continue
         if value % tp:
             raise LearnerError(f"trainer.tp_size {tp} does not divide the model's {name}, {value}")
         if "heads" in name and value // tp % sp:

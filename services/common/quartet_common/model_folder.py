@@ -1,0 +1,71 @@
+"""Checks of a Hugging Face model folder that need neither torch nor transformers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from quartet_common.run_file import ConfigError
+
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_HEADER_BYTES = 100 << 20  # the format's own limit
+
+
+def read_model_folder(path: Path | None, key: str = "model.path", safetensors: bool = True) -> dict[str, Any]:
+    """Return config.json of a folder whose weights are all there.
+
+    Args:
+        key: of the run file, for errors.
+        safetensors: the weights must be in that format; else only those that are in it are checked.
+
+    Raises:
+        ConfigError: no folder, no config.json, no weights in safetensors, or files that are cut off.
+    """
+    if path is None:
+        raise ConfigError(f"{key} is missing: it names the Hugging Face folder of the model to train")
+    if not path.is_dir():
+        raise ConfigError(f"{key}: there is no folder '{path}'; a Hugging Face model folder is needed")
+    config = _read_json(path / "config.json", key)
+    files = []
+    if (path / _INDEX).is_file():
+        files = sorted({path / name for name in _read_json(path / _INDEX, key).get("weight_map", {}).values()})
+    elif safetensors or (path / _SINGLE).is_file():
+        files = [path / _SINGLE]
+    for file in files:
+        if not file.is_file():
+            raise ConfigError(f"{key}: '{path}' has no {file.name}; weights are read from safetensors alone")
+        read_safetensors_header(file, key)
+    return config
+
+
+def read_safetensors_header(path: Path, key: str = "model.path") -> dict[str, Any]:
+    """Return name → {"dtype", "shape", "data_offsets"} of the tensors in a safetensors file that is whole.
+
+    Raises:
+        ConfigError: it is none, or its end is missing.
+    """
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(length, _HEADER_BYTES)))
+        tensors = {name: each for name, each in header.items() if name != "__metadata__"}
+        end = 8 + length + max((each["data_offsets"][1] for each in tensors.values()), default=0)
+        size = path.stat().st_size
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ConfigError(f"{key}: '{path}' is no safetensors file; is it a pointer of Git LFS? ({error})") from error
+    if size < end:
+        raise ConfigError(f"{key}: '{path}' has {size} bytes of {end}; copy it again")
+    return tensors
+
+
+def _read_json(path: Path, key: str) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{key}: '{path.parent}' has no {path.name}; it must be a Hugging Face model folder"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{key}: '{path}' is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{key}: '{path}' is not a JSON object")
+    return found

@@ -1,0 +1,143 @@
+"""The run file as it was written: one TOML file for a whole run, with command-line overrides on top.
+
+Overrides (`--set rollout.engine=transformers`) win over the file. `config` validates what this module reads.
+"""
+
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from quartet_common.other_names import meant
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used. Exit status 2.
+
+    Attributes:
+        problems: a sentence for each thing that is wrong; the error's text is their lines.
+    """
+
+    def __init__(self, *problems: str):
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class Problems:
+    """Collects the problems that independent checks find, so that all of them are reported at once.
+
+    As a context manager it raises ConfigError with all problems at its end.
+    """
+
+    def __init__(self) -> None:
+        self._found: list[str] = []
+
+    def add(self, *problems: str) -> None:
+        """Add sentences; those that are there already are left out."""
+        self._found = list(dict.fromkeys((*self._found, *problems)))
+
+    @contextmanager
+    def collecting(self, *kinds: type[Exception]) -> Iterator[None]:
+        """Around a check: add what it raises, a ConfigError or one of `kinds`, whose text is the sentence."""
+        try:
+            yield
+        except ConfigError as error:
+            self.add(*error.problems)
+        except kinds as error:
+            self.add(str(error))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is None and self._found:
+            raise ConfigError(*self._found)
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """What file and command line say, unchecked.
+
+    Attributes:
+        tree: the sections, overrides applied.
+        name: the file, for errors; empty: there is none.
+        overridden: the keys that `--set` gave, each as its parts.
+    """
+
+    tree: dict[str, Any] = field(default_factory=dict)
+    name: str = ""
+    overridden: frozenset[tuple[str, ...]] = frozenset()
+
+    @classmethod
+    def read(cls, path: Path | None, overrides: Sequence[str]) -> "RunFile":
+        """Read the file, if any, and apply overrides `key=value`. Raises ConfigError."""
+        tree = _read_toml(path) if path else {}
+        with Problems() as problems:
+            overridden = []
+            for override in overrides:
+                with problems.collecting():
+                    overridden.append(_apply_override(tree, override))
+        return cls(tree, str(path or ""), frozenset(overridden))
+
+    def section(self, name: str) -> dict[str, Any]:
+        """Return the values of a section; empty if it is left out, or is no section."""
+        values = self.tree.get(name, {})
+        return values if isinstance(values, dict) else {}
+
+    def where(self, key: Sequence[str | int]) -> str:
+        """Return where a key, given as its parts, was set: "in run.toml", "in --set", or in both for a section."""
+        parts = tuple(map(str, key))
+        if any(parts[: len(given)] == given for given in self.overridden) or (self.overridden and not self.name):
+            return "in --set"
+        if not self.name:
+            return "on the command line"
+        partly = any(given[: len(parts)] == parts for given in self.overridden)
+        return f"in {self.name}{' and --set' if partly else ''}"
+
+
+def read_text(path: Path, key: str) -> str:
+    """Read a file named by a configuration key. Raises ConfigError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{key}: cannot read '{path}': {_os_reason(error)}") from error
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    text = read_text(path, "run file")
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise ConfigError(f"run file {path} is not valid TOML: it is nested too deeply") from error
+    except ValueError as error:  # also a number of thousands of digits
+        raise ConfigError(f"run file {path} is not valid TOML: {error}") from error
+
+
+def _os_reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> tuple[str, ...]:
+    """Change the tree and return the key's parts. Raises ConfigError."""
+    key, equals, text = override.partition("=")
+    parts = tuple(key.strip().split("."))
+    if not equals or len(parts) < 2 or not all(parts):
+        raise ConfigError(
+            f"--set {override}: an override is section.key=value, e.g. rollout.engine=transformers{meant(parts)}"
+        )
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        value = text  # a bare string: no quotes needed at a command line
+    node = tree
+    for part in parts[:-1]:
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"--set {override}: '{part}' is a value, not a section")
+    node[parts[-1]] = value
+    return parts

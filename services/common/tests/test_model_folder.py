@@ -1,0 +1,60 @@
+"""A model folder whose weights are not all there is refused with the file that is wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from quartet_common.model_folder import read_model_folder
+from quartet_common.run_file import ConfigError
+
+INDEX = "model.safetensors.index.json"
+
+
+def tensors(size: int) -> bytes:
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(size)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text('{"vocab_size": 32}')
+    (tmp_path / "model.safetensors").write_bytes(tensors(8))
+    return tmp_path
+
+
+def test_a_whole_one_gives_its_configuration(folder):
+    assert read_model_folder(folder) == {"vocab_size": 32}
+    (folder / "model.safetensors").rename(folder / "shard.safetensors")
+    (folder / INDEX).write_text('{"weight_map": {"a": "shard.safetensors"}}')
+    assert read_model_folder(folder) == {"vocab_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("config.json", None, "model.path: '{}' has no config.json; it must be a Hugging Face model folder"),
+        ("config.json", b"{", "model.path: '{}/config.json' is not JSON"),
+        ("config.json", b"[]", "model.path: '{}/config.json' is not a JSON object"),
+        ("model.safetensors", None, "model.path: '{}' has no model.safetensors; weights are read from safetensors"),
+        ("model.safetensors", b"version https://git-lfs", "model.safetensors' is no safetensors file; is it a pointer"),
+        ("model.safetensors", b"", "model.safetensors' is no safetensors file; is it a pointer"),
+        ("model.safetensors", tensors(7), "model.safetensors' has 76 bytes of 77; copy it again"),
+        (INDEX, b'{"weight_map": {"a": "one.safetensors"}}', "model.path: '{}' has no one.safetensors"),
+    ],
+)
+def test_what_is_wrong_is_named(folder, name, content, said):
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(content)
+    with pytest.raises(ConfigError) as error:
+        read_model_folder(folder)
+    assert said.format(folder) in str(error.value)
+
+
+def test_a_folder_that_is_not_there_is_named_by_its_key(tmp_path):
+    with pytest.raises(ConfigError, match="trainer.critic.model: there is no folder '.*gone'"):
+        read_model_folder(tmp_path / "gone", "trainer.critic.model")
+    with pytest.raises(ConfigError, match="model.path is missing"):
+        read_model_folder(None)

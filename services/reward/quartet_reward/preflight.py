@@ -1,0 +1,88 @@
+"""What the reward service checks before it starts, and with --dry-run alone."""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+from pydantic import ValidationError
+
+from quartet_common.config import LoadedConfig, VerifierSection
+from quartet_common.data_rows import data_rows
+from quartet_common.errors import ContractError
+from quartet_common.run_file import Problems
+from quartet_reward.config import RewardSection
+from quartet_reward.registry import load_verifiers
+from quartet_reward.reward_model.config import check as check_reward_model
+from quartet_reward.sandbox.api import SandboxUnavailable
+from quartet_reward.sandbox.chosen import check as check_sandbox
+from quartet_reward.specs import SpecReader
+from quartet_reward.verifiers.function import RewardFunction
+
+
+def preflight(config: LoadedConfig[RewardSection]) -> dict[str, Any]:
+    """Check that the verifiers of the run and of its data exist and take their parameters, and what they need.
+
+    Raises ConfigError with all that is wrong. Returns what would run.
+    """
+    run, section = config.run, config.section
+    named = [(f"run.verifiers[{i}]", one) for i, one in enumerate(run.verifiers)]
+    sandbox = None
+    with Problems() as problems:
+        if find_spec("math_verify") is None:
+            problems.add("the package math-verify is not installed in the reward service's environment")
+        with problems.collecting():
+            verifiers = load_verifiers(load_functions(config))
+            problems.add(*_refused(SpecReader(verifiers), [*named, *_of_data(config.data)]))
+        for where, one in named:
+            if one.name == "reward_model" and section.reward_model.path is None:
+                problems.add(
+                    f"reward.reward_model.path is missing: {where} is 'reward_model', whose Hugging Face folder it "
+                    "must name"
+                )
+        with problems.collecting():
+            check_reward_model(section.reward_model)
+        if section.sandbox.required or any(one.name == "code" for one in run.verifiers):
+            with problems.collecting(SandboxUnavailable):
+                sandbox = asyncio.run(check_sandbox(section.sandbox))
+    plan = {"verifiers": list(verifiers), "workers": section.workers}
+    return {**plan, "sandbox": sandbox} if sandbox is not None else plan
+
+
+def load_functions(config: LoadedConfig[RewardSection]) -> list[RewardFunction]:
+    """Return the reward functions that the run's verifiers and `reward.functions` name.
+
+    Raises:
+        ConfigError: files or functions that cannot be used: which, and why.
+    """
+    named = {one.file: f"run.verifiers[{i}].file" for i, one in enumerate(config.run.verifiers) if one.file}
+    named |= {path: f"reward.functions[{i}]" for i, path in enumerate(config.section.functions)}
+    functions = []
+    with Problems() as problems:
+        for path, field in named.items():
+            with problems.collecting():
+                functions.append(RewardFunction(path, field, config.section))
+    return functions
+
+
+def _refused(specs: SpecReader, named: Iterable[tuple[str, VerifierSection]]) -> Iterator[str]:
+    for where, one in named:
+        try:
+            specs.bind(one.spec_name, one.weight, one.parameters, where)
+        except ContractError as error:
+            yield error.message
+
+
+def _of_data(data: dict[str, Any]) -> Iterator[tuple[str, VerifierSection]]:
+    """Yield each verifier that rows of the data name for themselves, where it is named first."""
+    seen = set()
+    for where, row in data_rows(data, "verifiers"):
+        for i, value in enumerate(row["verifiers"] if isinstance(row["verifiers"], list) else ()):
+            if repr(value) in seen:
+                continue
+            seen.add(repr(value))
+            try:
+                one = VerifierSection.model_validate({"name": value} if isinstance(value, str) else value)
+            except ValidationError:
+                continue  # the client refuses it
+            yield f"{where}: verifiers[{i}]", one

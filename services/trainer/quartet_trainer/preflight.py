@@ -1,0 +1,181 @@
+"""What the trainer checks before it starts, and with --dry-run alone. Imports no torch."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from quartet_common.config import ConfigError, LoadedConfig
+from quartet_common.log import get_logger
+from quartet_common.model_folder import read_model_folder, read_safetensors_header
+from quartet_common.refusals import did_you_mean
+from quartet_common.run_file import Problems
+from quartet_trainer import launch
+from quartet_trainer.callbacks import check_callbacks
+from quartet_trainer.config import TrainerSection, check_transport
+from quartet_trainer.learner.base import LearnerError
+from quartet_trainer.learner.hybrid_checks import check_model, check_ranks, check_sampling_masks
+from quartet_trainer.learner.model_folder import ModelFolderError, check_completion_length, check_model_folder
+from quartet_trainer.learner.settings import LOWEST_TEMPERATURE, check_schedule
+from quartet_trainer.records.evaluations import metric_names
+
+log = get_logger(__name__)
+
+Config = LoadedConfig[TrainerSection]
+
+
+def preflight(config: Config) -> dict[str, Any]:
+    """Check what the configuration names. Raises ConfigError with all that is wrong. Returns what would run."""
+    section = config.section
+    with Problems() as problems:
+        with problems.collecting(ModelFolderError):
+            model = _check_model(config)
+            for model_check in (_check_length, _check_adapter, _check_plugin, _check_critic, _check_texts):
+                with problems.collecting(ModelFolderError, LearnerError):
+                    model_check(config, model)
+        for check in (_check_folders, _check_temperature, _check_evaluation_sets, _check_metrics):
+            with problems.collecting():
+                check(config)
+        for settings_check in (
+            lambda: check_schedule(section, config.run.max_steps),
+            lambda: check_ranks(section, section.ranks),
+            lambda: check_sampling_masks(section, config.run.sampling_masks),
+            lambda: check_transport(section.weights),
+            lambda: check_callbacks(section.callbacks),
+        ):
+            with problems.collecting(LearnerError):
+                settings_check()
+    if launch.rank() == 0:
+        _warn(config)
+    return {
+        "model": str(config.model.path),
+        "algorithm": section.algorithm,
+        "plugin": section.plugin,
+        "ranks": section.ranks,
+        "broker": config.addresses.broker,
+        "evaluation_sets": evaluation_sets(config),
+        "folder": str(config.run.path),
+    }
+
+
+def checkpoint_root(config: Config) -> Path:
+    """Return the folder of the checkpoints."""
+    return config.section.checkpoint.folder or config.run.path / "checkpoints"
+
+
+def evaluation_sets(config: Config) -> list[str]:
+    """Return the sets to evaluate: those named, or all of [data.evaluation]."""
+    if config.section.evaluation.sets is not None:
+        return config.section.evaluation.sets
+    return list(config.data.get("evaluation", {}))
+
+
+def _check_model(config: Config) -> dict[str, Any]:
+    """Return the model's config.json."""
+    path = config.model.path
+    if path is None:
+        raise ConfigError("model.path is missing: it names the Hugging Face folder of the model to train")
+    return check_model_folder(path)
+
+
+def _check_length(config: Config, model: dict[str, Any]) -> None:
+    check_completion_length(model, config.run.sampling.max_new_tokens)
+
+
+def _check_plugin(config: Config, model: dict[str, Any]) -> None:
+    if config.section.plugin == "hybrid_parallel":
+        check_model(SimpleNamespace(**model), config.section)
+
+
+def _check_adapter(config: Config, model: dict[str, Any]) -> None:
+    """Compare lora.target_modules with the names of the model's matrices."""
+    lora, path = config.section.lora, config.model.path
+    if not lora.r or path is None:
+        return
+    headers = [read_safetensors_header(file) for file in sorted(path.glob("*.safetensors"))]
+    matrices = {name for header in headers for name, tensor in header.items() if len(tensor["shape"]) == 2}
+    there = {name.removesuffix(".weight").rpartition(".")[2] for name in matrices} - {"lm_head", "embed_tokens"}
+    for target in lora.target_modules:
+        if target not in there:
+            raise ConfigError(
+                f"trainer.lora.target_modules: the model has no inner linear layer '{target}'"
+                f"{did_you_mean(target, sorted(there))}"
+            )
+
+
+def _check_critic(config: Config, model: dict[str, Any]) -> None:
+    path = config.section.critic.model
+    if path is None or config.section.algorithm != "ppo":
+        return
+    vocabulary = read_model_folder(path, "trainer.critic.model").get("vocab_size")
+    if vocabulary != model.get("vocab_size"):
+        raise ConfigError(
+            f"trainer.critic.model: {path} has a vocabulary of {vocabulary}, the policy one of "
+            f"{model.get('vocab_size')}; they must read the same tokens"
+        )
+
+
+def _check_texts(config: Config, model: dict[str, Any]) -> None:
+    ptx = config.section.ptx
+    if ptx.coefficient and ptx.data is not None and "vocab_size" in model:
+        from quartet_trainer.learner.ptx_texts import read_texts  # it imports numpy
+
+        read_texts(ptx.data, model["vocab_size"], None)
+
+
+def _check_folders(config: Config) -> None:
+    for folder in (config.run.path, checkpoint_root(config)):
+        existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+        if not existing.is_dir() or not os.access(existing, os.W_OK):
+            raise ConfigError(f"run.folder: '{folder}' cannot be made: '{existing}' is not a folder one may write to")
+
+
+def _check_temperature(config: Config) -> None:
+    temperature = config.run.sampling.temperature
+    if config.run.temperature_schedule is None and temperature < LOWEST_TEMPERATURE:
+        raise ConfigError(
+            f"run.sampling.temperature: got {temperature:g}, at which nothing can be trained; "
+            f"allowed: {LOWEST_TEMPERATURE:g} or above"
+        )
+
+
+def _check_evaluation_sets(config: Config) -> None:
+    """Compare the sets with [data.evaluation], where the run file has [data]: the client may have another file."""
+    known = list(config.data.get("evaluation", {}))
+    unknown = [name for name in evaluation_sets(config) if name not in known]
+    if config.data and unknown:
+        raise ConfigError(
+            f"trainer.evaluation.sets: [data.evaluation] has no set '{unknown[0]}'"
+            f"{did_you_mean(unknown[0], known) or '; it is empty'}"
+        )
+
+
+def _check_metrics(config: Config) -> None:
+    """Compare the metrics that stop a run or keep a checkpoint with those that its evaluations have."""
+    sampling = config.run.evaluation_sampling
+    known = metric_names(evaluation_sets(config), sampling.n if sampling and sampling.n else 1)
+    with Problems() as problems:
+        for key, name in (
+            ("trainer.early_stop.metric", config.section.early_stop.metric),
+            ("trainer.checkpoint.best_metric", config.section.checkpoint.best_metric),
+        ):
+            if name and config.data and name not in known:
+                problems.add(f"{key}: no evaluation has '{name}'{did_you_mean(name, known) or '; no set is evaluated'}")
+
+
+def _warn(config: Config) -> None:
+    """Log what the run file combines that can be trained, but hardly as it was meant."""
+    run, settings = config.run, config.section
+    every = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    cuts = [f"{key} = {value:g}" for key, value in run.sampling if key in every and value != every[key]]
+    if cuts and not run.sampling_masks:
+        log.warning(
+            f"run.sampling: {', '.join(cuts)} without run.sampling_masks biases every importance ratio: the rollout's "
+            "log-probs are of the candidates that are left, the trainer's of the whole vocabulary; set "
+            "run.sampling_masks = true"
+        )
+    if settings.masks_truncated and any(verifier.name == "length" for verifier in run.verifiers):
+        log.warning(
+            "trainer.mask_truncated leaves completions out of the loss that the verifier 'length' punishes most, and "
+            "their rewards in the mean of their group; with that verifier set trainer.mask_truncated = false"
+        )
