@@ -86,7 +86,7 @@ def plot_runs(folders: Sequence[Path], output: Path) -> None:
     if axes[0, 0].lines:
         axes[0, 0].legend(loc="lower right", fontsize=8)
     else:
-        axes[0, 0].text(0.5, 0.5, "–", transform=axes[0, 0].transAxes)
+        axes[0, 0].text(0.5, 0.5, "–: no answer was judged", transform=axes[0, 0].transAxes, ha="center")
     for axis, _, title in panels:
         axis.set_title(title)
     for axis in axes.flat:
