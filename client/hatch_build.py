@@ -19,6 +19,6 @@ class CustomBuildHook(BuildHookInterface):
         checkout = Path(self.root).parent
         for place in ("services/common/quartet_common", "protos/python/quartet"):
             package = checkout / place
-            for file in (*package.rglob("*.py"), *package.rglob("*.pyi")):
+            for file in (path for ending in ("py", "pyi", "toml") for path in package.rglob(f"*.{ending}")):
                 if file.name not in SERVER_PARTS:
                     build_data["force_include"][str(file)] = str(file.relative_to(package.parent))

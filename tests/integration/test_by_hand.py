@@ -79,7 +79,10 @@ def test_the_readmes_ten_lines_and_evaluations_get_answers_from_a_run_under_way(
         services.start(name)
     services.client("run", "--attach", "--plain", *services.arguments)
     services.wait_for("client", "step 2/")
-    subprocess.run([stranger.with_name("quartet"), "--help"], check=True, timeout=60)  # every command loads
+    quartet = stranger.with_name("quartet")
+    subprocess.run([quartet, "--help"], check=True, timeout=60)  # every command loads
+    wrong = subprocess.run([quartet, "status", "--set", "run.beta=1"], capture_output=True, text=True, timeout=60)
+    assert "TRL's beta is trainer.kl_coefficient here" in wrong.stderr  # and the table of names is there
     ten_lines = example("README.md", "quartet.submit")
     assert len(ten_lines.strip().splitlines()) <= 10
     printed = []
