@@ -160,7 +160,8 @@ async def test_several_rollouts_of_one_run_file_are_placed_fed_shown_and_kept_up
 async def its_addresses_are_its_own(launch, run_file, tmp_path):
     second = launch(run_file, "--set", f"run.folder={tmp_path / 'second'}")
     assert second.wait(READY) == 2
-    assert second.text().rstrip().endswith(": address already in use by the reward of run 'launched'")
+    for kind in SERVICES:
+        assert f": address already in use by the {kind} of run 'launched'\n" in second.text()
     config = load_config("launcher", LauncherSection, run_file)
     assert await free_addresses(config, SERVICES) == ([], ""), "those of a run file are left as they are"
     default = AddressesSection.model_construct(set(), **config.addresses.model_dump())
