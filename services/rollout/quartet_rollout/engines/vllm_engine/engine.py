@@ -393,8 +393,8 @@ class VllmEngine(WeightUpdates):
 
         At the deadline, or when cancelled, the workers leave the group.
         """
-        await self._workers("quartet_begin", method, *args)
         try:
+            await self._workers("quartet_begin", method, *args)
             async with asyncio.timeout(seconds + GRACE_SECONDS):
                 while None in (ends := await self._workers("quartet_poll")):
                     failed = next((end for end in ends if end and end[0]), None)
