@@ -16,7 +16,7 @@ def redis_server(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
     with asyncio.Runner() as runner:
 
         async def start() -> tuple:
-            server, url = redis_process(folder / "redis", folder / "redis.log", folder)
+            server, url = redis_process(folder / "redis", folder / "redis.log", folder, memory_share=0.25)
             server.start()
             await wait_until_ready(server, url, 20)
             return server, url
