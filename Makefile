@@ -7,7 +7,7 @@ DEV = .quartet/envs/dev/bin
 FAST = lint protos common reward reward-model client deploy docs hostile chaos attacks resume upgrade hosts mutations
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test mutations flakes lint bench learn chaos resume fuzz soak hostile agreement clean
+.PHONY: help demo check test mutations flakes lint bench learn chaos resume fuzz soak hostile agreement folders clean
 
 help:
 	@echo 'make demo [ENGINE=transformers]   four services train a small model on this machine'
@@ -25,6 +25,7 @@ help:
 	@echo 'make soak [ITEMS=100000]          mixed verifications, 10% hostile: does the reward service leak?'
 	@echo 'make hostile                      programs, cheats and answers that attack (docs/sandbox.md)'
 	@echo 'make agreement DATA=folder        verifiers against reference answers (docs/math.md)'
+	@echo 'make folders                      models saved by three versions of transformers: trained, exported, read by each'
 	@echo 'make clean                        remove the environments and the runs'
 
 demo:
@@ -73,6 +74,10 @@ agreement:
 	@test -n '$(DATA)' || { echo 'DATA=folder is missing: the folder of the evaluation data (docs/math.md)' >&2; exit 2; }
 	@$(ENVIRONMENTS) reward
 	@.quartet/envs/reward/bin/python -m tests.agreement.run '$(DATA)'
+
+folders:
+	@$(ENVIRONMENTS) --with-tests trainer dev
+	@$(DEV)/python tests/folders/run.py
 
 soak:
 	@$(ENVIRONMENTS) reward dev

@@ -56,7 +56,7 @@ def write_model(folder: Path) -> None:
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
-    Qwen2ForCausalLM(Qwen2Config(**MODEL, torch_dtype="float32")).save_pretrained(folder)
+    Qwen2ForCausalLM(Qwen2Config(**MODEL, dtype="float32")).save_pretrained(folder)
     vocabulary = {"<eos>": 0} | {chr(code): code for code in range(32, 127)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<eos>"))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(folder)

@@ -5,7 +5,7 @@
                                                                                        broker reward reward-model
                                                                                        rollout trainer client dev
 
-Each service has an environment of its own, because they cannot share one (vLLM needs transformers 5, ColossalAI 4.51):
+Each service has an environment of its own, because they cannot share one (vLLM and ColossalAI pin different packages):
 the pinned closure of `services/NAME/requirements.txt` (with `overrides.txt` where there is one), and the packages of
 this checkout as editable installs. A stamp beside each records a digest of what went in, so a second call is instant
 and a changed requirement rebuilds only what it touches. `--with-tests` adds `deploy/local/requirements-test.txt`
@@ -81,7 +81,7 @@ ENVIRONMENTS: dict[str, Environment] = {
         service("broker", "Redis client"),
         service("reward", "math-verify"),
         service("rollout", "vLLM and transformers 5", torch="cpu"),
-        service("trainer", "ColossalAI and transformers 4.51", torch="cpu"),
+        service("trainer", "ColossalAI and transformers 5", torch="cpu"),
         # The reward service with its extra: what its tests of the learned reward model run in.
         Environment(
             "reward-model",

@@ -1,6 +1,6 @@
 """A Qwen2-architecture model of 312,000 parameters and its tokenizer, one token per character.
 
-Run with the trainer's environment: transformers 4.51 writes folders that 4.51 and 5.x both read.
+Run with the trainer's environment.
 """
 
 from pathlib import Path
@@ -61,7 +61,7 @@ def build_model(seed: int) -> Qwen2ForCausalLM:
             pad_token_id=0,
             use_sliding_window=False,
             sliding_window=None,
-            torch_dtype=torch.float32,
+            dtype=torch.float32,
         )
     )
 

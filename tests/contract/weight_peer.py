@@ -86,7 +86,7 @@ def score(folder: Path, prompt: list[int], completion: list[int]) -> list[float]
     """Return the log-prob of each completion token, by transformers."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         logits = model(torch.tensor([prompt + completion])).logits[0].float()
     log_probs = logits.log_softmax(-1)[len(prompt) - 1 : -1]

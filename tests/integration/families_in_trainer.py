@@ -18,7 +18,7 @@ from quartet_trainer.learner.policy import Policy
 SIZES = {
     "vocab_size": VOCABULARY_SIZE, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 64,
-    "initializer_range": 0.2, "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0, "torch_dtype": torch.float32,
+    "initializer_range": 0.2, "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0, "dtype": torch.float32,
 }  # fmt: skip
 FACTORS = {"short_factor": [1.0 + n / 8 for n in range(16)], "long_factor": [9.0] * 16}
 FAMILIES = {

@@ -50,7 +50,7 @@ def step(model, groups):
 
 def main() -> None:
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(sys.argv[1], torch_dtype=torch.float32, attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32, attn_implementation="sdpa")
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=BETAS, weight_decay=0.0)
     with open(sys.argv[2], encoding="utf-8") as lines:
         for line in lines:

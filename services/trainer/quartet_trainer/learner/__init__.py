@@ -15,7 +15,7 @@
 | `plugin_settings` | the keys that choose plugin, sizes and adapters (no torch) |
 | `adapter` | LoRA: adapters in a model, their names, the merged model |
 | `vocab_parallel` | log-probs where each rank has a part of the vocabulary |
-| `hybrid_checks` | which models and ranks the plugin hybrid_parallel takes (no torch) |
+| `hybrid_checks` | which sizes and ranks the plugin hybrid_parallel takes (no torch) |
 | `plugins` | ColossalAI's plugins behind one interface: spread a model, accumulate, gather |
 | `planner` | from a global batch to advantages, weights and shares; what they need is computed beforehand |
 | `objective` | the loss of a micro-batch from its log-probs |

@@ -31,7 +31,8 @@ from quartet_trainer.learner.head_critic import HeadCritic
 from quartet_trainer.learner.hybrid_checks import check_sampling_masks
 from quartet_trainer.learner.loading import load_causal_lm
 from quartet_trainer.learner.metrics import MEANS_OF_UPDATES, PEAKS, SUMS, batch_metrics, computed_metrics
-from quartet_trainer.learner.model_folder import check_model_folder
+from quartet_trainer.learner.model_folder import check_model_folder, model_dtype
+from quartet_trainer.learner.names import as_in_files, shapes_in_files
 from quartet_trainer.learner.onednn_linear import use_onednn
 from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
 from quartet_trainer.learner.planner import Planner, Update
@@ -82,7 +83,7 @@ class BoosterLearner:
         check_sampling_masks(settings, run.sampling_masks)
         self._ranks = distributed.initialize(settings.seed)
         # The folder's own dtype is what the rollouts run in; training may need more digits.
-        self._published_dtype = getattr(torch, config.get("torch_dtype") or "float32")
+        self._published_dtype = getattr(torch, model_dtype(config))
 
         dtype = torch.float64 if settings.precision == "fp64" else torch.float32
         self._plugin = create_plugin(settings, self._ranks)
@@ -204,12 +205,17 @@ class BoosterLearner:
     def weight_specs(self) -> list[tuple[str, int, tuple[int, ...]]]:
         """See `Learner.weight_specs`."""
         dtype = _WIRE_DTYPE[self._wire_dtype]
-        return [(name, dtype, tuple(shape)) for name, shape in self._plugin.specs.items()]
+        specs = self._plugin.specs if self._plugin.adapter else self._shapes_in_files()
+        return [(name, dtype, tuple(shape)) for name, shape in specs.items()]
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """See `Learner.weights`."""
-        for name, tensor in self._plugin.weights():
+        weights = self._plugin.weights()
+        for name, tensor in weights if self._plugin.adapter else as_in_files(self._causal_lm, weights):
             yield name, tensor.detach().to(self._wire_dtype).contiguous()
+
+    def _shapes_in_files(self) -> dict[str, torch.Size]:
+        return shapes_in_files(self._causal_lm, self._plugin.model_specs)
 
     @property
     def _wire_dtype(self) -> torch.dtype:
@@ -253,7 +259,7 @@ class BoosterLearner:
 
     def _writer(self, place: Path, state: dict[str, Any], facts: dict[str, Any] | None) -> Callable[..., None]:
         """What writes weights and moments of the present step as a checkpoint, whenever it is called."""
-        step, settings, specs = self.step, self._settings.model_dump(mode="json"), self._plugin.specs
+        step, settings, causal_lm = self.step, self._settings.model_dump(mode="json"), self._causal_lm
         dtype, adapter = self._plugin.dtype, self._plugin.adapter
         critic_file, critic = self._critic.file if self._critic else "", {}
         if self._critic and (self._plugin.value_head is not None or self._ranks.is_first):
@@ -262,7 +268,8 @@ class BoosterLearner:
         def write(weights: Tensors, moments: Tensors, folder: Path = place) -> None:
             with atomic_folder(folder, {**(facts or {}), "format": storage.FORMAT, "step": step}) as writing:
                 if adapter is None:
-                    storage.write_model(weights, specs, writing / "model", self._model_path, dtype)
+                    named = as_in_files(causal_lm, weights)
+                    storage.write_model(named, self._shapes_in_files(), writing / "model", self._model_path, dtype)
                 else:
                     storage.write_adapter(weights, writing / "adapter")
                     write_adapter_files(writing / "adapter", self._settings.lora, self._model_path, self._base_checksum)
@@ -278,7 +285,8 @@ class BoosterLearner:
 
         def write(weights: Tensors) -> None:
             with atomic_folder(folder) as writing:
-                storage.write_model(weights, self._plugin.model_specs, writing, self._model_path, self._published_dtype)
+                named = as_in_files(self._causal_lm, weights)
+                storage.write_model(named, self._shapes_in_files(), writing, self._model_path, self._published_dtype)
 
         self._write_together(write, self._plugin.model_weights(), what=f"write the model {folder}")
 

@@ -13,7 +13,7 @@ def create_learner(settings: LearnerSettings, model_path: Path, run: RunLike) ->
 
     Args:
         settings: the trainer's section.
-        model_path: a Hugging Face folder, written in the transformers-4.51 form.
+        model_path: a Hugging Face folder.
         run: `max_steps` and `sampling.max_new_tokens`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Which models `hybrid_parallel` can spread, and how far. Imports no torch."""
+"""How far `hybrid_parallel` can spread a model, by its config.json. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from typing import Any
 
 from quartet_trainer.learner.base import LearnerError
 from quartet_trainer.learner.plugin_settings import PluginSettings
-
-FAMILIES = ("qwen2", "llama")
-"""Model types of which ColossalAI's sharding was run here."""
+_OWN_ATTENTION = ("sliding_window", "attention_chunk_size", "attn_logit_softcapping")
+"""Keys of config.json by which attention is another than causal attention over the whole sequence."""
 
 
 def check_ranks(settings: PluginSettings, ranks: int) -> None:
@@ -40,11 +39,6 @@ def check_model(config: Any, settings: PluginSettings) -> None:
         LearnerError: it cannot.
     """
     tp, pp, sp = settings.tp_size, settings.pp_size, settings.sp_size
-    if config.model_type not in FAMILIES:
-        raise LearnerError(
-            f"plugin 'hybrid_parallel' is tried with {', '.join(FAMILIES)} models, not with {config.model_type!r}; "
-            "use plugin 'torch_ddp'"
-        )
     for name in ("num_attention_heads", "num_key_value_heads", "vocab_size", "intermediate_size"):
         value = getattr(config, name, None)
         if value is None:  # a default of transformers
@@ -57,8 +51,10 @@ def check_model(config: Any, settings: PluginSettings) -> None:
             )
     if config.num_hidden_layers < pp:
         raise LearnerError(f"trainer.pp_size {pp} is more than the model's {config.num_hidden_layers} layers")
-    if getattr(config, "use_sliding_window", False) and (pp > 1 or settings.sequence_parallel):
+    own = [name for name in _OWN_ATTENTION if getattr(config, name, None)]
+    if not getattr(config, "use_sliding_window", True):
+        own = [name for name in own if name != "sliding_window"]
+    if settings.sequence_parallel and own:
         raise LearnerError(
-            "the model's attention has a sliding window, which pipeline and sequence parallelism would leave out; "
-            "allowed with such a model: trainer.pp_size 1, no trainer.sequence_parallel"
+            f"trainer.sequence_parallel is not possible with this model's attention, which has {own[0]} in config.json"
         )

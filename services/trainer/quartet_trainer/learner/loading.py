@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from quartet_common.log import get_logger
 from quartet_trainer.learner.base import LearnerError
@@ -32,14 +34,13 @@ def load_causal_lm(path: Path, dtype: torch.dtype, *, share_prompts: bool = Fals
     Raises:
         LearnerError: `Policy` computes other log-probs than the model itself, or random ones.
     """
+    disable_progress_bar()  # a service's log has no use for it
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     _remove_randomness(config)
-    _scale_rope_as_vllm(config)
-    _mask_as_configured(config)
     model = AutoModelForCausalLM.from_pretrained(
         path,
         config=config,
-        torch_dtype=dtype,
+        dtype=dtype,
         # torch's fused attention has no cap. None: fused where the family has it.
         attn_implementation="eager" if getattr(config, "attn_logit_softcapping", None) else None,
         use_safetensors=True,
@@ -56,32 +57,8 @@ def _remove_randomness(config: PretrainedConfig) -> None:
     for name, value in vars(config).items():
         if isinstance(value, PretrainedConfig):
             _remove_randomness(value)
-        elif isinstance(value, float) and ("drop" in name or "jitter" in name):
-            setattr(config, name, 0.0)
-
-
-def _scale_rope_as_vllm(config: PretrainedConfig) -> None:
-    """transformers 4.51 ignores yarn's `factor`, and longrope's original length unless it is a key of its own."""
-    scaling = getattr(config, "rope_scaling", None) or {}
-    kind, original = scaling.get("rope_type", scaling.get("type")), scaling.get("original_max_position_embeddings")
-    if kind == "yarn" and original and scaling.get("factor"):
-        config.max_position_embeddings = round(original * scaling["factor"])
-    elif kind == "longrope" and original and not hasattr(config, "original_max_position_embeddings"):
-        config.original_max_position_embeddings = original
-
-
-def _mask_as_configured(config: PretrainedConfig) -> None:
-    """transformers 4.51 masks every layer of Qwen by `sliding_window`, whatever the keys beside it say."""
-    if getattr(config, "use_sliding_window", True) is False:
-        config.sliding_window = None
-    full = getattr(config, "max_window_layers", 0)
-    if full and config.sliding_window:
-        if full < config.num_hidden_layers:
-            raise LearnerError(
-                f"config.json: max_window_layers is {full}; allowed where use_sliding_window is true: 0, or all "
-                f"{config.num_hidden_layers} layers, as the trainer's attention has one window for all"
-            )
-        config.sliding_window = None
+        elif type(value) in (int, float) and ("drop" in name or "jitter" in name):
+            setattr(config, name, type(value)(0))  # a configuration checks the types of its values
 
 
 def _check_log_probs(model: PreTrainedModel) -> None:
@@ -96,7 +73,7 @@ def _check_log_probs(model: PreTrainedModel) -> None:
     if model.config._attn_implementation != "eager":
         with torch.device("meta"):  # its tensors are the model's
             reference = AutoModelForCausalLM.from_config(
-                model.config, torch_dtype=model.dtype, attn_implementation="eager"
+                copy.deepcopy(model.config), dtype=model.dtype, attn_implementation="eager"
             ).eval()
         for name, module in reference.named_modules():  # those that are no buffers, as rotary frequencies may be
             held = vars(model.get_submodule(name))

@@ -23,9 +23,13 @@ COMPANIONS = (
     "chat_template.jinja",
     "chat_template.json",
 )
-"""Copied, never loaded: the trainer sees token ids only, and transformers 4.51 cannot read every tokenizer."""
+"""Copied, never loaded: the trainer sees token ids only."""
 
 MODEL_DTYPES = ("float32", "bfloat16", "float16")
+
+
+_GPT_NEOX = ("rotary_emb_base", "rotary_pct")
+"""What transformers 4 called `rope_theta` and `partial_rotary_factor` there."""
 
 
 class ModelFolderError(ValueError):
@@ -33,30 +37,51 @@ class ModelFolderError(ValueError):
 
 
 def check_model_folder(path: Path) -> dict:
-    """Check that transformers 4.51 will read the folder as it is meant, and return its config.json.
+    """Check that transformers will read the folder, and return its config.json.
 
     Raises:
-        ModelFolderError: what `read_model_folder` refuses, or a folder written by transformers 5.
+        ModelFolderError: what `read_model_folder` refuses, a model of several parts, or of another dtype.
     """
     try:
         config = read_model_folder(path)
     except ConfigError as error:
         raise ModelFolderError(str(error)) from error
-    if "rope_parameters" in config or ("dtype" in config and "torch_dtype" not in config):
-        # 4.51 would not see rope_theta there, and would take 10000 without a word.
-        raise ModelFolderError(
-            f"model.path: {path / 'config.json'} was written by transformers 5; the trainer reads the 4.51 form: write "
-            "rope_theta (and rope_scaling) beside the other keys instead of rope_parameters, and torch_dtype for dtype"
-        )
     if "text_config" in config:
         raise ModelFolderError(
             f"model.path: {path / 'config.json'} is of a model of several parts ({config.get('model_type')}); the "
             "trainer takes the language model alone, whose config.json has the keys of text_config at its top level"
         )
-    dtype = config.get("torch_dtype") or "float32"
-    if dtype not in MODEL_DTYPES:
-        raise ModelFolderError(f"model.path: torch_dtype is {dtype!r}; allowed: {', '.join(MODEL_DTYPES)}")
+    if (dtype := model_dtype(config)) not in MODEL_DTYPES:
+        raise ModelFolderError(f"model.path: dtype is {dtype!r}; allowed: {', '.join(MODEL_DTYPES)}")
     return config
+
+
+def model_dtype(config: dict) -> str:
+    """The dtype of the folder's weights, which is `torch_dtype` in folders that transformers before 4.56 wrote."""
+    return config.get("dtype") or config.get("torch_dtype") or "float32"
+
+
+def for_any_transformers(config: dict, dtype: str) -> dict:
+    """A config.json that transformers 4 and 5 read alike, with weights of `dtype`.
+
+    transformers 5 has the rotary embedding in `rope_parameters`, of which 4 takes nothing: it would fall back to a
+    `rope_theta` of 10000 without an error. What 4 reads is added; 5 finds the same in both.
+    """
+    config = {**config, "dtype": dtype, "torch_dtype": dtype}
+    rope = config.get("rope_parameters") or {}
+    local, rope = rope.get("sliding_attention") or {}, rope.get("full_attention") or rope
+    theta, partial = _GPT_NEOX if config.get("model_type") == "gpt_neox" else ("rope_theta", "partial_rotary_factor")
+    scaling = {key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")}
+    older = {
+        theta: rope.get("rope_theta"),
+        partial: rope.get("partial_rotary_factor"),
+        "rope_local_base_freq": local.get("rope_theta"),
+    }
+    if rope.get("rope_type") == "longrope":  # 4 refuses other keys beside these
+        older["original_max_position_embeddings"] = rope.get("original_max_position_embeddings")
+        scaling = {"type": "longrope", "short_factor": rope["short_factor"], "long_factor": rope["long_factor"]}
+    older["rope_scaling"] = scaling if rope.get("rope_type", "default") != "default" else None
+    return {**{key: value for key, value in older.items() if value is not None}, **config}
 
 
 def check_completion_length(config: dict, max_new_tokens: int) -> None:

@@ -11,7 +11,8 @@ from pydantic import Field, field_validator, model_validator
 from quartet_common.checkpoints import part_of
 from quartet_common.config import Section
 
-BROKEN_SEQUENCE_PARALLEL = {
+OTHER_SEQUENCE_PARALLEL = {
+    "split_gather": "is no longer built: it needed ColossalAI's forwards, which transformers 5 has left behind",
     "ring": "gives wrong gradients: of what a rank receives, ColossalAI 0.5.0 keeps what it sent for the backward pass",
     "ring_attn": "is not built: ColossalAI 0.5.0 has it for some families only, and with flash attention only",
 }
@@ -89,8 +90,8 @@ class PluginSettings(Section):
     pp_size: int = Field(default=1, ge=1, description="Stages of consecutive layers (hybrid_parallel).")
     sequence_parallel: Literal["split_gather", "ring", "all_to_all", "ring_attn"] | None = Field(
         default=None,
-        description="How each sequence is shared out between the matrix products (hybrid_parallel): among the tp_size "
-        "ranks (split_gather), or sp_size others (all_to_all); ring and ring_attn are refused. Unset: it is not.",
+        description="How each sequence is shared out between the matrix products (hybrid_parallel): among sp_size "
+        "ranks (all_to_all); split_gather, ring and ring_attn are refused. Unset: it is not.",
     )
     sp_size: int = Field(default=1, ge=1, description="Ranks that share each sequence (all_to_all).")
     zero_stage: Literal[1, 2] | None = Field(
@@ -137,14 +138,5 @@ class PluginSettings(Section):
             return
         if self.plugin != "hybrid_parallel":
             raise ValueError(f'sequence_parallel: {mode!r} needs plugin = "hybrid_parallel", not {self.plugin!r}')
-        if mode in BROKEN_SEQUENCE_PARALLEL:
-            raise ValueError(
-                f'sequence_parallel: {mode!r} {BROKEN_SEQUENCE_PARALLEL[mode]}; use "all_to_all", or with tp_size > 1 '
-                '"split_gather"'
-            )
-        if mode != "all_to_all" and self.tp_size == 1:
-            raise ValueError(f"sequence_parallel: {mode!r} shares sequences among the tp_size ranks, and tp_size is 1")
-        if mode != "all_to_all" and self.zero_stage == 2:
-            raise ValueError(
-                f"sequence_parallel: {mode!r} exchanges the norms' gradients once a step; with it zero_stage can be 1"
-            )
+        if mode in OTHER_SEQUENCE_PARALLEL:
+            raise ValueError(f'sequence_parallel: {mode!r} {OTHER_SEQUENCE_PARALLEL[mode]}; use "all_to_all"')

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +14,7 @@ from transformers.modeling_utils import AttentionInterface
 from quartet_trainer.batches.shared_prompts import Part, SharedPrompts
 
 _NAME = "quartet_shared_prompts"
-_WINDOWS = ("sliding_window", "attention_chunk_size")
+WINDOWS = ("sliding_window", "attention_chunk_size")
 
 
 def shares_prompts(causal_lm: PreTrainedModel) -> bool:
@@ -28,7 +26,7 @@ def use_shared_attention(causal_lm: PreTrainedModel) -> bool:
     """Have a model attend by `shared_attention`. False, and nothing is changed, if that is not how it attends."""
     config = causal_lm.config
     before = config._attn_implementation
-    if before != "sdpa" or any(getattr(config, name, None) for name in _WINDOWS):
+    if before != "sdpa" or any(getattr(config, name, None) for name in WINDOWS):
         return False
     AttentionInterface.register(_NAME, shared_attention)
     sequences = torch.arange(16).view(2, 8) % config.vocab_size
@@ -43,38 +41,22 @@ def use_shared_attention(causal_lm: PreTrainedModel) -> bool:
 
     def same() -> bool:
         try:
-            found = last_hidden_state(trunk(causal_lm), input_ids, shared)[0]
+            found = [
+                last_hidden_state(trunk(causal_lm), input_ids, shared)[0],
+                last_hidden_state(trunk(causal_lm), sequences, None).flatten(0, 1)[shared.places],
+            ]
         except Exception:  # a model that takes no such argument, or no such mask: each says so by another error
             return False
-        return bool((found - expected).abs().max() < 1e-3 * expected.abs().max())
+        return all(bool((one - expected).abs().max() < 1e-3 * expected.abs().max()) for one in found)
 
     with torch.no_grad():
         expected = trunk(causal_lm)(input_ids=sequences, use_cache=False).last_hidden_state.flatten(0, 1)
         expected = expected[shared.places]
         config._attn_implementation = _NAME
         shares = same()
-        with _checkpointing(causal_lm):
-            shares = shares and same()
     if not shares:
         config._attn_implementation = before
     return shares
-
-
-@contextmanager
-def _checkpointing(causal_lm: PreTrainedModel) -> Iterator[None]:
-    """As it trains with gradient checkpointing, if it can: some families call their layers otherwise then, GPT-NeoX
-    without the arguments that are for attention.
-    """
-    training = causal_lm.training
-    causal_lm.train()
-    if causal_lm.supports_gradient_checkpointing:
-        causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    try:
-        yield
-    finally:
-        if causal_lm.supports_gradient_checkpointing:
-            causal_lm.gradient_checkpointing_disable()
-        causal_lm.train(training)
 
 
 def trunk(causal_lm: PreTrainedModel) -> nn.Module:
@@ -88,17 +70,20 @@ def last_hidden_state(base_model: nn.Module, input_ids: Tensor, shared: SharedPr
     if base_model.config._attn_implementation != _NAME:
         return base_model(input_ids=input_ids, use_cache=False).last_hidden_state
     if shared is None:
-        return base_model(input_ids=input_ids, attention_mask=_no_mask(input_ids), use_cache=False).last_hidden_state
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]  # OPT would take them from a mask
+        return base_model(
+            input_ids=input_ids, attention_mask=no_mask(input_ids), position_ids=positions, use_cache=False
+        ).last_hidden_state
     return base_model(
         input_ids=input_ids,
-        attention_mask=_no_mask(input_ids),
+        attention_mask=no_mask(input_ids),
         position_ids=shared.positions,
         use_cache=False,
         shared_prompts=shared,
     ).last_hidden_state
 
 
-def _no_mask(input_ids: Tensor) -> Tensor:
+def no_mask(input_ids: Tensor) -> Tensor:
     """What keeps transformers from making a mask: it leaves one of four dimensions as it is."""
     return torch.zeros(1, 1, 1, 1, device=input_ids.device)
 
@@ -121,7 +106,7 @@ def shared_attention(
         module: the layer's attention.
         query: [1, heads, S, size], or without `shared_prompts` [M, heads, L, size].
         key, value: the same of perhaps fewer heads.
-        attention_mask: `_no_mask`, or one that transformers made, of rows without padding: the causal one.
+        attention_mask: `no_mask`, or one that transformers made, of rows without padding: the causal one.
         shared_prompts: how the S tokens make sequences.
         dropout, scaling: of the attention's weights, of its scores.
 

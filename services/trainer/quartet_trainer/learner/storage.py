@@ -2,7 +2,7 @@
 
 ```
 step-00000012/
-  model/                  Hugging Face folder, transformers-4.51 form, in the trained precision; tokenizer files copied
+  model/                  Hugging Face folder for transformers 4 and 5, in the trained precision; tokenizer files copied
   adapter/                in place of model/ with lora.r: PEFT's adapter folder, and base.json: {"path", "checksum"}
   optimizer.safetensors   AdamW's state: "exp_avg/NAME", "exp_avg_sq/NAME", "step/NAME" for each parameter NAME
   critic.safetensors      with a critic only: "model/NAME", "exp_avg/NAME", "exp_avg_sq/NAME", "step/NAME"
@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from quartet_common.checkpoints import read_manifest
 from quartet_trainer.learner.base import LearnerError
-from quartet_trainer.learner.model_folder import copy_companions
+from quartet_trainer.learner.model_folder import copy_companions, for_any_transformers
+from quartet_trainer.learner.names import is_converted, untied_names
 from quartet_trainer.learner.plugins import Plugin
 
 FORMAT = 1
@@ -75,7 +78,7 @@ def write_model(
         }
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    config["torch_dtype"] = str(dtype).removeprefix("torch.")
+    config = for_any_transformers(config, str(dtype).removeprefix("torch."))
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     copy_companions(source, folder)
 
@@ -111,17 +114,27 @@ def read_model(plugin: Plugin, folder: Path) -> None:
     """
     held = {name for name, _ in plugin.parameters()}
     missing = set(plugin.specs)
+    for name, shape, read in _saved(plugin, folder):
+        if list(plugin.specs.get(name, ())) != shape:
+            raise LearnerError(f"{folder} holds {name} {shape}, which this model has not")
+        missing.discard(name)
+        if name in held:
+            plugin.assign(name, read())
+    if missing:
+        raise LearnerError(f"{folder} lacks {len(missing)} of this model's tensors, {min(missing)} among them")
+
+
+def _saved(plugin: Plugin, folder: Path) -> Iterator[tuple[str, list[int], Callable[[], Tensor]]]:
+    """Names and shapes of a folder's tensors, and what reads each."""
+    if plugin.adapter is None and is_converted(plugin.causal_lm):
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=plugin.dtype, local_files_only=True)
+        state = model.state_dict()
+        yield from ((name, list(state[name].shape), state[name].clone) for name in untied_names(model))
+        return
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as weights:
             for name in weights.keys():  # noqa: SIM118 - safe_open has no iterator
-                shape = weights.get_slice(name).get_shape()
-                if list(plugin.specs.get(name, ())) != shape:
-                    raise LearnerError(f"{file} holds {name} {shape}, which this model has not")
-                missing.discard(name)
-                if name in held:
-                    plugin.assign(name, weights.get_tensor(name))
-    if missing:
-        raise LearnerError(f"{folder} lacks {len(missing)} of this model's tensors, {min(missing)} among them")
+                yield name, weights.get_slice(name).get_shape(), partial(weights.get_tensor, name)
 
 
 def write_optimizer(moments: Iterable[tuple[str, Tensor]], path: Path) -> None:

@@ -125,7 +125,7 @@ class Completion:
 
 
 def load(path: Path, dtype: torch.dtype = torch.float64) -> Qwen2ForCausalLM:
-    return Qwen2ForCausalLM.from_pretrained(path, torch_dtype=dtype, attn_implementation="sdpa")
+    return Qwen2ForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
 
 
 class SharedTrunk(torch.nn.Module):

@@ -38,7 +38,7 @@ def test_what_is_not_rounded(model_path: Path, plugin: str, monkeypatch: pytest.
 def test_log_probs_of_a_bf16_model_are_its_logits_own(tmp_path: Path) -> None:
     """What bf16 rounds are the logits; log-softmax of them, entropy and temperature are float32's."""
     path = make_model(tmp_path / "model", initializer_range=0.5)
-    model = Qwen2ForCausalLM.from_pretrained(path, torch_dtype=torch.bfloat16, attn_implementation="sdpa")
+    model = Qwen2ForCausalLM.from_pretrained(path, dtype=torch.bfloat16, attn_implementation="sdpa")
     ids = torch.arange(12)[None] * 5 % 64
     columns, targets = torch.arange(11), ids[0, 1:]
     temperatures = torch.linspace(0.5, 2.0, 11)

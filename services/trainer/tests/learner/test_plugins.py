@@ -6,20 +6,21 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from learner_helpers import Run, assert_near, comparable, make_batch, make_model, settings
 from peft import PeftModel
 from ranks import run_ranks, watch_steps
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2PreTrainedModel
 
 from quartet_trainer.algorithms import ALGORITHMS
 from quartet_trainer.learner import LearnerError, create_learner
 from quartet_trainer.learner.hybrid_checks import check_model
+from quartet_trainer.learner.plugins.sharding_checks import check_modules
 
 pytestmark = pytest.mark.timeout(600)  # the ranks start once, within the first test
 
@@ -28,7 +29,6 @@ COMMON = {"max_grad_norm": 0.5, "weight_decay": 0.5}
 CUT = {"micro_batch_tokens": 60}
 WHOLE = {"micro_batch_tokens": 100_000, "max_padding": 0.99}
 HYBRID = {"plugin": "hybrid_parallel"}
-SPLIT_GATHER = {"sequence_parallel": "split_gather"}
 ZERO = {"plugin": "low_level_zero"}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "ddp": {},
@@ -42,9 +42,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pp2-dp2": {**HYBRID, "pp_size": 2},
     "pp2-dp2, zero 1": {**HYBRID, "pp_size": 2, "zero_stage": 1},
     "tp2-pp2": {**HYBRID, "tp_size": 2, "pp_size": 2},
-    "tp2-dp2, split_gather": {**HYBRID, "tp_size": 2, **SPLIT_GATHER},
-    "tp2-dp2, split_gather, zero 1": {**HYBRID, "tp_size": 2, "zero_stage": 1, **SPLIT_GATHER},
-    "tp2-pp2, split_gather": {**HYBRID, "tp_size": 2, "pp_size": 2, **SPLIT_GATHER},
     "sp2-dp2": {**HYBRID, "sp_size": 2, "sequence_parallel": "all_to_all"},
     "sp2-dp2, zero 1": {**HYBRID, "sp_size": 2, "sequence_parallel": "all_to_all", "zero_stage": 1},
     "sp2-dp2, zero 2": {**HYBRID, "sp_size": 2, "sequence_parallel": "all_to_all", "zero_stage": 2},
@@ -74,6 +71,22 @@ CASES: dict[str, dict[str, Any]] = {
     "standing still": {"learning_rate": 0.0},
 }
 """Each has terms that a cut could change: means over the batch, over completions, KLs, values."""
+
+
+WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+SMALL = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}  # fmt: skip
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "qwen3": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "mistral": ("Mistral", {"sliding_window": 8}),
+    "windows": ("Qwen2", WINDOW),
+    "granite": ("Granite", {"logits_scaling": 2.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}),
+    "olmo": ("Olmo", {"clip_qkv": 2.0}),
+}
+"""What ColossalAI's sharding meets beside Qwen2: norms of heads, windows of some layers, factors beside the layers."""
 
 
 @dataclass(frozen=True)
@@ -112,17 +125,20 @@ JOBS = [
     *(Job(layout, case) for layout in ("tp2-dp2", "pp2-dp2") for case in SPREAD),
     *(Job("fsdp", case) for case in ("reinforce_pp", "ptx", "passes")),
     *(Job("zero 2", case) for case in ("ppo", "ptx", "lora")),
-    *(Job(layout, case) for layout in ("tp2-dp2, split_gather", "sp2-dp2") for case in ("ppo", "ptx")),
-    *(Job(layout, "checkpointing") for layout in ("tp2-pp2", "tp2-pp2, split_gather", "sp2-dp2, zero 2")),
+    *(Job("sp2-dp2", case) for case in ("ppo", "ptx")),
+    *(Job(layout, "checkpointing") for layout in ("tp2-pp2", "sp2-dp2, zero 2")),
     Job("tp2-dp2, zero 2", "dapo"),
     Job("sp2-dp2", "dapo"),
     Job("pp2-dp2", "rloo", "llama"),
     Job("fsdp", "checkpointing", "llama"),
-    Job("tp2-dp2, split_gather, zero 1", "grpo", "llama"),
+    Job("tp2-dp2, zero 1", "grpo", "llama"),
+    Job("tp2-dp2", "checkpointing", "qwen3"),
+    Job("tp2-dp2, zero 2", "grpo", "qwen3"),
+    Job("sp2-pp2", "grpo", "qwen3"),
+    *(Job("tp2-pp2", "grpo", family) for family in ("qwen3", "mistral", "windows", "granite", "olmo")),
     Job("sp2-pp2", "dr_grpo", "llama"),
     *(TP, DDP_AFTER_TP, FSDP_AFTER_DDP, Job("tp2-pp2", "grpo", resume=FSDP_AFTER_DDP)),
     *(TP_ZERO, PP_ZERO, ZERO_1, Job("zero 2", "grpo", resume=ZERO_1)),
-    Job("tp2-dp2, split_gather", "grpo", resume=TP),
     *(HEAD_ZERO, Job("zero 1", "value head", resume=HEAD_ZERO)),
     *(LORA_PP, Job("sp2-dp2, zero 1", "lora", resume=LORA_PP)),
 ]
@@ -134,7 +150,7 @@ optimizer."""
 FSDP_BF16 = Job("fsdp", "grpo", "bf16")
 GEMINI_STANDS = Job("gemini", "standing still", "bf16", FSDP_BF16)
 NEAR = [
-    *(Job(layout, "grpo", "bf16") for layout in ("pp2-dp2", "tp2-dp2, split_gather, zero 1", "zero 2")),
+    *(Job(layout, "grpo", "bf16") for layout in ("pp2-dp2", "tp2-dp2, zero 1", "sp2-dp2, zero 1", "zero 2")),
     FSDP_BF16,
     *(Job("gemini", case, "bf16") for case in ("dapo", "checkpointing", "reinforce_pp")),
 ]
@@ -144,12 +160,13 @@ NEAR = [
 @pytest.fixture(scope="session")
 def models(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
-    torch.manual_seed(5)
-    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False}
-    LlamaForCausalLM(LlamaConfig(**sizes, **heads, initializer_range=0.2)).save_pretrained(folder / "llama")
+    for name, (family, values) in FAMILIES.items():
+        torch.manual_seed(5)
+        config = getattr(transformers, f"{family}Config")(**{**SMALL, "tie_word_embeddings": False, **values})
+        config.initializer_range = 0.2
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder / name)
     calm = make_model(folder / "calm", initializer_range=0.05)
-    return {"qwen2": model_path, "llama": folder / "llama", "bf16": calm}
+    return {"qwen2": model_path, "bf16": calm, **{name: folder / name for name in FAMILIES}}
 
 
 @pytest.fixture(scope="session")
@@ -336,24 +353,30 @@ def test_what_cannot_be_spread_is_refused(model_path: Path, values: dict[str, An
 
 
 def test_a_family_that_names_no_layers_is_refused_by_fsdp(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Qwen2ForCausalLM, "_no_split_modules", ["Block"])
+    monkeypatch.setattr(Qwen2PreTrainedModel, "_no_split_modules", ["Block"])
     with pytest.raises(LearnerError, match="'torch_fsdp' cannot tell the layers of a 'qwen2' model: it has none of"):
         create_learner(settings(plugin="torch_fsdp"), model_path, Run())
 
 
 @pytest.mark.parametrize(
-    ("values", "config", "message"),
+    ("values", "family", "config", "message"),
     [
-        (TP2, {"model_type": "gemma"}, "is tried with qwen2, llama models, not with 'gemma'"),
-        (TP2, {"vocab_size": 63}, "trainer.tp_size 2 does not divide the model's vocab_size, 63"),
-        ({**SP2, "tp_size": 2}, {}, "trainer.tp_size 2 * trainer.sp_size 2 does not divide the model's num_key_value"),
-        ({**PP2, "pp_size": 4}, {}, "trainer.pp_size 4 is more than the model's 3 layers"),
-        (PP2, {"use_sliding_window": True}, "the model's attention has a sliding window, which pipeline and"),
-        ({**TP2, **SPLIT_GATHER}, {"use_sliding_window": True}, "the model's attention has a sliding window"),
+        (TP2, "GPTNeoX", {}, "a 'gpt_neox' model has no embed_tokens: use plugin 'torch_fsdp'"),
+        (TP2, "Mixtral", {}, "not mlp.gate.weight of a 'mixtral' model; allowed with it: trainer.tp_size 1"),
+        (TP2, "Olmo2", {}, "not self_attn.q_norm.weight of a 'olmo2' model; allowed with it: trainer.tp_size 1"),
+        (TP2, "Gemma2", {}, "not embed_tokens of a 'gemma2' model"),
+        (TP2, "Qwen2", {"vocab_size": 63}, "trainer.tp_size 2 does not divide the model's vocab_size, 63"),
+        ({**SP2, "tp_size": 2}, "Qwen2", {}, "trainer.tp_size 2 * trainer.sp_size 2 does not divide the model's num_k"),
+        ({**PP2, "pp_size": 4}, "Qwen2", {}, "trainer.pp_size 4 is more than the model's 3 layers"),
+        (SP2, "Qwen2", WINDOW, "trainer.sequence_parallel is not possible with this model's attention, which has slid"),
     ],
+    ids=str,
 )
-def test_models_that_cannot_be_spread_are_refused(values: dict[str, Any], config: dict[str, Any], message: str) -> None:
-    sizes = {"vocab_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
-    model = SimpleNamespace(**{"model_type": "qwen2", "num_hidden_layers": 3, **sizes, **config})
+def test_models_that_cannot_be_spread_are_refused(
+    values: dict[str, Any], family: str, config: dict[str, Any], message: str
+) -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(getattr(transformers, f"{family}Config")(**{**SMALL, **config}))
     with pytest.raises(LearnerError, match=re.escape(message)):
-        check_model(model, settings(**values))
+        check_model(model.config, settings(**values))
+        check_modules(model, settings(**values))

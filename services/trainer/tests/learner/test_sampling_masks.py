@@ -36,7 +36,7 @@ def masked_group(seed: int = 0, **fields) -> tuple[experience_pb2.GroupTensors, 
 
 def plain(path, group: experience_pb2.GroupTensors, every: list[list[np.ndarray]]) -> list[tuple[torch.Tensor, ...]]:
     """Log-prob and entropy of each trained token, a completion and a token at a time, from the model's own forward."""
-    model = Qwen2ForCausalLM.from_pretrained(path, torch_dtype=torch.float64)
+    model = Qwen2ForCausalLM.from_pretrained(path, dtype=torch.float64)
     prompt, found = decode(group.prompt_token_ids).tolist(), []
     rows = (decode_ragged(group.completion_token_ids), decode_ragged(group.loss_mask), decode(group.temperatures))
     for tokens, trained, temperature, candidates in zip(*rows, every, strict=True):
@@ -67,7 +67,7 @@ def test_the_policy_is_confined_to_the_candidates(tmp_path, model_path, monkeypa
 
     (log_probs.sum() + entropy.sum()).backward()
     ours = {name: p.grad.clone() for name, p in learner._causal_lm.named_parameters()}
-    reference = Qwen2ForCausalLM.from_pretrained(model_path, torch_dtype=torch.float64)
+    reference = Qwen2ForCausalLM.from_pretrained(model_path, dtype=torch.float64)
     monkeypatch.setattr(Qwen2ForCausalLM, "from_pretrained", lambda *_, **__: reference)
     sum(one + other for one, other in plain(model_path, group, every)).backward()
     for name, parameter in reference.named_parameters():

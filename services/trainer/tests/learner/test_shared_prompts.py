@@ -11,13 +11,7 @@ import torch
 from learner_helpers import VOCABULARY, Run, assert_near, comparable, make_batch, make_group, make_model, settings
 from quartet.v1 import experience_pb2
 from test_batches import plan_all
-from transformers import (
-    AutoModelForCausalLM,
-    BioGptConfig,
-    GPT2Config,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-)
+from transformers import AutoModelForCausalLM, BioGptConfig, FalconConfig, GPTNeoXConfig, OPTConfig
 
 from quartet_trainer.batches import collate, decode_groups
 from quartet_trainer.batches.dealing import deal_groups
@@ -174,33 +168,33 @@ def test_a_window_keeps_prompts_apart(tmp_path: Path) -> None:
     assert compare(path)["shared_prompt_tokens"] == 0
 
 
-def test_a_model_that_forgets_it_under_checkpointing_keeps_prompts_apart(tmp_path: Path) -> None:
-    """GPT-NeoX hands its layers what is for attention only where their activations are not computed again."""
+def save(config: Any, folder: Path) -> Path:
     torch.manual_seed(0)
-    config = GPTNeoXConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
-    )
-    GPTNeoXForCausalLM(config).save_pretrained(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text("{}", encoding="utf-8")
-    assert compare(tmp_path, gradient_checkpointing=True)["shared_prompt_tokens"] == 0
-    model = load_causal_lm(tmp_path, torch.float32, share_prompts=True)
-    assert not model.training and not model.is_gradient_checkpointing
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    (folder / "tokenizer_config.json").write_text("{}", encoding="utf-8")
+    return folder
+
+
+SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
 @pytest.mark.parametrize(
     "config",
     [
-        GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=32, n_layer=2, n_head=4),
-        BioGptConfig(
-            vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
-        ),
+        GPTNeoXConfig(**SIZES, intermediate_size=64),
+        BioGptConfig(**SIZES, intermediate_size=64),
+        OPTConfig(**SIZES, ffn_dim=64, word_embed_proj_dim=32),
     ],
     ids=lambda config: config.model_type,
 )
-def test_a_model_that_attends_in_its_own_way_keeps_prompts_apart(config: Any, tmp_path: Path, caplog: Any) -> None:
-    """GPT-2 takes no arguments for its attention, BioGPT no mask of four dimensions."""
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+def test_models_with_positions_or_norms_of_another_kind(config: Any, tmp_path: Path) -> None:
+    assert compare(save(config, tmp_path), gradient_checkpointing=True)["shared_prompt_tokens"] > 0
+
+
+def test_a_model_that_attends_in_its_own_way_keeps_prompts_apart(tmp_path: Path, caplog: Any) -> None:
+    """Falcon takes no arguments for its attention."""
+    path = save(FalconConfig(**SIZES), tmp_path)
     with caplog.at_level("INFO"):
-        model = load_causal_lm(tmp_path, torch.float32, share_prompts=True)
+        model = load_causal_lm(path, torch.float32, share_prompts=True)
     assert not shares_prompts(model) and model.config._attn_implementation == "sdpa"
-    assert f"{type(model).__name__} attends in a way of its own" in caplog.text
+    assert "FalconForCausalLM attends in a way of its own" in caplog.text

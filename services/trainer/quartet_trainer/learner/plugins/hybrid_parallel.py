@@ -20,6 +20,8 @@ from quartet_trainer.learner.plugins.base import CreateOptimizer, Criterion, Loa
 from quartet_trainer.learner.plugins.exact import exact_buffers
 from quartet_trainer.learner.plugins.sequence import SequenceParallel
 from quartet_trainer.learner.plugins.sharded import Sharded
+from quartet_trainer.learner.plugins.sharding_checks import check_log_probs, check_modules, probe
+from quartet_trainer.learner.plugins.sharding_policy import ShardingPolicy
 from quartet_trainer.learner.plugins.stage import Stage
 from quartet_trainer.learner.plugins.zero_rows import ZeroRows
 from quartet_trainer.learner.settings import LearnerSettings
@@ -57,6 +59,7 @@ class HybridParallel(Sharded):
             enable_metadata_cache=False,  # micro-batches differ in shape
             make_vocab_size_divisible_by=1,
             broadcast_buffers=False,
+            custom_policy=ShardingPolicy(),
             gradient_as_bucket_view=True,
         )
         super().__init__(settings, ranks, Booster(plugin=parallel))
@@ -67,7 +70,7 @@ class HybridParallel(Sharded):
         self._holders = (parallel.tp_group, parallel.pp_group, *([replicas] if zero_stage else []))
         self._sequence: SequenceParallel | None = None
         if settings.sequence_parallel:
-            self._sequence = SequenceParallel(settings.sequence_parallel, parallel.sp_group)
+            self._sequence = SequenceParallel(parallel.sp_group)
         self._last = parallel.stage_manager is None or parallel.stage_manager.is_last_stage()
         self._has_reference = False
         self._reference: Stage
@@ -77,6 +80,8 @@ class HybridParallel(Sharded):
 
     def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None:
         check_model(causal_lm.config, self.settings)
+        check_modules(causal_lm, self.settings)
+        micro_batch, expected = probe(causal_lm)
         tied = causal_lm.get_output_embeddings().weight is causal_lm.get_input_embeddings().weight
         optimizer = create_optimizer(causal_lm)
         if self._zero_stage:
@@ -92,6 +97,8 @@ class HybridParallel(Sharded):
         self.causal_lm = self.model.unwrap()
         self._find_shards(self.adapter, tied, tp_group=self._parallel.tp_group, pp_group=self._parallel.pp_group)
         self._stage = self._make_stage(self.causal_lm)
+        found = self.log_probs(micro_batch.to(self.ranks.device, self.dtype))
+        check_log_probs(found, expected, self.settings.precision, self._last)
 
     def _zero_optimizer(self, optimizer: torch.optim.Optimizer) -> HybridParallelZeroOptimizer:
         """As the plugin would make it, which refuses to without half precision; ZeRO itself takes any."""
@@ -111,15 +118,8 @@ class HybridParallel(Sharded):
         )
 
     def _make_stage(self, causal_lm: PreTrainedModel) -> Stage:
-        if self._sequence:
-            self._sequence.spread(causal_lm, staged=self._staged)
-        return Stage(
-            causal_lm,
-            staged=self._staged,
-            is_last=self._last,
-            tp_group=self._parallel.tp_group,
-            sequence=self._sequence,
-        )
+        parallel = self._parallel
+        return Stage(causal_lm, stages=parallel.stage_manager, tp_group=parallel.tp_group, sequence=self._sequence)
 
     def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
         """Sharded as the policy is, without DDP around it, which needs gradients. Under an adapter it is there."""
@@ -127,7 +127,7 @@ class HybridParallel(Sharded):
         if self.adapter:
             return
         causal_lm = load().eval().requires_grad_(False)
-        sharded, _ = ShardFormer(self._parallel.shard_config).optimize(causal_lm)
+        sharded, _ = ShardFormer(self._parallel.shard_config).optimize(causal_lm, policy=ShardingPolicy())
         dtype = next(self.causal_lm.parameters()).dtype
         with exact_buffers(sharded):
             sharded.to(self.ranks.device, dtype)

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from colossalai.pipeline.stage_manager import PipelineStageManager
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from quartet_trainer.batches import MicroBatch
 from quartet_trainer.learner.plugins.sequence import SequenceParallel
-from quartet_trainer.learner.policy import in_chunks
+from quartet_trainer.learner.policy import after_output_layer, in_chunks
+from quartet_trainer.learner.shared_attention import trunk
 from quartet_trainer.learner.vocab_parallel import vocab_parallel_log_probs
 
 
 class Stage:
-    """Replaces the forward of a model that ColossalAI has sharded.
+    """Replaces the forward of a causal language model that was cut by `ShardingPolicy`.
 
-    The model's own forward would make the logits of all positions. Here its output layer passes the hidden states
-    through, so that the stage's forward (which ColossalAI writes for each family) ends in them, and the layer itself is
-    applied afterwards, to the tokens asked for, a chunk at a time.
+    The model's own forward would make the logits of all positions. Here the output layer is applied to the tokens asked
+    for, a chunk at a time; below it runs the base model's own forward. In a stage, layers that it does not hold pass
+    on what they get, but for the last one before its own, which gives what the stage before has sent: so masks, rotary
+    embeddings, windows and whatever a family does beside its layers are the family's own.
 
     As a whole model it is called with `MicroBatch.inputs` and gives log-probs and entropy. As a stage it is called by
     ColossalAI's schedule with the number of a micro-batch, which it loads itself, and the hidden states of the stage
@@ -32,28 +36,42 @@ class Stage:
         self,
         causal_lm: PreTrainedModel,
         *,
-        staged: bool,
-        is_last: bool,
+        stages: PipelineStageManager | None,
         tp_group: dist.ProcessGroup,
         sequence: SequenceParallel | None,
     ) -> None:
-        """Take the sharded model; its `forward` is this stage's from now on. `sequence`: how it shares sequences."""
+        """Take the sharded model; its `forward` is this stage's from now on.
+
+        Args:
+            causal_lm: the model.
+            stages: this stage's place among those of the pipeline; None without one.
+            tp_group: the ranks that share its matrices.
+            sequence: how it shares sequences.
+        """
         self.causal_lm = causal_lm
         self.micro_batch: MicroBatch
         """The one last loaded."""
-        self._is_last = is_last
+        self._trunk = trunk(causal_lm)
+        self._is_last = stages is None or stages.is_last_stage()
         self._tp_group = tp_group
         self._sequence = sequence
         self._load: Callable[[int], MicroBatch]
+        self._received: Tensor | None = None
         self._seconds = 0.0
-        self._inner_forward = causal_lm.forward
-        output = causal_lm.get_output_embeddings()
-        self._project: Callable[[Tensor], Tensor] = output.forward
-        if staged:
-            output.forward = lambda hidden: hidden
-        causal_lm.forward = self._staged_forward if staged else self._whole_forward
-        weight = output.weight if is_last else None
-        self._columns = 0 if weight is None else weight.shape[0]
+        if sequence:
+            sequence.use(causal_lm)
+        if stages:
+            self._pass_on(*stages.get_stage_index(stages.distribute_layers(len(self._trunk.layers))))
+        causal_lm.forward = self._staged_forward if stages else self._whole_forward
+        self._columns = causal_lm.lm_head.weight.shape[0] if self._is_last else 0
+
+    def _pass_on(self, start: int, end: int) -> None:
+        """Leave out all layers but those from `start` to before `end`."""
+        layers = self._trunk.layers
+        for layer in (*layers[:start], *layers[end:], *(() if self._is_last else (self._trunk.norm,))):
+            layer.forward = lambda hidden_states, *_, **__: hidden_states
+        if start:
+            layers[start - 1].forward = lambda *_, **__: self._received
 
     def begin(self, load: Callable[[int], MicroBatch]) -> None:
         """Say where the schedule's next micro-batches come from."""
@@ -61,35 +79,40 @@ class Stage:
 
     def end(self) -> float:
         """Let them go. Returns the seconds that forwards took."""
+        self._received = None
         del self._load, self.micro_batch
         return self._seconds
+
+    def _hidden(self, input_ids: Tensor, received: Tensor | None = None) -> Tensor:
+        """The hidden states after this stage: of all positions, or this rank's part."""
+        given: dict[str, Any] = self._sequence.part(input_ids) if self._sequence else {"input_ids": input_ids}
+        if received is not None:
+            self._received = received
+            given = {**given, "input_ids": None, "inputs_embeds": received}
+        hidden = self._trunk(**given, use_cache=False).last_hidden_state
+        return self._sequence.join(hidden) if self._sequence and self._is_last else hidden
 
     def _whole_forward(
         self, input_ids: Tensor, rows: Tensor, columns: Tensor, shared: None, targets: Tensor, temperatures: Tensor
     ) -> tuple[Tensor, Tensor]:
-        if self._sequence:
-            input_ids = self._sequence.pad(input_ids)
-        hidden = self.causal_lm.base_model(input_ids=input_ids, use_cache=False).last_hidden_state[rows, columns]
-        return in_chunks(self._head, hidden, targets, temperatures, self._columns)
+        return in_chunks(self._head, self._hidden(input_ids)[rows, columns], targets, temperatures, self._columns)
 
     def _staged_forward(self, index: Tensor, hidden_states: Tensor | None = None) -> dict[str, Tensor]:
         started = time.perf_counter()
         self.micro_batch = batch = self._load(int(index))
-        input_ids = self._sequence.pad(batch.input_ids) if self._sequence else batch.input_ids
-        outputs = self._inner_forward(input_ids=input_ids, hidden_states=hidden_states, use_cache=False)
+        hidden = self._hidden(batch.input_ids, hidden_states)
+        outputs = {"hidden_states": hidden}
         if self._is_last:
-            hidden = self._sequence.last(outputs.logits) if self._sequence else outputs.logits
-            hidden = hidden[batch.rows, batch.columns]
-            log_probs, entropy = in_chunks(self._head, hidden, batch.targets, batch.temperatures, self._columns)
+            chosen = hidden[batch.rows, batch.columns]
+            log_probs, entropy = in_chunks(self._head, chosen, batch.targets, batch.temperatures, self._columns)
             outputs = {"log_probs": log_probs, "entropy": entropy}
         self._seconds += time.perf_counter() - started
         return outputs
 
     def _head(self, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self._project(hidden)
+        logits = self.causal_lm.lm_head(hidden)
         if logits.dtype != torch.float64:
             logits = logits.float()
-        first = dist.get_rank(self._tp_group) * self._columns
-        return vocab_parallel_log_probs(
-            logits.div_(temperatures[:, None]), targets, first, self.causal_lm.config.vocab_size, self._tp_group
-        )
+        config, first = self.causal_lm.config, dist.get_rank(self._tp_group) * self._columns
+        logits = after_output_layer(logits, config).div_(temperatures[:, None])
+        return vocab_parallel_log_probs(logits, targets, first, config.vocab_size, self._tp_group)

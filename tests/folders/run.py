@@ -1,0 +1,78 @@
+"""Do folders of any age train, and does everybody read what comes of them? `make folders`; the package index is asked.
+
+Versions of transformers, each in an environment of its own, write tiny models; the trainer takes a step with each and
+exports it; then every version reads every export, and must give its tokens the same log-probs.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "deploy" / "local"))
+
+from environments import torch_options  # noqa: E402
+from installer import STATE, Progress, ensure_uv, run_uv  # noqa: E402
+
+VERSIONS = ("4.51.3", "4.57.6")
+TRAINER = ROOT / ".quartet/envs/trainer/bin/python"
+NEAR = 1e-5
+"""Largest difference of a log-prob."""
+_TRAIN = """
+import sys
+from pathlib import Path
+from learner_helpers import Run, make_batch, settings
+from quartet_trainer.learner import create_learner
+for folder in map(Path, sys.argv[1:]):
+    learner = create_learner(settings(precision="fp32", learning_rate=1e-2), folder, Run())
+    learner.train_step(make_batch())
+    learner.export(folder / "export")
+"""
+
+
+def environment(version: str, progress: Progress) -> Path:
+    """The Python of an environment with that transformers, which is made if it is not there."""
+    folder = STATE / "envs" / f"transformers-{version}"
+    python = folder / "bin" / "python"
+    if not python.exists():
+        uv, what = ensure_uv(progress), f"transformers {version}"
+        packages = ("torch==2.13.0", f"transformers=={version}", "numpy", "safetensors")
+        run_uv(uv, what, ("venv", "--python", "3.11", str(folder)), progress)
+        command = ("pip", "install", "--python", str(python), *packages, *torch_options("cpu", os.environ))
+        run_uv(uv, what, command, progress)
+    return python
+
+
+def models(python: Path, *arguments: str | Path) -> str:
+    done = subprocess.run([python, ROOT / "tests/folders/models.py", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def main() -> int:
+    pythons = {version: environment(version, Progress()) for version in VERSIONS} | {"the trainer's": TRAINER}
+    with tempfile.TemporaryDirectory() as place:
+        for number, python in enumerate(pythons.values()):
+            models(python, "save", Path(place) / str(number))
+        folders = sorted(Path(place).glob("*/*"))
+        helpers = {"PYTHONPATH": str(ROOT / "services/trainer/tests")}
+        subprocess.run([TRAINER, "-c", _TRAIN, *folders], env={**os.environ, **helpers}, check=True)
+        exports = [folder / "export" for folder in folders]
+        found = {name: json.loads(models(python, "log-probs", *exports)) for name, python in pythons.items()}
+    failed = 0
+    for export in map(str, exports):
+        expected = found["the trainer's"][export]
+        for reader, read in found.items():
+            worst = max((abs(a - b) for a, b in zip(read[export], expected, strict=True)), default=1.0)
+            writer = list(pythons)[int(Path(export).parts[-3])]
+            print(f"{Path(export).parts[-2]:<12} of {writer:<14} by {reader:<14} {worst:.1e}")
+            failed += worst > NEAR
+    print(f"{failed} differ" if failed else "all alike")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
