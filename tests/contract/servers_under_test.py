@@ -61,6 +61,10 @@ def _models() -> list[Path]:
     folders = [home / "0", home / "1"]
     command = [str(python_of("trainer")), "-c", _MAKE_MODEL, *map(str, folders)]
     subprocess.run(command, cwd=ROOT / "examples" / "arithmetic", env=_environment(), check=True, timeout=300)
+    for folder in folders:  # in the form that a release reads too whose trainer came with transformers 4
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config |= {"rope_theta": config.pop("rope_parameters")["rope_theta"], "torch_dtype": config.pop("dtype")}
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folders
 
 
