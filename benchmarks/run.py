@@ -50,6 +50,7 @@ BENCHMARKS = (
     Benchmark("weights", "trainer", 240),
     Benchmark("weight_stall", "rollout", 300),
     Benchmark("engines", "dev", 1200),
+    Benchmark("simulate", "dev", 600),
 )
 
 
