@@ -34,7 +34,7 @@ IN_ENGINE = 192  # so that the engine always has a completion to put into a plac
 LIMIT_SECONDS = 240
 CALL_SECONDS = 60
 LOOK_SECONDS = 0.02
-EVER_QUEUED = 1 << 20
+EVER_QUEUED = 1 << 16
 RUN = "bench"
 # Prompts of a round, turns (two rounds each), and what differs from the tests' model, by the name of the size.
 SIZES = {
