@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 from progress import Progress, Running
 from suites import ROOT, Suite
@@ -122,9 +123,14 @@ class SuiteRun:
                 while self._wait(process) is None and time.monotonic() < deadline:
                     pass
 
-    def _follow(self, events: object, running: Running) -> None:
+    def _follow(self, events: TextIO, running: Running) -> None:
         """Read what is new: a failure is printed at once."""
-        while (line := events.readline()).endswith("\n"):
+        while True:
+            place = events.tell()
+            line = events.readline()
+            if not line.endswith("\n"):  # half of it may have been written: the next look takes it whole
+                events.seek(place)
+                return
             event = json.loads(line)
             running.tests += event.get("tests", 0)
             if "started" in event:
