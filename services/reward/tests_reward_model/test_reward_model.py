@@ -177,5 +177,5 @@ def test_the_service_refuses_to_start_without_what_the_model_needs(qwen2, tmp_pa
     with pytest.raises(ConfigError, match="template"):
         preflight(configured(qwen2.folder, template="x"))
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ConfigError, match=r"needs torch.*pip install 'quartet-reward\[reward-model\]'"):
+    with pytest.raises(ConfigError, match=r"needs torch.*quartet env add reward-model torch"):
         preflight(configured(qwen2.folder))
