@@ -1,6 +1,7 @@
 """Slots of the sandbox go to runs in turn, and waiting for one is never held against a program."""
 
 import asyncio
+import time
 
 import pytest
 from quartet.v1 import reward_pb2
@@ -54,10 +55,12 @@ async def test_waiting_for_a_slot_is_no_time_of_the_programs():
     )
     busy = [asyncio.create_task(sandbox.run(Job("script", b""))) for _ in range(10)]
     await asyncio.sleep(0)
+    began = time.perf_counter()
     result = await scorer.score(item, "item", item.ByteSize()).run()
+    taken, elapsed = time.perf_counter() - began, result.score.elapsed.ToMilliseconds() / 1000
     assert result.score.outcome == reward_pb2.OUTCOME_CORRECT, result
-    # It waited about a second for others; what it needed itself is what is told.
-    assert 0.4 <= result.score.elapsed.ToMilliseconds() / 1000 < 0.9
+    # It waited about half a second for others; what it needed itself is what is told, however slow the machine.
+    assert elapsed >= 0.4 and taken - elapsed >= 0.4, (elapsed, taken)
     await asyncio.gather(*busy)
     assert inner.most == 2
 
