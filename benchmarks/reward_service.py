@@ -25,11 +25,10 @@ from measuring import Figure, in_turn, report, server_at, service
 from quartet.v1 import reward_pb2, reward_pb2_grpc
 
 from quartet_common.channel import connect, connect_sync
-from quartet_reward.math_equality import MathEquality
-from quartet_reward.registry import load_verifiers
+from quartet_reward.math.equality import MathEquality
 from quartet_reward.scoring import Scorer
-from quartet_reward.specs import SpecReader
 from quartet_reward.verifiers.base import Tools
+from quartet_reward.verifiers.registry import SpecReader, load_verifiers
 
 CALLS = 400
 ROUNDS = 5

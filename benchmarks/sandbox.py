@@ -20,11 +20,11 @@ import time
 
 from measuring import Figure, in_turn, report
 
+from quartet_reward.config import SandboxSection
 from quartet_reward.sandbox.api import Job, Limits
-from quartet_reward.sandbox.isolated import IsolatedSandbox
 from quartet_reward.sandbox.modes import open_sandbox
+from quartet_reward.sandbox.pool import IsolatedSandbox
 from quartet_reward.sandbox.server_handle import PRELOAD
-from quartet_reward.sandbox.settings import SandboxSection
 
 PROGRAM = b"print(1)"
 CORES = os.cpu_count() or 1

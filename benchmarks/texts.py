@@ -12,10 +12,11 @@ from collections.abc import Callable
 from measuring import Figure, report
 from quartet.v1 import reward_pb2
 
-from quartet_reward import final_answer, reading
-from quartet_reward.choices import chosen
-from quartet_reward.code.extraction import ProgramIn, find_program
-from quartet_reward.prose import answer_in_prose
+from quartet_reward import answer_extraction
+from quartet_reward.code.extract import ProgramIn, find_program
+from quartet_reward.math import extract
+from quartet_reward.math.extract import chosen
+from quartet_reward.math.prose import answer_in_prose
 from quartet_reward.verifiers.exact import Exact, ExactParameters
 
 MEGABYTES = (3, 10, 30)
@@ -24,7 +25,7 @@ FLOODS = (
     *("z", "é", "汉", " ", "\n", "1", "1+", "a b ", "\\", "$", "{", r"\boxed{", r"\boxed{1} ", "``x", "```python\n"),
     *("<|im_end|>", "<answer>", "</answer>", "<think>", "</think>", "The answer is "),
 )
-ANYWHERE = final_answer.ReadingPolicy("anywhere", "joined", "numbers", ())
+ANYWHERE = extract.ReadingPolicy("anywhere", "joined", "numbers", ())
 
 
 def _exact(text: str) -> object:
@@ -33,14 +34,14 @@ def _exact(text: str) -> object:
 
 
 OPERATIONS: dict[str, Callable[[str], object]] = {
-    "special tokens at the end": reading.without_trailing_special_tokens,
-    "a special token of one letter": lambda text: reading.without_trailing_special_tokens(text, ["z"]),
-    "the form of think and answer": reading.fault_of_think_answer_form,
-    "the last tagged answer": reading.last_tagged_answer,
-    "what follows the thought": reading.after_thinking,
-    "boxes": reading.joined_boxes,
+    "special tokens at the end": answer_extraction.without_trailing_special_tokens,
+    "a special token of one letter": lambda text: answer_extraction.without_trailing_special_tokens(text, ["z"]),
+    "the form of think and answer": answer_extraction.fault_of_think_answer_form,
+    "the last tagged answer": answer_extraction.last_tagged_answer,
+    "what follows the thought": answer_extraction.after_thinking,
+    "boxes": answer_extraction.joined_boxes,
     "prose": answer_in_prose,
-    "the final answer": lambda text: final_answer.final_answer(text, ANYWHERE),
+    "the final answer": lambda text: extract.final_answer(text, ANYWHERE),
     "a choice of letters": lambda text: chosen(text, ("A", "B")),
     "the last block of a program": lambda text: find_program(text, ProgramIn.LAST_FENCE),
     "the last block of Python": lambda text: find_program(text, ProgramIn.LAST_PYTHON_FENCE),

@@ -39,7 +39,7 @@ TARGETS = {
     "redis": "redis-server",
     "broker": "-m quartet_broker ",
     "reward": "-m quartet_reward ",
-    "verifier worker": "-m quartet_reward.worker",
+    "verifier worker": "-m quartet_reward.workers.math",
     "rollout": "-m quartet_rollout ",
     "engine": "-m quartet_rollout.engines.child",
     "trainer": "-m quartet_trainer ",

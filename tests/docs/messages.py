@@ -56,7 +56,7 @@ INTERNAL = {
     "quartet_common/tensors.py": "in the sentence of who reads the tensor: '… cannot be read (…)'",
     "quartet_common/weights.py": "in the sentence of the rollout: 'manifest: …'",
     "quartet_reward/code/": "said inside the sandbox, between judge and program; part of a verdict's reason",
-    "quartet_reward/frames.py": "between the reward service and its own worker processes",
+    "quartet_reward/workers/protocol.py": "between the reward service and its own worker processes",
     "quartet_reward/sandbox/": "between the reward service and its sandbox; told as 'sandbox: …'",
     "quartet_client/contract/": "findings of `quartet contract-test` about another's service",
     "quartet_client/types.py": "a broken tensor in an answer",

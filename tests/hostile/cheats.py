@@ -243,7 +243,7 @@ plain.Encoder.value = lambda self, thing, depth=0: ["mine", next(counter)]
 def answer(n): return n"""),
     Cheat("forged_changes", "say that containers of the judge have changed which it never passed", """
 import sys
-peer = sys.modules["quartet_reward.code.peer"]
+peer = sys.modules["quartet_reward.code.rpc"]
 reply = peer.Peer._reply
 def forged(self, message, containers, value):
     made = reply(self, message, containers, value)
@@ -253,7 +253,7 @@ peer.Peer._reply = forged
 def answer(n): return n"""),
     Cheat("asks_the_judge", "ask the judge to execute, find and get things", """
 import sys
-peer = sys.modules["quartet_reward.code.peer"]
+peer = sys.modules["quartet_reward.code.rpc"]
 reply = peer.Peer._reply
 def asking(self, message, containers, value):
     for operation in ("execute", "find", "get", "str", "call"):

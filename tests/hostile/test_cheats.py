@@ -8,9 +8,9 @@ import pytest_asyncio
 from quartet.v1 import reward_pb2
 from reward_samples import judged
 
+from quartet_reward.config import SandboxSection
 from quartet_reward.sandbox.api import Sandbox
 from quartet_reward.sandbox.modes import open_sandbox
-from quartet_reward.sandbox.settings import SandboxSection
 from tests.hostile.cheats import (
     CHEATS,
     ERROR_CHEATS,

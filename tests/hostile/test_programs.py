@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from sandbox_modes import MODES, interpreter
 
+from quartet_reward.config import Mode, SandboxSection
 from quartet_reward.sandbox.api import Ending, Execution, Job, Limits, SandboxUnavailable
 from quartet_reward.sandbox.modes import open_sandbox
-from quartet_reward.sandbox.settings import Mode, SandboxSection
 from tests.hostile.programs import PROGRAMS, Program
 
 LIMITS = Limits(

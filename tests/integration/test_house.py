@@ -32,10 +32,10 @@ def test_no_package_imports_a_service_that_is_not_itself(package):
 def test_torch_stays_out_of_packages_that_do_not_compute(package):
     computing = ("torch", "transformers", "vllm")
     # The learned reward model is an extra: its worker is a process of its own, and no module imports it.
-    files = [file for file in PACKAGES[package].rglob("*.py") if not file.match("reward_model/worker.py")]
+    files = [file for file in PACKAGES[package].rglob("*.py") if not file.match("workers/reward_model.py")]
     imported = {name for file in files for name in IMPORT.findall(file.read_text())}
     assert not {name for name in imported if name.split(".")[0] in computing}
-    assert "quartet_reward.reward_model.worker" not in imported
+    assert "quartet_reward.workers.reward_model" not in imported
 
 
 @pytest.mark.parametrize("environment", ["broker", "reward", "client"])

@@ -38,8 +38,8 @@ from measuring import server_at, service  # noqa: E402
 from quartet.v1 import reward_pb2, reward_pb2_grpc  # noqa: E402
 
 from quartet_common.channel import connect  # noqa: E402
-from quartet_reward.sandbox.chosen import check as check_sandbox  # noqa: E402
-from quartet_reward.sandbox.settings import SandboxSection  # noqa: E402
+from quartet_reward.config import SandboxSection  # noqa: E402
+from quartet_reward.sandbox.modes import check_sandbox  # noqa: E402
 from tests.hostile.answers import ANSWERS  # noqa: E402
 
 # Threads: asyncio's pool for waiting on ended processes fills up to this. The rest is what is under way.

@@ -5,10 +5,10 @@ from quartet.v1 import reward_pb2
 
 from quartet_common.config import ConfigError, load_config
 from quartet_reward.config import RewardSection
-from quartet_reward.math_equality import MathEquality
+from quartet_reward.math.equality import MathEquality
 from quartet_reward.preflight import preflight
-from quartet_reward.registry import load_verifiers
 from quartet_reward.verifiers.base import Tools
+from quartet_reward.verifiers.registry import load_verifiers
 
 
 @pytest.mark.parametrize(("words", "reward"), [(3, 1.0), (4, 0.75), (6, 0.25), (9, 0.0)])

@@ -3,19 +3,15 @@
 
 From the call down to the arithmetic:
 
-- `preflight`: the checks before a start. `serving`: start and drain. `resources`: the processes that it works with.
-- `telemetry`: metrics.
-- `service`: the three RPCs; `stream`: one call of ScoreStream; `room`: how many items may be under way.
-- `fair_queue`: runs have what is scarce in turns: workers, and sandbox slots (`fair_sandbox`).
-- `scoring`: one item through its verifiers into one result. `specs`: reads which verifiers an item names, and how.
+- `app`: the parts are made, started and drained here. `preflight`: what --dry-run checks.
+- `servicer`: the RPCs; `stream`: one call of ScoreStream; `execution`: Execute.
+- `admission`: how many items may be under way.
+- `queue`: runs take turns at workers and at sandbox slots (`fair_sandbox`).
+- `scoring`: one item through its verifiers into one result.
 - `verifiers/`: one small file each behind the interface of `verifiers.base`; `registry` finds them, and users' own.
-- `reading`: finds the answer in a completion (tags, boxes, trailing special tokens).
-- `math_equality`: are two answers equal? `rationals` and `words` decide the plain cases in this process;
-  the rest goes to `worker_pool`, whose killable processes (`worker_process`, `frames`) run `worker` → `math_compare`,
-  guards around math-verify that know `notation`. `worker_side` is what every worker process begins with;
-  `verdict_cache` remembers what they decided.
-- `reward_model/`: a learned reward model in a process of its own.
-- `code/`: programs judged by their tests, in the `sandbox/`.
+- `answer_extraction`: tags, boxes and trailing special tokens of a completion.
+- `math/`: are two answers equal? `code/`: programs judged by their tests, in the `sandbox/`.
+- `workers/`: processes that can be killed, for mathematics, reward functions and the learned `reward_model`.
 """
 
 from dataclasses import dataclass

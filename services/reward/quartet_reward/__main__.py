@@ -7,9 +7,9 @@ from quartet_common.cli import service_main
 
 def main() -> int:
     """Run the reward service; return its exit status."""
+    from quartet_reward.app import serve
     from quartet_reward.config import RewardSection
     from quartet_reward.preflight import preflight
-    from quartet_reward.serving import serve
 
     return service_main(kind="reward", section=RewardSection, preflight=preflight, serve=serve)
 

@@ -1,11 +1,116 @@
-"""[reward]: the reward service's section of the run file."""
+"""[reward], [reward.sandbox] and [reward.reward_model] of the run file. Imports no torch."""
 
-from pydantic import Field
+import os
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
 
-from quartet_common.config import FunctionPath, Section
-from quartet_reward.reward_model.config import RewardModelSection
-from quartet_reward.sandbox.settings import SandboxSection
-from quartet_reward.stream import MOST_ITEMS
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from quartet_common.config import ConfigError, FunctionPath, Section
+from quartet_common.plugins import install_command
+
+
+class Mode(StrEnum):
+    """Modes from the strongest to the weakest, see docs/sandbox.md."""
+
+    NAMESPACES_UID = "namespaces+uid"
+    """Namespaces, and a user of its own for each slot: the service runs as root."""
+    NAMESPACES = "namespaces"
+    """Namespaces of an ordinary user."""
+    UID = "uid+landlock+seccomp"
+    """No namespaces: a user of its own for each slot, Landlock and a filter of system calls."""
+    UNSAFE = "unsafe"
+    """Limits and a killed process group; nothing keeps a program from files or the network."""
+
+
+class SandboxSection(BaseModel):
+    """How programs are isolated."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    required: bool = Field(
+        False,
+        description="Refuse to start where no mode holds that is strong enough. A run that names `code` requires it.",
+    )
+    minimum: Mode = Field(Mode.UID, description="The weakest mode that will do; below it no program is run.")
+    slots: int = Field(4, ge=2, le=512, description="Programs that run at one time; a judged execution takes two.")
+    fork_servers: int = Field(1, ge=1, le=64, description="Processes that fork; each about 15 MB and one core at most.")
+    first_uid: int = Field(
+        60600,
+        ge=1000,
+        le=2**31,
+        description="As root: the first of slots + 2 × fork_servers users that nobody else has; "
+        "those of another sandbox are passed over.",
+    )
+    packages: tuple[str, ...] = Field(
+        (), description="Absolute paths of folders whose packages programs may import; nothing secret may lie there."
+    )
+    python: str = Field(
+        "",
+        description="Absolute path of the interpreter (3.11 or newer) that runs programs; default: the service's own.",
+    )
+
+    @field_validator("packages")
+    @classmethod
+    def _folders(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for path in value:
+            if not os.path.isabs(path) or not os.path.isdir(path) or os.path.realpath(path).startswith("/tmp"):
+                raise ValueError(f"packages: {path!r} must be the absolute path of a folder, not under /tmp")
+        return value
+
+
+MOST_ITEMS = 1024
+"""Of one call of Score, and of one message of ScoreStream."""
+_PACKAGES = ("torch", "transformers", "safetensors")
+
+
+class RewardModelSection(Section):
+    """[reward.reward_model]: which model, where it runs, and how its texts are put together."""
+
+    path: Path | None = Field(
+        None, description="Hugging Face folder of a sequence classification model, safetensors. None: no reward model."
+    )
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda, or cuda:N.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Type of the weights in memory.")
+    threads: int = Field(1, ge=1, le=1024, description="Threads of torch, on the CPU.")
+    batch: int = Field(16, ge=1, le=1024, description="Most texts of a forward pass.")
+    batch_tokens: int = Field(32_768, ge=1, description="Most tokens of a forward pass, padding included.")
+    wait_seconds: float = Field(0.01, ge=0, le=10, description="How long a batch that is not full waits for more.")
+    max_tokens: int = Field(4096, ge=1, description="Of a longer text the last max_tokens are read.")
+    template: str = Field(
+        "{prompt}{completion}", description="The text that is read: {prompt} and {completion} stand as they came."
+    )
+    add_special_tokens: bool = Field(
+        False,
+        description="Add those that the tokenizer adds by itself: true for encoders (BERT's [CLS]), false where the "
+        "text has them already, as prompts and completions of chat models do.",
+    )
+    deadline_seconds: float = Field(120.0, ge=1, le=3600, description="A batch that takes longer is killed.")
+    start_seconds: float = Field(600.0, ge=1, le=7200, description="Longest time that loading may take.")
+
+
+def check_reward_model(section: RewardModelSection) -> None:
+    """Check what can be checked without loading the model. Raises ConfigError with the cure."""
+    if section.path is None:
+        return
+    lacking = [package for package in _PACKAGES if find_spec(package) is None]
+    if lacking:
+        raise ConfigError(
+            f"reward.reward_model.path: a reward model needs {', '.join(lacking)}, not installed here; install "
+            f"them: {install_command(*lacking)} (pinned: requirements-reward-model.txt)"
+        )
+    if not (section.path / "config.json").is_file():
+        raise ConfigError(
+            f"reward.reward_model.path: '{section.path}' is no Hugging Face model folder: it has no config.json"
+        )
+    if not list(section.path.glob("*.safetensors")):
+        raise ConfigError(
+            f"reward.reward_model.path: '{section.path}' holds no *.safetensors; save it by save_pretrained()"
+        )
+    if "{completion}" not in section.template:
+        raise ConfigError(f"reward.reward_model.template: got '{section.template}'; it must contain {{completion}}")
 
 
 class RewardSection(Section):

@@ -5,9 +5,9 @@ from quartet.v1 import reward_pb2
 
 from quartet_common.durations import to_duration, to_seconds
 from quartet_common.errors import invalid_argument, resource_exhausted, unavailable
-from quartet_reward.failures import VerifierFailure
-from quartet_reward.fair_queue import CURRENT_RUN
-from quartet_reward.room import Room
+from quartet_reward.admission import Room
+from quartet_reward.errors import VerifierFailure
+from quartet_reward.queue import CURRENT_RUN
 from quartet_reward.sandbox.api import Ending, Execution, Job, Limits, Sandbox, SandboxUnavailable
 
 LANGUAGES = ("python",)

@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 
 from quartet.v1 import reward_pb2
 
-from quartet_reward import telemetry
-from quartet_reward.failures import VerifierFailure
-from quartet_reward.fair_queue import FairQueue, QueueClosed
+from quartet_reward import metrics
+from quartet_reward.errors import VerifierFailure
+from quartet_reward.queue import FairQueue, QueueClosed
 from quartet_reward.sandbox.api import Execution, Job, Sandbox, SandboxUnavailable
 
 
@@ -72,4 +72,4 @@ class FairSandbox:
 
 
 def _count(execution: Execution) -> None:
-    telemetry.EXECUTIONS.labels(execution.ending.value).inc()
+    metrics.EXECUTIONS.labels(execution.ending.value).inc()

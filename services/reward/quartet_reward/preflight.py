@@ -11,13 +11,11 @@ from quartet_common.config import LoadedConfig, VerifierSection
 from quartet_common.data_rows import data_rows
 from quartet_common.errors import ContractError
 from quartet_common.run_file import Problems
-from quartet_reward.config import RewardSection
-from quartet_reward.registry import load_verifiers
-from quartet_reward.reward_model.config import check as check_reward_model
+from quartet_reward.config import RewardSection, check_reward_model
 from quartet_reward.sandbox.api import SandboxUnavailable
-from quartet_reward.sandbox.chosen import check as check_sandbox
-from quartet_reward.specs import SpecReader
+from quartet_reward.sandbox.modes import check_sandbox
 from quartet_reward.verifiers.function import RewardFunction
+from quartet_reward.verifiers.registry import SpecReader, load_verifiers
 
 
 def preflight(config: LoadedConfig[RewardSection]) -> dict[str, Any]:

@@ -16,11 +16,11 @@ from quartet_common.errors import ContractError, invalid_argument
 from quartet_common.log import get_logger
 from quartet_common.text import encodable
 from quartet_common.values import LARGEST_FLOAT32
-from quartet_reward import telemetry
-from quartet_reward.failures import VerifierFailure
-from quartet_reward.fair_queue import CURRENT_RUN, WAITED
-from quartet_reward.specs import BoundVerifier, SpecReader
+from quartet_reward import metrics
+from quartet_reward.errors import VerifierFailure
+from quartet_reward.queue import CURRENT_RUN, WAITED
 from quartet_reward.verifiers.base import Later, Tools, Verdict
+from quartet_reward.verifiers.registry import BoundVerifier, SpecReader
 
 log = get_logger(__name__)
 
@@ -155,7 +155,7 @@ class Scorer:
             else:  # its traceback once: it may do so on every item
                 self._raised.add(error.place)
                 log.error("%s", error.message, exc_info=raised, extra={"place": error.place})
-        telemetry.observe_verification(name, telemetry.failure_name(error.kind), time.perf_counter() - start)
+        metrics.observe_verification(name, metrics.failure_name(error.kind), time.perf_counter() - start)
         return failure(item.item_id, error)
 
 
@@ -165,9 +165,9 @@ def _traced(item: reward_pb2.ScoreItem, result: Result, began: float) -> Result:
     attributes["quartet.verifiers"] = ", ".join(spec.name for spec in item.verifiers)
     if result.HasField("score"):
         attributes["quartet.reward"] = result.score.reward
-        attributes["quartet.outcome"] = telemetry.outcome_name(result.score.outcome)
+        attributes["quartet.outcome"] = metrics.outcome_name(result.score.outcome)
     else:
-        attributes["quartet.failure"] = telemetry.failure_name(result.failure.kind)
+        attributes["quartet.failure"] = metrics.failure_name(result.failure.kind)
     tracing.record("verify", item.traceparent, began, kind="server", attributes=attributes)
     return result
 
@@ -226,7 +226,7 @@ def _checked(verdict: Verdict, start: float, one: BoundVerifier) -> _Finding:
         tests=verdict.tests,
     )
     seconds = max(time.perf_counter() - start - verdict.queued_seconds, 0.0)
-    telemetry.observe_verification(one.verifier.name, telemetry.outcome_name(verdict.outcome), seconds)
+    metrics.observe_verification(one.verifier.name, metrics.outcome_name(verdict.outcome), seconds)
     return _Finding(verdict, part)
 
 

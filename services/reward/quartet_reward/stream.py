@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from quartet.v1 import reward_pb2
 
 from quartet_common.errors import ContractError, invalid_argument
-from quartet_reward.failures import VerifierFailure
-from quartet_reward.room import Room
+from quartet_reward.admission import Room
+from quartet_reward.config import MOST_ITEMS
+from quartet_reward.errors import VerifierFailure
 from quartet_reward.scoring import LONG_BYTES, Result, Scorer, Work, failure, invalid_item
 
-MOST_ITEMS = 1024
 # Items scored in one go before other calls have their turn, if their size together is below LONG_BYTES.
 _STRIDE = 64
 # A stream may live as long as its rollout: of its items' names, this many are remembered to refuse duplicates.

@@ -7,11 +7,11 @@ import pytest_asyncio
 from reward_samples import DEADLINE_SECONDS, Running, serving
 from sandbox_modes import MODES, settings
 
+from quartet_reward.config import SandboxSection
 from quartet_reward.sandbox.api import SandboxUnavailable
-from quartet_reward.sandbox.isolated import IsolatedSandbox
 from quartet_reward.sandbox.modes import open_sandbox
-from quartet_reward.sandbox.settings import SandboxSection
-from quartet_reward.worker_pool import Limits, WorkerPool
+from quartet_reward.sandbox.pool import IsolatedSandbox
+from quartet_reward.workers.pool import Limits, WorkerPool
 
 
 @pytest_asyncio.fixture

@@ -12,16 +12,15 @@ from quartet.v1 import reward_pb2, reward_pb2_grpc
 
 from quartet_common.config import load_config
 from quartet_common.host import ServiceHost
+from quartet_reward.app import assemble
 from quartet_reward.config import RewardSection
-from quartet_reward.math_equality import MathEquality
-from quartet_reward.registry import load_verifiers
+from quartet_reward.math.equality import MathEquality
 from quartet_reward.sandbox.api import Sandbox
-from quartet_reward.serving import assemble
-from quartet_reward.specs import SpecReader
 from quartet_reward.verifiers.base import Tools, Verdict
 from quartet_reward.verifiers.code import Code, CodeParameters
 from quartet_reward.verifiers.function import RewardFunction
-from quartet_reward.worker_pool import Limits, WorkerPool
+from quartet_reward.verifiers.registry import SpecReader, load_verifiers
+from quartet_reward.workers.pool import Limits, WorkerPool
 
 # Of the services and pools under test.
 DEADLINE_SECONDS = 3.0

@@ -4,8 +4,8 @@ import os
 import sys
 from pathlib import Path
 
+from quartet_reward.config import Mode, SandboxSection
 from quartet_reward.sandbox.modes import candidates
-from quartet_reward.sandbox.settings import Mode, SandboxSection
 
 MODES = candidates()
 

@@ -6,7 +6,7 @@ from quartet.v1 import reward_pb2
 from reward_samples import judged
 from reward_samples import program as item
 
-from quartet_reward.failures import VerifierFailure
+from quartet_reward.errors import VerifierFailure
 from quartet_reward.sandbox.api import SandboxUnavailable
 from quartet_reward.verifiers.code import CodeParameters
 

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from quartet.v1 import reward_pb2
 from reward_samples import spec
 
-from quartet_reward.math_equality import MathEquality
-from quartet_reward.registry import load_verifiers
+from quartet_reward.config import SandboxSection
+from quartet_reward.math.equality import MathEquality
 from quartet_reward.sandbox.modes import open_sandbox
-from quartet_reward.sandbox.settings import SandboxSection
 from quartet_reward.scoring import Scorer
-from quartet_reward.specs import SpecReader
 from quartet_reward.verifiers.base import Tools
+from quartet_reward.verifiers.registry import SpecReader, load_verifiers
 
 CORRECT, INCORRECT = reward_pb2.OUTCOME_CORRECT, reward_pb2.OUTCOME_INCORRECT
 RAISED, NOT_COMPILED = reward_pb2.OUTCOME_RUNTIME_ERROR, reward_pb2.OUTCOME_COMPILE_ERROR

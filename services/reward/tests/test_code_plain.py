@@ -11,10 +11,9 @@ from fractions import Fraction
 import pytest
 
 from quartet_reward.code.channel import Channel, Gone, Malformed, TooLarge
-from quartet_reward.code.handles import Handles
-from quartet_reward.code.peer import Peer
 from quartet_reward.code.plain import Decoder, Encoder
-from quartet_reward.code.proxies import JUDGE_PROXIES, OPAQUE_PROXIES, ProgramObject
+from quartet_reward.code.proxies import JUDGE_PROXIES, OPAQUE_PROXIES, Handles, ProgramObject
+from quartet_reward.code.rpc import Peer
 
 
 def handles():

@@ -5,11 +5,11 @@ from decimal import Decimal
 import pytest
 from quartet.v1 import reward_pb2
 
-from quartet_reward.code.extraction import ProgramIn, find_program
+from quartet_reward.code.extract import ProgramIn, find_program
+from quartet_reward.code.stdio import same_output
 from quartet_reward.code.tests import read_tests
-from quartet_reward.code.text import same_output
 from quartet_reward.code.values import plain, same, same_in_any_order
-from quartet_reward.failures import VerifierFailure
+from quartet_reward.errors import VerifierFailure
 
 LAST, ANY, ALL = ProgramIn.LAST_PYTHON_FENCE, ProgramIn.LAST_FENCE, ProgramIn.COMPLETION
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from quartet_reward.comparison import Comparison
-from quartet_reward.equality_policy import STRICT, EqualityPolicy
-from quartet_reward.forms import read
+from quartet_reward.math.compare import STRICT, Comparison, EqualityPolicy
+from quartet_reward.math.forms import read
 
 
 def decide(answer: str, reference: str, policy: EqualityPolicy = STRICT) -> bool | None:

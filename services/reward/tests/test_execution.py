@@ -9,9 +9,9 @@ from quartet.v1 import reward_pb2
 from reward_samples import until
 
 from quartet_common.errors import ContractError, describe
-from quartet_reward import telemetry
+from quartet_reward import metrics
+from quartet_reward.admission import Room
 from quartet_reward.execution import Executor, read_job
-from quartet_reward.room import Room
 from quartet_reward.sandbox.api import Job
 
 TIMEOUT = 120.0
@@ -104,7 +104,7 @@ async def test_a_call_that_is_cancelled_kills_its_program(service):
     # The four slots are taken by programs that would run for minutes.
     minutes = reward_pb2.ExecutionLimits(wall_time=Duration(seconds=300))
     calls = [service.stub.Execute(request("while True: pass", limits=minutes)) for _ in range(4)]
-    running = telemetry.QUEUE_DEPTH.labels("code", "running")
+    running = metrics.QUEUE_DEPTH.labels("code", "running")
     await until(lambda: running._value.get() == 4, TIMEOUT)
     with pytest.raises(grpc.aio.AioRpcError):  # no slot is left for it
         await service.stub.Execute(request("print(1)"), timeout=2.0)

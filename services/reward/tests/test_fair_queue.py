@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from quartet_reward.fair_queue import CURRENT_RUN, FairQueue, QueueClosed
+from quartet_reward.queue import CURRENT_RUN, FairQueue, QueueClosed
 
 
 class Clock:

@@ -7,14 +7,13 @@ import pytest
 from quartet.v1 import reward_pb2
 from reward_samples import spec
 
-from quartet_reward.failures import VerifierFailure
+from quartet_reward.errors import VerifierFailure
 from quartet_reward.fair_sandbox import FairSandbox
-from quartet_reward.math_equality import MathEquality
-from quartet_reward.registry import load_verifiers
+from quartet_reward.math.equality import MathEquality
 from quartet_reward.sandbox.api import Ending, Execution, Job, SandboxUnavailable
 from quartet_reward.scoring import Scorer
-from quartet_reward.specs import SpecReader
 from quartet_reward.verifiers.base import Tools
+from quartet_reward.verifiers.registry import SpecReader, load_verifiers
 
 
 class SlowSandbox:

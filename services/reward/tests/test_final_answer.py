@@ -6,7 +6,7 @@ import pytest
 from quartet.v1 import reward_pb2
 from reward_samples import scored
 
-from quartet_reward.final_answer import ReadingPolicy, final_answer, reference_answer
+from quartet_reward.math.extract import ReadingPolicy, final_answer, reference_answer
 
 CORRECT, INCORRECT = reward_pb2.OUTCOME_CORRECT, reward_pb2.OUTCOME_INCORRECT
 MALFORMED = reward_pb2.OUTCOME_MALFORMED

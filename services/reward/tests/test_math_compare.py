@@ -2,10 +2,9 @@
 
 import pytest
 
-from quartet_reward.comparison import Comparison
-from quartet_reward.equality_policy import STRICT, EqualityPolicy
-from quartet_reward.forms import read
-from quartet_reward.math_compare import BadReference, compare, judge_reference
+from quartet_reward.math.compare import STRICT, Comparison, EqualityPolicy
+from quartet_reward.math.forms import read
+from quartet_reward.math.symbolic import BadReference, compare, judge_reference
 
 EQUAL = (
     *(("7", answer) for answer in ("x = 7", "3+4=7", "x = 3+4 = 7", r"f(x) = 7")),

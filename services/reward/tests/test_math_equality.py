@@ -3,11 +3,11 @@
 import pytest
 from quartet.v1 import reward_pb2
 
-from quartet_reward.equality_policy import EqualityPolicy
-from quartet_reward.failures import VerifierFailure
-from quartet_reward.math_equality import Equality, MathEquality, Relation
-from quartet_reward.worker_pool import Reply
-from quartet_reward.worker_process import TaskTimedOut, WorkerDied
+from quartet_reward.errors import VerifierFailure
+from quartet_reward.math.compare import EqualityPolicy
+from quartet_reward.math.equality import Equality, MathEquality, Relation
+from quartet_reward.workers.pool import Reply
+from quartet_reward.workers.process import TaskTimedOut, WorkerDied
 
 EQUAL = {"event": "done", "equal": True}
 JUDGED = {"event": "judged", "is_text": False}

@@ -10,12 +10,11 @@ from reward_samples import item, serving, spec, tagged
 
 from quartet_common.config import ConfigError, load_config
 from quartet_reward.config import RewardSection
-from quartet_reward.math_equality import MathEquality
+from quartet_reward.math.equality import MathEquality
 from quartet_reward.preflight import preflight
-from quartet_reward.registry import load_verifiers
 from quartet_reward.scoring import Scorer
-from quartet_reward.specs import SpecReader
 from quartet_reward.verifiers.base import Tools
+from quartet_reward.verifiers.registry import SpecReader, load_verifiers
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "reward.md"
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quartet_reward.rationals import Rational, equal_rationals, parse_rational
+from quartet_reward.math.fast import Rational, equal_rationals, parse_rational
 
 WRITTEN = {
     5: ["$5", "$5$", r"\(5\)", "  5\n"],

@@ -8,18 +8,17 @@ from hypothesis import strategies as st
 from quartet.v1 import reward_pb2
 from reward_samples import item, spec
 
-from quartet_reward.math_equality import MathEquality
-from quartet_reward.reading import (
+from quartet_reward.answer_extraction import (
     after_thinking,
     fault_of_think_answer_form,
     last_boxed,
     without_trailing_special_tokens,
 )
-from quartet_reward.registry import load_verifiers
+from quartet_reward.math.equality import MathEquality
 from quartet_reward.scoring import Scorer
-from quartet_reward.specs import SpecReader
 from quartet_reward.stream import in_strides
 from quartet_reward.verifiers.base import Tools
+from quartet_reward.verifiers.registry import SpecReader, load_verifiers
 
 
 @pytest.mark.parametrize(

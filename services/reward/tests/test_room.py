@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from quartet_reward import room as room_module
-from quartet_reward.room import Room
+from quartet_reward import admission as room_module
+from quartet_reward.admission import Room
 
 
 def fill(room: Room, run: str) -> int:

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from sandbox_modes import MODES, interpreter, settings
 
+from quartet_reward.config import Mode, SandboxSection
 from quartet_reward.sandbox.api import Ending, Execution, Job, Limits, SandboxUnavailable
-from quartet_reward.sandbox.chosen import ChosenSandbox
-from quartet_reward.sandbox.isolated import IsolatedSandbox
-from quartet_reward.sandbox.modes import open_sandbox
-from quartet_reward.sandbox.settings import Mode, SandboxSection
+from quartet_reward.sandbox.modes import ChosenSandbox, open_sandbox
+from quartet_reward.sandbox.pool import IsolatedSandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = Limits(wall_seconds=20.0)

@@ -15,10 +15,10 @@ from quartet.v1 import reward_pb2
 from reward_samples import judged, program
 from sandbox_modes import MODES, settings
 
-from quartet_reward.failures import VerifierFailure
+from quartet_reward.errors import VerifierFailure
 from quartet_reward.sandbox.api import Ending, Job, Limits, SandboxUnavailable
-from quartet_reward.sandbox.isolated import IsolatedSandbox
 from quartet_reward.sandbox.modes import open_sandbox
+from quartet_reward.sandbox.pool import IsolatedSandbox
 from quartet_reward.verifiers.base import Verdict
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -12,14 +12,14 @@ from sandbox_modes import MODES, settings
 
 from quartet_reward.code import judged
 from quartet_reward.code.data_tests import only_data
-from quartet_reward.code.outcomes import Outcome
+from quartet_reward.code.judged import Outcome
 from quartet_reward.code.tests import FunctionCases, TestProgram
-from quartet_reward.failures import VerifierFailure
+from quartet_reward.config import Mode, SandboxSection
+from quartet_reward.errors import VerifierFailure
 from quartet_reward.sandbox import watch
 from quartet_reward.sandbox.api import Execution, Job
-from quartet_reward.sandbox.isolated import IsolatedSandbox
 from quartet_reward.sandbox.modes import open_sandbox
-from quartet_reward.sandbox.settings import Mode, SandboxSection
+from quartet_reward.sandbox.pool import IsolatedSandbox
 from quartet_reward.verifiers.code import CodeParameters
 
 CORRECT, INCORRECT = reward_pb2.OUTCOME_CORRECT, reward_pb2.OUTCOME_INCORRECT

@@ -7,12 +7,11 @@ from quartet.v1 import reward_pb2
 from reward_samples import decided, item, scored, spec, tagged
 
 from quartet_common.config import ConfigError
-from quartet_reward.failures import VerifierFailure
-from quartet_reward.math_equality import MathEquality
-from quartet_reward.registry import load_verifiers
+from quartet_reward.errors import VerifierFailure
+from quartet_reward.math.equality import MathEquality
 from quartet_reward.scoring import Scorer
-from quartet_reward.specs import SpecReader
 from quartet_reward.verifiers.base import Parameters, Tools, Verdict
+from quartet_reward.verifiers.registry import SpecReader, load_verifiers
 
 CORRECT, INCORRECT = reward_pb2.OUTCOME_CORRECT, reward_pb2.OUTCOME_INCORRECT
 MALFORMED, TIMED_OUT = reward_pb2.OUTCOME_MALFORMED, reward_pb2.OUTCOME_TIMED_OUT

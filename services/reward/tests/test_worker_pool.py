@@ -6,7 +6,7 @@ import os
 import pytest
 from reward_samples import ENDLESS, until
 
-from quartet_reward.worker_pool import PoolClosed
+from quartet_reward.workers.pool import PoolClosed
 
 QUICK = {"reference": r"\sqrt{64}", "answer": "8"}
 

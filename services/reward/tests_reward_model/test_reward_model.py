@@ -15,9 +15,9 @@ from quartet.v1 import reward_pb2, reward_pb2_grpc
 
 from quartet_common.config import ConfigError, load_config
 from quartet_common.host import ServiceHost
+from quartet_reward.app import assemble
 from quartet_reward.config import RewardSection
 from quartet_reward.preflight import preflight
-from quartet_reward.serving import assemble
 
 TIMEOUT = 100.0
 
@@ -143,7 +143,7 @@ async def test_a_process_that_always_dies_is_a_failure(qwen2, monkeypatch):
         (first,) = await score(stub, item("2+2=?", "4"))
 
         async def dies(request):
-            from quartet_reward.worker_process import WorkerDied
+            from quartet_reward.workers.process import WorkerDied
 
             raise WorkerDied("signal 9 ended it")
 

@@ -9,7 +9,7 @@ import ast
 import builtins
 import sys
 
-from quartet_reward.code import usual_imports
+from quartet_reward.code.names import USUAL_NAMES
 
 _TYPES = frozenset({"bool", "bytes", "complex", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple"})
 _CALLED = _TYPES | {
@@ -86,4 +86,4 @@ class _Reader:
             return False
         if name == self._entry_point or self._strict:
             return name == self._entry_point
-        return not (name in usual_imports.NAMES or name in sys.stdlib_module_names)
+        return not (name in USUAL_NAMES or name in sys.stdlib_module_names)

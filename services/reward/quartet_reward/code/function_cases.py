@@ -2,20 +2,18 @@
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from quartet_reward.code.checker import Check, accepts, load, require_usable
+from quartet_reward.code.program import Program
 from quartet_reward.code.report import Finding, Verdict, count_passed, describe
-from quartet_reward.code.special_judge import Check, accepts, load, require_usable
 from quartet_reward.code.values import plain, same, same_in_any_order
-
-if TYPE_CHECKING:
-    from quartet_reward.code.judge_side import Program
 
 _SHOWN = 120
 
 
 def judge(
-    program: "Program",
+    program: Program,
     entry_point: str,
     cases: list[tuple[str, str]],
     arguments: str,
@@ -65,14 +63,14 @@ def _same(found: Any, allowed: list[Any], tolerance: float, any_order: bool) -> 
         return False
 
 
-def _function(program: "Program", entry_point: str) -> Any:
+def _function(program: Program, entry_point: str) -> Any:
     function = program.find(entry_point)
     if not callable(function):
         raise Verdict(Finding.RAISED, f"the program's '{entry_point}' is no function")
     return function
 
 
-def _call(program: "Program", entry_point: str, arguments: list, where: str) -> Any:
+def _call(program: Program, entry_point: str, arguments: list, where: str) -> Any:
     function = _function(program, entry_point)
     try:
         found = function(*arguments)
@@ -119,7 +117,7 @@ def _usable(check: Check, readings: list[Reading], inputs: list[str], expected_r
     return usable
 
 
-def _fitting(readings: list[Reading], program: "Program", entry_point: str, given: str) -> Reading:
+def _fitting(readings: list[Reading], program: Program, entry_point: str, given: str) -> Reading:
     """A list of two may be two arguments or one that is a list: the function's signature tells."""
     if len(readings) == 1:
         return readings[0]

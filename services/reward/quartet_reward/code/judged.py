@@ -1,15 +1,114 @@
-"""Judged execution: the program in one sandbox, its tests in another, and data between them."""
+"""Judged execution, seen from the service: the program in one sandbox, its tests in another, and the outcome.
+
+Whatever a program returns, raises or does is an outcome of that program. A failure is what would be so with any other
+program: tests that cannot be used, and a judge that ended before it had asked the program anything.
+"""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from quartet_reward.code.judgment import last_word, outcome_of
-from quartet_reward.code.outcomes import Outcome, of_end
-from quartet_reward.code.report import Finding
-from quartet_reward.code.rules import Rules
-from quartet_reward.code.tests import FunctionCases, TestProgram
-from quartet_reward.sandbox.api import Ending, Job, Sandbox
+from quartet.v1 import reward_pb2
+
+from quartet_reward.code import report
+from quartet_reward.code.report import Finding, Report
+from quartet_reward.code.tests import FunctionCases, Rules, TestProgram
+from quartet_reward.errors import VerifierFailure
+from quartet_reward.sandbox.api import Ending, Execution, Job, Sandbox
+
+_LONGEST_LAST_LINE = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A value of the contract's Outcome, and why."""
+
+    outcome: int
+    reason: str
+    passed: int | None = None
+    """Tests that passed before the first that did not; None: not known."""
+
+
+OF_FINDING = {
+    Finding.PASSED: reward_pb2.OUTCOME_CORRECT,
+    Finding.WRONG: reward_pb2.OUTCOME_INCORRECT,
+    Finding.RAISED: reward_pb2.OUTCOME_RUNTIME_ERROR,
+    Finding.OUT_OF_MEMORY: reward_pb2.OUTCOME_RESOURCE_EXCEEDED,
+    Finding.NOT_COMPILED: reward_pb2.OUTCOME_COMPILE_ERROR,
+    Finding.LATE: reward_pb2.OUTCOME_TIMED_OUT,
+}
+
+
+def of_limits(execution: Execution) -> Outcome | None:
+    """Return the outcome of a program that met a limit, None if it met none."""
+    match execution.ending:
+        case Ending.TIMED_OUT:
+            seconds = f"{execution.wall_seconds:.1f} s, of processor time {execution.cpu_seconds:.1f} s"
+            return Outcome(reward_pb2.OUTCOME_TIMED_OUT, f"killed after {seconds}")
+        case Ending.MEMORY_EXCEEDED:
+            return Outcome(reward_pb2.OUTCOME_RESOURCE_EXCEEDED, "the program took more memory than allowed")
+        case Ending.OUTPUT_EXCEEDED:
+            return Outcome(reward_pb2.OUTCOME_RESOURCE_EXCEEDED, "the program printed more than allowed")
+    return None
+
+
+def of_end(execution: Execution) -> Outcome:
+    """Return the outcome of a program that ended where it should not have."""
+    limits = of_limits(execution)
+    if limits is not None:
+        return limits
+    how = f"signal {execution.signal}" if execution.ending is Ending.SIGNALLED else f"status {execution.exit_code}"
+    said = _last_line(execution.stderr)
+    return Outcome(reward_pb2.OUTCOME_RUNTIME_ERROR, f"the program ended with {how}" + (f": {said}" if said else ""))
+
+
+def _last_line(text: bytes) -> str:
+    lines = text[-4096:].decode(errors="replace").strip().splitlines()
+    return lines[-1][:_LONGEST_LAST_LINE] if lines else ""
+
+
+def last_word(judge: Execution) -> Report | Outcome:
+    """Return the judge's report, or what its end says of the program that kept it busy.
+
+    Raises:
+        VerifierFailure: the judge came to no verdict, through no fault of the program.
+    """
+    try:
+        begun, last = report.read(judge.report)
+    except (ValueError, KeyError) as error:
+        raise VerifierFailure(
+            reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, f"the judge's report cannot be read: {error}"
+        ) from error
+    if last is not None:
+        return last
+    limits = of_limits(judge)
+    if limits is not None and begun:
+        return Outcome(limits.outcome, f"judging what it answered: {limits.reason}")
+    if limits is not None:
+        raise bad_reference(f"the test exceeded its limits before it asked the program anything: {limits.reason}")
+    how = f"signal {judge.signal}" if judge.ending is Ending.SIGNALLED else f"status {judge.exit_code}"
+    said = judge.stderr[-500:].decode(errors="replace").strip()
+    reason = f"the judge ended with {how}: {said}"
+    if begun:
+        return Outcome(reward_pb2.OUTCOME_INCORRECT, f"judging what it answered: {reason}")
+    raise VerifierFailure(reward_pb2.FAILURE_KIND_VERIFIER_CRASHED, reason)
+
+
+def outcome_of(last: Report) -> Outcome:
+    """Return the outcome that a report states.
+
+    Raises:
+        VerifierFailure: the test is broken.
+    """
+    if last.finding is Finding.BAD_TEST:
+        raise bad_reference(last.reason)
+    return Outcome(OF_FINDING[last.finding], last.reason, last.passed)
+
+
+def bad_reference(message: str) -> VerifierFailure:
+    """Return the failure of an item whose tests cannot be used."""
+    return VerifierFailure(reward_pb2.FAILURE_KIND_BAD_REFERENCE, message)
+
 
 # The judge ends the program at its time; the sandbox stands behind that, and behind the judge.
 _SPARE_SECONDS = 1.0

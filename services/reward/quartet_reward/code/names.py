@@ -1,12 +1,45 @@
-"""Which names a test program uses without defining them, and who is to define them."""
+"""Names of test programs: which they use without defining them, who is to define them, and the usual imports."""
 
 import ast
+import bisect
 import builtins
+import collections
+import copy
+import datetime
+import functools
+import heapq
+import itertools
+import json
+import math
+import operator
+import random
+import re
+import statistics
+import string
 import symtable
 import sys
+import typing
 from dataclasses import dataclass
+from typing import Any
 
-from quartet_reward.code import usual_imports
+_WHOLE = (typing, operator, math, itertools, functools, heapq, bisect, collections, string)
+_USUAL_MODULES = (*_WHOLE, copy, datetime, json, random, re, statistics, sys)
+
+
+def _usual_names() -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    for module in _WHOLE:  # later ones win
+        names.update({name: vars(module)[name] for name in module_names(module) if not hasattr(builtins, name)})
+    return names | {module.__name__: module for module in _USUAL_MODULES}
+
+
+def module_names(module: Any) -> list[str]:
+    """Return the public names of a module: those of its `from … import *`."""
+    return list(getattr(module, "__all__", [name for name in vars(module) if not name.startswith("_")]))
+
+
+USUAL_NAMES = _usual_names()
+
 
 MODULES = {"np": "numpy", "pd": "pandas"}
 """Modules that tests name otherwise."""
@@ -45,7 +78,7 @@ def read_names(source: str, file: str, entry_point: str) -> Names:
         called = uses.called
     unknown = {name for name in outside - modules if name == entry_point or not hasattr(builtins, name)}
     unknown -= _OF_EVERY_MODULE
-    usual = {name for name in unknown - {entry_point} if name in usual_imports.NAMES}
+    usual = {name for name in unknown - {entry_point} if name in USUAL_NAMES}
     # `gcd` is a function of the library, unless nothing else is left that might be under test.
     usual = usual if entry_point or unknown - usual else set()
     unknown -= usual

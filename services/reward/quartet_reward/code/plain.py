@@ -21,7 +21,7 @@ from fractions import Fraction
 from typing import Any
 
 from quartet_reward.code.channel import Malformed, TooLarge
-from quartet_reward.code.handles import Handles, Remote
+from quartet_reward.code.proxies import Handles, Remote
 
 _DEEPEST_TUPLE = 60
 _INT64 = 1 << 63

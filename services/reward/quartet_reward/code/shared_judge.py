@@ -17,7 +17,7 @@ import socket
 import warnings
 from typing import Any
 
-from quartet_reward.code import data_tests, judge_side
+from quartet_reward.code import data_tests, judge
 from quartet_reward.code.report import REPORT_DESCRIPTOR, count_passed, tell
 from quartet_reward.sandbox import messages
 
@@ -27,7 +27,7 @@ _MOST_GROWTH_KIB = 16 << 10
 
 def main(payload: bytes) -> None:
     """Judge until the service closes its end. There is no payload."""
-    service = socket.socket(fileno=judge_side.PEER_DESCRIPTOR)
+    service = socket.socket(fileno=judge.PEER_DESCRIPTOR)
     os.dup2(service.fileno(), REPORT_DESCRIPTOR)
     warnings.simplefilter("ignore")  # of tests that compile with one: there is no end to what may be written
     os.write(REPORT_DESCRIPTOR, b'{"ready": true}')
@@ -43,7 +43,7 @@ def main(payload: bytes) -> None:
             os.write(REPORT_DESCRIPTOR, b'{"declined": true, "again": true}')
         else:
             count_passed(None)
-            last = judge_side.last_word_on(task, descriptors[1])
+            last = judge.last_word_on(task, descriptors[1])
             again = _size() - first <= _MOST_GROWTH_KIB
             tell(last, again)
         messages.close_all(descriptors)

@@ -1,11 +1,13 @@
 """What a reference gives to test a program with: one of three styles."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from quartet.v1 import reward_pb2
 
-from quartet_reward.failures import VerifierFailure
+from quartet_reward.errors import VerifierFailure
+from quartet_reward.sandbox.api import Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +71,34 @@ def _require_json(field: str, text: str) -> None:
 
 def _bad(message: str) -> VerifierFailure:
     return VerifierFailure(reward_pb2.FAILURE_KIND_BAD_REFERENCE, message)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The verifier's parameters that are about judging."""
+
+    timeout_seconds: float
+    """For each case, or for a whole test program; wall time and processor time alike."""
+    total_seconds: float
+    """For all cases."""
+    memory_bytes: int
+    output_bytes: int
+    by_tokens: bool
+    any_order: bool
+    tolerance: float
+    checker: str
+    arguments: Literal["auto", "list", "lines"]
+    usual_imports: bool
+    strict: bool
+    prefix: str
+    """Source that every program begins with."""
+
+    def limits(self, seconds: float) -> Limits:
+        """Return the limits of a program that may take so long."""
+        return replace(
+            Limits(),
+            wall_seconds=seconds,
+            cpu_seconds=seconds,
+            memory_bytes=self.memory_bytes,
+            output_bytes=self.output_bytes,
+        )

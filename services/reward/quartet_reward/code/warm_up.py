@@ -9,9 +9,10 @@ import socket
 import sys
 from typing import Any
 
-from quartet_reward.code import assert_programs, candidate_side, judge_side
+from quartet_reward.code import assertions, candidate
 from quartet_reward.code.channel import Channel
-from quartet_reward.code.peer import Peer
+from quartet_reward.code.program import Program
+from quartet_reward.code.rpc import Peer
 
 _TIMES = 16
 _SECONDS = 60.0
@@ -55,11 +56,11 @@ def rehearse() -> None:
     for _ in range(_TIMES):
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            peer = candidate_side.serve({"source": _PROGRAM, "usual_imports": False}, Channel(theirs.fileno()))
+            peer = candidate.serve({"source": _PROGRAM, "usual_imports": False}, Channel(theirs.fileno()))
             assert peer is not None, "the constant program compiles"
-            program = judge_side.Program(_SECONDS, _SECONDS, _InTurn(ours.fileno(), peer), strict=True)
-            assert_programs.judge(program, _TEST, "total", prefix="")
-    sys.modules.pop(candidate_side.MODULE)
+            program = Program(_SECONDS, _SECONDS, _InTurn(ours.fileno(), peer), strict=True)
+            assertions.judge(program, _TEST, "total", prefix="")
+    sys.modules.pop(candidate.MODULE)
 
 
 class _InTurn(Channel):

@@ -4,15 +4,24 @@ import ctypes
 import os
 import signal
 import socket
+import struct
+import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
 from typing import Any
 
-from quartet_reward.sandbox import landlock, messages, root
-from quartet_reward.sandbox.confine import USER, Confinement, limit_all
+from quartet_reward.sandbox import messages
+from quartet_reward.sandbox.confine import USER, Confinement, Landlock, landlock_version, limit_all
 from quartet_reward.sandbox.fork_server import Entries, ForkServer, ignore_signals
 from quartet_reward.sandbox.syscalls import (
     LIBC,
+    MNT_DETACH,
+    MS_BIND,
+    MS_NODEV,
+    MS_NOSUID,
+    MS_PRIVATE,
+    MS_REC,
     NEWIPC,
     NEWNET,
     NEWNS,
@@ -25,9 +34,73 @@ from quartet_reward.sandbox.syscalls import (
     PR_SET_PDEATHSIG,
     call,
     check,
+    mount,
     prctl,
 )
 from quartet_reward.sandbox.trees import Forest, NamespaceForest, UserForest
+
+_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_AT_RECURSIVE, _AT_FDCWD = 0x8000, -100
+_ATTRIBUTES_RDONLY_NOSUID = 3
+
+
+def python_paths() -> list[str]:
+    """Return the files and folders that this interpreter needs, without its site-packages' environment."""
+    base = os.path.realpath(sys.base_prefix)
+    paths = [
+        sysconfig.get_path("stdlib", vars={"base": base, "installed_base": base}),
+        sysconfig.get_path("platstdlib", vars={"platbase": base, "installed_platbase": base}),
+        sysconfig.get_config_var("LIBDIR") or "",
+        os.path.realpath(sys.executable),
+    ]
+    return [path for path in dict.fromkeys(map(os.path.realpath, filter(None, paths))) if os.path.exists(path)]
+
+
+def readable_paths(extra: list[str]) -> list[str]:
+    """Return what is bound into the root, parents before children and nothing twice."""
+    chosen: list[str] = []
+    for path in sorted({*python_paths(), *_LIBRARIES, *extra}):
+        covered = any(path == other or path.startswith(other + "/") for other in chosen if not os.path.islink(other))
+        if os.path.lexists(path) and not covered:
+            chosen.append(path)
+    return chosen
+
+
+def build_root(extra: list[str]) -> None:
+    """Replace the root of this process's own mount namespace. Raises OSError."""
+    paths = readable_paths(extra)
+    os.umask(0o022)  # programs have users of their own
+    mount("none", "/", None, MS_REC | MS_PRIVATE)
+    mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=1k,mode=0755")
+    os.mkdir("/tmp/old")
+    os.chdir("/tmp")
+    call("pivot_root", b".", b"old")
+    os.chdir("/")
+    for path in [*paths, *DEVICES]:
+        _show(path)
+    os.mkdir("/tmp", 0o755)
+    check(LIBC.umount2(b"/old", MNT_DETACH), "umount the old root")
+    os.rmdir("/old")
+    attributes = struct.pack("QQQQ", _ATTRIBUTES_RDONLY_NOSUID, 0, 0, 0)
+    call("mount_setattr", _AT_FDCWD, b"/", _AT_RECURSIVE, attributes, len(attributes))
+
+
+def _show(path: str) -> None:
+    """Make one file or folder of the old root visible in the new one."""
+    source = "/old" + path
+    if os.path.lexists(path) or not os.path.lexists(source):
+        return
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    if os.path.islink(source):
+        os.symlink(os.readlink(source), path)
+        return
+    if os.path.isdir(source):
+        os.mkdir(path, 0o755)
+    else:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o644))
+    mount(source, path, None, MS_BIND | MS_REC)
+
 
 ENVIRONMENT = {"PATH": "/usr/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": "sandbox"}
 ENVIRONMENT |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # threads count against the limit of processes
@@ -53,12 +126,12 @@ def start(channel: socket.socket, entries: Entries, settings: dict[str, Any]) ->
     if first_uid:
         # Files are shown before root is given up: some lie in folders that only root may enter.
         call("unshare", NEWNS)
-        root.build(settings["packages"])
+        build_root(settings["packages"])
         both = f"0 {first_uid} 1\n{USER + 1} {first_uid + 1} {uids - 1}"
         ids = (both, both)
     else:
         ids = (f"0 {os.geteuid()} 1", f"0 {os.getegid()} 1")
-    prepare = (lambda: None) if first_uid else (lambda: root.build(settings["packages"]))
+    prepare = (lambda: None) if first_uid else (lambda: build_root(settings["packages"]))
     return in_namespaces(lambda: serve_namespaces(channel, entries, proc, prepare, bool(first_uid)), ids, proc, channel)
 
 
@@ -98,15 +171,15 @@ def serve_namespaces(
     """Be the fork server, the first process of its namespaces."""
     prepare()
     own_pids = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
-    fences = landlock.Landlock(["/"], ["/dev/null"]) if landlock.version() else None
+    fences = Landlock(["/"], ["/dev/null"]) if landlock_version() else None
     serve(channel, entries, proc, NamespaceForest(Confinement(proc, fences, own_bytes(proc)[0]), own_pids, users))
 
 
 def serve_users(channel: socket.socket, entries: Entries, proc: int, settings: dict[str, Any]) -> None:
     """Be the fork server where there are no namespaces. Raises OSError if Landlock is missing but demanded."""
     fences = None
-    if landlock.version() or settings["strict"]:
-        fences = landlock.Landlock(root.readable_paths(settings["packages"]), list(root.DEVICES))
+    if landlock_version() or settings["strict"]:
+        fences = Landlock(readable_paths(settings["packages"]), list(DEVICES))
     prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become children of this process, which ignores SIGCHLD
     confinement = Confinement(proc, fences, own_bytes(proc)[0], settings["first_uid"])
     serve(channel, entries, proc, UserForest(confinement, settings["uids"] if settings["first_uid"] else 0))

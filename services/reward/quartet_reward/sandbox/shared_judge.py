@@ -10,7 +10,7 @@ from typing import Any
 
 from quartet_reward.sandbox import messages
 from quartet_reward.sandbox.api import SHARED_JUDGE, Ending, Execution, Job, Limits, SandboxUnavailable
-from quartet_reward.sandbox.job_run import JobRun, sealed
+from quartet_reward.sandbox.run import JobRun, sealed
 
 _MOST_JUDGMENTS = 1000
 _EVER = 1e9

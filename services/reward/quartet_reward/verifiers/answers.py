@@ -3,9 +3,9 @@
 from pydantic import Field
 from quartet.v1 import reward_pb2
 
-from quartet_reward.equality_policy import STRICT, EqualityPolicy
-from quartet_reward.math_equality import Equality, Relation
-from quartet_reward.reading import SPECIAL_TOKENS
+from quartet_reward.answer_extraction import SPECIAL_TOKENS
+from quartet_reward.math.compare import STRICT, EqualityPolicy
+from quartet_reward.math.equality import Equality, Relation
 from quartet_reward.verifiers.base import Later, Parameters, SpecialTokens, Tools, Verdict
 
 _OUTCOMES = {

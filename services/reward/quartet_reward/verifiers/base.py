@@ -12,9 +12,9 @@ from typing import Annotated, Any, ClassVar, Protocol
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from quartet.v1 import reward_pb2
 
-from quartet_reward.fair_queue import CURRENT_RUN
-from quartet_reward.math_equality import MathEquality
-from quartet_reward.reward_model.batching import RewardModel
+from quartet_reward.math.equality import MathEquality
+from quartet_reward.queue import CURRENT_RUN
+from quartet_reward.reward_model import RewardModel
 from quartet_reward.sandbox.api import Sandbox
 
 LARGEST_NUMBER = 1e18
@@ -79,7 +79,7 @@ class Tools:
 
     @property
     def run_id(self) -> str:
-        """The run of the item that the current task scores: what `fair_queue` queues by."""
+        """The run of the item that the current task scores: what `queue` queues by."""
         return CURRENT_RUN.get()
 
 

@@ -2,7 +2,7 @@
 
 from quartet.v1 import reward_pb2
 
-from quartet_reward.reading import after_thinking, last_boxed, without_trailing_special_tokens
+from quartet_reward.answer_extraction import after_thinking, last_boxed, without_trailing_special_tokens
 from quartet_reward.verifiers.answers import AnswerParameters, judge_math
 from quartet_reward.verifiers.base import Later, Tools, Verdict
 from quartet_reward.verifiers.references import require_answer

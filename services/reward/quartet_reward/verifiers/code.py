@@ -6,12 +6,11 @@ from typing import Literal
 from pydantic import Field, model_validator
 from quartet.v1 import reward_pb2
 
-from quartet_reward.code import judged, standard_io
-from quartet_reward.code.extraction import ProgramIn, find_program
-from quartet_reward.code.outcomes import Outcome
-from quartet_reward.code.rules import Rules
-from quartet_reward.code.tests import OutputCases, TestProgram, Tests, read_tests
-from quartet_reward.failures import VerifierFailure
+from quartet_reward.code import judged, stdio
+from quartet_reward.code.extract import ProgramIn, find_program
+from quartet_reward.code.judged import Outcome
+from quartet_reward.code.tests import OutputCases, Rules, TestProgram, Tests, read_tests
+from quartet_reward.errors import VerifierFailure
 from quartet_reward.sandbox.api import Sandbox, SandboxUnavailable
 from quartet_reward.verifiers.base import Later, Parameters, Tools, Verdict
 
@@ -118,7 +117,7 @@ class Code:
 async def _judge(sandbox: Sandbox, source: str, tests: Tests, rules: Rules) -> Outcome:
     try:
         if isinstance(tests, OutputCases):
-            return await standard_io.judge(sandbox, source, tests, rules)
+            return await stdio.judge(sandbox, source, tests, rules)
         return await judged.judge(sandbox, source, tests, rules)
     except SandboxUnavailable as error:
         raise VerifierFailure(reward_pb2.FAILURE_KIND_SANDBOX_UNAVAILABLE, str(error)) from error

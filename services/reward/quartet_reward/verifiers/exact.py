@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 from quartet.v1 import reward_pb2
 
-from quartet_reward.reading import (
+from quartet_reward.answer_extraction import (
     SPECIAL_TOKENS,
     after_thinking,
     last_boxed,

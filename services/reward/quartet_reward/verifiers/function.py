@@ -10,14 +10,14 @@ from pydantic import ConfigDict, model_validator
 from quartet.v1 import reward_pb2
 
 from quartet_common.config import ConfigError
+from quartet_reward.answer_extraction import SPECIAL_TOKENS, without_trailing_special_tokens
 from quartet_reward.config import RewardSection
-from quartet_reward.failures import VerifierFailure
-from quartet_reward.reading import SPECIAL_TOKENS, without_trailing_special_tokens
+from quartet_reward.errors import VerifierFailure
 from quartet_reward.verifiers.base import Later, Parameters, Tools, Verdict
-from quartet_reward.worker_pool import Limits, PoolClosed, Reply, WorkerPool
-from quartet_reward.worker_process import TaskTimedOut, WorkerDied, WorkerProcess
+from quartet_reward.workers.pool import Limits, PoolClosed, Reply, WorkerPool
+from quartet_reward.workers.process import TaskTimedOut, WorkerDied, WorkerProcess
 
-_MODULE = "quartet_reward.function_worker"
+_MODULE = "quartet_reward.workers.function"
 # The file may import torch.
 _START_SECONDS = 120.0
 _CALLS = 1_000_000_000

@@ -7,7 +7,7 @@ With L tokens, a limit M and a buffer B: 0 up to M - B, then falling to -penalty
 from pydantic import Field
 from quartet.v1 import reward_pb2
 
-from quartet_reward.failures import VerifierFailure
+from quartet_reward.errors import VerifierFailure
 from quartet_reward.verifiers.base import Parameters, Tools, Verdict
 
 _LARGEST_DEFAULT_BUFFER = 1024

@@ -5,9 +5,9 @@ from typing import Literal
 from pydantic import Field
 from quartet.v1 import reward_pb2
 
-from quartet_reward.equality_policy import EqualityPolicy
-from quartet_reward.final_answer import ReadingPolicy, final_answer, reference_answer
-from quartet_reward.reading import after_thinking, without_trailing_special_tokens
+from quartet_reward.answer_extraction import after_thinking, without_trailing_special_tokens
+from quartet_reward.math.compare import EqualityPolicy
+from quartet_reward.math.extract import ReadingPolicy, final_answer, reference_answer
 from quartet_reward.verifiers.answers import AnswerParameters, judge_math
 from quartet_reward.verifiers.base import Later, Tools, Verdict
 from quartet_reward.verifiers.references import require_answer

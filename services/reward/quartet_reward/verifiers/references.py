@@ -5,7 +5,7 @@ A bad reference is never the completion's fault.
 
 from quartet.v1 import reward_pb2
 
-from quartet_reward.failures import VerifierFailure
+from quartet_reward.errors import VerifierFailure
 
 _LONGEST_ANSWER = 1_000_000
 

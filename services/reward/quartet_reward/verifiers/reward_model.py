@@ -5,8 +5,8 @@ import math
 from pydantic import Field, model_validator
 from quartet.v1 import reward_pb2
 
-from quartet_reward.failures import VerifierFailure
-from quartet_reward.reading import SPECIAL_TOKENS, without_trailing_special_tokens
+from quartet_reward.answer_extraction import SPECIAL_TOKENS, without_trailing_special_tokens
+from quartet_reward.errors import VerifierFailure
 from quartet_reward.verifiers.base import Later, Parameters, SpecialTokens, Tools, Verdict
 
 

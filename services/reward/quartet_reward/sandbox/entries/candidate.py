@@ -1,5 +1,5 @@
 """The program's side of judged execution."""
 
-from quartet_reward.code.candidate_side import main
+from quartet_reward.code.candidate import main
 
 __all__ = ["main"]

@@ -1,5 +1,5 @@
 """The tests' side of judged execution: the only entry that has the report pipe."""
 
-from quartet_reward.code.judge_side import main
+from quartet_reward.code.judge import main
 
 __all__ = ["main"]

@@ -1,0 +1,113 @@
+"""Assembly of the reward service: its parts are made, started and stopped here."""
+
+import asyncio
+from dataclasses import dataclass
+
+from quartet.v1 import reward_pb2_grpc
+
+from quartet_common.config import LoadedConfig
+from quartet_common.host import ServiceHost
+from quartet_common.idleness import Idleness
+from quartet_reward.admission import Room
+from quartet_reward.config import RewardSection
+from quartet_reward.execution import LANGUAGES, Executor
+from quartet_reward.fair_sandbox import FairSandbox
+from quartet_reward.math.equality import MathEquality
+from quartet_reward.preflight import load_functions
+from quartet_reward.reward_model import RewardModel, model_pool
+from quartet_reward.sandbox.modes import ChosenSandbox
+from quartet_reward.scoring import Scorer
+from quartet_reward.servicer import RewardServicer
+from quartet_reward.verifiers.base import Tools
+from quartet_reward.verifiers.function import RewardFunction
+from quartet_reward.verifiers.registry import SpecReader, load_verifiers
+from quartet_reward.workers.pool import Limits, WorkerPool
+
+# Of the time to drain: the rest is for telling callers what was not done.
+_SHARE_TO_FINISH = 0.7
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Worker processes for mathematics, the sandbox (it starts when it is used), the reward model if there is one."""
+
+    mathematics: WorkerPool
+    tools: Tools
+    functions: list[RewardFunction]
+
+    @classmethod
+    def of(cls, section: RewardSection, functions: list[RewardFunction]) -> "Resources":
+        """Return what the configuration names; nothing runs yet."""
+        limits = Limits(
+            section.deadline_seconds, section.worker_memory_bytes, section.recycle_after, section.queue_seconds
+        )
+        mathematics = WorkerPool(section.workers, limits)
+        model = None
+        if section.reward_model.path is not None:
+            model = RewardModel(model_pool(section.reward_model, section.queue_seconds), section.reward_model)
+        sandbox = FairSandbox(ChosenSandbox(section.sandbox), section.sandbox.slots, section.queue_seconds)
+        return cls(mathematics, Tools(MathEquality(mathematics, section.cache_bytes), sandbox, model), functions)
+
+    def serve(self, verifier: str) -> bool:
+        """Tell whether a verifier can work with what there is."""
+        return verifier != "reward_model" or self.tools.reward_model is not None
+
+    async def start(self) -> None:
+        """Begin to start the processes; work may come at once and waits for them."""
+        self.mathematics.start()
+        for function in self.functions:
+            function.pool.start()
+        if self.tools.reward_model is not None:
+            self.tools.reward_model.start()
+
+    async def close(self) -> None:
+        """Kill them; work that waits or runs fails with SHUT_DOWN. May be called again."""
+        closing = [self.mathematics.close(), *(function.pool.close() for function in self.functions)]
+        if self.tools.reward_model is not None:
+            closing.append(self.tools.reward_model.close())
+        if self.tools.sandbox is not None:
+            closing.append(self.tools.sandbox.close())
+        await asyncio.gather(*closing)
+
+
+async def serve(config: LoadedConfig[RewardSection], host: ServiceHost) -> None:
+    """Serve RewardService until stopped."""
+    resources = assemble(config, host)
+    await resources.start()
+    try:
+        await host.run()
+    finally:
+        await resources.close()
+
+
+def assemble(config: LoadedConfig[RewardSection], host: ServiceHost) -> Resources:
+    """Add RewardService to the host; return what it works with, to be started before the host and closed after it."""
+    section = config.section
+    functions = load_functions(config)
+    resources = Resources.of(section, functions)
+    room = Room(section.max_queue)
+    verifiers = load_verifiers(functions)
+    scorer = Scorer(SpecReader(verifiers), resources.tools)
+    offered = {name: verifier for name, verifier in verifiers.items() if resources.serve(name)}
+    sandbox = resources.tools.sandbox
+    executor = Executor(sandbox, room) if sandbox is not None else None
+    servicer = RewardServicer(scorer, offered, room, executor)
+    reward_pb2_grpc.add_RewardServiceServicer_to_server(servicer, host.server)
+    host.capabilities.append("score_stream.batches")
+    host.capabilities.extend(f"verifier.{name}" for name in offered)
+    if executor is not None:
+        host.capabilities.extend(f"execute.{language}" for language in LANGUAGES)
+
+    host.tell_idleness(Idleness(lambda: room.busy_seconds))
+
+    async def finish_or_fail() -> None:
+        servicer.draining = True
+        try:
+            async with asyncio.timeout(_SHARE_TO_FINISH * config.server.drain_seconds):
+                await room.wait_empty()
+        except TimeoutError:
+            await resources.close()  # what is left is answered with FAILURE_KIND_SHUT_DOWN
+            await room.wait_empty()
+
+    host.on_drain(finish_or_fail)
+    return resources

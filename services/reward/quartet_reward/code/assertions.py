@@ -1,0 +1,190 @@
+"""Assert-style test programs: HumanEval's `check(candidate)`, MBPP's bare asserts, `test_…` functions.
+
+The test runs here, in the judge. In strict mode it gets a proxy of the function under test, and what else it uses is
+defined before the program is seen: by itself, the library, or the code that completions continue. Else it gets proxies
+of all names that it uses and does not define; more would let the program put its own `set` in the place of the test's.
+"""
+
+import builtins
+import importlib
+import sys
+import types
+from typing import Any
+
+from quartet_reward.code.names import MODULES, USUAL_NAMES, Names, avoids, module_names, read_names, starred
+from quartet_reward.code.program import Program
+from quartet_reward.code.report import Finding, Verdict, describe, tell_begun
+
+_FILE = "<test>"
+
+
+def judge(program: Program, source: str, entry_point: str, prefix: str) -> None:
+    """Run a test program. Returns if every test passed.
+
+    Args:
+        program: what is tested; it is strict if one function of it is.
+        source: the test.
+        entry_point: names the function under test; empty: found from the names that the test uses.
+        prefix: defines what the test uses of the code that completions continue, in strict mode.
+
+    Raises:
+        Verdict: otherwise.
+    """
+    try:
+        code = compile(source, _FILE, "exec", dont_inherit=True)
+        names = read_names(source, _FILE, entry_point)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise Verdict(Finding.BAD_TEST, f"the test program does not compile: {error}") from None
+    namespace: dict[str, Any] = {"__name__": "__test__"}
+    namespace |= {name: USUAL_NAMES[name] for name in names.usual}
+    namespace |= {name: _module(name) for name in names.modules}
+    if program.strict:
+        helpers = _helpers(prefix, (names.unknown | names.usual) - {entry_point, entry_point.partition("()")[0]})
+        entry_point = _under_test(source, entry_point, names.unknown - helpers.keys())
+        namespace |= helpers | _class_of(program, entry_point)
+        wanted = names.unknown & {entry_point}
+    else:
+        wanted = names.unknown | names.hidden
+    if names.uncalled.get("check") and not entry_point and len(wanted) != 1:
+        raise Verdict(Finding.BAD_TEST, "check takes a function, which reference.entry_point has to name")
+    found, function = program.begin(wanted, entry_point)
+    if names.hidden and len(found) > 1:
+        raise Verdict(Finding.WRONG, f"the program defines {' and '.join(found)}; the test calls the builtins")
+    if wanted and not (found or entry_point):
+        raise _undefined(wanted)
+    namespace |= found
+    lacking = wanted - names.hidden - set(found)
+    if not entry_point and len(wanted) == 1:
+        (function,) = found.values()
+    tell_begun(program.was_called())
+    try:
+        exec(code, namespace)
+        _run_functions(namespace, names, function)
+        if "unittest" in sys.modules:
+            _run_unittest(namespace)
+    except Verdict:
+        raise
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise Verdict(Finding.WRONG, f"the test program ended with status {error.code}") from None
+    except BaseException as error:
+        raise _verdict(error, program, lacking) from None
+    if not program.was_called():
+        if lacking:
+            raise _undefined(lacking)
+        raise Verdict(Finding.BAD_TEST, "the test program ended without calling the program")
+
+
+def _run_functions(namespace: dict[str, Any], names: Names, under_test: Any) -> None:
+    """Call what the test program defines and leaves to its harness to call."""
+    for name in names.uncalled:
+        function = namespace.get(name)
+        if not isinstance(function, types.FunctionType):
+            continue
+        required = function.__code__.co_argcount - len(function.__defaults__ or ())
+        if name == "check":
+            if required > 1:
+                raise Verdict(Finding.BAD_TEST, f"check takes one function; it takes {required}")
+            function(*[under_test] * required)
+        elif required == 0:
+            function()
+
+
+def _undefined(names: set[str]) -> Verdict:
+    return Verdict(Finding.RAISED, f"the program does not define {' or '.join(sorted(names))}, which the test uses")
+
+
+def _helpers(prefix: str, names: set[str]) -> dict[str, Any]:
+    """What the code that completions continue defines of some names."""
+    if not prefix or not names:
+        return {}
+    namespace: dict[str, Any] = {"__name__": "__prefix__", "__builtins__": vars(builtins) | USUAL_NAMES}
+    try:
+        try:
+            code = compile(prefix, "<prefix>", "exec", dont_inherit=True)
+        except SyntaxError:  # it may end where a function's body is to begin
+            code = compile(f"{prefix}\n{' ' * 100}pass", "<prefix>", "exec", dont_inherit=True)
+        exec(code, namespace)
+    except BaseException as error:
+        reason = f"`prefix`, of which the test may use {_listed(names)}, fails: {describe(error)}"
+        raise Verdict(Finding.BAD_TEST, reason) from None
+    return {name: namespace[name] for name in names & namespace.keys()}
+
+
+def _under_test(source: str, entry_point: str, undefined: set[str]) -> str:
+    """The one function of the program that a strict test uses."""
+    others = undefined - {entry_point, entry_point.partition("()")[0]}
+    if others:
+        others.difference_update(*(module_names(_module(each)) for each in starred(source)))
+    if not others:
+        return entry_point
+    if len(others) == 1 and avoids(source, _FILE, entry_point):  # CodeT's MBPP names each solution's first function
+        return others.pop()
+    raise Verdict(
+        Finding.BAD_TEST,
+        f"the test uses {_listed(others)}, and of the program only {entry_point}: define the rest in the test or in "
+        "`prefix`, or set strict = false",
+    )
+
+
+def _class_of(program: Program, entry_point: str) -> dict[str, Any]:
+    """For `Solution().name`, a `Solution` of one method."""
+    name, called, method = entry_point.partition("().")
+    return {name: lambda: types.SimpleNamespace(**{method: program.find(entry_point)})} if called else {}
+
+
+def _listed(names: set[str]) -> str:
+    return " and ".join(sorted(names))
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(MODULES.get(name, name))
+    except Exception as error:
+        raise Verdict(Finding.BAD_TEST, f"the test program's module {name} cannot be imported: {error}") from None
+
+
+def _verdict(error: BaseException, program: Program, lacking: set[str]) -> Verdict:
+    shown, line = describe(error), _line(error)
+    if getattr(error, "from_other_side", False):
+        if isinstance(error, MemoryError):
+            return Verdict(Finding.OUT_OF_MEMORY, f"the program ran out of memory {line}")
+        return Verdict(Finding.RAISED, f"the program raised {shown} {line}")
+    if isinstance(error, NameError) and error.name in lacking:
+        return _undefined({error.name})
+    if lacking and not program.was_called():
+        return _undefined(lacking)
+    if isinstance(error, AssertionError) and program.was_called():
+        return Verdict(Finding.WRONG, f"the assertion {line} fails")
+    if program.was_called():
+        return Verdict(Finding.WRONG, f"the test ended with {shown} {line}")
+    return Verdict(Finding.BAD_TEST, f"before it called the program, the test ended with {shown} {line}")
+
+
+def _line(error: BaseException) -> str:
+    trace, line = error.__traceback__, 0
+    while trace:
+        if trace.tb_frame.f_code.co_filename == _FILE:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return f"in line {line} of the test" if line else "in the test"
+
+
+def _run_unittest(namespace: dict[str, Any]) -> None:
+    """Run the classes that a test program defines; `unittest` has been imported.
+
+    Raises:
+        Verdict: a test failed.
+    """
+    unittest = sys.modules["unittest"]
+    cases = [each for each in namespace.values() if isinstance(each, type) and issubclass(each, unittest.TestCase)]
+    result = unittest.TestResult()
+    result.failfast = True
+    for case in cases:
+        unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
+        if result.wasSuccessful():
+            continue
+        found = result.failures + result.errors
+        test, trace = found[0] if found else (case, "it succeeds where it is expected to fail")
+        what = Finding.RAISED if result.errors else Finding.WRONG
+        raise Verdict(what, f"{test}: {trace.strip().splitlines()[-1]}")

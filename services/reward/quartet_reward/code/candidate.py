@@ -1,0 +1,106 @@
+"""The program's side of judged execution: compiles it, runs it, and does to its objects what the judge asks.
+
+Nothing here is trusted by the judge, but for the first message: it is sent before the program's first instruction.
+"""
+
+import builtins
+import inspect
+import json
+import operator
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from quartet_reward.code.channel import Channel, Gone
+from quartet_reward.code.names import USUAL_NAMES
+from quartet_reward.code.proxies import OPAQUE_PROXIES
+from quartet_reward.code.rpc import Peer
+
+PEER_DESCRIPTOR = 3
+MODULE = "solution"
+
+
+def main(payload: bytes) -> None:
+    """Serve a program. `payload`: JSON with `source` and `usual_imports`."""
+    peer = serve(json.loads(payload), Channel(PEER_DESCRIPTOR))
+    if peer is None:
+        return
+    try:
+        peer.serve_forever()
+    except Gone:
+        return  # the judge has its verdict
+
+
+def serve(task: dict[str, Any], channel: Channel) -> Peer | None:
+    """Compile the program and tell the judge. Return what answers the judge, None if the program does not compile."""
+    module = types.ModuleType(MODULE)
+    sys.modules[MODULE] = module
+    try:
+        code = compile(task["source"], f"<{MODULE}>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError) as error:
+        channel.send({"compile_error": f"{type(error).__name__}: {error}"[:500]})
+        return None
+    if task["usual_imports"]:  # beneath the module's own names: the program does not define them
+        vars(module)["__builtins__"] = vars(builtins) | USUAL_NAMES
+    channel.send({"compile_error": None})
+    return Peer(channel, _Server(code, vars(module)).serve, OPAQUE_PROXIES)
+
+
+class _Server:
+    def __init__(self, code: types.CodeType, names: dict[str, Any]):
+        self._code = code
+        self._names = names
+
+    def serve(self, target: Any, operation: str, arguments: tuple, named: dict[str, Any]) -> Any:
+        if operation == "call":
+            return target(*arguments, **named)
+        if operation in _OPERATIONS:
+            return _OPERATIONS[operation](target, *arguments)
+        return getattr(self, operation)(*arguments)
+
+    def begin(self, names: list[str], path: str) -> tuple[dict[str, Any], list[Any]]:
+        """Run the program; return its values of those names that it defines, and what `path` is, if it is anything."""
+        exec(self._code, self._names)
+        found = {name: self._names[name] for name in names if name in self._names}
+        if not path:
+            return found, []
+        try:
+            return found, [self.find(path, False)]
+        except (KeyError, AttributeError):
+            return found, []
+
+    def find(self, path: str, in_solution: bool) -> Any:
+        """`f`, `Solution().f`; with `in_solution`, `f` may be a method of the class Solution."""
+        solution = self._names.get("Solution")
+        if in_solution and isinstance(solution, type) and hasattr(solution, path):
+            return getattr(solution(), path)
+        first, *rest = path.split(".")
+        found = self._names[first.removesuffix("()")]
+        found = found() if first.endswith("()") else found
+        for part in rest:
+            found = getattr(found, part.removesuffix("()"))
+            found = found() if part.endswith("()") else found
+        return found
+
+    def accepts(self, function: Any, count: int) -> bool:
+        try:
+            inspect.signature(function).bind(*[None] * count)
+        except (TypeError, ValueError):  # ValueError: it has no signature
+            return False
+        return True
+
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "get": getattr,
+    "set": setattr,
+    "item": operator.getitem,
+    "set_item": operator.setitem,
+    "contains": operator.contains,
+    "len": len,
+    "bool": bool,
+    "str": str,
+    "repr": repr,
+    "iter": iter,
+    "next": next,
+}

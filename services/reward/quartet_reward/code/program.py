@@ -1,0 +1,148 @@
+"""The program under test, as the judge holds it: its functions by proxy, its time, and what ends the judgment."""
+
+import os
+import time
+from collections.abc import Callable, Collection
+from typing import Any, NoReturn
+
+from quartet_reward.code import report
+from quartet_reward.code.channel import Channel, Gone, Late, Malformed, NotPlain, TooLarge
+from quartet_reward.code.proxies import JUDGE_PROXIES, OPAQUE_PROXIES, ProgramCallable, RemoteFunction
+from quartet_reward.code.report import Finding, Report, Verdict, describe
+from quartet_reward.code.rpc import Peer, from_other_side
+
+
+class Program:
+    """The program under test, as the tests see it."""
+
+    def __init__(self, seconds: float, total_seconds: float, channel: Channel, *, strict: bool, own_data: bool = False):
+        """
+        Args:
+            seconds: how long the program may take for a case; the first one includes its start.
+            total_seconds: how long it may take for all.
+            channel: leads to the program.
+            strict: the test gets plain data, functions and iterators; it can ask other objects nothing, and pass none.
+            own_data: all that it is given comes from the reference.
+        """
+        self.strict = strict
+        self._channel = channel
+        self._peer = _UnforgivingPeer(self._channel, _serve, OPAQUE_PROXIES if strict else JUDGE_PROXIES, not strict)
+        self._peer.own_data = own_data
+        self._seconds = seconds
+        self._last = time.monotonic() + total_seconds
+        self._asked = False
+
+    def begin(self, names: Collection[str] = (), path: str = "") -> tuple[dict[str, Any], Any]:
+        """Wait until the program is compiled, and run it.
+
+        Returns:
+            What it defines of `names`, and its function `path`: the name of a function, or `Solution().name`.
+
+        Raises:
+            Verdict: it does not compile, raises, or has no such function.
+        """
+        report.tell_begun()
+        self.begin_case()
+        message = _or_end(self._channel.receive)
+        if message.get("compile_error") is not None:
+            raise Verdict(Finding.NOT_COMPILED, str(message["compile_error"]))
+        try:
+            answer = self._ask("begin", sorted(names), path)
+        except MemoryError:
+            raise Verdict(Finding.OUT_OF_MEMORY, "the program ran out of memory") from None
+        except Exception as error:
+            raise Verdict(Finding.RAISED, f"the program raised {describe(error)}") from None
+        match answer:
+            case (dict(found), [*functions]) if set(found) <= set(names):
+                pass
+            case _:
+                raise Verdict(Finding.WRONG, "the program's process sent what is no answer")
+        if path and not functions:
+            raise Verdict(Finding.RAISED, f"the program does not define '{path}'")
+        # Of distinct functions a test learns nothing but by calling them.
+        proxies = [*found.values(), *functions]
+        self._asked = len(set(map(id, found.values()))) < len(found) or any(
+            type(each) not in (ProgramCallable, RemoteFunction) for each in proxies
+        )
+        return found, functions[0] if path else None
+
+    def begin_case(self) -> None:
+        """Give the program its time for one more case."""
+        self._channel.deadline = min(time.monotonic() + self._seconds, self._last)
+
+    def find(self, path: str) -> Any:
+        """Return the program's function, which may be a method of its class Solution. Raises Verdict if it has none."""
+        try:
+            return self._ask("find", path, True)
+        except Exception as error:
+            raise Verdict(Finding.RAISED, f"the program has no '{path}': {describe(error)}") from None
+
+    def accepts(self, function: Any, count: int) -> bool:
+        """True if the function says that it can be called with so many arguments."""
+        try:
+            return self._ask("accepts", function, count) is True
+        except Exception:  # of the program's own __signature__
+            return False
+
+    def was_called(self) -> bool:
+        """True if a test asked anything of the program's objects, or was given values that are none."""
+        return self._asked or self._peer.called
+
+    def _ask(self, operation: str, *arguments: Any) -> Any:
+        return self._peer.ask(None, operation, *arguments)
+
+
+class _UnforgivingPeer(Peer):
+    """What ends the judgment does so at once: a test that expects an exception might take it for the program's."""
+
+    called = False
+    own_data = False
+    """Whether all that the program is given comes from the reference."""
+
+    def ask(self, number: int | None, operation: str, *arguments: Any, **named: Any) -> Any:
+        first = number is not None and not self.called
+        if first:
+            self.called = True
+            report.tell_begun()
+        try:
+            return _or_end(lambda: Peer.ask(self, number, operation, *arguments, **named))
+        except TooLarge as error:
+            # What a test passes later may be made of what the program answered.
+            finding = Finding.BAD_TEST if first or self.own_data else Finding.WRONG
+            end(Report(finding, f"the test's arguments are too large: {error}"))
+        except NotPlain as error:
+            end(Report(Finding.BAD_TEST, f"the test passes {error}"))
+        except (StopIteration, StopAsyncIteration) as error:
+            if operation == "next":
+                raise
+            # It would end a loop of the test that calls the program, as `all(map(f, …))`: hence PEP 479's rule.
+            raise from_other_side(RuntimeError(f"{type(error).__name__} in a call")) from error
+
+
+def _serve(target: Any, operation: str, arguments: tuple, named: dict[str, Any]) -> Any:
+    """The program may call the functions and take from the iterators that the test passed to it, and nothing else."""
+    if operation == "call" and callable(target):
+        try:
+            return target(*arguments, **named)
+        except AssertionError:  # the program could take it and go on
+            end(Report(Finding.WRONG, "an assertion fails in a function that the test passed to the program"))
+    if operation == "next" and hasattr(type(target), "__next__"):
+        return next(target)
+    raise Malformed(f"the program asked for '{operation[:80]}' of an object of the test")
+
+
+def _or_end(work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except Malformed as error:
+        end(Report(Finding.WRONG, f"the program's answer is refused: {error}"))
+    except Gone:
+        end(Report(Finding.GONE, "the program's process ended before it had answered"))
+    except Late:
+        end(Report(Finding.LATE, "the program did not answer in time"))
+
+
+def end(last: Report) -> NoReturn:
+    """Report and end this process at once: a test must not take what ends its judgment for the program's error."""
+    report.tell(last)
+    os._exit(0)

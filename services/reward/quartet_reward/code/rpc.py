@@ -1,0 +1,154 @@
+"""Calls over a channel, both ways: while one side waits for an answer it serves what the other asks in the meantime."""
+
+import builtins
+from collections.abc import Callable
+from typing import Any
+
+from quartet_reward.code.channel import Channel, Gone, Late, Malformed
+from quartet_reward.code.plain import Decoder, Encoder
+from quartet_reward.code.proxies import Handles, Kind, Remote
+
+Serve = Callable[[Any, str, tuple, dict[str, Any]], Any]
+_DEEPEST_CALLS = 40
+# What the other side may raise here, by name. What is not derived from Exception (SystemExit) is no answer to a call.
+_EXCEPTIONS = {
+    name: each
+    for name, each in vars(builtins).items()
+    if isinstance(each, type) and issubclass(each, Exception) and not issubclass(each, BaseExceptionGroup)
+}
+
+
+class Peer:
+    """This side of the connection."""
+
+    def __init__(self, channel: Channel, serve: Serve, proxies: dict[Kind, type[Remote]], lends_objects: bool = True):
+        """
+        Args:
+            serve: does what the other side asks: serve(object or None, operation, arguments, keyword arguments).
+            proxies: the classes of what the other side lends.
+            lends_objects: see `Handles`.
+        """
+        self.channel = channel
+        self.handles = Handles(self.ask, proxies, lends_objects)
+        self._serve = serve
+        self._asked = 0
+        self._depth = 0
+
+    def ask(self, number: int | None, operation: str, *arguments: Any, **named: Any) -> Any:
+        """Have the other side do something to its object `number`, and return the result.
+
+        Containers among the arguments that it changes are changed here too.
+
+        Raises:
+            Exception: what it raised there, by its builtin name; `from_other_side` tells such ones.
+            Malformed, Gone, Late: there is no answer.
+            TooLarge: the arguments are.
+        """
+        if self._depth >= _DEEPEST_CALLS:
+            raise RecursionError(f"calls between program and test are nested deeper than {_DEEPEST_CALLS}")
+        self._asked += 1
+        question = self._asked
+        encoder = Encoder(self.handles)
+        value = encoder.value((arguments, tuple(named.items())))
+        request = {"question": question, "on": number, "do": operation, "value": value, "nodes": encoder.nodes()}
+        self.channel.send(request)
+        self._depth += 1
+        try:
+            while "question" in (message := self.channel.receive()):
+                self._answer(message)
+        finally:
+            self._depth -= 1
+        if message.get("answer") != question:
+            raise Malformed(f"an answer to {str(message.get('answer'))[:80]}; question {question} was asked")
+        return self._outcome(message, encoder.containers)
+
+    def serve_forever(self) -> None:
+        """Answer questions. Raises Gone when the other side ends."""
+        while True:
+            self.serve_one()
+
+    def serve_one(self) -> None:
+        """Answer one question. Raises Gone when the other side ends."""
+        self._answer(self.channel.receive())
+
+    def _outcome(self, message: dict[str, Any], containers: list[Any]) -> Any:
+        decoder = Decoder(self.handles, message.get("nodes"), containers)
+        value = decoder.value(message.get("value"))
+        changed = message.get("changed")
+        if type(changed) is not list or any(type(each) is not list or len(each) != 2 for each in changed):
+            raise Malformed("the changed containers are a list of pairs")
+        for number, node in changed:
+            decoder.fill(number, node)
+        if "raised" in message:
+            raise _exception(message["raised"], value)
+        return value
+
+    def _answer(self, message: dict[str, Any]) -> None:
+        decoder = Decoder(self.handles, message.get("nodes"))
+        match decoder.value(message.get("value")):
+            case (tuple(arguments), tuple(pairs)) if all(
+                type(pair) is tuple and len(pair) == 2 and type(pair[0]) is str for pair in pairs
+            ):
+                named = dict(pairs)
+            case _:
+                raise Malformed("a question holds arguments and named arguments")
+        number, operation = message.get("on"), message.get("do")
+        if type(operation) is not str:
+            raise Malformed("an operation has a name")
+        target = None if number is None else self.handles.lent(number)[0]
+        try:
+            self._reply(message, decoder.containers, self._serve(target, operation, arguments, named))
+        except (Malformed, Gone, Late):
+            raise
+        except Exception as error:
+            try:
+                self._reply(message, decoder.containers, _sayable(error), raised=_names(error))
+            except (Gone, Late):
+                raise
+            except Exception as refusal:  # what it changed cannot cross either
+                self._reply(message, [], _sayable(refusal), raised=_names(refusal))
+
+    def _reply(
+        self, message: dict[str, Any], containers: list[Any], value: Any, raised: list[str] | None = None
+    ) -> None:
+        encoder = Encoder(self.handles, containers)
+        word = encoder.value(value)
+        changed = []
+        for number, container in enumerate(containers):
+            node = encoder.node(container)
+            # As text: 1, 1.0 and True are equal, and not the same.
+            if repr(node) != repr(message["nodes"][number]):
+                changed.append([number, node])
+        reply = {"answer": message.get("question"), "value": word, "nodes": encoder.nodes(), "changed": changed}
+        self.channel.send(reply if raised is None else {**reply, "raised": raised})
+
+
+def _names(error: BaseException) -> list[str]:
+    return [each.__name__ for each in type(error).__mro__ if _EXCEPTIONS.get(each.__name__) is each]
+
+
+def _sayable(error: Exception) -> tuple:
+    """Return an exception's arguments as plain data, or nothing where its own `args` or their `__str__` raise."""
+    try:
+        return tuple(each if type(each) in (int, float, str, bool, type(None)) else str(each) for each in error.args)
+    except Exception:
+        return ()
+
+
+def _exception(names: Any, arguments: Any) -> Exception:
+    if type(names) is not list or type(arguments) is not tuple:
+        raise Malformed("an exception has a list of names, and arguments")
+    kind = next((_EXCEPTIONS[name] for name in names if type(name) is str and name in _EXCEPTIONS), None)
+    if kind is None:
+        raise Malformed(f"{str(names)[:80]} is no exception that may be raised")
+    try:
+        error = kind(*arguments)
+    except Exception:  # some take arguments of a certain form
+        error = kind.__new__(kind)
+    return from_other_side(error)
+
+
+def from_other_side(error: Exception) -> Exception:
+    """Return an exception, marked as raised by the other side."""
+    error.from_other_side = True  # type: ignore[attr-defined]
+    return error

@@ -1,0 +1,240 @@
+"""Whether two forms are the same answer: part by part, down to expressions that somebody else compares."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from quartet_reward.math.fast import equal_rationals, parse_rational
+from quartet_reward.math.forms import Form, Kind
+from quartet_reward.math.notation import same_unit, tokens
+
+
+@dataclass(frozen=True, slots=True)
+class EqualityPolicy:
+    """The choices that the equality of two answers depends on. Part of what a cached verdict is remembered by."""
+
+    chains: Literal["each", "last"] = "each"
+    """Of `x = 3 + 4 = 8`: each side must be the value, or the last one alone counts (math-verify's rule)."""
+    bare_braces: Literal["set", "group"] = "set"
+    """`{1, 2}` without backslashes is a set, as people type it, or the bare list `1, 2`, as TeX prints it."""
+    relations_as_sets: bool = True
+    """The set `(1, 2)` may be answered by the relation `1 < x < 2`."""
+    any_names: bool = False
+    """Variables count by their place: `f(x)` is `f(y)`."""
+    decimal_places: int = 6
+    """Two numbers, one of them a decimal, are equal if they agree in so many places."""
+    guards: bool = True
+    """False: read and decide as math-verify alone does."""
+    formulas_only: bool = False
+    """With `guards` off: math-verify reads formulas in dollar signs and the like, no bare numbers."""
+
+    def as_request(self) -> dict[str, Any]:
+        """Return the fields as a worker is sent them."""
+        return asdict(self)
+
+
+STRICT = EqualityPolicy()
+
+
+# Longer lists are not compared element by element.
+_MOST_ELEMENTS = 64
+_DECIMAL_COMMA = re.compile(r"([+-]?\d+),(\d{1,2}|(?<=\b0,)\d{3}|\d{4,})", re.ASCII)
+_DECIMAL = re.compile(r"[-+]?\d*(?:\.(\d*))?", re.ASCII)
+_SET_COMMAND = re.compile(r"\\(?:mathbb|cup|cap|setminus|R)(?![a-zA-Z])")
+
+Decision = bool | None
+
+
+class Comparison:
+    """Compares as far as numbers and words go, at once and exactly; a subclass decides the rest.
+
+    Each method returns None where it cannot say.
+    """
+
+    def __init__(self, policy: EqualityPolicy):
+        self.policy = policy
+
+    def expressions(self, answer: str, reference: str) -> Decision:
+        """Return whether two expressions, equations or relations are equal."""
+        found, expected = parse_rational(answer), parse_rational(reference)
+        if found is None or expected is None:
+            letters = len(answer) == len(reference) == 1 and (answer + reference).isalpha()
+            return answer.casefold() == reference.casefold() if letters and not self.policy.any_names else None
+        return equal_rationals(found, expected, self.policy.decimal_places)
+
+    def rounds(self, exact: str, rounded: str) -> Decision:
+        """Return whether one expression is the other, rounded to the places that are written."""
+        values = parse_rational(exact), parse_rational(rounded)
+        if values[0] is None or values[1] is None:
+            return None
+        return abs(values[0].value - values[1].value) <= max(half_a_place(exact), half_a_place(rounded))
+
+    def equal(self, answer: Form, reference: Form) -> Decision:
+        """Return whether the answer is the reference."""
+        if answer.kind is Kind.EQUATION and _is_tautology(answer):
+            return False
+        if tokens(answer.text) == tokens(reference.text):
+            return True
+        decided = self._equal(answer, reference)
+        if decided is False and self.policy.any_names:
+            return self.expressions(answer.text, reference.text)
+        return decided
+
+    def _equal(self, answer: Form, reference: Form) -> Decision:
+        if reference.kind is Kind.ROUNDED:
+            return self.equal(answer, reference.parts[0])
+        if answer.kind is Kind.ROUNDED:
+            exact, rounded = answer.parts
+            value = exact.parts[-1] if exact.kind is Kind.EQUATION else exact
+            rounds = self.policy.chains == "last" or self.rounds(value.text, rounded.text)
+            return _all([self.equal(exact, reference), rounds])
+        if way := _WAYS.get((answer.kind, reference.kind)):
+            return way(self, answer, reference)
+        if Kind.EQUATION in (answer.kind, reference.kind):
+            return self._one_equation(answer, reference)
+        if Kind.QUANTITY in (answer.kind, reference.kind):
+            return self._one_quantity(answer, reference)
+        return False
+
+    def _whole(self, answer: Form, reference: Form) -> Decision:
+        return self.expressions(answer.text, reference.text)
+
+    def _marks(self, answer: Form, reference: Form) -> Decision:
+        return answer.mark == reference.mark
+
+    def _in_order(self, answer: Form, reference: Form) -> Decision:
+        alike = len(answer.parts) == len(reference.parts) and (
+            answer.mark == reference.mark or answer.kind is not reference.kind
+        )
+        if not alike or len(answer.parts) > _MOST_ELEMENTS:
+            return False
+        return _all(self.equal(*pair) for pair in zip(answer.parts, reference.parts, strict=True))
+
+    def _tuple_and_list(self, answer: Form, reference: Form) -> Decision:
+        """`1, 2` may be meant for the pair (1, 2)."""
+        brackets = answer.mark if answer.kind is Kind.TUPLE else reference.mark
+        return self._in_order(answer, reference) if brackets == "()" else False
+
+    def _elements(self, answer: Form, reference: Form) -> Decision:
+        """Compare in any order; an element may be repeated."""
+        if answer.mark and reference.mark and answer.mark != reference.mark:
+            return False  # values of x, not of y
+        if max(len(answer.parts), len(reference.parts)) > _MOST_ELEMENTS:
+            return False
+        found = [self._any(part, reference.parts, self.equal) for part in answer.parts]
+        expected = [
+            self._any(part, answer.parts, lambda one, other: self.equal(other, one)) for part in reference.parts
+        ]
+        return _all([*found, *expected])
+
+    def _decimal_comma(self, answer: Form, reference: Form) -> Decision:
+        """`1,22` is 1.22 where that is asked for; the comma of `1,225` separates thousands."""
+        listed, other = (answer, reference) if answer.kind is Kind.LIST else (reference, answer)
+        match, value = _DECIMAL_COMMA.fullmatch(listed.text), parse_rational(other.text)
+        if match is None or value is None or not value.decimal:
+            return False
+        return self.expressions(f"{match[1]}.{match[2]}", other.text)
+
+    def _any(self, one: Form, others: Sequence[Form], equal: Callable[[Form, Form], Decision]) -> Decision:
+        decisions = [equal(one, other) for other in others]
+        return True if True in decisions else None if None in decisions else False
+
+    def _single(self, answer: Form, reference: Form) -> Decision:
+        """The set of one element is the element."""
+        one, other = (form.parts[0] if form.kind is Kind.SET else form for form in (answer, reference))
+        lone = all(form.kind is not Kind.SET or len(form.parts) == 1 for form in (answer, reference))
+        return self.equal(one, other) if lone else self._whole(answer, reference)
+
+    def _relations(self, answer: Form, reference: Form) -> Decision:
+        """A set may be answered by a relation, if the policy says so; a relation by a set."""
+        allowed = self.policy.relations_as_sets or reference.kind is Kind.RELATION
+        return self._whole(answer, reference) if allowed else False
+
+    def _interval_and_value(self, answer: Form, reference: Form) -> Decision:
+        """An interval may be a union or all numbers, but [7,7] is not 7."""
+        value = answer if answer.kind is Kind.VALUE else reference
+        return self._whole(answer, reference) if _SET_COMMAND.search(value.text) else False
+
+    def _quantities(self, answer: Form, reference: Form) -> Decision:
+        if not same_unit(answer.mark, reference.mark):
+            return False
+        return self.equal(answer.parts[0], reference.parts[0])
+
+    def _one_quantity(self, answer: Form, reference: Form) -> Decision:
+        """A unit that one side leaves out is forgiven; 50% is 50 and 0.5."""
+        one, other = (form.parts[0] if form.kind is Kind.QUANTITY else form for form in (answer, reference))
+        number = self.equal(one, other)
+        percent = "percent" in (answer.mark, reference.mark) and Kind.VALUE in (answer.kind, reference.kind)
+        return self._whole(answer, reference) if percent and not number else number
+
+    def _equations(self, answer: Form, reference: Form) -> Decision:
+        """`x = 5` and `5 = x` are the same; `2x - y = 3` and `y = 2x - 3` too; `2x = 10` is not solved."""
+        value = reference.value
+        if value is None:
+            return self._whole(answer, reference)
+        if not reference.mark or _named_alike(answer.mark, reference.mark):
+            return self._each_side(answer.parts[1:] if answer.mark else answer.parts, value)
+        return False if parse_rational(value.text) else self._whole(answer, reference)
+
+    def _one_equation(self, answer: Form, reference: Form) -> Decision:
+        if reference.kind is Kind.EQUATION:
+            return self._whole(answer, reference) if reference.value is None else self.equal(answer, reference.value)
+        return self._each_side(answer.parts[1:] if answer.mark else answer.parts, reference)
+
+    def _each_side(self, sides: Sequence[Form], reference: Form) -> Decision:
+        """`x = 7` and `3 + 4 = 7` say 7; `8 = 7` does not, and `5x - 7y = 0` does not say 0."""
+        return _all(self.equal(side, reference) for side in (sides[-1:] if self.policy.chains == "last" else sides))
+
+
+_WAYS: dict[tuple[Kind, Kind], Callable[[Comparison, Form, Form], Decision]] = {
+    (Kind.VALUE, Kind.VALUE): Comparison._whole,
+    (Kind.WORDS, Kind.WORDS): Comparison._marks,
+    (Kind.CLOCK, Kind.CLOCK): Comparison._marks,
+    (Kind.TUPLE, Kind.TUPLE): Comparison._in_order,
+    (Kind.MATRIX, Kind.MATRIX): Comparison._in_order,
+    (Kind.TUPLE, Kind.LIST): Comparison._tuple_and_list,
+    (Kind.LIST, Kind.TUPLE): Comparison._tuple_and_list,
+    (Kind.LIST, Kind.VALUE): Comparison._decimal_comma,
+    (Kind.VALUE, Kind.LIST): Comparison._decimal_comma,
+    (Kind.LIST, Kind.LIST): Comparison._elements,
+    (Kind.LIST, Kind.SET): Comparison._elements,
+    (Kind.SET, Kind.LIST): Comparison._elements,
+    (Kind.SET, Kind.SET): Comparison._elements,
+    (Kind.SET, Kind.VALUE): Comparison._single,
+    (Kind.VALUE, Kind.SET): Comparison._single,
+    (Kind.TUPLE, Kind.VALUE): Comparison._interval_and_value,
+    (Kind.VALUE, Kind.TUPLE): Comparison._interval_and_value,
+    (Kind.RELATION, Kind.RELATION): Comparison._relations,
+    (Kind.EQUATION, Kind.EQUATION): Comparison._equations,
+    (Kind.QUANTITY, Kind.QUANTITY): Comparison._quantities,
+    (Kind.MATRIX, Kind.VALUE): Comparison._whole,
+    (Kind.VALUE, Kind.MATRIX): Comparison._whole,
+    **{(Kind.RELATION, kind): Comparison._relations for kind in (Kind.TUPLE, Kind.VALUE)},
+    **{(kind, Kind.RELATION): Comparison._relations for kind in (Kind.TUPLE, Kind.VALUE)},
+}
+
+
+def _named_alike(one: str, two: str) -> bool:
+    return one.partition("(")[0] == two.partition("(")[0]
+
+
+def _is_tautology(equation: Form) -> bool:
+    sides = [tokens(side.text) for side in equation.parts]
+    return len(set(sides)) < len(sides) and len(set(sides)) == 1
+
+
+def half_a_place(text: str) -> float:
+    """Return half of one in the last decimal place that is written: how far rounding may have moved it."""
+    match = _DECIMAL.fullmatch(text.strip())
+    return 0.5 * 10.0 ** -len(match[1] or "") if match else 0.0
+
+
+def _all(decisions: Iterable[Decision]) -> Decision:
+    """Return True if all are, False if one is certainly not, None otherwise."""
+    undecided = False
+    for decision in decisions:
+        if decision is False:
+            return False
+        undecided |= decision is None
+    return None if undecided else True

@@ -1,0 +1,124 @@
+"""Plain numbers, exactly: decides the equality of two answers where both are unambiguously written rational numbers.
+
+Integers, decimals, fractions, mixed numbers, scientific notation and vulgar fractions, with signs, thousands separators
+and a dollar sign. Whatever else (percent, units, decimal commas, anything symbolic) is not decided here.
+"""
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from quartet_reward.math.notation import plain
+
+# Longer texts and larger exponents are not numbers that people write; exact arithmetic on them would be a way to
+# make the service itself hang.
+_MOST_CHARACTERS = 200
+_LARGEST_EXPONENT = 400
+
+_DOLLARS = re.compile(r"^(-?)\\?\$\s*")
+_VULGAR = "".join(c for c in map(chr, range(0xBC, 0x2190)) if unicodedata.decomposition(c).startswith("<fraction>"))
+
+_SIGN = r"(?P<sign>[+-]?)\s?"
+_INTEGER = r"(?:\d+|[1-9]\d{0,2}(?P<separator>[ ,])\d{3}(?:(?P=separator)\d{3})*)"
+_DECIMAL = re.compile(
+    rf"{_SIGN}(?P<whole>{_INTEGER})?(?:\.(?P<fraction>\d*))?"
+    r"(?:[eE](?P<exponent>[+-]?\d{1,4})"
+    r"|\s?(?:\\times|\\cdot|×|\*)\s?10\s?\^\s?(?:\{\s?(?P<power>[+-]?\d{1,4})\s?\}|(?P<digit>\d)))?",
+    re.ASCII,
+)
+_FRACTION = re.compile(
+    rf"{_SIGN}(?:(?P<a>\d+)\s?/\s?(?P<b>\d+)|\\frac\s?\{{\s?(?P<c>-?\s?\d+)\s?\}}\s?\{{\s?(?P<d>-?\s?\d+)\s?\}})",
+    re.ASCII,
+)
+_MIXED = re.compile(
+    rf"{_SIGN}(?P<whole>\d+)(?:\s(?P<a>\d+)\s?/\s?(?P<b>\d+)|\s?\\frac\s?\{{\s?(?P<c>\d+)\s?\}}\s?\{{\s?(?P<d>\d+)\s?\}})",
+    re.ASCII,
+)
+_MIXED_VULGAR = re.compile(rf"{_SIGN}(?P<whole>\d*)\s?(?P<vulgar>[{_VULGAR}])", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Rational:
+    """A number and whether it was written as a decimal, which may be a rounded form of another number."""
+
+    value: Fraction
+    decimal: bool
+
+
+def parse_rational(text: str) -> Rational | None:
+    """Return the rational number that `text` writes, or None if it is not unambiguously one."""
+    if len(text) > _MOST_CHARACTERS:
+        return None
+    if text.isascii() and text.isdigit():
+        return Rational(Fraction(int(text)), decimal=False)  # most answers by far
+    return _parse(text)
+
+
+# A reference comes once with each completion of its prompt.
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> Rational | None:
+    text = _DOLLARS.sub(r"\1", plain(text))
+    if match := _DECIMAL.fullmatch(text):
+        return _decimal(match)
+    if match := _FRACTION.fullmatch(text):
+        return _fraction(match)
+    if match := _MIXED.fullmatch(text):
+        return _mixed(match)
+    if match := _MIXED_VULGAR.fullmatch(text):
+        whole = int(match["whole"] or 0)
+        numerator, denominator = unicodedata.normalize("NFKC", match["vulgar"]).split("\u2044")
+        if not denominator:
+            return None
+        return _signed(match["sign"], whole + Fraction(int(numerator), int(denominator)), decimal=False)
+    return None
+
+
+def equal_rationals(answer: Rational, reference: Rational, decimal_places: int = 6) -> bool | None:
+    """Return whether the numbers are equal, or None where one may be a rounded form of the other.
+
+    Decimals that may agree in `decimal_places` are left to math-verify; ten times that far apart is different.
+    """
+    if answer.value == reference.value:
+        return True
+    if not answer.decimal and not reference.decimal:
+        return False
+    distance = abs(answer.value - reference.value)
+    scale = max(abs(answer.value), abs(reference.value))
+    surely_different = Fraction(10, 10**decimal_places)
+    if distance > surely_different or distance > surely_different * scale:
+        return False
+    return None
+
+
+def _decimal(match: re.Match[str]) -> Rational | None:
+    whole, fraction = match["whole"], match["fraction"]
+    if not whole and not fraction:
+        return None
+    exponent = int(match["exponent"] or match["power"] or match["digit"] or 0)
+    if abs(exponent) > _LARGEST_EXPONENT:
+        return None
+    digits = (whole or "0").replace(",", "").replace(" ", "") + (fraction or "")
+    shift = exponent - len(fraction or "")
+    value = Fraction(int(digits)) * Fraction(10) ** shift
+    # "7." ends a sentence; "7.0" is as exact as 7, but only its writer knows.
+    return _signed(match["sign"], value, decimal=bool(fraction) or exponent != 0)
+
+
+def _fraction(match: re.Match[str]) -> Rational | None:
+    numerator, denominator = (int((match[n] or match[m]).replace(" ", "")) for n, m in ("ac", "bd"))
+    if denominator == 0:
+        return None
+    return _signed(match["sign"], Fraction(numerator, denominator), decimal=False)
+
+
+def _mixed(match: re.Match[str]) -> Rational | None:
+    numerator, denominator = int(match["a"] or match["c"]), int(match["b"] or match["d"])
+    if not 0 < numerator < denominator:
+        return None  # "2 7/3" is no mixed number; whatever it is, it is not plain
+    return _signed(match["sign"], int(match["whole"]) + Fraction(numerator, denominator), decimal=False)
+
+
+def _signed(sign: str, value: Fraction, decimal: bool) -> Rational:
+    return Rational(-value if sign == "-" else value, decimal)

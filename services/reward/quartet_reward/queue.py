@@ -1,0 +1,224 @@
+"""What many want and few can have at one time (worker processes, sandbox slots), shared fairly between runs.
+
+    queue: FairQueue[Slot] = FairQueue("code")
+    for slot in slots:
+        queue.offer(slot)
+    async with queue.using(timeout=300) as grant:   # for the run whose item this task scores
+        ... grant.thing ...
+
+Of the runs that wait, the one that has used least goes next; use is counted in seconds, so a run whose tasks are slow
+gets as much as one whose tasks are quick. Within a run, first come, first served. A run that comes anew starts with
+what those that are served have used: it neither waits for them nor catches up on what it did not want. How many may
+wait is bounded where items enter the service (`admission`).
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from quartet_reward import metrics
+
+T = TypeVar("T")
+
+CURRENT_RUN: ContextVar[str] = ContextVar("quartet_reward_run", default="")
+"""The run whose item the current task scores; the scorer sets it, so that no verifier has to hand it on."""
+
+WAITED: ContextVar[list[float] | None] = ContextVar("quartet_reward_waited", default=None)
+"""One number, to which every queue adds the seconds that the current task waited; the scorer sets it."""
+
+_MOST_RUNS = 4096
+# Weight of the last task in what a run's next one is expected to take.
+_RECENT = 0.2
+
+
+class QueueClosed(Exception):
+    """The service is shutting down."""
+
+
+@dataclass(eq=False, slots=True)
+class Grant(Generic[T]):
+    """Things that are held, by whom, and how long they waited for them."""
+
+    things: list[T]
+    run: str
+    queued_seconds: float
+    began: float
+    expected_seconds: float
+
+    @property
+    def thing(self) -> T:
+        """The one thing of a grant of one."""
+        return self.things[0]
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter(Generic[T]):
+    granted: "asyncio.Future[Grant[T]]"
+    count: int
+    arrived: float
+
+
+@dataclass(eq=False, slots=True)
+class _Run(Generic[T]):
+    used: float
+    """Seconds of use, those that its running tasks are expected to take included."""
+    typical: float
+    """Seconds that its next task is expected to take."""
+    held: int = 0
+    waiting: deque[_Waiter[T]] = field(default_factory=deque)
+
+    @property
+    def idle(self) -> bool:
+        return not self.held and not self.waiting
+
+
+class FairQueue(Generic[T]):
+    """Things on one side, runs that wait for them on the other. For one event loop."""
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic):
+        """`name` is the label `queue` of the metrics."""
+        self._clock = clock
+        self._things: deque[T] = deque()
+        self._runs: dict[str, _Run[T]] = {}
+        self._floor = 0.0  # what the run served last had used: where newcomers start
+        self._typical = 0.0  # seconds of a task, of whatever run
+        self._closed = False
+        self._waiting_gauge = metrics.QUEUE_DEPTH.labels(name, "waiting")
+        self._running_gauge = metrics.QUEUE_DEPTH.labels(name, "running")
+        self.waiting = 0
+        self.running = 0
+
+    def offer(self, *things: T) -> None:
+        """Hand things over: they go to whoever's turn it is, or are kept until somebody comes."""
+        self._things.extend(things)
+        self._serve()
+
+    async def take(self, run: str | None = None, timeout: float | None = None, count: int = 1) -> Grant[T]:
+        """Wait for things; hand them back by `settle` and, if they are still of use, `offer`.
+
+        Args:
+            run: who wants them; by default the run of the current task's item.
+            timeout: longest wait in seconds.
+            count: how many, together or not at all; no more than there are. Nobody passes by whose turn it is.
+
+        Raises:
+            TimeoutError: they were not to be had in time.
+            QueueClosed: the service is shutting down.
+        """
+        if self._closed:
+            raise QueueClosed("the reward service is shutting down")
+        name = CURRENT_RUN.get() if run is None else run
+        waiter: _Waiter[T] = _Waiter(asyncio.get_running_loop().create_future(), count, self._clock())
+        self._run(name).waiting.append(waiter)
+        self._count(waiting=1)
+        self._serve()
+        try:
+            async with asyncio.timeout(timeout):
+                grant = await waiter.granted
+        except BaseException:
+            self._forget(name, waiter)
+            raise
+        if (waited := WAITED.get()) is not None:
+            waited[0] += grant.queued_seconds
+        return grant
+
+    def settle(self, grant: Grant[T]) -> None:
+        """Say that the use of what was granted has ended: its seconds, for each thing, count for its run."""
+        seconds = (self._clock() - grant.began) * len(grant.things)
+        run = self._runs[grant.run]
+        run.used += seconds - grant.expected_seconds
+        run.typical += _RECENT * (seconds - run.typical)
+        self._typical += _RECENT * (seconds - self._typical)
+        run.held -= 1
+        self._count(running=-1)
+        self._tidy(grant.run)
+
+    @asynccontextmanager
+    async def using(
+        self, run: str | None = None, timeout: float | None = None, count: int = 1
+    ) -> AsyncIterator[Grant[T]]:
+        """Hold things that outlive their use. Raises as `take`."""
+        grant = await self.take(run, timeout, count)
+        try:
+            yield grant
+        finally:
+            self.settle(grant)
+            self.offer(*grant.things)
+
+    def close(self) -> None:
+        """Let all who wait, and all who come, have QueueClosed."""
+        self._closed = True
+        for run in self._runs.values():
+            for waiter in run.waiting:
+                if not waiter.granted.done():
+                    waiter.granted.set_exception(QueueClosed("the reward service is shutting down"))
+
+    def _run(self, name: str) -> _Run[T]:
+        run = self._runs.get(name)
+        if run is None:
+            run = self._runs[name] = _Run(self._floor, self._typical)
+            if len(self._runs) > _MOST_RUNS:
+                self._drop_idle()
+        elif run.idle:
+            run.used = max(run.used, self._floor)
+        return run
+
+    def _serve(self) -> None:
+        while self._things and self.waiting and not self._closed:
+            name, run = min(
+                ((name, run) for name, run in self._runs.items() if run.waiting), key=lambda entry: entry[1].used
+            )
+            waiter = run.waiting[0]
+            if not waiter.granted.done() and waiter.count > len(self._things):
+                return
+            run.waiting.popleft()
+            if waiter.granted.done():  # given up; its task has not yet had the time to say so
+                self._count(waiting=-1)
+                continue
+            now = self._clock()
+            self._floor = max(self._floor, run.used)
+            run.used += run.typical
+            run.held += 1
+            # Behind its equals, so that runs that have used as much take turns.
+            self._runs[name] = self._runs.pop(name)
+            self._count(waiting=-1, running=1)
+            things = [self._things.popleft() for _ in range(waiter.count)]
+            waiter.granted.set_result(Grant(things, name, now - waiter.arrived, now, run.typical))
+
+    def _forget(self, name: str, waiter: _Waiter[T]) -> None:
+        """Undo a wait that was given up, even if its grant has just come."""
+        granted = waiter.granted
+        if granted.done() and not granted.cancelled() and granted.exception() is None:
+            self.settle(granted.result())
+            self.offer(*granted.result().things)
+            return
+        run = self._runs.get(name)
+        if run is not None and waiter in run.waiting:
+            run.waiting.remove(waiter)
+            self._count(waiting=-1)
+        self._tidy(name)
+        self._serve()  # who wanted more than was there may have stood before others
+
+    def _tidy(self, name: str) -> None:
+        """Forget what nobody needs: all use when all is quiet, a run's when it has used no more than the others."""
+        if not self.waiting and not self.running:
+            self._runs.clear()
+            self._floor = 0.0
+        elif (run := self._runs.get(name)) is not None and run.idle and run.used <= self._floor:
+            del self._runs[name]
+
+    def _drop_idle(self) -> None:
+        idle = [name for name, run in self._runs.items() if run.idle]
+        for name in idle[: len(idle) // 2 + 1]:
+            del self._runs[name]
+
+    def _count(self, waiting: int = 0, running: int = 0) -> None:
+        self.waiting += waiting
+        self.running += running
+        self._waiting_gauge.set(self.waiting)
+        self._running_gauge.set(self.running)

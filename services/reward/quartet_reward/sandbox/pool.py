@@ -1,0 +1,252 @@
+"""The sandbox of one mode: fork servers, slots, and jobs that go from one to the other."""
+
+import asyncio
+import hashlib
+import itertools
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from quartet_common.log import get_logger
+from quartet_reward.config import Mode, SandboxSection
+from quartet_reward.sandbox import shared_judge
+from quartet_reward.sandbox.api import Execution, Job, KilledFromOutside, SandboxUnavailable
+from quartet_reward.sandbox.run import JobRun
+from quartet_reward.sandbox.server_handle import ServerHandle, Way
+from quartet_reward.sandbox.shared_judge import SharedJudge
+from quartet_reward.sandbox.slots import Slots, Users
+
+log = get_logger(__name__)
+
+_FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.2, 10.0
+_MOST_DECLINED = 16384
+_Ended = TypeVar("_Ended")
+
+
+class IsolatedSandbox:
+    """A Sandbox of fork servers. Each slot belongs to one of them and, as root, to one user."""
+
+    def __init__(self, settings: SandboxSection, mode: Mode):
+        """Prepare; `start` starts."""
+        self._settings = settings
+        self._names = itertools.count()
+        self._servers: list[ServerHandle | None] = [None] * settings.fork_servers
+        self._up = [asyncio.Event() for _ in self._servers]
+        self._slots = Slots(range(settings.slots))
+        self._keepers: list[asyncio.Task] = []
+        self._endings: set[asyncio.Task] = set()
+        self._judges: dict[int, SharedJudge] = {}
+        self._declined: dict[bytes, None] = {}
+        self._closed = False
+        self.survivors = 0
+        """Executions after whose end somebody still held their pipes."""
+        self._mode = mode
+        self._root = os.geteuid() == 0
+        self._users: Users | None = None
+
+    @property
+    def mode(self) -> str:
+        """Which mechanisms hold."""
+        return self._mode.value
+
+    @property
+    def fork_servers(self) -> list[int]:
+        """Process ids of the fork servers' launchers."""
+        return [server.pid for server in self._servers if server]
+
+    @property
+    def judges(self) -> list[SharedJudge]:
+        """Judges that stay."""
+        return [judge for judge in self._judges.values() if judge.usable]
+
+    async def start(self) -> None:
+        """Start the fork servers. Raises SandboxUnavailable if they cannot."""
+        if self._root:
+            self._users = Users(self._settings.first_uid, self._users_of_a_server() * len(self._servers))
+        self._keepers = [asyncio.create_task(self._keep(i)) for i in range(len(self._servers))]
+        all_up = asyncio.gather(*(up.wait() for up in self._up))
+        try:
+            # A keeper ends only if its first fork server cannot start.
+            await asyncio.wait([*self._keepers, all_up], return_when=asyncio.FIRST_COMPLETED)
+            for keeper in self._keepers:
+                if keeper.done():
+                    keeper.result()
+        except BaseException:
+            await self.close()
+            raise
+        finally:
+            all_up.cancel()
+            await asyncio.gather(all_up, return_exceptions=True)
+
+    async def run(self, job: Job) -> Execution:
+        """Run one job alone; see the Protocol."""
+        return await _twice_if_killed(lambda: self._run(job))
+
+    async def run_judged(self, judge: Job, candidate: Job) -> tuple[Execution, Execution]:
+        """Run two jobs joined by a socket pair; see the Protocol."""
+        return await _twice_if_killed(lambda: self._run_judged(judge, candidate))
+
+    async def _run(self, job: Job) -> Execution:
+        slots = await self._slots.take(1)
+        try:
+            run = await self._begin(slots[0], job, report=job.entry == "judge")  # of a checker program
+        except BaseException:
+            self._slots.give(slots)
+            raise
+        self._give_back(slots, run)
+        try:
+            await run.ended.wait()
+        finally:
+            run.kill(None)
+        return run.execution()
+
+    async def _run_judged(self, judge: Job, candidate: Job) -> tuple[Execution, Execution]:
+        slots = await self._slots.take(2)
+        if slots[0] not in self._judges:
+            slots.reverse()
+        ours, theirs = socket.socketpair()
+        runs: list[JobRun] = []
+        try:
+            with ours:
+                with theirs:
+                    runs.append(await self._begin(slots[1], candidate, theirs.fileno()))
+                judged = await self._judge_shared(slots[0], judge, ours.fileno(), runs) if judge.shared else None
+                if judged is None:
+                    runs.append(await self._begin(slots[0], judge, ours.fileno(), report=True))
+                else:
+                    runs[0].kill(None)
+            if judged is None:
+                await runs[-1].ended.wait()
+            runs[0].kill(None)
+            await runs[0].ended.wait()
+        finally:
+            for run in runs:
+                run.kill(None)
+            self._give_back(slots, *runs)
+        return judged or runs[-1].execution(), runs[0].execution()
+
+    async def _judge_shared(self, slot: int, job: Job, pair: int, runs: list[JobRun]) -> Execution | None:
+        """Have the slot's judge that stays do it. None: it will not. If it ends, it is one of the `runs`."""
+        task = hashlib.sha256(job.payload).digest()
+        if task in self._declined or job.limits.memory_bytes < shared_judge.LEAST_MEMORY_BYTES:
+            return None
+        judge = self._judges.get(slot)
+        if judge is None or not judge.usable or judge.memory_bytes != job.limits.memory_bytes:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                try:
+                    run = await self._begin(slot, shared_judge.job(job.limits.memory_bytes), theirs.fileno())
+                except BaseException:
+                    ours.close()
+                    raise
+            judge = self._judges[slot] = SharedJudge(run, ours, job.limits.memory_bytes)
+        try:
+            await judge.await_ready()
+            judged = await judge.judge(job, pair)
+        finally:
+            if not judge.usable:
+                del self._judges[slot]
+                runs.append(judge.run)
+        if judged is None and judge.usable:
+            while len(self._declined) >= _MOST_DECLINED:
+                del self._declined[next(iter(self._declined))]
+            self._declined[task] = None
+        return judged
+
+    async def close(self) -> None:
+        """Kill everything that runs and free what is held."""
+        self._closed = True
+        for judge in self._judges.values():
+            judge.end()
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await asyncio.gather(*(server.close() for server in self._servers if server))
+        await asyncio.gather(*self._endings)
+        if self._users:
+            self._users.release()
+
+    async def _begin(self, slot: int, job: Job, pair: int | None = None, report: bool = False) -> JobRun:
+        index = slot % len(self._servers)
+        if (judge := self._judges.pop(slot, None)) is not None:
+            judge.end()
+            await judge.run.ended.wait()
+        if self._closed:
+            raise SandboxUnavailable("the sandbox is closed")
+        try:
+            async with asyncio.timeout(_LAST_RETRY_SECONDS):
+                await self._up[index].wait()
+        except TimeoutError:
+            raise SandboxUnavailable("the fork server does not start") from None
+        server = self._servers[index]
+        if server is None:
+            raise SandboxUnavailable("the fork server has died")
+        if job.entry not in server.entries:
+            raise ValueError(f"there is no entry {job.entry!r}; there are {', '.join(sorted(server.entries))}")
+        # Without users of its own, a fork server takes no notice of this.
+        uid = 1 + slot // len(self._servers) if self._root and self._mode is not Mode.NAMESPACES else 0
+        return JobRun(next(self._names), server, uid, job, self.mode, pair, report)
+
+    def _give_back(self, slots: list[int], *runs: JobRun) -> None:
+        """The slots are free again when the runs' process trees are gone, whoever still waits for them."""
+
+        async def when_ended() -> None:
+            for run in runs:
+                await run.ended.wait()
+                self.survivors += run.survived
+            self._slots.give(slots)
+
+        task = asyncio.create_task(when_ended())
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+
+    async def _keep(self, index: int) -> None:
+        """Keep a fork server alive. Raises SandboxUnavailable if the first one cannot start."""
+        started, delay = False, _FIRST_RETRY_SECONDS
+        while True:
+            server = ServerHandle(self._way(index), self._settings.packages, self._settings.python)
+            self._servers[index] = server
+            failed = False
+            try:
+                await server.await_ready()
+                self._up[index].set()
+                started, delay = True, _FIRST_RETRY_SECONDS
+                await server.gone.wait()
+                log.error(
+                    "a fork server died and is started again", extra={"fork_server": index, "reason": server.last_words}
+                )
+            except SandboxUnavailable as error:
+                if not started:
+                    raise
+                log.error("a fork server does not start", extra={"fork_server": index, "reason": str(error)})
+                failed = True
+            finally:
+                self._up[index].clear()
+            await server.close()
+            if failed:
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, _LAST_RETRY_SECONDS)
+
+    def _way(self, index: int) -> Way:
+        count = self._users_of_a_server()
+        first = self._users.first + index * count if self._users else 0
+        strict = self._mode is not Mode.UNSAFE
+        match self._mode:
+            case Mode.NAMESPACES_UID:
+                return Way("namespaces+uid", first, count)
+            case Mode.NAMESPACES:
+                return Way("namespaces", first, 1)
+        return Way("users", first, count, strict)
+
+    def _users_of_a_server(self) -> int:
+        """Its own and one for each of its slots."""
+        return 1 + -(-self._settings.slots // self._settings.fork_servers)
+
+
+async def _twice_if_killed(attempt: Callable[[], Awaitable[_Ended]]) -> _Ended:
+    try:
+        return await attempt()
+    except KilledFromOutside as error:
+        log.warning("a program is run again", extra={"reason": str(error)})
+        return await attempt()

@@ -1,0 +1,185 @@
+"""A process that calls one reward function, one completion at a time. `python -m quartet_reward.workers.function`.
+
+    -> {"completion": "…", "answer": "…", "prompt": "…", "messages": […] | null, "columns": {…}, "parameters": {…}}
+    <- {"event": "scored", "reward": 1.0, "correct": true | null, "answer": "", "reason": ""}
+    <- {"event": "none"}, the function has no verdict
+    <- {"event": "missing", "names": […]}, the row lacks columns that the function requires
+    <- {"event": "failed", "reason": "raised KeyError: 'a'", "place": "FILE:LINE", "traceback": "…"}
+
+With `--describe` it prints what the function takes as JSON and ends.
+"""
+
+import argparse
+import asyncio
+import importlib.util
+import inspect
+import json
+import math
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from quartet_reward import Score
+from quartet_reward.workers import protocol
+
+_GIVEN = ("completion", "prompt", "messages", "answer", "gt_answer", "completions", "prompts")
+_RETURNS = "a number, a bool, None, quartet_reward.Score"
+
+
+class Refused(Exception):
+    """The function cannot be used, or returned what is no score."""
+
+
+def main() -> int:
+    """Load the function and serve, or describe it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--function", required=True)
+    parser.add_argument("--describe", action="store_true")
+    parser.add_argument("--parent", type=int)
+    arguments = parser.parse_args()
+    if arguments.describe:
+        output, sys.stdout = sys.stdout, sys.stderr  # what the file prints is no description
+        try:
+            said = Function(arguments.function).description()
+        except Refused as error:
+            said = {"error": str(error)}
+        print(json.dumps(said), file=output)
+        return 0
+    output = protocol.begin(arguments.parent)
+    function = Function(arguments.function)
+    protocol.send(output, {"event": "ready"})
+    while (request := protocol.receive()) is not None:
+        protocol.send(output, function.score(request))
+    return 0
+
+
+class Function:
+    """A reward function, `FILE.py:NAME`, in Quartet's form or in TRL's, whose first argument is `completions`."""
+
+    def __init__(self, path: str):
+        """Raises Refused: the file cannot be read or raises, has no such function, or one that takes no completion."""
+        self.file, _, self.name = path.rpartition(":")
+        self._call = _load(self.file, self.name)
+        taken = inspect.signature(self._call).parameters.values()
+        self.takes_any = any(one.kind is one.VAR_KEYWORD for one in taken)
+        named = [one for one in taken if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+        self.names = [one.name for one in named]
+        self.required = [one.name for one in named if one.default is one.empty]
+        self.of_trl = "completions" in self.names
+        if not {"completion", "completions"} & set(self.names):
+            raise Refused(
+                f"{self.name}({', '.join(self.names)}) takes neither 'completion' nor, as TRL's, 'completions'"
+            )
+
+    def description(self) -> dict[str, Any]:
+        """Return its arguments that rows or parameters may give, and the first line of its docstring."""
+        names = [name for name in self.names if name not in _GIVEN]
+        words = (inspect.getdoc(self._call) or "").partition("\n")[0]
+        return {"names": names, "takes_any": self.takes_any, "description": words}
+
+    def score(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to a request."""
+        arguments = self._arguments(request)
+        if missing := [name for name in self.required if name not in arguments]:
+            return {"event": "missing", "names": missing}
+        try:
+            value = self._call(**arguments)
+            if inspect.isawaitable(value):
+                value = asyncio.run(_awaited(value))
+            return _answer(value[0] if self._is_list_of_one(value) else value)
+        except Refused as error:
+            code = inspect.unwrap(self._call).__code__
+            return {"event": "failed", "reason": str(error), "place": f"{code.co_filename}:{code.co_firstlineno}"}
+        except BaseException as error:  # SystemExit, too, is no reason to end this process
+            return {"event": "failed", **_raised(error, self.file)}
+
+    def _arguments(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        columns = request["columns"] | request["parameters"]
+        answer = request["answer"]
+        given = {"answer": answer, "gt_answer": answer} if answer else {}
+        completion, prompt, messages = request["completion"], request["prompt"], request["messages"]
+        if self.of_trl:
+            # Lists of one; those of conversations, where the prompt is a chat.
+            texts = [completion] if messages is None else [[{"role": "assistant", "content": completion}]]
+            own = {"completions": texts, "prompts": [prompt] if messages is None else [messages]}
+            row = {name: [value] for name, value in (given | request["columns"]).items()} | request["parameters"]
+            return {name: value for name, value in (row | own).items() if name in self.names or self.takes_any}
+        own = {"completion": completion, "prompt": prompt, "messages": messages}
+        named = {name: value for name, value in (given | columns | own).items() if name in self.names}
+        return (columns | named) if self.takes_any else named
+
+    def _is_list_of_one(self, value: Any) -> bool:
+        if not self.of_trl:
+            return False
+        if not isinstance(value, list | tuple) and not hasattr(value, "tolist"):
+            raise Refused(f"returned {_shown(value)}; allowed, as it takes 'completions': a list of as many numbers")
+        if len(value) != 1:
+            raise Refused(f"returned {len(value)} numbers for 1 completion")
+        return True
+
+
+def _load(file: str, name: str) -> Callable[..., Any]:
+    path = Path(file).resolve()
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise Refused(f"there is no file '{file}'")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent))  # it may import its neighbors
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        raised = _raised(error, file)
+        raise Refused(f"'{file}' {raised['reason']} ({raised['place']})") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        own = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
+        raise Refused(f"'{file}' has no function '{name}'; it has: {', '.join(own) or 'none'}")
+    return function
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def _answer(value: Any) -> dict[str, Any]:
+    if value is None:
+        return {"event": "none"}
+    score = value if isinstance(value, Score) else None
+    number = _number(value if score is None else score.reward)
+    correct = number if isinstance(number, bool) else None if score is None else score.correct
+    if correct is not None and not isinstance(correct, bool):
+        raise Refused(f"returned a Score whose correct is {_shown(correct)}; allowed: True, False, None")
+    said = {"answer": str(score.answer), "reason": str(score.reason)} if score is not None else {}
+    return {"event": "scored", "reward": float(number), "correct": correct, "answer": "", "reason": "", **said}
+
+
+def _number(value: Any) -> float | bool:
+    number = value.item() if hasattr(value, "item") and callable(value.item) else value  # numpy's and torch's
+    if isinstance(number, int | float) and math.isfinite(number):
+        return number
+    raise Refused(f"returned {_shown(value)}; allowed: {_RETURNS}; numbers are finite")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"{text if len(text) <= 80 else text[:79] + '…'} ({type(value).__name__})"
+
+
+def _raised(error: BaseException, file: str) -> dict[str, str]:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == str(Path(file).resolve())] or frames
+    place = f"{own[-1].filename}:{own[-1].lineno}"
+    if isinstance(error, SyntaxError):
+        place = f"{error.filename}:{error.lineno}"
+    return {
+        "reason": f"raised {type(error).__name__}: {error}",
+        "place": place,
+        "traceback": "".join(traceback.format_exception(error))[-4000:],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
