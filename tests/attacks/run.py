@@ -4,10 +4,11 @@
 
 Four real services train a small model. First a bystander's calls are timed while nobody attacks; then attackers
 (attacks.py) send what they have, in random order, and it goes on calling. Wanted: each attack is answered with codes
-that say whose fault it is; a call of the bystander takes at its 99th percentile under a second, and at most three times
-as long as before or as one to a gRPC server that does nothing (bare.py) while attackers send to that, too; steps are
-trained in each minute; no process grows by more than `MOST_GROWTH`; then the prompts are ended, and the run ends with a
-clean audit. The tables are printed; exit status 1 if any of it fails.
+that say whose fault it is; a call of the bystander takes at its 99th percentile at most three times as long as before
+and under a second; steps are trained in each minute; no process grows by more than `MOST_GROWTH`; then the prompts are
+ended, and the run ends with a clean audit. The tables are printed; exit status 1 if any of it fails. What a call to a
+gRPC server that does nothing (bare.py) takes in the same run stands beside: where two cores carry services and
+attackers, that alone exceeds three times.
 """
 
 import argparse
@@ -43,8 +44,10 @@ PART_SECONDS = 60.0  # in each part of the time, or all of it if it is shorter, 
 SECONDS = 300.0  # for anything that is waited for
 MOST_SLOWER, MOST_SECONDS = 3.0, 1.0
 # What a p99 may be whatever it was before: processes that want the same two processors take turns of a few
-# milliseconds each, and with the attackers there are more of them than when it was quiet.
+# milliseconds each, and with the attackers there are more of them than when it was quiet. On a machine that is busy
+# with other work, a call may wait as long as three wakings of a timer: of bystander, service, and between.
 FLOOR_SECONDS = 0.02
+WAKINGS = 3
 # Of a service with its processes: two messages of each attacker at the limit of size, read and parsed. The processes of
 # the reward service count apart: its worker may take all of reward.worker_memory_bytes.
 MOST_GROWTH = THREADS * 2 * (64 << 20)
@@ -86,9 +89,9 @@ class Report:
             if foreign := came.keys() - attack.allowed:
                 wrong.append(f"{attack.name}: answered {', '.join(sorted(foreign))}")
         wrong += [f"{count} calls of the bystander: {what}" for what, count in self.errors.items()]
-        bare = p99(self.calls["bare"][1])
+        woken_late = WAKINGS * p99(self.calls["timer"][1])
         for kind, (before, during) in self.calls.items():
-            most = max(MOST_SLOWER * max(p99(before), bare), FLOOR_SECONDS) if timed else MOST_SECONDS
+            most = max(MOST_SLOWER * p99(before), FLOOR_SECONDS, woken_late) if timed else MOST_SECONDS
             if p99(during) > min(most, MOST_SECONDS) and kind not in ("bare", "timer"):
                 wrong.append(f"{kind}: p99 {p99(during):.3f} s, {p99(before):.3f} s before")
         wrong += [f"no step in part {number}" for number, count in enumerate(self.steps) if not count]
