@@ -3,8 +3,8 @@
     python tests/pytest_events.py EVENTS ARGUMENTS...
 
 A line of EVENTS is a JSON object: `{"tests": N}`, how many were collected; `{"started": ID}`; `{"ended": ID, "outcome":
-…, "seconds": …, "text": …}` for each of a test's phases (set-up, call, tear-down), the text being a failure's traceback
-and captured output.
+…, "seconds": …, "error": …, "output": …}` for each of a test's phases (set-up, call, tear-down), with a failure's
+traceback and what the test had printed.
 """
 
 import json
@@ -28,17 +28,18 @@ class Events:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self._write(ended=report.nodeid, outcome="uncollected", seconds=0.0, text=report.longreprtext)
+            self._write(ended=report.nodeid, outcome="uncollected", seconds=0.0, error=report.longreprtext, output="")
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._write(started=nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        text = ""
+        error = output = ""
         if report.failed:
-            captured = (f"--- {title} ---\n{content}" for title, content in report.sections)
-            text = "\n".join([report.longreprtext, *captured])
-        self._write(ended=report.nodeid, outcome=report.outcome, seconds=report.duration, text=text)
+            error = report.longreprtext or report.outcome
+            output = "\n".join(f"--- {title} ---\n{content}" for title, content in report.sections)
+        event = {"ended": report.nodeid, "outcome": report.outcome, "seconds": report.duration}
+        self._write(**event, error=error, output=output)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ changed. `--repeat 20 --busy 2` (`make flakes`): all of it so many times, beside
 
 A failing suite does not keep the others from running; a failing test is printed at once. Each suite has a time limit,
 after which it and whatever it started is killed, and it counts as failed. What was counted is printed as a table and
-written to `.quartet/results`: `test.json`, `junit.xml`, and each suite's output in `SUITE.log`. The last line sums up:
-`N passed, M failed, K skipped`.
+written to `.quartet/results`: `test.json`, `junit.xml`, and each suite's output in `SUITE.log`. Below the table is what
+failed, each with the end of its error, for whoever has only the end of a log. The last line sums up: `N passed,
+M failed, K skipped`.
 """
 
 import argparse
@@ -31,6 +32,8 @@ from suite_run import RESULTS, Result, SuiteRun, line_of
 from suites import ROOT, SUITES, Suite, choose, quick
 
 SLOWEST = 10
+ERROR_LINES, ERROR_COLUMNS = 15, 300  # of each failure, at the end
+ALL_ERROR_LINES = 300
 
 
 def main() -> int:
@@ -101,6 +104,7 @@ def added_up(results: tuple[Result, ...]) -> Result:
             setattr(total, key, getattr(total, key) + getattr(result, key))
         total.reason = total.reason or result.reason
         total.durations |= result.durations
+        total.failures |= result.failures
     return total
 
 
@@ -127,9 +131,25 @@ def summarise(results: list[Result], seconds: float) -> int:
     merge_reports(results)
     cpu = sum(result.cpu_seconds for result in results)
     where = RESULTS.relative_to(ROOT)
+    print("\n".join(errors_of(results)))
     print(f"\n{seconds:.0f} s in all, {cpu:.0f} s of CPU; logs, test.json and junit.xml are in {where}")
     print(f"{passed} passed, {failed} failed, {skipped} skipped")
     return 1 if failed or not passed else 0
+
+
+def errors_of(results: list[Result]) -> list[str]:
+    """What failed, each with its last lines: fewer where much failed, so that the end of a log has all the names."""
+    failures = [(result.suite, name, text) for result in results for name, text in result.failures.items()]
+    most = min(ERROR_LINES, ALL_ERROR_LINES // max(1, len(failures)))
+    lines: list[str] = []
+    for suite, name, text in failures:
+        end = text.rstrip().splitlines()
+        lines += [
+            "",
+            f"FAILED {suite}: {name}",
+            *(line[:ERROR_COLUMNS] for line in end[len(end) - min(most, len(end)) :]),
+        ]
+    return lines
 
 
 def merge_reports(results: list[Result]) -> None:

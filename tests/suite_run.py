@@ -33,6 +33,7 @@ class Result:
     cpu_seconds: float = 0.0  # user and system, with all processes that it started
     reason: str = ""  # why it failed, beyond failing tests
     durations: dict[str, float] = field(default_factory=dict)  # seconds of each test
+    failures: dict[str, str] = field(default_factory=dict)  # the error of each test or command that failed
 
 
 class SuiteRun:
@@ -66,12 +67,17 @@ class SuiteRun:
         if self._result.reason or (self._suite.commands and self._result.failed):
             lines = self._log.read_text(errors="replace").splitlines()
             self._progress.say("\n".join([f"{self._log}:", *lines[-TAIL_LINES:]]))
+            if self._result.reason:
+                self._result.failures[self._result.reason] = "\n".join(lines[-TAIL_LINES:])
         return self._result
 
     def _run_commands(self, running: Running, deadline: float) -> None:
         result, suite = self._result, self._suite
         for command in suite.commands or (self._pytest(),):
+            begin = self._log.stat().st_size
             status = self._run_command(command, running, deadline)
+            if suite.commands and status:
+                result.failures[" ".join(command)] = self._log.read_bytes()[begin:].decode(errors="replace")
             if status is None:
                 result.reason = f"killed after its {suite.limit:.0f} s, in {running.test or command[0]}"
             if suite.commands:
@@ -137,8 +143,10 @@ class SuiteRun:
                 running.test, running.ended = event["started"], running.ended + bool(running.test)
             if "ended" in event:
                 self._durations[event["ended"]] += event["seconds"]
-                if event["text"]:
-                    self._progress.say(f"{self._suite.name}: FAILED {event['ended']}\n{event['text']}\n")
+                if event["error"]:
+                    self._result.failures[event["ended"]] = event["error"]
+                    said = f"FAILED {event['ended']}\n{event['error']}\n{event['output']}"
+                    self._progress.say(f"{self._suite.name}: {said}\n")
 
 
 def variables(folder: Path) -> dict[str, str]:
