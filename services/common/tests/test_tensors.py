@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from quartet.v1 import rollout_pb2, tensor_pb2
@@ -13,6 +13,7 @@ from quartet_common.weights import ALIGNMENT, Checksum, check_manifest, plan_buc
 DTYPES = [np.uint8, np.int8, np.int32, np.int64, np.float16, np.float32, np.float64]
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(DTYPES).flatmap(
         lambda dtype: arrays.arrays(dtype, arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5))
@@ -24,6 +25,7 @@ def test_every_array_comes_back_bit_for_bit(array):
     assert back.tobytes() == array.tobytes()
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=6), max_size=5))
 def test_ragged_rows_come_back(rows):
     message = encode_ragged([np.array(row, dtype=np.int32) for row in rows], Dtype.DTYPE_INT32)

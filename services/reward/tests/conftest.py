@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from reward_samples import DEADLINE_SECONDS, Running, serving
+from reward_samples import Running, serving
 from sandbox_modes import MODES, settings
 
 from quartet_reward.config import SandboxSection
@@ -23,7 +23,7 @@ async def service() -> AsyncIterator[Running]:
 @pytest_asyncio.fixture
 async def pool() -> AsyncIterator[WorkerPool]:
     """One worker that lives for three tasks."""
-    pool = WorkerPool(1, Limits(DEADLINE_SECONDS, memory_bytes=1 << 30, recycle_after=3, queue_seconds=60.0))
+    pool = WorkerPool(1, Limits(600.0, memory_bytes=1 << 30, recycle_after=3, queue_seconds=60.0))
     pool.start()
     yield pool
     await pool.close()

@@ -169,7 +169,7 @@ def judge(runner: asyncio.Runner) -> Iterator[Callable]:
     async def one(program: str, reference: dict, parameters: dict) -> reward_pb2.ScoreResult:
         cases = [reward_pb2.TestCase(input=given, output=expected) for given, expected in reference.get("cases", ())]
         fields = {name: value for name, value in reference.items() if name != "cases"}
-        parameters = {"program_in": "completion", "timeout_seconds": 2.0, **parameters}
+        parameters = {"program_in": "completion", "timeout_seconds": 10.0, **parameters}
         item = reward_pb2.ScoreItem(
             item_id="a",
             completion=program,

@@ -14,6 +14,7 @@ def decide(answer: str, reference: str, policy: EqualityPolicy = STRICT) -> bool
     return Comparison(policy).equal(read(answer), read(reference))
 
 
+@settings(deadline=None)
 @given(st.fractions(-(10**9), 10**9, max_denominator=999), st.fractions(-(10**9), 10**9, max_denominator=999))
 def test_tuples_of_numbers_are_equal_exactly_when_their_elements_are(a, b):
     def written(value: Fraction) -> str:

@@ -127,11 +127,11 @@ PIECES = (
 @pytest.mark.parametrize("piece", PIECES)
 def test_a_megabyte_is_read_at_once(piece):
     text = piece * (1_000_000 // len(piece))
-    began = time.perf_counter()
+    began = time.process_time()
     final_answer(text, ANYWHERE)
     final_answer(text, ReadingPolicy(choices=("A", "B")))
     reference_answer(text, ANYWHERE)
-    assert time.perf_counter() - began < 4
+    assert time.process_time() - began < 4
 
 
 @pytest.mark.parametrize(

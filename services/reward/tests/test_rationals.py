@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quartet_reward.math.fast import Rational, equal_rationals, parse_rational
@@ -46,6 +46,7 @@ def test_what_is_not_plainly_a_number_is_left_alone(text):
     assert parse_rational(text) is None
 
 
+@settings(deadline=None)
 @given(st.fractions(max_denominator=10**9))
 def test_every_fraction_is_read_back_in_every_way_of_writing_it(value):
     sign, numerator, denominator = "-" if value < 0 else "", abs(value.numerator), value.denominator
@@ -56,6 +57,7 @@ def test_every_fraction_is_read_back_in_every_way_of_writing_it(value):
         assert parse_rational(rf"{sign}{whole}\frac{{{rest}}}{{{denominator}}}").value == value
 
 
+@settings(deadline=None)
 @given(st.integers(-(10**12), 10**12), st.integers(0, 9))
 def test_every_decimal_is_read_back_in_every_way_of_writing_it(digits, places):
     value = Fraction(digits, 10**places)
@@ -71,12 +73,14 @@ def test_every_decimal_is_read_back_in_every_way_of_writing_it(digits, places):
     assert parse_rational(f"{digits}e-{places}").value == value
 
 
+@settings(deadline=None)
 @given(st.fractions(max_denominator=10**6), st.fractions(max_denominator=10**6))
 def test_fractions_are_equal_exactly_when_their_values_are(a, b):
     read = [parse_rational(f"{value.numerator}/{value.denominator}") for value in (a, b)]
     assert equal_rationals(*read) is (a == b)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=30))
 def test_no_text_is_too_strange_to_be_looked_at(text):
     parsed = parse_rational(text)

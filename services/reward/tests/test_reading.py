@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from quartet.v1 import reward_pb2
 from reward_samples import item, spec
@@ -75,6 +75,7 @@ def test_the_fault_of_the_form_is_named(text, fault):
     assert fault_of_think_answer_form(text).partition(";")[0] == fault
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.sampled_from(["z", "zz", "az", "<eos>", "s>", " ", "\n", "8"]), max_size=12).map("".join),
     st.lists(st.sampled_from(["z", "zz", "az", "<eos>", "s>", "", "(", "+"]), max_size=4),

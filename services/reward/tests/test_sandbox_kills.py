@@ -23,6 +23,7 @@ from quartet_reward.verifiers.base import Verdict
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SLOW = Job("script", b"import time\ntime.sleep(0.2)\nprint(1)")
+ENDLESS = Job("script", b"import time\ntime.sleep(60)")
 POLL_SECONDS = 0.002
 
 
@@ -41,10 +42,17 @@ def below(pids: list[int]) -> list[int]:
     return sorted(found)
 
 
+class EndedBefore(Exception):
+    """The work had ended before all kills."""
+
+
 async def under_kills(
     sandbox: IsolatedSandbox, work: Awaitable, kills: float, choose: Callable[[list[int]], int]
 ) -> Any:
-    """Kill so many of the sandbox's processes while awaiting the work. Return its result, or what it raised."""
+    """Kill so many of the sandbox's processes while awaiting the work. Return its result, or what it raised.
+
+    Raises EndedBefore where it had ended before that: a busy machine did not let this process look in time.
+    """
     idle = set(below(sandbox.fork_servers))
     task = asyncio.ensure_future(work)
     while kills and not task.done():
@@ -56,7 +64,8 @@ async def under_kills(
                 kills -= 1
             while os.path.exists(f"/proc/{victim}"):
                 await asyncio.sleep(POLL_SECONDS)
-    assert kills in (0, math.inf), "it ended before it could be killed"
+    if kills not in (0, math.inf):
+        raise EndedBefore
     (result,) = await asyncio.gather(task, return_exceptions=True)
     return result
 
@@ -64,13 +73,16 @@ async def under_kills(
 # With namespaces, the oldest process is the one that only waits, the youngest the program's; else they are the same.
 @pytest.mark.parametrize("choose", [min, max])
 async def test_what_is_killed_once_is_run_again(sandbox, choose):
-    execution = await under_kills(sandbox, sandbox.run(SLOW), 1, choose)
+    execution = None
+    while execution is None:
+        with contextlib.suppress(EndedBefore):
+            execution = await under_kills(sandbox, sandbox.run(SLOW), 1, choose)
     assert (execution.ending, execution.stdout) == (Ending.EXITED, b"1\n")
 
 
 @pytest.mark.parametrize("choose", [min, max])
 async def test_what_is_killed_again_and_again_is_a_failure(sandbox, choose):
-    failure = await under_kills(sandbox, sandbox.run(SLOW), math.inf, choose)
+    failure = await under_kills(sandbox, sandbox.run(ENDLESS), math.inf, choose)
     assert isinstance(failure, SandboxUnavailable), failure
     assert (await sandbox.run(SLOW)).stdout == b"1\n"
 
@@ -127,6 +139,6 @@ async def test_a_program_cannot_seem_killed_from_outside(sandbox, body):
         "import ctypes, os, platform, threading, time\nEXIT = {'x86_64': 60, 'aarch64': 93}[platform.machine()]\n"
         f"def later():\n    time.sleep(0.05)\n    os.close(3)\n    time.sleep(60)\ndef square(n):\n    {body}"
     )
-    found = await verdict(sandbox, program(source, test_program=CHECK, entry_point="square"), 0.5)
+    found = await verdict(sandbox, program(source, test_program=CHECK, entry_point="square"), 2.0)
     assert not isinstance(found, VerifierFailure), found
     assert found.outcome in (reward_pb2.OUTCOME_RUNTIME_ERROR, reward_pb2.OUTCOME_TIMED_OUT), found
