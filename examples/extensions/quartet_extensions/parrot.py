@@ -19,7 +19,7 @@ from quartet_rollout.engines.base import (
     SamplingSettings,
     check_prompt,
 )
-from quartet_rollout.engines.plugins import EngineParameters
+from quartet_rollout.engines.registry import EngineParameters
 from quartet_rollout.engines.weight_updates import WeightUpdates
 
 

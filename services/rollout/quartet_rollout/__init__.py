@@ -1,27 +1,26 @@
-"""The rollout service: generates completions with the live policy, has them scored, puts finished groups.
+"""The rollout service: generates completions with the live policy, has them scored, uploads finished groups.
 
 __main__     command line
 config       [rollout] of the run file
-preflight    the checks before a start; chat_templates, prompt_lengths: those of the data
-service      puts the parts together; starts and drains them
+preflight    the checks before a start
+app          makes the parts; starts and drains them
+servicer     RolloutService: status, weights, sleep
+metrics      every Prometheus name
 state        what the parts share: run, engine, version, and the event that something changed
 
-membership   member of the run at the broker: register, heartbeat, leave
+membership   member of a run at the broker: register, heartbeat, leave; which run, where there may be several
+broker       calls to the broker; leases and their renewal; the upload of finished groups
 prompt_loop  leases prompts while there is room
+prompts      a Prompt as token ids
+generation   the prompt's sampling over the run's; generates
 groups       the groups under way, one task each; their leases
 group        the life of one group: prompt -> completions -> scores -> experience
-prompts      a Prompt as token ids
-sampling     the prompt's sampling over the run's over the defaults
 scoring      one long-lived ScoreStream
 experience   GroupTensors, GroupTranscript and GroupHeader of a finished group
-putting      PutExperience in small batches; ReleaseLeases
-leases       renewal of leases
+direct       RolloutService: Generate and GenerateStream
 
 weight_updates  the state machine of a weight update
-servicer        RolloutService: status and weights
-direct          RolloutService: Generate and GenerateStream
-telemetry       Prometheus metrics and the token rate
-
-engines/     vLLM and transformers behind one Protocol
-weights/     process groups and buckets
+engines/        vLLM and transformers behind one Protocol
+environments/   what answers the policy's turns
+weights/        process groups and buckets
 """

@@ -13,7 +13,7 @@ from quartet_rollout.preflight import preflight
 async def serve(config: LoadedConfig[RolloutSection], host) -> None:
     """Run the service, then end the process; grpc and the engine's libraries are imported only now."""
     limit_threads(config.section.engine_options.threads)
-    from quartet_rollout.service import RolloutService
+    from quartet_rollout.app import RolloutService
 
     await RolloutService(config, host).run()
     # All is drained and closed. Python would now wait for the thread of an engine that was still loading, and spend

@@ -1,9 +1,16 @@
-"""Direct use: completions of the live policy for whoever asks; not scored, not stored, not trained."""
+"""Direct use: completions of the live policy for callers; not scored, not stored, not trained.
+
+The engine's window (prompt_loop.Concurrency) is shared. Direct requests may have `share` of it whatever the run wants,
+and, while the run has no prompts to fill it with, all that is free. While requests wait here, fewer prompts are leased,
+so that the share becomes free as completions end. Nothing that runs is taken away.
+"""
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -11,17 +18,137 @@ import grpc
 from google.rpc import error_details_pb2
 from quartet.v1 import experience_pb2, rollout_pb2
 
-from quartet_common.errors import ContractError, failed_precondition, invalid_argument, unavailable
+from quartet_common.errors import ContractError, failed_precondition, invalid_argument, resource_exhausted, unavailable
 from quartet_common.tensors import encode
-from quartet_rollout.admission import Admission
-from quartet_rollout.drawing import draw_completions
 from quartet_rollout.engines.base import UNKNOWN_VERSION, EngineCompletion, EngineError, PromptError
-from quartet_rollout.environments.chosen import SINGLE_TURN
+from quartet_rollout.environments.registry import SINGLE_TURN
 from quartet_rollout.experience import completion_info
+from quartet_rollout.generation import PromptRefused, generate_completions
 from quartet_rollout.membership import NO_MASKS
-from quartet_rollout.sampling import PromptRefused
-from quartet_rollout.state import RolloutState
-from quartet_rollout.telemetry import COMPLETIONS, TOKENS
+from quartet_rollout.metrics import COMPLETIONS, TOKENS
+from quartet_rollout.state import Changes, RolloutState
+
+_SHORTEST_RETRY, _LONGEST_RETRY = 0.5, 30.0
+_MEMORY = 0.2
+"""Weight of the newest request in the mean time that one takes."""
+
+
+class Admission:
+    """Lets direct requests in, in the order in which they come."""
+
+    def __init__(
+        self,
+        changes: Changes,
+        most: int,
+        queue: int,
+        share: float,
+        window: Callable[[], int],
+        generating: Callable[[], int],
+        run_wants: Callable[[], bool],
+    ):
+        """
+        Args:
+            most: completions at once.
+            queue: completions that may wait.
+            share: of the window, in (0, 1].
+            window: completions that the engine may have in all.
+            generating: those that it has of the run's own prompts.
+            run_wants: whether the run has more prompts than it may give to the engine now.
+        """
+        self._changes, self._most, self._queue_limit, self._share = changes, most, queue, share
+        self._window, self._generating, self._run_wants = window, generating, run_wants
+        self._queue: deque[int] = deque()
+        self.running = 0
+        """Completions under way."""
+        self._seconds = 1.0
+        self._closed = ""
+
+    def close(self, reason: str) -> None:
+        """Let nobody in any more, for this reason: who waits is refused at once, and so is whoever comes."""
+        self._closed = reason
+        self._changes.notify()
+
+    @property
+    def waiting(self) -> int:
+        """Completions that wait to be let in."""
+        return sum(self._queue)
+
+    @property
+    def reserved(self) -> int:
+        """Completions of the window that the run's own prompts must leave free now."""
+        return min(self.running + self.waiting, self._most, max(1, int(self._share * self._window())))
+
+    @asynccontextmanager
+    async def entered(self, completions: int) -> AsyncIterator[None]:
+        """Wait for room, and hold it.
+
+        Raises RESOURCE_EXHAUSTED, with a time to come again, when the queue is full; UNAVAILABLE after `close`.
+        Whoever gives up while it waits (its deadline has passed, its caller has gone) loses its place, nothing else.
+        """
+        await self._enter(completions)
+        self.running += completions
+        self._changes.notify()
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.running -= completions
+            self._seconds += _MEMORY * (time.monotonic() - began - self._seconds)
+            self._changes.notify()
+
+    async def _enter(self, completions: int) -> None:
+        self._check_open()
+        if completions > self._most:
+            raise resource_exhausted(
+                "max_direct_completions", f"{completions} completions were asked for; allowed: {self._most}"
+            )
+        if not self._queue and self._fits(completions):
+            return
+        if self.waiting + completions > self._queue_limit:
+            raise resource_exhausted(
+                "max_direct_queued",
+                f"{self.running} completions are under way, {self.waiting} wait and {completions} more were asked for; "
+                f"allowed to wait: {self._queue_limit}",
+                retry_after_seconds=self._retry_after(),
+            )
+        ticket = _Ticket(completions)
+        self._queue.append(ticket)
+        self._changes.notify()
+        try:
+            while self._queue[0] is not ticket or not self._fits(completions):
+                await self._changes.wait()
+                self._check_open()
+        finally:
+            self._queue.remove(ticket)
+            self._changes.notify()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise unavailable("rollout", self._closed)
+
+    def _fits(self, completions: int) -> bool:
+        if not self.running:
+            return True  # One request at least is always served, however large the groups of the run.
+        after = self.running + completions
+        window = self._window()
+        if after > self._most:
+            return False
+        return after <= self._share * window or (not self._run_wants() and after + self._generating() <= window)
+
+    def _retry_after(self) -> float:
+        """Return the time until all that is under way or waits has been served, at the pace of late."""
+        rounds = (self.running + self.waiting) / max(1, self.running)
+        return min(_LONGEST_RETRY, max(_SHORTEST_RETRY, self._seconds * rounds))
+
+
+class _Ticket(int):
+    """A place in the queue, for so many completions; equal only to itself."""
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
 
 _STOPPING = "it is stopping; ask another rollout"
 
@@ -82,7 +209,7 @@ class DirectGeneration:
         try:
             async with (
                 self._admission.entered(draw.n),
-                aclosing(draw_completions(engine, f"direct-{next(self._ids)}", token_ids, draw)) as stream,
+                aclosing(generate_completions(engine, f"direct-{next(self._ids)}", token_ids, draw)) as stream,
             ):
                 self._check_serving(request)  # It may have waited long.
                 number = self._run_number

@@ -1,16 +1,50 @@
 """A finished group as the contract's ExperienceGroup: tensors for the trainer, a transcript for people, a header."""
 
+import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, tensor_pb2
 
-from quartet_common.durations import now_timestamp
+from quartet_common.durations import now_timestamp, to_duration
 from quartet_common.tensors import encode, encode_ragged
 from quartet_rollout.engines.base import EngineCompletion, SamplingMask, SamplingSettings
 from quartet_rollout.environments.conversation import PlayedCompletion, inserted_tokens
-from quartet_rollout.stamps import Stamps
+
+
+class Timings:
+    """One group's, from the moment it is made: the beginning of the generation."""
+
+    def __init__(self) -> None:
+        self.started_at = now_timestamp()
+        self._began = time.monotonic()
+        self._generated: dict[int, float] = {}
+        self._scored: dict[int, float] = {}
+
+    def generated(self, index: int) -> None:
+        """The last token of a completion is there."""
+        self._generated[index] = time.monotonic() - self._began
+
+    def score_awaited(self, index: int, score: "asyncio.Future[Any]") -> None:
+        """Note when the score of a completion comes."""
+        score.add_done_callback(partial(self._note_score, index))
+
+    def _note_score(self, index: int, _: object) -> None:
+        self._scored[index] = time.monotonic() - self._began
+
+    def write(self, info: experience_pb2.CompletionInfo) -> None:
+        """Put the times of a completion, which has all it will have, into what is said about it."""
+        if (generated := self._generated.get(info.index)) is not None:
+            info.generated_after.CopyFrom(to_duration(generated))
+        if info.HasField("score"):
+            # Not noted yet: it came in this very turn of the event loop.
+            scored = self._scored.get(info.index, time.monotonic() - self._began)
+            info.scored_after.CopyFrom(to_duration(scored))
+
 
 FINISH_REASONS = {
     "stop": experience_pb2.FINISH_REASON_STOP,
@@ -45,14 +79,14 @@ class DrawnGroup:
 
     Attributes:
         items: what the reward service is asked, one of each completion in order of index; none where nobody asks.
-        stamps: when they were generated and scored; None: not known.
+        timings: when they were generated and scored; None: not known.
     """
 
     header: experience_pb2.GroupHeader
     tensors: experience_pb2.GroupTensors
     transcript: experience_pb2.GroupTranscript
     items: Sequence[reward_pb2.ScoreItem]
-    stamps: Stamps | None = None
+    timings: Timings | None = None
 
     @classmethod
     def of_unscored(cls, data: bytes, attempt: int) -> "DrawnGroup":
@@ -97,9 +131,9 @@ class DrawnGroup:
         for info, score in zip(self.transcript.completions, scores, strict=False):
             if score is not None:
                 info.score.CopyFrom(score)
-        if self.stamps is not None:
+        if self.timings is not None:
             for info in self.transcript.completions:
-                self.stamps.write(info)
+                self.timings.write(info)
         self.transcript.finished_at.CopyFrom(now_timestamp())  # not before any of them
         return experience_pb2.ExperienceGroup(
             header=self.header,
@@ -116,7 +150,7 @@ def drawn_group(
     items: Mapping[int, reward_pb2.ScoreItem],
     settings: SamplingSettings,
     rollout_id: str,
-    stamps: Stamps,
+    timings: Timings,
 ) -> DrawnGroup:
     """Return the group, its completions in order of index.
 
@@ -133,10 +167,10 @@ def drawn_group(
         prompt_text=prompt_text,
         completions=[completion_info(completion, text) for completion, text in completions],
         rollout_id=rollout_id,
-        started_at=stamps.started_at,
+        started_at=timings.started_at,
     )
     ordered = [items[index] for index in sorted(items)]
-    return DrawnGroup(_header(lease, drawn), _tensors(prompt_token_ids, drawn, settings), transcript, ordered, stamps)
+    return DrawnGroup(_header(lease, drawn), _tensors(prompt_token_ids, drawn, settings), transcript, ordered, timings)
 
 
 def _tensors(

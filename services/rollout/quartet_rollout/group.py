@@ -21,19 +21,16 @@ import numpy as np
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
 
 from quartet_common import tracing
-from quartet_rollout.drawing import draw_completions
 from quartet_rollout.engines.base import UNKNOWN_VERSION, Engine, EngineCompletion, EngineError, PromptError
 from quartet_rollout.environments.base import EnvironmentFailed
-from quartet_rollout.environments.chosen import Chosen, Environments, UnknownEnvironment
 from quartet_rollout.environments.conversation import PlayedCompletion, inserted_tokens
-from quartet_rollout.environments.episode import Scene, play
-from quartet_rollout.experience import DrawnGroup, drawn_group, versions_of
+from quartet_rollout.environments.episode import EpisodeContext, run_episode
+from quartet_rollout.environments.registry import Chosen, Environments, UnknownEnvironment
+from quartet_rollout.experience import DrawnGroup, Timings, drawn_group, versions_of
+from quartet_rollout.generation import GenerationRequest, PromptRefused, generate_completions, scheduled
+from quartet_rollout.metrics import COMPLETIONS, TOKENS
 from quartet_rollout.prompts import PromptReader
-from quartet_rollout.sampling import Draw, PromptRefused
-from quartet_rollout.schedules import scheduled
 from quartet_rollout.scoring import Scorer, ScoringFailed
-from quartet_rollout.stamps import Stamps
-from quartet_rollout.telemetry import COMPLETIONS, TOKENS
 
 _PURPOSES = {
     experience_pb2.PURPOSE_TRAIN: "train",
@@ -53,7 +50,7 @@ class Stage(Enum):
     """Finished; the broker has not answered yet."""
 
 
-class GivenBack(Exception):
+class LeaseReleased(Exception):
     """The group cannot be finished here and now. An empty `failure` does not count against the prompt.
 
     `unscored`: a serialized UnscoredGroup, of a group that no verifier could score.
@@ -90,7 +87,7 @@ class Group:
     async def make(
         self, engine: Engine, reader: PromptReader, scorer: Scorer, environments: Environments, rollout_id: str
     ) -> experience_pb2.ExperienceGroup:
-        """Generate and score. Raises GivenBack."""
+        """Generate and score. Raises LeaseReleased."""
         scores: dict[int, asyncio.Future[reward_pb2.Score]] = {}
         try:
             drawn = await self._draw(engine, reader, scorer, environments, rollout_id, scores)
@@ -100,7 +97,7 @@ class Group:
                 _forget(score)
 
     async def score_again(self, unscored: bytes, scorer: Scorer) -> experience_pb2.ExperienceGroup:
-        """Score completions of an earlier delivery. Raises GivenBack."""
+        """Score completions of an earlier delivery. Raises LeaseReleased."""
         drawn = DrawnGroup.of_unscored(unscored, self.lease.attempt)
         for item in drawn.items:
             item.traceparent = self.traceparent
@@ -132,7 +129,7 @@ class Group:
         rollout_id: str,
         scores: dict[int, "asyncio.Future[reward_pb2.Score]"],
     ) -> DrawnGroup:
-        """Generate; `scores` gets the score of each completion as it is asked for. Raises GivenBack."""
+        """Generate; `scores` gets the score of each completion as it is asked for. Raises LeaseReleased."""
         instance = self.lease.instance
         try:
             token_ids, draw = await reader.read_in_turn(instance.prompt, self._spec, instance.purpose)
@@ -142,20 +139,20 @@ class Group:
         except (PromptRefused, PromptError) as error:
             raise _unusable(error) from error
         except UnknownEnvironment as error:
-            raise GivenBack("an environment that is not here", str(error)) from error
+            raise LeaseReleased("an environment that is not here", str(error)) from error
         self.n = draw.n
-        stamps = Stamps()
+        timings = Timings()
         items: dict[int, reward_pb2.ScoreItem] = {}
         try:
             stream = (
-                draw_completions(engine, self.lease.lease_id, token_ids, draw)
+                generate_completions(engine, self.lease.lease_id, token_ids, draw)
                 if chosen is None
-                else play(self._scene(engine, reader, environments, token_ids, draw, chosen))
+                else run_episode(self._episode_context(engine, reader, environments, token_ids, draw, chosen))
             )
             last_turn = chosen is not None and chosen.scores_last_turn
             with tracing.span("generate") as span:
                 finished = await self._score_all(
-                    stream, reader, scorer, token_ids, draw, items, scores, stamps, last_turn
+                    stream, reader, scorer, token_ids, draw, items, scores, timings, last_turn
                 )
                 span.attributes.update(_generated([completion for completion, _ in finished]))
         except ScoringFailed as error:
@@ -164,28 +161,28 @@ class Group:
             raise _unusable(error) from error
         except EnvironmentFailed as error:
             failure = f"environment: {error}" if error.counted else ""
-            raise GivenBack(f"the environment failed: {error}", failure, error.permanent) from error
+            raise LeaseReleased(f"the environment failed: {error}", failure, error.permanent) from error
         except EngineError as error:
-            raise GivenBack("the engine failed", f"engine: {error}", engine_failed=True) from error
+            raise LeaseReleased("the engine failed", f"engine: {error}", engine_failed=True) from error
         self.stage = Stage.SCORING
         self.on_generated()
         self._check_versions([completion for completion, _ in finished])
         if instance.purpose == experience_pb2.PURPOSE_TRAIN:
             _check_log_probs([completion for completion, _ in finished])
         text = reader.text(token_ids)
-        return drawn_group(self.lease, token_ids, text, finished, items, draw.settings, rollout_id, stamps)
+        return drawn_group(self.lease, token_ids, text, finished, items, draw.settings, rollout_id, timings)
 
-    def _scene(
+    def _episode_context(
         self,
         engine: Engine,
         reader: PromptReader,
         environments: Environments,
         token_ids: np.ndarray,
-        draw: Draw,
+        draw: GenerationRequest,
         chosen: Chosen,
-    ) -> Scene:
+    ) -> EpisodeContext:
         assert environments.writer is not None  # there is a reader
-        return Scene(
+        return EpisodeContext(
             engine=engine,
             request_id=self.lease.lease_id,
             prompt=self.lease.instance.prompt,
@@ -204,10 +201,10 @@ class Group:
         reader: PromptReader,
         scorer: Scorer,
         token_ids: np.ndarray,
-        draw: Draw,
+        draw: GenerationRequest,
         items: dict[int, reward_pb2.ScoreItem],
         scores: dict[int, "asyncio.Future[reward_pb2.Score]"],
-        stamps: Stamps,
+        timings: Timings,
         last_turn: bool,
     ) -> list[tuple[EngineCompletion, str]]:
         """Return the completions with their texts; each is handed to the scorer as soon as it is done.
@@ -221,7 +218,7 @@ class Group:
         async with aclosing(stream):
             async for completion in stream:
                 self.generated += 1
-                stamps.generated(completion.index)
+                timings.generated(completion.index)
                 text = reader.text(completion.token_ids)
                 finished.append((completion, text))
                 tokens.inc(completion.token_ids.size - inserted_tokens(completion))
@@ -233,7 +230,7 @@ class Group:
                     item.completion_tokens = completion.token_ids.size
                     item.truncated = completion.finish_reason == "length"
                     scores[completion.index] = scorer.submit(item)
-                    stamps.score_awaited(completion.index, scores[completion.index])
+                    timings.score_awaited(completion.index, scores[completion.index])
                 for score in scores.values():
                     if score.done() and isinstance(error := score.exception(), ScoringFailed) and error.permanent:
                         raise error  # the rest need not be generated
@@ -247,7 +244,7 @@ class Group:
             return None
         verifiers = prompt.verifiers or self._spec.verifiers
         if not verifiers:
-            raise GivenBack("no verifier", "neither the prompt nor the run names a verifier", permanent=True)
+            raise LeaseReleased("no verifier", "neither the prompt nor the run names a verifier", permanent=True)
         return reward_pb2.ScoreItem(
             reference=prompt.reference,
             verifiers=verifiers,
@@ -263,11 +260,11 @@ class Group:
         versions = versions_of(completions)
         instance = self.lease.instance
         if not versions:
-            raise GivenBack("no tokens", "the engine generated no token")
+            raise LeaseReleased("no tokens", "the engine generated no token")
         if UNKNOWN_VERSION in versions:
-            raise GivenBack("tokens of weights of unknown version")
+            raise LeaseReleased("tokens of weights of unknown version")
         if (pinned := pinned_version(instance)) is not None and versions != {pinned}:
-            raise GivenBack(f"pinned to version {pinned}, generated by {sorted(versions)}")
+            raise LeaseReleased(f"pinned to version {pinned}, generated by {sorted(versions)}")
 
 
 def _as_json(chat: experience_pb2.Chat) -> str:
@@ -275,7 +272,7 @@ def _as_json(chat: experience_pb2.Chat) -> str:
     return json.dumps(turns, ensure_ascii=False)
 
 
-def _check_temperature(instance: experience_pb2.PromptInstance, draw: Draw) -> None:
+def _check_temperature(instance: experience_pb2.PromptInstance, draw: GenerationRequest) -> None:
     """Raise PromptRefused for a training prompt that no trainer can train on: its batch would fail as a whole."""
     if instance.purpose == experience_pb2.PURPOSE_TRAIN and not draw.settings.temperature > 0:
         raise PromptRefused(
@@ -285,7 +282,7 @@ def _check_temperature(instance: experience_pb2.PromptInstance, draw: Draw) -> N
 
 def _check_log_probs(completions: list[EngineCompletion]) -> None:
     if not all(np.isfinite(completion.log_probs).all() for completion in completions):
-        raise GivenBack("log-probs that are not finite", "the engine gave log-probs that are not finite")
+        raise LeaseReleased("log-probs that are not finite", "the engine gave log-probs that are not finite")
 
 
 def pinned_version(instance: experience_pb2.PromptInstance) -> int | None:
@@ -322,9 +319,9 @@ def _found(score: "asyncio.Future[reward_pb2.Score]") -> reward_pb2.Score | None
     return score.result() if score.exception() is None else None
 
 
-def _not_scored(error: ScoringFailed, unscored: bytes = b"") -> GivenBack:
-    return GivenBack("a completion could not be scored", str(error), permanent=True, unscored=unscored)
+def _not_scored(error: ScoringFailed, unscored: bytes = b"") -> LeaseReleased:
+    return LeaseReleased("a completion could not be scored", str(error), permanent=True, unscored=unscored)
 
 
-def _unusable(error: Exception) -> GivenBack:
-    return GivenBack("the prompt cannot be used", f"prompt cannot be used: {error}", permanent=True)
+def _unusable(error: Exception) -> LeaseReleased:
+    return LeaseReleased("the prompt cannot be used", f"prompt cannot be used: {error}", permanent=True)

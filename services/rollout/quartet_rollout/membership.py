@@ -2,11 +2,18 @@
 
 The heartbeat goes out every third of the run's `member_ttl`, and at once when the policy version or the state changes,
 so that the trainer learns of new weights without delay.
+
+
+Where a rollout may work for several runs (`rollout.runs`), it works for one at a time. It goes to the run with the
+fewest rollouts, and stays until that run ends. It leaves earlier only for a run that has two fewer than its own: then
+the one that is last by name goes, so that they do not all go at once. All read the same members, the broker's.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import grpc
 from quartet.v1 import broker_pb2, common_pb2
@@ -16,13 +23,97 @@ from quartet_common.errors import describe
 from quartet_common.host import ServiceHost
 from quartet_common.log import get_logger, set_run
 from quartet_common.outage import Outage
-from quartet_rollout.broker_link import TRANSIENT, BrokerLink
+from quartet_rollout.broker import TRANSIENT, BrokerLink
 from quartet_rollout.engines.base import UNKNOWN_VERSION
-from quartet_rollout.pool import RunPool
+from quartet_rollout.metrics import TokenRate
 from quartet_rollout.state import RolloutState
-from quartet_rollout.telemetry import TokenRate
 
 log = get_logger(__name__)
+
+_SERVES = "serves."
+_WILD = frozenset("*?[")
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    run: broker_pb2.Run
+    rollouts: tuple[broker_pb2.Member, ...]
+
+    @property
+    def rank(self) -> tuple[int, int, int, str]:
+        """Fewest rollouts first, then the oldest run."""
+        made = self.run.created_at
+        return len(self.rollouts), made.seconds, made.nanos, self.run.spec.run_id
+
+
+class RunPool:
+    """The runs of `rollout.runs`: names, or patterns as a shell's."""
+
+    def __init__(self, patterns: Iterable[str], link: BrokerLink, instance_id: str):
+        self._patterns = tuple(patterns)
+        self._link, self._instance_id = link, instance_id
+        self.fits: Callable[[broker_pb2.Run], bool] = lambda run: True
+        """Whether this rollout's engine can do what a run asks."""
+
+    @property
+    def only(self) -> str | None:
+        """The one run there is to choose, or None where there may be several."""
+        first, *others = self._patterns
+        return None if others or _WILD & set(first) else first
+
+    @property
+    def capabilities(self) -> list[str]:
+        """What the others of the pool have to know: the runs that this rollout could go to."""
+        return [] if self.only else [_SERVES + pattern for pattern in self._patterns]
+
+    def __str__(self) -> str:
+        return ", ".join(f"'{pattern}'" for pattern in self._patterns)
+
+    async def choose(self) -> str | None:
+        """Return the active run with the fewest rollouts, None if there is no active one. Raises grpc.RpcError."""
+        candidates = await self._candidates()
+        return min(candidates, key=lambda one: one.rank).run.spec.run_id if candidates else None
+
+    async def better(self, own: str) -> str | None:
+        """Return the run that this rollout should leave its own for, or None. Raises grpc.RpcError."""
+        candidates = {one.run.spec.run_id: one for one in await self._candidates()}
+        mine = candidates.pop(own, None)
+        if mine is None or not candidates:
+            return None
+        poorest = min(candidates.values(), key=lambda one: one.rank)
+        name = poorest.run.spec.run_id
+        if len(mine.rollouts) - len(poorest.rollouts) < 2:
+            return None
+        may_go = [member.instance_id for member in mine.rollouts if _serves(member, name)]
+        return name if may_go and max(may_go) == self._instance_id else None
+
+    async def _candidates(self) -> list[_Candidate]:
+        runs = (await self._link.call("ListRuns", broker_pb2.ListRunsRequest())).runs
+        return [
+            found
+            for run in runs
+            if run.state == broker_pb2.RUN_STATE_ACTIVE
+            and any(fnmatchcase(run.spec.run_id, pattern) for pattern in self._patterns)
+            and self.fits(run)
+            and (found := await self._look(run)) is not None
+        ]
+
+    async def _look(self, run: broker_pb2.Run) -> _Candidate | None:
+        request = broker_pb2.GetRunRequest(run_id=run.spec.run_id)
+        try:
+            response = await self._link.call("GetRun", request)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.NOT_FOUND:  # deleted meanwhile
+                return None
+            raise
+        rollouts = (member for member in response.members if member.kind == common_pb2.SERVICE_KIND_ROLLOUT)
+        return _Candidate(response.run, tuple(rollouts))
+
+
+def _serves(member: broker_pb2.Member, run_id: str) -> bool:
+    patterns = (name.removeprefix(_SERVES) for name in member.capabilities if name.startswith(_SERVES))
+    return any(fnmatchcase(run_id, pattern) for pattern in patterns)
+
 
 # How often a run that ended is looked at: somebody may make a new one under its name.
 _ENDED_POLL_SECONDS = 5.0

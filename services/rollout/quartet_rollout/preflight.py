@@ -1,7 +1,15 @@
-"""What the rollout checks before it starts, and with --dry-run alone. Imports neither torch nor an engine."""
+"""What the rollout checks before it starts, and with --dry-run alone: engine, environments, model, and the data against
+the model, where both are on this host. Imports no torch.
+
+What a chat template accepts depends on the roles and their order, so one chat of each order is rendered. The service
+renders with transformers, whose import takes seconds: here plain Jinja goes first, and only what it cannot render is
+rendered again.
+"""
 
 import importlib.util
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,14 +20,12 @@ from quartet_common.model_folder import read_model_folder
 from quartet_common.run_file import Problems
 from quartet_common.run_spec import environment_spec
 from quartet_common.transports import load_transports
-from quartet_rollout.chat_templates import check_chats
 from quartet_rollout.config import OWN_ENGINES, RolloutSection
 from quartet_rollout.engines.base import EngineError
 from quartet_rollout.engines.model_folder import context_length
 from quartet_rollout.environments import load_environments
-from quartet_rollout.environments.chosen import UnknownEnvironment, read_environment
-from quartet_rollout.prompt_lengths import check_prompt_lengths
-from quartet_rollout.sampling import PromptRefused
+from quartet_rollout.environments.registry import UnknownEnvironment, read_environment
+from quartet_rollout.generation import PromptRefused
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 
@@ -95,3 +101,122 @@ def _environments(config: LoadedConfig[RolloutSection]) -> Iterator[tuple[str, E
         except ValidationError:
             continue  # the client refuses it
         yield f"{where}: environment", section
+
+
+def check_prompt_lengths(config: LoadedConfig, max_model_len: int | None) -> None:
+    """Raise ConfigError, naming file and line, for the first prompt in [data] that leaves no room to answer.
+
+    Files that are not here, and lines that are no prompts, are the client's business.
+    """
+    folder = config.model.path
+    if config.run.long_prompts == "truncate_left":
+        return
+    if folder is None or not (folder / "tokenizer.json").is_file():
+        return
+    context = max_model_len or json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
+    if not context:
+        return
+    sampling = config.run.sampling
+    room = context - sampling.max_new_tokens
+    why = f"the model's context of {context} less run.sampling.max_new_tokens ({sampling.max_new_tokens})"
+    if 0 < config.run.max_prompt_tokens < room:
+        room, why = config.run.max_prompt_tokens, "run.max_prompt_tokens"
+    tokenizer: Any = None
+    for where, row in data_rows(config.data):
+        text = _text(row)
+        if len(text.encode()) <= room:
+            continue  # no tokenizer makes more tokens than bytes
+        if tokenizer is None:
+            from tokenizers import Tokenizer
+
+            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokens = len(tokenizer.encode(text, add_special_tokens=False).ids)
+        if tokens > room:
+            raise ConfigError(f"{where}: the prompt has {tokens} tokens; allowed: at most {room}, {why}")
+
+
+def _text(row: dict[str, Any]) -> str:
+    if isinstance(row.get("prompt"), str):
+        return row["prompt"]
+    messages = row.get("messages") or []
+    turns = messages if isinstance(messages, list) else [messages]
+    return "".join(str(turn["content"]) for turn in turns if isinstance(turn, dict) and "content" in turn)
+
+
+Messages = list[dict[str, str]]
+
+
+def check_chats(model: Path, data: Mapping[str, Any], system_prompt: str) -> None:
+    """Raise ConfigError, naming file and line, for the first chat in [data] that the model's template refuses.
+
+    Args:
+        model: the model's folder. One without a template is the client's business.
+        data: the section [data].
+        system_prompt: goes before chats that have no system message.
+    """
+    template, tokens = _template(model)
+    seen = set()
+    for where, row in data_rows(data, "messages") if template else ():
+        messages = _messages(row["messages"], system_prompt)
+        roles = tuple(message["role"] for message in messages)
+        if roles in seen:
+            continue
+        seen.add(roles)
+        if not _renders(template, messages, tokens) and (reason := _refusal(template, messages, tokens)):
+            added = " after run.system_prompt" if system_prompt and messages[0]["content"] == system_prompt else ""
+            raise ConfigError(
+                f"{where}: the model's chat template refuses the roles {', '.join(roles)}{added}: {reason}; allowed: a "
+                'chat it renders, or "prompt", whose text is used as it stands'
+            )
+
+
+def _template(model: Path) -> tuple[str, dict[str, str]]:
+    """Return the template, empty if there is none or another form of it, and the special tokens that it may name."""
+    try:
+        settings = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        settings = {}
+    own = model / "chat_template.jinja"
+    template = own.read_text(encoding="utf-8") if own.is_file() else settings.get("chat_template")
+    tokens = {
+        name: value["content"] if isinstance(value, dict) else value
+        for name, value in settings.items()
+        if name.endswith("_token") and (isinstance(value, str) or isinstance(value, dict) and "content" in value)
+    }
+    return template if isinstance(template, str) else "", tokens
+
+
+def _messages(given: Any, system_prompt: str) -> Messages:
+    turns = given if isinstance(given, list) else [given]
+    messages = [
+        {"role": str(turn.get("role")), "content": str(turn.get("content"))} for turn in turns if isinstance(turn, dict)
+    ]
+    if system_prompt and not any(message["role"] == "system" for message in messages):
+        messages.insert(0, {"role": "system", "content": system_prompt})
+    return messages
+
+
+def _renders(template: str, messages: Messages, tokens: dict[str, str]) -> bool:
+    from jinja2 import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = refuse
+    try:
+        environment.from_string(template).render(messages=messages, add_generation_prompt=True, **tokens)
+    except Exception:  # a template is the model author's program; it may also use what transformers adds
+        return False
+    return True
+
+
+def _refusal(template: str, messages: Messages, tokens: dict[str, str]) -> str:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        render_jinja_template([messages], chat_template=template, add_generation_prompt=True, **tokens)
+    except Exception as error:
+        return str(error).strip().partition("\n")[0] or type(error).__name__
+    return ""

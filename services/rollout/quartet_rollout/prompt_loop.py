@@ -15,10 +15,9 @@ from quartet.v1 import broker_pb2
 from quartet_common.durations import to_duration
 from quartet_common.errors import describe, retry_delay
 from quartet_common.log import get_logger
-from quartet_rollout.broker_link import TRANSIENT, BrokerLink
-from quartet_rollout.concurrency import Concurrency
+from quartet_rollout.broker import TRANSIENT, BrokerLink
 from quartet_rollout.config import RolloutSection
-from quartet_rollout.groups import Groups
+from quartet_rollout.groups import Concurrency, Groups
 from quartet_rollout.membership import Membership
 from quartet_rollout.state import RolloutState
 

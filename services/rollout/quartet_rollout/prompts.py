@@ -1,6 +1,14 @@
-"""A Prompt as the token ids that the model sees. What follows is tokens in, tokens out: nothing is tokenized twice."""
+"""A Prompt as the token ids that the model sees. What follows is tokens in, tokens out: nothing is tokenized twice.
+
+Prompts that are too long are truncated at their beginning. What a chat needs to be answered at all stays: its system
+message, with whatever the chat template puts before the first turn, and the generation prompt at its end. Its oldest
+turns go first, whole; only when the last one alone is too long is the beginning of that one cut off, behind its header.
+Text and token ids lose their first tokens, but never a beginning-of-sequence token.
+"""
 
 import asyncio
+import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -8,17 +16,148 @@ import numpy as np
 from quartet.v1 import broker_pb2, experience_pb2, tensor_pb2
 
 from quartet_common.tensors import decode
-from quartet_rollout.sampling import (
-    Draw,
+from quartet_common.text import encodable
+from quartet_rollout.generation import (
+    GenerationRequest,
     PromptRefused,
     completions_per_prompt,
     new_tokens_wanted,
     sampling_layers,
     settings_of,
 )
-from quartet_rollout.shortening import shorten_chat, shorten_tokens
-from quartet_rollout.telemetry import SHORTENED
-from quartet_rollout.texts import LONG_BYTES, Texts
+from quartet_rollout.metrics import SHORTENED
+
+LONG_BYTES = 1 << 16
+"""A longer prompt is not read in the event loop's thread."""
+
+
+class Texts:
+    """A transformers tokenizer's, at the cost of the tokenizer itself.
+
+    transformers prepares every single text for what is not wanted here (pairs, padding, truncation, tensors), at ten
+    times the cost of a short one. So the tokenizer beneath is asked, where the class leaves all of the work to it.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        """Take a tokenizer whose settings nobody changes from now on."""
+        self._tokenizer = tokenizer
+        self._beneath = _beneath(tokenizer)
+        if self._beneath is not None:
+            self._beneath.no_truncation()
+            self._beneath.no_padding()
+            self._beneath.encode_special_tokens = tokenizer.split_special_tokens
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return a text's tokens, int32."""
+        if self._beneath is None:
+            return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
+        if len(text) <= LONG_BYTES:
+            return np.asarray(self._beneath.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+        # Only with a batch the tokenizer lets other threads run meanwhile: megabytes take it seconds.
+        (encoded,) = self._beneath.encode_batch([text], add_special_tokens=False)
+        return np.asarray(encoded.ids, dtype=np.int32)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens."""
+        if self._beneath is None:
+            return encodable(
+                self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            )
+        return self._beneath.decode(token_ids, skip_special_tokens=False)
+
+
+def _beneath(tokenizer: Any) -> Any:
+    """The `tokenizers.Tokenizer` that does all the work; None where the class, or one it inherits from, has a part in
+    it."""
+    try:
+        from transformers import TokenizersBackend
+    except ImportError:  # transformers 4
+        return None
+    methods = ("encode", "_encode_plus", "decode", "_decode")
+    if not isinstance(tokenizer, TokenizersBackend):
+        return None
+    plain = all(getattr(type(tokenizer), name) is getattr(TokenizersBackend, name) for name in methods)
+    return tokenizer.backend_tokenizer if plain else None
+
+
+Message = dict[str, str]
+
+
+def truncate_tokens(token_ids: np.ndarray, room: int, bos_token_id: int | None) -> np.ndarray:
+    """Return the last `room` tokens, int32; the first of them is the beginning of sequence if it was there."""
+    if token_ids.size <= room:
+        return token_ids
+    head = token_ids[:1] if bos_token_id is not None and int(token_ids[0]) == bos_token_id else token_ids[:0]
+    return _cut(token_ids, head.size, room, needed=head.size + 1)
+
+
+def truncate_chat(
+    messages: list[Message],
+    room: int,
+    render: Callable[[list[Message], bool], str],
+    encode: Callable[[str], np.ndarray],
+) -> np.ndarray:
+    """Return the tokens of the chat, int32, at most `room`.
+
+    Args:
+        messages: the chat, its system message (if any) among them.
+        render: the chat template; its second argument asks for the generation prompt. Raises PromptRefused.
+        encode: the tokenizer.
+
+    Raises:
+        PromptRefused: the template refuses the chat, or there is no room for what must stay.
+    """
+    turns = [at for at, message in enumerate(messages) if message["role"] != "system"]
+    kept, text = messages, render(messages, True)
+    token_ids = encode(text)
+    if token_ids.size <= room:
+        return token_ids
+    # The fewest turns to drop, by bisection: a chat may have 100,000 turns, and each try costs all of it.
+    fitting, first, end = None, 1, len(turns)
+    while first < end:
+        middle = (first + end) // 2
+        for dropped in range(middle, end):
+            gone = set(turns[:dropped])
+            shorter = [message for at, message in enumerate(messages) if at not in gone]
+            try:
+                rendered = render(shorter, True)
+            except PromptRefused:
+                continue  # e.g. a template that wants the user to begin
+            shortened = encode(rendered)
+            if shortened.size <= room:
+                fitting, end = shortened, middle
+            else:
+                kept, text, token_ids, first = shorter, rendered, shortened, dropped + 1
+            break
+        else:
+            end = middle
+    if fitting is not None:
+        return fitting
+    head = encode(_before_first_turn(kept, text, render))
+    same = int(np.argmin(np.append(head[: token_ids.size] == token_ids[: head.size], False)))
+    generation_prompt = encode(text.removeprefix(render(kept, False))).size
+    return _cut(token_ids, same, room, needed=same + min(generation_prompt, token_ids.size - same) + 1)
+
+
+def _before_first_turn(messages: list[Message], text: str, render: Callable[[list[Message], bool], str]) -> str:
+    """What the template puts before the content of the first turn: found by giving that turn another content."""
+    first = next((at for at, message in enumerate(messages) if message["role"] != "system"), None)
+    if first is None:
+        return ""
+    other = "b" if messages[first]["content"].lstrip()[:1] == "a" else "a"
+    changed = [{**message, "content": other} if at == first else message for at, message in enumerate(messages)]
+    return os.path.commonprefix([text, render(changed, True)])
+
+
+def _cut(token_ids: np.ndarray, head: int, room: int, needed: int) -> np.ndarray:
+    """Leave out what follows the first `head` tokens until `room` are left."""
+    if room < needed:
+        raise PromptRefused(
+            "prompt.input",
+            f"{token_ids.size} tokens, of which {needed} at least must stay",
+            f"at most {max(room, 0)}: there is no room for what may not be cut off",
+        )
+    return np.concatenate([token_ids[:head], token_ids[token_ids.size - (room - head) :]])
 
 
 class PromptReader:
@@ -33,7 +172,7 @@ class PromptReader:
 
     async def read_in_turn(
         self, prompt: experience_pb2.Prompt, spec: broker_pb2.RunSpec | None, purpose: int
-    ) -> tuple[np.ndarray, Draw]:
+    ) -> tuple[np.ndarray, GenerationRequest]:
         """As `read`; a long prompt is read in a thread, one at a time, while the event loop goes on."""
         if prompt.ByteSize() <= LONG_BYTES:
             return self.read(prompt, spec, purpose)
@@ -41,7 +180,7 @@ class PromptReader:
 
     def read(
         self, prompt: experience_pb2.Prompt, spec: broker_pb2.RunSpec | None, purpose: int
-    ) -> tuple[np.ndarray, Draw]:
+    ) -> tuple[np.ndarray, GenerationRequest]:
         """Return the prompt's tokens, int32 [P], and what is to be drawn.
 
         Raises:
@@ -56,7 +195,7 @@ class PromptReader:
             token_ids = self._shorten(prompt, token_ids, spec, wanted)
         max_new_tokens = self._fit(token_ids.size, wanted, spec.max_prompt_tokens)
         masks = spec.sampling_masks and purpose == experience_pb2.PURPOSE_TRAIN
-        return token_ids, Draw(n, settings_of(layers, max_new_tokens, masks))
+        return token_ids, GenerationRequest(n, settings_of(layers, max_new_tokens, masks))
 
     def token_ids(self, prompt: experience_pb2.Prompt, system_prompt: str) -> np.ndarray:
         """Return the prompt's tokens, int32 [P], whatever their number but none."""
@@ -112,8 +251,8 @@ class PromptReader:
         SHORTENED.inc()
         if prompt.WhichOneof("input") == "chat":
             messages = self._messages(prompt.chat, spec.system_prompt)
-            return shorten_chat(messages, room, self._render, self._texts.encode)
-        return shorten_tokens(token_ids, room, getattr(self._tokenizer, "bos_token_id", None))
+            return truncate_chat(messages, room, self._render, self._texts.encode)
+        return truncate_tokens(token_ids, room, getattr(self._tokenizer, "bos_token_id", None))
 
     def _fit(self, prompt_tokens: int, wanted: int, max_prompt_tokens: int) -> int:
         """Return max_new_tokens for a prompt of that many tokens, or refuse it as too long."""

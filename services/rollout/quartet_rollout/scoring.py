@@ -28,8 +28,8 @@ from quartet_common.log import get_logger
 from quartet_common.outage import Outage
 from quartet_common.values import LARGEST_FLOAT32
 from quartet_rollout.config import ScoringSection
+from quartet_rollout.metrics import SCORING_RETRIES, SCORING_SECONDS
 from quartet_rollout.state import RolloutState
-from quartet_rollout.telemetry import SCORING_RETRIES, SCORING_SECONDS
 
 log = get_logger(__name__)
 

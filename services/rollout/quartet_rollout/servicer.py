@@ -1,5 +1,7 @@
 """RolloutService on the wire: checks what comes, hands it on, words the answer."""
 
+from typing import cast
+
 import grpc
 from quartet.v1 import broker_pb2, rollout_pb2, rollout_pb2_grpc
 
@@ -10,13 +12,12 @@ from quartet_common.identity import check_owner, restricted
 from quartet_common.log import get_logger
 from quartet_common.transports import is_reserved
 from quartet_common.weights import check_manifest
-from quartet_rollout.broker_link import BrokerLink
+from quartet_rollout.broker import BrokerLink
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.direct import DirectGeneration
-from quartet_rollout.engines.base import PauseMode, WeightGroupInfo
-from quartet_rollout.sleeping import set_sleep
+from quartet_rollout.engines.base import EngineError, PauseMode, SleepLevel, WeightGroupInfo
+from quartet_rollout.metrics import TokenRate
 from quartet_rollout.state import RolloutState
-from quartet_rollout.telemetry import TokenRate
 from quartet_rollout.weight_updates import NO_EPOCH, UpdateRequest, WeightUpdates
 
 log = get_logger(__name__)
@@ -206,3 +207,38 @@ def _transport_of(request) -> str:
     if request.transport not in _TRANSPORTS:
         raise unimplemented("transport", "this rollout receives weights by GLOO, NCCL, FILE and CUSTOM")
     return _TRANSPORTS[request.transport]
+
+
+AWAKE = 0
+_LEVELS = (AWAKE, 1, 2)
+
+
+async def set_sleep(state: RolloutState, level: int) -> int:
+    """Put the engine to sleep, or wake it; return the policy version that it has then. Raises ContractError.
+
+    Asleep, nothing is leased or generated, and leases of what was running are kept.
+    """
+    if level not in _LEVELS:
+        raise invalid_argument("level", level, "0 (awake), 1 or 2")
+    if (engine := state.engine) is None:
+        raise unavailable("engine", "it is still loading", retry_after_seconds=1.0)
+    if level != AWAKE and "sleep" not in engine.capabilities():
+        raise unimplemented("level", "this engine cannot sleep; allowed: 0, or a rollout with the capability 'sleep'")
+    if level != AWAKE and state.sleep_level not in (AWAKE, level):
+        raise failed_precondition("level", f"it sleeps at level {state.sleep_level}: wake it first")
+    if state.updating:
+        raise failed_precondition("rollout", "it is taking new weights: ask again when they are installed")
+    before, state.sleep_level = state.sleep_level, max(level, state.sleep_level)
+    try:
+        if level != AWAKE:
+            await engine.sleep(cast(SleepLevel, level))
+        else:
+            await engine.wake()
+    except EngineError as error:
+        state.sleep_level = before
+        raise unavailable("engine", str(error)) from error
+    state.sleep_level = level
+    state.changes.notify()
+    if level != before:
+        log.info("the engine sleeps" if level else "the engine is awake", extra={"level": level})
+    return engine.policy_version

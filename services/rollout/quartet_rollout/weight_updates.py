@@ -43,8 +43,8 @@ from quartet_rollout.engines.base import (
     PauseMode,
     WeightGroupInfo,
 )
+from quartet_rollout.metrics import PAUSE_SECONDS, POLICY_VERSION, WEIGHT_UPDATES
 from quartet_rollout.state import RolloutState
-from quartet_rollout.telemetry import PAUSE_SECONDS, POLICY_VERSION, WEIGHT_UPDATES
 
 log = get_logger(__name__)
 

@@ -1,13 +1,11 @@
 """Environments: what answers the policy's turns.
 
-    base.py         the interface (`Environment`, `Episode`), `Turn`, `Answer`, `EnvironmentFailed`: read this first
-    registry.py     environments by name: this package's own and those of the entry points `quartet.environments`
-    chosen.py       the contract's EnvironmentSpec, read and checked
-    episode.py      the loop of one completion: turn, answer, turn, ...
-    answers.py      an answer as token ids
-    tools.py        what environments may use: the reward service's sandbox
-    single_turn.py  the default: nothing answers
-    python_tool.py  runs the policy's programs and answers what they print
+    base.py          the interface (`Environment`, `Episode`), `Turn`, `Answer`, `EnvironmentFailed`: read this first
+    registry.py      environments by name; the contract's EnvironmentSpec, read and checked
+    episode.py       the loop of one completion: turn, answer, turn, ...
+    conversation.py  turns and answers as one sequence of token ids with its mask
+    tools.py         what environments may use: the reward service's sandbox
+    python_tool.py   runs the policy's programs and answers what they print
 
 docs/environments.md shows how to add one.
 """
@@ -23,8 +21,7 @@ from quartet_rollout.environments.base import (
     Tools,
     Turn,
 )
-from quartet_rollout.environments.chosen import Chosen, Environments
-from quartet_rollout.environments.registry import load_environments
+from quartet_rollout.environments.registry import Chosen, Environments, load_environments
 
 __all__ = [
     "Answer",

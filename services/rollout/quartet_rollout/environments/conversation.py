@@ -1,10 +1,111 @@
-"""A completion as it grows: turns as they were sampled, answers as they were appended. No token is ever changed."""
+"""A completion as it grows: turns as they were sampled, answers as they were appended. No token is ever changed.
+
+An answer is tokenized once and appended; the ids of the conversation so far stay as they are. For a chat the model's
+template says what stands between a turn and the next: it is rendered once, around a placeholder, and cut there; so an
+answer costs one call of the tokenizer.
+"""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from quartet_common.log import get_logger
+from quartet_common.text import encodable
 from quartet_rollout.engines.base import EngineCompletion, FinishReason, SamplingMask
+from quartet_rollout.environments.base import Answer
+
+log = get_logger(__name__)
+
+LEAST_TURN_TOKENS = 8
+"""An answer leaves the policy at least so many tokens; where it cannot, the completion ends truncated."""
+
+_TURN, _ANSWER = "quartet-turn-holder", "quartet-answer-holder"
+_EMPTY = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """What stands before and after an answer, int32 each."""
+
+    before: np.ndarray
+    after: np.ndarray
+
+
+_NO_FRAME = _Frame(_EMPTY, _EMPTY)
+
+
+class AnswerWriter:
+    """Writes answers for one model."""
+
+    def __init__(self, tokenizer: Any):
+        """`tokenizer` is the model's transformers tokenizer."""
+        self._tokenizer = tokenizer
+        self._frames: dict[str, _Frame] = {}
+        self._special = set(getattr(tokenizer, "all_special_ids", ()))
+
+    def spoken(self, token_ids: np.ndarray) -> np.ndarray:
+        """Return a turn without the special token that ends it."""
+        return token_ids[:-1] if token_ids.size and int(token_ids[-1]) in self._special else token_ids
+
+    def write(self, answer: Answer, chat: bool, last_token: int, room: int, most: int) -> np.ndarray | None:
+        """Return the tokens to append, int32, or None if they leave no room for another turn.
+
+        Args:
+            chat: the prompt is a chat.
+            last_token: the conversation's last token; where the template's form begins with it, it is not repeated.
+            room: tokens that the completion may still have.
+            most: tokens that the answer itself may have; of a longer one the middle is left out, visibly.
+        """
+        frame = self._frame(answer.role) if chat and answer.role else _NO_FRAME
+        before = frame.before[1:] if frame.before.size and int(frame.before[0]) == last_token else frame.before
+        room -= before.size + frame.after.size + LEAST_TURN_TOKENS
+        content = self._encode(encodable(answer.text), split_special_tokens=True)
+        kept = self._shorten(content, min(room, most))
+        return None if kept is None else np.concatenate([before, kept, frame.after])
+
+    def _shorten(self, content: np.ndarray, most: int) -> np.ndarray | None:
+        if most < 0:
+            return None
+        if content.size <= most:
+            return content
+        for text in (f"\n[... {content.size - most} tokens or more left out ...]\n", "[...]"):
+            mark = self._encode(text, split_special_tokens=True)
+            if mark.size < most:
+                head = (most - mark.size + 1) // 2
+                tail = most - mark.size - head
+                return np.concatenate([content[:head], mark, content[content.size - tail :]])
+        return None
+
+    def _frame(self, role: str) -> _Frame:
+        if role not in self._frames:
+            self._frames[role] = self._render(role)
+        return self._frames[role]
+
+    def _render(self, role: str) -> _Frame:
+        """The template's own form of `role`; else that of the user's; else none."""
+        if getattr(self._tokenizer, "chat_template", "") is None:
+            return _NO_FRAME
+        for named in dict.fromkeys((role, "user")):
+            messages = [
+                {"role": "user", "content": "?"},
+                {"role": "assistant", "content": _TURN},
+                {"role": named, "content": _ANSWER},
+            ]
+            try:
+                text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            except Exception as error:  # a chat template is the model author's program and raises what it likes
+                log.info("the chat template refuses the role '%s': %s", named, error)
+                continue
+            _, turn, rest = text.partition(_TURN)
+            before, answer, after = rest.partition(_ANSWER)
+            if turn and answer:
+                return _Frame(self._encode(before), self._encode(after))
+        log.warning("the chat template shows no message of role '%s'; answers are inserted as they stand", role)
+        return _NO_FRAME
+
+    def _encode(self, text: str, **options: bool) -> np.ndarray:
+        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False, **options), dtype=np.int32)
 
 
 @dataclass(frozen=True)

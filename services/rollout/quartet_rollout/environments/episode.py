@@ -14,15 +14,13 @@ from quartet.v1 import experience_pb2
 
 from quartet_common.log import get_logger
 from quartet_common.text import error_text
-from quartet_rollout.drawing import draw_completions
 from quartet_rollout.engines.base import Engine, EngineCompletion, FinishReason, SamplingSettings
-from quartet_rollout.environments.answers import AnswerWriter
 from quartet_rollout.environments.base import Answer, EnvironmentFailed, Episode, Start, Tools, Turn
-from quartet_rollout.environments.chosen import Chosen
-from quartet_rollout.environments.conversation import Conversation, PlayedCompletion
+from quartet_rollout.environments.conversation import AnswerWriter, Conversation, PlayedCompletion
+from quartet_rollout.environments.registry import Chosen
+from quartet_rollout.generation import GenerationRequest, generate_completions
+from quartet_rollout.metrics import ENVIRONMENT_SECONDS, TURNS
 from quartet_rollout.prompts import PromptReader
-from quartet_rollout.sampling import Draw
-from quartet_rollout.telemetry import ENVIRONMENT_SECONDS, TURNS
 
 log = get_logger(__name__)
 
@@ -32,7 +30,7 @@ _TURN_SEEDS = 1 << 32
 
 
 @dataclass(frozen=True)
-class Scene:
+class EpisodeContext:
     """What the completions of one prompt have in common."""
 
     engine: Engine
@@ -40,7 +38,7 @@ class Scene:
     prompt: experience_pb2.Prompt
     prompt_token_ids: np.ndarray
     """int32 [P]."""
-    draw: Draw
+    draw: GenerationRequest
     """Its `max_new_tokens` bounds a whole completion, answers included."""
     chosen: Chosen
     reader: PromptReader
@@ -62,7 +60,7 @@ class Scene:
         )
 
 
-async def play(scene: Scene) -> AsyncGenerator[PlayedCompletion, None]:
+async def run_episode(context: EpisodeContext) -> AsyncGenerator[PlayedCompletion, None]:
     """Yield the completions of a prompt as they finish.
 
     Raises:
@@ -70,18 +68,21 @@ async def play(scene: Scene) -> AsyncGenerator[PlayedCompletion, None]:
         EngineError: as the engine raises it.
     """
     finished: asyncio.Queue[PlayedCompletion | None] = asyncio.Queue()
-    settings = scene.turn_settings(scene.draw.settings.max_new_tokens, 0, 0)
+    settings = context.turn_settings(context.draw.settings.max_new_tokens, 0, 0)
 
     async def one(first: EngineCompletion) -> None:
-        finished.put_nowait(await _play_one(scene, first))
+        finished.put_nowait(await _run_one(context, first))
 
     async def every() -> None:
         try:
             async with (
                 asyncio.TaskGroup() as group,
                 aclosing(
-                    draw_completions(
-                        scene.engine, scene.request_id, scene.prompt_token_ids, Draw(scene.draw.n, settings)
+                    generate_completions(
+                        context.engine,
+                        context.request_id,
+                        context.prompt_token_ids,
+                        GenerationRequest(context.draw.n, settings),
                     )
                 ) as stream,
             ):
@@ -92,7 +93,7 @@ async def play(scene: Scene) -> AsyncGenerator[PlayedCompletion, None]:
         finally:
             finished.put_nowait(None)
 
-    players = asyncio.create_task(every(), name=f"environment {scene.request_id}")
+    players = asyncio.create_task(every(), name=f"environment {context.request_id}")
     try:
         while (completion := await finished.get()) is not None:
             yield completion
@@ -104,11 +105,11 @@ async def play(scene: Scene) -> AsyncGenerator[PlayedCompletion, None]:
             players.exception()
 
 
-async def _play_one(scene: Scene, first: EngineCompletion) -> PlayedCompletion:
-    conversation = Conversation(scene.prompt_token_ids)
-    episode = _begin(scene, first.index)
+async def _run_one(context: EpisodeContext, first: EngineCompletion) -> PlayedCompletion:
+    conversation = Conversation(context.prompt_token_ids)
+    episode = _begin(context, first.index)
     try:
-        reason = await _converse(scene, conversation, episode, first)
+        reason = await _converse(context, conversation, episode, first)
     finally:
         await _close(episode)
     TURNS.inc(conversation.turns)
@@ -116,61 +117,63 @@ async def _play_one(scene: Scene, first: EngineCompletion) -> PlayedCompletion:
 
 
 async def _converse(
-    scene: Scene, conversation: Conversation, episode: Episode, first: EngineCompletion
+    context: EpisodeContext, conversation: Conversation, episode: Episode, first: EngineCompletion
 ) -> FinishReason:
     """Go on until the completion is complete; return why it ended."""
-    chosen, turn = scene.chosen, first
-    chat = scene.prompt.WhichOneof("input") == "chat"
+    chosen, turn = context.chosen, first
+    chat = context.prompt.WhichOneof("input") == "chat"
     while True:
         conversation.add_turn(turn)
         if turn.finish_reason != "stop" or conversation.turns >= chosen.max_turns or not turn.token_ids.size:
             return turn.finish_reason
-        answer = await _ask(scene, conversation, episode, turn)
+        answer = await _ask(context, conversation, episode, turn)
         if answer is None:
             return "stop"
-        room = scene.draw.settings.max_new_tokens - conversation.size
-        tokens = scene.writer.write(answer, chat, int(turn.token_ids[-1]), room, chosen.max_answer_tokens)
+        room = context.draw.settings.max_new_tokens - conversation.size
+        tokens = context.writer.write(answer, chat, int(turn.token_ids[-1]), room, chosen.max_answer_tokens)
         if tokens is None:
             return "length"
         conversation.insert(tokens)
-        turn = await _next_turn(scene, conversation, first.index)
+        turn = await _next_turn(context, conversation, first.index)
 
 
-async def _next_turn(scene: Scene, conversation: Conversation, index: int) -> EngineCompletion:
+async def _next_turn(context: EpisodeContext, conversation: Conversation, index: int) -> EngineCompletion:
     number = conversation.turns
-    room = scene.draw.settings.max_new_tokens - conversation.size
-    draw = Draw(1, scene.turn_settings(room, number, index))
-    request_id = f"{scene.request_id}/{index}/turn-{number}"
-    async with aclosing(draw_completions(scene.engine, request_id, conversation.token_ids, draw)) as stream:
+    room = context.draw.settings.max_new_tokens - conversation.size
+    draw = GenerationRequest(1, context.turn_settings(room, number, index))
+    request_id = f"{context.request_id}/{index}/turn-{number}"
+    async with aclosing(generate_completions(context.engine, request_id, conversation.token_ids, draw)) as stream:
         return await anext(stream)
 
 
-def _begin(scene: Scene, index: int) -> Episode:
+def _begin(context: EpisodeContext, index: int) -> Episode:
     start = Start(
-        prompt=scene.prompt,
-        prompt_text=scene.reader.text(scene.prompt_token_ids),
-        prompt_token_ids=scene.prompt_token_ids,
+        prompt=context.prompt,
+        prompt_text=context.reader.text(context.prompt_token_ids),
+        prompt_token_ids=context.prompt_token_ids,
         index=index,
-        run_id=scene.run_id,
+        run_id=context.run_id,
     )
     try:
-        return scene.chosen.environment.begin(start, scene.chosen.parameters, scene.tools)
+        return context.chosen.environment.begin(start, context.chosen.parameters, context.tools)
     except EnvironmentFailed:
         raise
     except Exception as error:  # an environment is its author's program and raises what it likes
-        raise _raised(scene, error) from error
+        raise _raised(context, error) from error
 
 
-async def _ask(scene: Scene, conversation: Conversation, episode: Episode, turn: EngineCompletion) -> Answer | None:
-    chosen = scene.chosen
+async def _ask(
+    context: EpisodeContext, conversation: Conversation, episode: Episode, turn: EngineCompletion
+) -> Answer | None:
+    chosen = context.chosen
     completion = conversation.completion_token_ids
-    text = scene.reader.text(scene.writer.spoken(turn.token_ids))
+    text = context.reader.text(context.writer.spoken(turn.token_ids))
     asked = Turn(
         number=conversation.turns - 1,
         text=text,
         token_ids=turn.token_ids,
-        stop=_stop_of(text, scene.turn_settings(1, 0, 0).stop),
-        completion_text=scene.reader.text(completion),
+        stop=_stop_of(text, context.turn_settings(1, 0, 0).stop),
+        completion_text=context.reader.text(completion),
         completion_token_ids=completion,
     )
     try:
@@ -181,17 +184,17 @@ async def _ask(scene: Scene, conversation: Conversation, episode: Episode, turn:
         raise
     except TimeoutError as error:
         message = f"no answer to turn {asked.number} within {chosen.deadline_seconds:g} s"
-        raise EnvironmentFailed(message, counted=not scene.tools.away) from error
+        raise EnvironmentFailed(message, counted=not context.tools.away) from error
     except Exception as error:
-        raise _raised(scene, error) from error
+        raise _raised(context, error) from error
     if answer is not None and not isinstance(answer, Answer):
         raise EnvironmentFailed(f"it answered {type(answer).__name__}; allowed: Answer or None", permanent=True)
     return answer
 
 
-def _raised(scene: Scene, error: Exception) -> EnvironmentFailed:
+def _raised(context: EpisodeContext, error: Exception) -> EnvironmentFailed:
     """Another attempt would select conversations by what the environment survives, so there is none."""
-    log.warning("environment %s raised", scene.chosen.environment.name, exc_info=error)
+    log.warning("environment %s raised", context.chosen.environment.name, exc_info=error)
     return EnvironmentFailed(f"it raised {error_text(error)}", permanent=True)
 
 

@@ -1,13 +1,47 @@
-"""Which environments there are: this package's own and those of the entry points `quartet.environments`."""
+"""Environments by name, this package's own and those of the entry points `quartet.environments`.
 
-from collections.abc import Iterable
+Which one a prompt's completions have: the prompt's, else the run's.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import Any
 
+from pydantic import ValidationError
+from quartet.v1 import broker_pb2, experience_pb2
+
+from quartet_common.durations import to_seconds
 from quartet_common.plugins import load_plugins
-from quartet_rollout.environments.base import Environment, Parameters
+from quartet_common.values import struct_content
+from quartet_rollout.environments.base import Answer, Environment, Parameters, Start, Tools, Turn
+from quartet_rollout.environments.conversation import AnswerWriter
 from quartet_rollout.environments.python_tool import PythonTool
-from quartet_rollout.environments.single_turn import SingleTurn
+from quartet_rollout.generation import PromptRefused
+
+
+class SingleTurn:
+    """Ends every completion after its first turn. The rollout does not even ask it (`Chosen.single_turn`)."""
+
+    name = "single_turn"
+    description = "Nothing answers: a completion is one turn."
+    parameters = Parameters
+
+    def stop(self, parameters: Parameters) -> Sequence[str]:
+        """No stop string of its own."""
+        return ()
+
+    def begin(self, start: Start, parameters: Parameters, tools: Tools) -> "SingleTurn":
+        """Nothing to begin: it has no state."""
+        return self
+
+    async def answer(self, turn: Turn) -> Answer | None:
+        """The completion is complete."""
+        return None
+
+    async def close(self) -> None:
+        """Nothing to free."""
+
 
 ENTRY_POINT_GROUP = "quartet.environments"
 
@@ -27,3 +61,114 @@ def load_environments(points: Iterable[EntryPoint] | None = None) -> dict[str, E
     """
     own = [one() for one in _BUILT_IN]
     return load_plugins("environment", ENTRY_POINT_GROUP, own, _PARTS, Parameters, points)
+
+
+SINGLE_TURN = "single_turn"
+DEFAULT_TURNS, MOST_TURNS = 8, 1024
+DEFAULT_ANSWER_TOKENS, FEWEST_ANSWER_TOKENS = 1024, 16
+DEFAULT_DEADLINE_SECONDS = 60.0
+_LONGEST_DEADLINE_SECONDS = 86400.0
+
+
+class UnknownEnvironment(Exception):
+    """This rollout has no environment of that name; another may have it."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """An environment with its parameters and the bounds of a completion."""
+
+    environment: Environment
+    parameters: Any
+    max_turns: int
+    """Turns of the policy."""
+    max_turn_tokens: int
+    """Of one turn; 0: what is left."""
+    max_answer_tokens: int
+    """Of one answer, what the chat template adds not counted."""
+    deadline_seconds: float
+    """Of one answer."""
+    scores_last_turn: bool
+    """Verifiers read the last turn only."""
+
+    @property
+    def single_turn(self) -> bool:
+        """Whether nothing answers."""
+        return self.environment.name == SINGLE_TURN
+
+
+class Environments:
+    """All environments of this rollout, and what they may use."""
+
+    def __init__(self, environments: Mapping[str, Environment], tools: Tools):
+        self._environments, self.tools = environments, tools
+        self.writer: AnswerWriter | None = None
+        """Set when the model's tokenizer is there."""
+
+    @property
+    def names(self) -> list[str]:
+        """Their names, in alphabetical order."""
+        return sorted(self._environments)
+
+    def choose(self, prompt: experience_pb2.Prompt, spec: broker_pb2.RunSpec | None) -> Chosen | None:
+        """Return what a prompt's completions have; None where nothing answers.
+
+        Raises:
+            UnknownEnvironment: it is not here.
+            PromptRefused: its parameters or bounds cannot be used.
+        """
+        if prompt.HasField("environment"):
+            chosen = read_environment(self._environments, prompt.environment, "prompt.environment")
+        elif spec is not None and spec.HasField("environment"):
+            chosen = read_environment(self._environments, spec.environment, "run.environment")
+        else:
+            return None
+        return None if chosen.single_turn else chosen
+
+
+def read_environment(
+    environments: Mapping[str, Environment], spec: experience_pb2.EnvironmentSpec, field: str
+) -> Chosen:
+    """Return a specification with its defaults filled in. Raises as `Environments.choose`."""
+    name = spec.name or SINGLE_TURN
+    environment = environments.get(name)
+    if environment is None:
+        raise UnknownEnvironment(
+            f"{field}.name: this rollout has no environment '{name}'; it has: {', '.join(sorted(environments))}"
+        )
+    deadline = to_seconds(spec.answer_deadline) if spec.HasField("answer_deadline") else DEFAULT_DEADLINE_SECONDS
+    if not 0 < deadline <= _LONGEST_DEADLINE_SECONDS:
+        raise PromptRefused(f"{field}.answer_deadline", f"{deadline:g} s", "above 0 s, at most one day")
+    if spec.scored_text not in experience_pb2.ScoredText.values():
+        allowed = ", ".join(experience_pb2.ScoredText.keys()[1:])
+        raise PromptRefused(f"{field}.scored_text", spec.scored_text, allowed)
+    return Chosen(
+        environment=environment,
+        parameters=_parameters(environment, spec, field),
+        max_turns=_within(f"{field}.max_turns", spec.max_turns or DEFAULT_TURNS, 1, MOST_TURNS),
+        max_turn_tokens=_within(f"{field}.max_turn_tokens", spec.max_turn_tokens, 0),
+        max_answer_tokens=_within(
+            f"{field}.max_answer_tokens", spec.max_answer_tokens or DEFAULT_ANSWER_TOKENS, FEWEST_ANSWER_TOKENS
+        ),
+        deadline_seconds=deadline,
+        scores_last_turn=spec.scored_text == experience_pb2.SCORED_TEXT_LAST_TURN,
+    )
+
+
+def _within(field: str, value: int, least: int, most: int = 2**31 - 1) -> int:
+    if not least <= value <= most:
+        raise PromptRefused(field, value, f"{least} to {most}")
+    return value
+
+
+def _parameters(environment: Environment, spec: experience_pb2.EnvironmentSpec, field: str) -> Any:
+    try:
+        parameters = struct_content(spec.parameters, f"{field}.parameters", PromptRefused)
+        return environment.parameters.model_validate(parameters)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        key = ".".join([field, "parameters", *(str(part) for part in problem["loc"])])
+        if problem["type"] == "extra_forbidden":
+            keys = ", ".join(environment.parameters.model_fields) or "none"
+            raise PromptRefused(key, "an unknown parameter", keys) from error
+        raise PromptRefused(key, repr(problem["input"])[:80], problem["msg"]) from error

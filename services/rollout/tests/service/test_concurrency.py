@@ -6,8 +6,8 @@ import pytest
 from doubles import ScriptedEngine
 from world import instance
 
-from quartet_rollout.concurrency import Concurrency
 from quartet_rollout.engines.base import EngineStats
+from quartet_rollout.groups import Concurrency
 
 LIMIT = 0.95
 

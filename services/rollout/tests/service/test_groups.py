@@ -11,7 +11,7 @@ from world import instance
 
 from quartet_common.durations import to_duration, to_seconds
 from quartet_common.tensors import decode, decode_ragged
-from quartet_rollout import putting, scoring
+from quartet_rollout import broker, scoring
 from quartet_rollout.engines import EngineError
 from quartet_rollout.scoring import BATCHES
 
@@ -191,12 +191,12 @@ async def test_a_group_that_is_not_wanted_is_let_go(world):
     await world.start()
     await world.broker.submit(*(instance(f"{n}") for n in range(len(outcomes) + 1)))
     await world.broker.until(lambda: world.broker.puts)
-    await world.until(lambda: len(world.service._keeper) == 0)
+    await world.until(lambda: len(world.service._leases) == 0)
     assert not world.broker.releases and len(world.broker.puts) == 1 and not world.broker.outcomes
 
 
 async def test_a_group_without_room_is_put_again(world, monkeypatch):
-    monkeypatch.setattr(putting, "_NO_ROOM_SECONDS", 0.01)
+    monkeypatch.setattr(broker, "_NO_ROOM_SECONDS", 0.01)
     world.broker.outcomes = [broker_pb2.PUT_OUTCOME_NO_ROOM, broker_pb2.PUT_OUTCOME_NO_ROOM]
     await world.put(instance())
     assert world.broker.calls.count("put 1") == 3

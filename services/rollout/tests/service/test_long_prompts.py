@@ -8,8 +8,8 @@ from quartet.v1 import broker_pb2, experience_pb2
 from world import instance
 
 from quartet_common.tensors import decode, encode
+from quartet_rollout.generation import PromptRefused
 from quartet_rollout.prompts import PromptReader
-from quartet_rollout.sampling import PromptRefused
 
 CHATML = (
     "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nBe brief.<|im_end|>\n{% endif %}"

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 from world import instance
 
 from quartet_rollout.environments import Answer, Execution
-from quartet_rollout.environments.answers import AnswerWriter
+from quartet_rollout.environments.conversation import AnswerWriter
 from quartet_rollout.environments.python_tool import PythonTool, PythonToolParameters, find_call, shown
 
 

@@ -7,8 +7,7 @@ from world import instance
 from quartet_common.config import RunSection, SamplingSection, TemperatureScheduleSection
 from quartet_common.run_spec import run_spec
 from quartet_common.tensors import decode
-from quartet_rollout.sampling import PromptRefused
-from quartet_rollout.schedules import temperature
+from quartet_rollout.generation import PromptRefused, temperature
 
 STEP, LINEAR, COSINE = (
     experience_pb2.TEMPERATURE_CURVE_STEP,

@@ -10,9 +10,8 @@ from quartet.v1 import experience_pb2
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from quartet_rollout.prompts import PromptReader
-from quartet_rollout.sampling import PromptRefused
-from quartet_rollout.texts import Texts
+from quartet_rollout.generation import PromptRefused
+from quartet_rollout.prompts import PromptReader, Texts
 
 WORDS = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "hello", "world", "##s", "!", ".", "<", ">"]
 TEXTS = ["hello worlds!", "", "hello [SEP] world", "nothing known", "hello world . " * 20]

@@ -13,27 +13,17 @@ from quartet_common.diagnosis import Peer
 from quartet_common.errors import describe
 from quartet_common.host import ServiceHost
 from quartet_common.log import get_logger
-from quartet_rollout.admission import Admission
-from quartet_rollout.broker_link import BrokerLink
-from quartet_rollout.concurrency import Concurrency
+from quartet_rollout.broker import BrokerLink, LeaseRenewer, UploadBatcher
 from quartet_rollout.config import RolloutSection
-from quartet_rollout.direct import DirectGeneration
+from quartet_rollout.direct import Admission, DirectGeneration
 from quartet_rollout.engines import EngineError, create_engine
 from quartet_rollout.engines.base import UNKNOWN_VERSION, Engine
 from quartet_rollout.environments import Environments, load_environments
-from quartet_rollout.environments.answers import AnswerWriter
+from quartet_rollout.environments.conversation import AnswerWriter
 from quartet_rollout.environments.tools import RewardTools
-from quartet_rollout.groups import Groups
-from quartet_rollout.leases import LeaseKeeper
-from quartet_rollout.membership import Membership
-from quartet_rollout.pool import RunPool
-from quartet_rollout.prompt_loop import PromptLoop
-from quartet_rollout.prompts import PromptReader
-from quartet_rollout.putting import Putter
-from quartet_rollout.scoring import Scorer
-from quartet_rollout.servicer import RolloutServicer
-from quartet_rollout.state import RolloutState
-from quartet_rollout.telemetry import (
+from quartet_rollout.groups import Concurrency, Groups
+from quartet_rollout.membership import Membership, RunPool
+from quartet_rollout.metrics import (
     KV_CACHE_USE,
     POLICY_VERSION,
     RUNNING,
@@ -42,6 +32,11 @@ from quartet_rollout.telemetry import (
     WINDOW,
     TokenRate,
 )
+from quartet_rollout.prompt_loop import PromptLoop
+from quartet_rollout.prompts import PromptReader
+from quartet_rollout.scoring import Scorer
+from quartet_rollout.servicer import RolloutServicer
+from quartet_rollout.state import RolloutState
 from quartet_rollout.weight_updates import WeightUpdates
 
 log = get_logger(__name__)
@@ -74,16 +69,16 @@ class RolloutService:
             self.state, self._reward_channel, reward, host.waiting, section.scoring, self._verifier_raised
         )
         self._link = link
-        self._keeper = LeaseKeeper(self.state, link)
-        self._putter = Putter(self.state, link, section.put_batch_groups, section.put_batch_bytes)
+        self._leases = LeaseRenewer(self.state, link)
+        self._uploads = UploadBatcher(self.state, link, section.put_batch_groups, section.put_batch_bytes)
         tools = RewardTools(self._reward_channel, section.scoring.timeout_seconds)
         self._environments = Environments(load_environments(), tools)
         self.concurrency = Concurrency(section.max_running_completions, section.kv_cache_limit)
         self._groups = Groups(
             self.state,
-            self._keeper,
+            self._leases,
             self._scorer,
-            self._putter,
+            self._uploads,
             self._environments,
             self.concurrency,
             host.instance_id,
@@ -131,8 +126,8 @@ class RolloutService:
         for work, name in (
             (self._membership.run(), "membership"),
             (self._scorer.run(), "scoring"),
-            (self._keeper.run(), "lease renewal"),
-            (self._putter.run(), "putting"),
+            (self._leases.run(), "lease renewal"),
+            (self._uploads.run(), "upload"),
             (self._loop.run(), "prompt loop"),
             (self._measure(), "measuring"),
         ):

@@ -1,0 +1,293 @@
+"""Calls to the broker, the leases on prompts that this rollout holds, and the upload of finished groups.
+
+Each call has a deadline, and people are told while the broker cannot be reached. Leases are renewed every third of
+their ttl while the work lasts, and released when it fails or ends early. Groups are put in small batches: while one
+call is under way the next batch gathers.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from quartet.v1 import broker_pb2, broker_pb2_grpc, common_pb2, experience_pb2
+
+from quartet_common.diagnosis import Peer
+from quartet_common.durations import to_seconds
+from quartet_common.errors import AWAY, describe, retry_delay
+from quartet_common.handshake import WaitingFor, handshake
+from quartet_common.log import get_logger
+from quartet_common.outage import Outage
+from quartet_common.wire import Bytes, put_experience, put_group, put_request
+from quartet_rollout.state import RolloutState
+
+log = get_logger(__name__)
+
+# The call may have reached nobody; nothing is known to be wrong with it.
+TRANSIENT = AWAY | {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED}
+
+# A group that fills more than this fits no message (64 MiB with what surrounds it).
+LARGEST_GROUP = 63 << 20
+
+
+class BrokerLink:
+    """The one channel to the broker."""
+
+    def __init__(self, channel: grpc.aio.Channel, peer: Peer, waiting: WaitingFor, timeout: float):
+        self._channel = channel
+        self._stub = broker_pb2_grpc.BrokerServiceStub(channel)
+        self._stub.PutExperience = put_experience(channel)
+        self._peer = peer
+        self._outage = Outage()
+        self._waiting = waiting
+        self._timeout = timeout
+
+    async def introduce(self) -> None:
+        """Shake hands, waiting until the broker is there. Raises grpc.RpcError if it refuses."""
+        outage = Outage()
+        while True:
+            try:
+                await handshake(self._channel, common_pb2.SERVICE_KIND_ROLLOUT)
+            except grpc.RpcError as error:
+                if error.code() not in TRANSIENT:
+                    raise
+                await self._away(error)
+                await outage.wait()
+            else:
+                self._answered()
+                return
+
+    async def call(self, method: str, request: Any, timeout: float | None = None) -> Any:
+        """Make one call; PutExperience with the bytes of its request. Raises grpc.RpcError."""
+        try:
+            response = await getattr(self._stub, method)(request, timeout=timeout or self._timeout)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNAVAILABLE:
+                await self._away(error)
+            raise
+        self._answered()
+        return response
+
+    async def insist(self, method: str, request: Any, timeout: float | None = None) -> Any:
+        """Make a call that is safe to repeat until the broker answers it. Raises grpc.RpcError for what is final."""
+        outage = Outage()
+        while True:
+            try:
+                return await self.call(method, request, timeout)
+            except grpc.RpcError as error:
+                if error.code() not in TRANSIENT:
+                    raise
+                await outage.wait(retry_delay(error))
+
+    async def _away(self, error: grpc.RpcError) -> None:
+        self._outage.failed()
+        self._waiting.add(str(self._peer))
+        if self._outage.to_be_logged():
+            log.warning("calling again: %s", await self._peer.explain_aside(error))
+
+    def _answered(self) -> None:
+        self._outage.over()
+        self._waiting.discard(str(self._peer))
+
+
+# Most leases in one call, so that a call stays small.
+_CHUNK = 512
+
+# The contract's default, where a run's specification says none.
+_DEFAULT_TTL_SECONDS = 60.0
+
+
+class LeaseRenewer:
+    """The leases this rollout holds."""
+
+    def __init__(self, state: RolloutState, link: BrokerLink):
+        self._state, self._link = state, link
+        self._on_lost: dict[str, Callable[[], None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._on_lost)
+
+    def hold(self, lease_id: str, on_lost: Callable[[], None]) -> None:
+        """Renew the lease from now on; call `on_lost` if the broker says it is lost."""
+        self._on_lost[lease_id] = on_lost
+
+    def settled(self, lease_id: str) -> None:
+        """The lease is no more: its group was put, or it was given back."""
+        self._on_lost.pop(lease_id, None)
+
+    async def run(self) -> None:
+        """Renew for as long as the service lives."""
+        while True:
+            if (spec := self._state.spec) is None:
+                await self._state.changes.wait()
+                continue
+            ttl = to_seconds(spec.prompt_lease_ttl) or _DEFAULT_TTL_SECONDS
+            await asyncio.sleep(ttl / 3)
+            held = list(self._on_lost)
+            for begin in range(0, len(held), _CHUNK):
+                await self._renew(held[begin : begin + _CHUNK], ttl)
+
+    async def _renew(self, lease_ids: list[str], ttl: float) -> None:
+        request = broker_pb2.RenewLeasesRequest(run_id=self._state.run_id, lease_ids=lease_ids)
+        try:
+            response = await self._link.call("RenewLeases", request, timeout=max(1.0, ttl / 3))
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.NOT_FOUND:
+                lost = lease_ids
+            else:
+                log.warning("could not renew leases: %s", describe(error), extra={"count": len(lease_ids)})
+                return
+        else:
+            lost = response.lost
+        for lease_id in lost:
+            if (on_lost := self._on_lost.pop(lease_id, None)) is not None:
+                on_lost()
+
+    async def unscored(self, lease: broker_pb2.PromptLease) -> bytes:
+        """Return the completions that are kept of a leased prompt, a serialized UnscoredGroup. Raises grpc.RpcError."""
+        request = broker_pb2.GetUnscoredRequest(run_id=self._state.run_id, instance_id=lease.instance.instance_id)
+        return (await self._link.insist("GetUnscored", request)).unscored
+
+    async def set_aside(self, release: broker_pb2.LeaseRelease) -> None:
+        """Release a lease with completions that must not be lost: the lease is renewed until the broker has them."""
+        if len(release.unscored) > LARGEST_GROUP:
+            release.failure += f"; its {len(release.unscored)} bytes of completions are not kept: they fit no message"
+            release.ClearField("unscored")
+        request = broker_pb2.ReleaseLeasesRequest(run_id=self._state.run_id, releases=[release])
+        try:
+            await self._link.insist("ReleaseLeases", request)
+        except grpc.RpcError as error:
+            log.info("a group was not set aside: %s", describe(error), extra={"lease": release.lease_id})
+        self.settled(release.lease_id)
+
+    async def give_back(
+        self, releases: Iterable[broker_pb2.LeaseRelease], timeout: float = 10.0, run_id: str = ""
+    ) -> None:
+        """Release leases, trying for `timeout` seconds; what the broker is not told expires.
+
+        `run_id`: the run that they are of, where that is not the one this rollout works for now.
+        """
+        run_id = run_id or self._state.run_id
+        releases = list(releases)
+        for release in releases:
+            self.settled(release.lease_id)
+        for begin in range(0, len(releases), _CHUNK):
+            request = broker_pb2.ReleaseLeasesRequest(run_id=run_id, releases=releases[begin : begin + _CHUNK])
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._link.insist("ReleaseLeases", request)
+            except TimeoutError:
+                log.warning("the broker did not take leases back; they will expire", extra={"count": len(releases)})
+                return
+            except grpc.RpcError as error:
+                assert error.code() not in TRANSIENT
+                # A run that has ended or is gone has no use for its leases.
+                log.info("leases not given back: %s", describe(error), extra={"count": len(releases)})
+
+
+# How long to wait before a group is put again that found no room.
+_NO_ROOM_SECONDS = 0.5
+
+# Attempts at a call that fails for no known reason.
+_INTERNAL_ATTEMPTS = 3
+
+
+class UploadRefused(Exception):
+    """The broker will not take the group; the text is its reason."""
+
+
+@dataclass(eq=False)
+class _Put:
+    run_id: str
+    parts: list[Bytes]  # of the serialized PutGroup
+    size: int
+    outcome: asyncio.Future[int]
+
+
+class UploadBatcher:
+    """Puts finished groups, in the order in which they finish."""
+
+    def __init__(self, state: RolloutState, link: BrokerLink, batch_groups: int, batch_bytes: int):
+        self._state, self._link = state, link
+        self._batch_groups, self._batch_bytes = batch_groups, batch_bytes
+        self._queue: asyncio.Queue[_Put] = asyncio.Queue()
+        self._held: _Put | None = None
+
+    async def put(self, lease_id: str, group: experience_pb2.ExperienceGroup) -> int:
+        """Put a group and return its PutOutcome, any but NO_ROOM: that one is tried again until there is room.
+
+        Raises:
+            UploadRefused: the broker cannot accept such a group.
+        """
+        loop = asyncio.get_running_loop()
+        parts = put_group(lease_id, group.header, group.tensors, group.transcript)
+        size = sum(map(len, parts))
+        if size > LARGEST_GROUP:
+            raise UploadRefused(f"the group has {size} bytes; allowed: at most {LARGEST_GROUP}, the size of a message")
+        while True:
+            item = _Put(self._state.run_id, parts, size, loop.create_future())
+            self._queue.put_nowait(item)
+            outcome = await item.outcome
+            if outcome != broker_pb2.PUT_OUTCOME_NO_ROOM:
+                return outcome
+            log.debug("no room for a group", extra={"group": group.header.instance_id})
+            await asyncio.sleep(_NO_ROOM_SECONDS)
+
+    async def run(self) -> None:
+        """Put for as long as the service lives."""
+        while True:
+            await self._send(await self._gather())
+
+    async def _gather(self) -> list[_Put]:
+        """Return the next batch: at least one group, then what is there without waiting."""
+        batch: list[_Put] = []
+        size = 0
+        while len(batch) < self._batch_groups:
+            if self._held is not None:
+                item, self._held = self._held, None
+            elif batch and self._queue.empty():
+                break
+            else:
+                item = await self._queue.get()
+            if item.outcome.cancelled():
+                continue
+            if batch and (size + item.size > self._batch_bytes or item.run_id != batch[0].run_id):
+                self._held = item
+                break
+            batch.append(item)
+            size += item.size
+        return batch
+
+    async def _send(self, batch: list[_Put]) -> None:
+        request = put_request(batch[0].run_id, [item.parts for item in batch])
+        outage, failures = Outage(), 0
+        while True:
+            try:
+                response = await self._link.call("PutExperience", request)
+            except grpc.RpcError as error:
+                failures += error.code() not in TRANSIENT
+                internal = error.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
+                if error.code() in TRANSIENT or (internal and failures < _INTERNAL_ATTEMPTS):
+                    await outage.wait(retry_delay(error))
+                    if all(item.outcome.cancelled() for item in batch):
+                        return
+                    continue
+                await self._refused(batch, error)
+                return
+            for item, outcome in zip(batch, response.outcomes, strict=True):
+                if not item.outcome.done():
+                    item.outcome.set_result(outcome)
+            return
+
+    async def _refused(self, batch: list[_Put], error: grpc.RpcError) -> None:
+        """A call was refused as a whole: find the culprit by sending its groups one by one."""
+        if error.code() == grpc.StatusCode.NOT_FOUND:  # the run is gone
+            for item in batch:
+                if not item.outcome.done():
+                    item.outcome.set_result(broker_pb2.PUT_OUTCOME_FINISHED)
+        elif len(batch) > 1:
+            for item in batch:
+                await self._send([item])
+        elif not batch[0].outcome.done():
+            batch[0].outcome.set_exception(UploadRefused(describe(error)))

@@ -1,0 +1,197 @@
+"""How a prompt's completions are generated: its sampling parameters over the run's over the defaults, and the loop that
+begins completions again where a weight update aborted them.
+
+The temperature of a training prompt may follow a schedule: points (version, temperature) and a curve between them
+(experience.proto, TemperatureSchedule), read at the policy version that the generation starts with. A completion that
+is carried across a weight update keeps the temperature it began with: it is one number a sample, and the trainer
+divides the logits by it.
+"""
+
+import math
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from quartet.v1 import broker_pb2, experience_pb2
+
+from quartet_rollout.engines.base import Engine, EngineCompletion, SamplingSettings
+
+
+class PromptRefused(Exception):
+    """A prompt that can never be generated from, as it is. `field` is where, the text is one sentence."""
+
+    def __init__(self, field: str, came: object, allowed: str):
+        super().__init__(f"{field}: got {came}; allowed: {allowed}")
+        self.field, self.came, self.allowed = field, came, allowed
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """What is asked of the engine for one prompt."""
+
+    n: int
+    """Completions."""
+    settings: SamplingSettings
+    """How each is drawn."""
+
+
+def sampling_layers(
+    prompt: experience_pb2.Prompt, spec: broker_pb2.RunSpec | None, purpose: int
+) -> list[experience_pb2.SamplingParams]:
+    """Return the sampling parameters that apply, strongest first.
+
+    An evaluation's unset fields take the training sampling's values, so that `max_new_tokens` need not be said twice;
+    but not its `n`: see `completions_per_prompt`.
+    """
+    layers = [prompt.sampling]
+    if spec is not None and purpose == experience_pb2.PURPOSE_EVALUATE:
+        layers.append(spec.evaluation_sampling)
+    if spec is not None:
+        layers.append(spec.sampling)
+    return layers
+
+
+def completions_per_prompt(prompt: experience_pb2.Prompt, spec: broker_pb2.RunSpec | None, purpose: int) -> int:
+    """Return n: the prompt's, the run's, and else 1 in an evaluation, the group size otherwise (1 without a run).
+
+    Raises:
+        PromptRefused: outside 1 to 1024.
+    """
+    layers = sampling_layers(prompt, spec, purpose)
+    if purpose == experience_pb2.PURPOSE_EVALUATE and spec is not None:
+        layers = layers[:2]
+        default = 1
+    else:
+        default = spec.group_size if spec is not None else 1
+    n = next((layer.n for layer in layers if layer.n), default or 1)
+    if not 1 <= n <= 1024:
+        raise PromptRefused("prompt.sampling.n", n, "1 to 1024")
+    return n
+
+
+def new_tokens_wanted(layers: list[experience_pb2.SamplingParams]) -> int:
+    """Return `max_new_tokens`; 0 where nobody says, which stands for what the context leaves.
+
+    Raises:
+        PromptRefused: below 0.
+    """
+    wanted = next((layer.max_new_tokens for layer in layers if layer.max_new_tokens), 0)
+    if wanted < 0:
+        raise PromptRefused("prompt.sampling.max_new_tokens", wanted, "an integer >= 1, or 0 for the run's value")
+    return wanted
+
+
+def settings_of(
+    layers: list[experience_pb2.SamplingParams], max_new_tokens: int, masks: bool = False
+) -> SamplingSettings:
+    """Return the engine's settings; `max_new_tokens` is decided already, because it depends on the prompt's length.
+
+    Raises:
+        PromptError: a value is out of range.
+    """
+
+    def first(field: str, default):
+        return next((getattr(layer, field) for layer in layers if layer.HasField(field)), default)
+
+    def first_list(field: str) -> tuple:
+        return tuple(next((values for layer in layers if (values := getattr(layer, field))), ()))
+
+    return SamplingSettings(
+        temperature=first("temperature", 1.0),
+        top_p=first("top_p", 1.0),
+        top_k=first("top_k", 0),
+        min_p=first("min_p", 0.0),
+        max_new_tokens=max_new_tokens,
+        stop=first_list("stop"),
+        stop_token_ids=first_list("stop_token_ids"),
+        seed=first("seed", None),
+        masks=masks,
+    )
+
+
+_FIELD = "run.temperature_schedule"
+
+
+def scheduled(
+    draw: GenerationRequest, instance: experience_pb2.PromptInstance, spec: broker_pb2.RunSpec, policy_version: int
+) -> GenerationRequest:
+    """Return the draw at the temperature that the run's schedule has for a version.
+
+    Unchanged: prompts with a temperature of their own, prompts that are not trained, runs without a schedule.
+
+    Raises:
+        PromptRefused: the schedule cannot be used.
+    """
+    if not spec.HasField("temperature_schedule") or instance.purpose != experience_pb2.PURPOSE_TRAIN:
+        return draw
+    if instance.prompt.sampling.HasField("temperature"):
+        return draw
+    schedule = spec.temperature_schedule
+    points = tuple((point.policy_version, point.temperature) for point in schedule.points)
+    return replace(
+        draw, settings=replace(draw.settings, temperature=temperature(points, schedule.curve, policy_version))
+    )
+
+
+@lru_cache(maxsize=64)
+def temperature(points: Sequence[tuple[int, float]], curve: int, version: int) -> float:
+    """Return the temperature at a version: the first point's before it, the last one's after it.
+
+    Between the points (v0, t0) and (v1, t1), with x = (v - v0) / (v1 - v0): step t0; linear t0 + (t1 - t0) x; cosine
+    t0 + (t1 - t0) (1 - cos(pi x)) / 2, the half wave of Loshchilov and Hutter 2017 (SGDR) without restarts.
+
+    Raises:
+        PromptRefused: no point, versions that do not rise, a temperature that is not above 0, an unknown curve.
+    """
+    check(points, curve)
+    if version <= points[0][0]:
+        return points[0][1]
+    for (v0, t0), (v1, t1) in zip(points, points[1:], strict=False):
+        if version < v1:
+            return t0 + (t1 - t0) * _share(curve, (version - v0) / (v1 - v0))
+    return points[-1][1]
+
+
+def _share(curve: int, x: float) -> float:
+    if curve == experience_pb2.TEMPERATURE_CURVE_LINEAR:
+        return x
+    if curve == experience_pb2.TEMPERATURE_CURVE_COSINE:
+        return (1.0 - math.cos(math.pi * x)) / 2
+    return 0.0
+
+
+def check(points: Sequence[tuple[int, float]], curve: int) -> None:
+    """Raise PromptRefused unless the schedule can be used."""
+    if curve not in experience_pb2.TemperatureCurve.values():
+        raise PromptRefused(f"{_FIELD}.curve", curve, ", ".join(experience_pb2.TemperatureCurve.keys()[1:]))
+    if not points:
+        raise PromptRefused(f"{_FIELD}.points", "none", "at least one")
+    for i, (version, value) in enumerate(points):
+        if version < 0 or (i and version <= points[i - 1][0]):
+            raise PromptRefused(f"{_FIELD}.points[{i}].policy_version", version, ">= 0, rising from point to point")
+        if not 0 < value < math.inf:
+            raise PromptRefused(f"{_FIELD}.points[{i}].temperature", value, "above 0")
+
+
+async def generate_completions(
+    engine: Engine, request_id: str, token_ids: np.ndarray, draw: GenerationRequest
+) -> AsyncGenerator[EngineCompletion, None]:
+    """Yield `draw.n` completions as they finish; those that a weight update aborted are started again."""
+    aborted = []
+    async with aclosing(engine.generate(request_id, token_ids, draw.n, draw.settings)) as stream:
+        async for completion in stream:
+            if completion.finish_reason == "abort":
+                aborted.append(completion.index)
+            else:
+                yield completion
+    for index in aborted:
+        again = GenerationRequest(1, _seeded(draw.settings, index))
+        async with aclosing(generate_completions(engine, f"{request_id}/{index}", token_ids, again)) as stream:
+            async for completion in stream:
+                yield replace(completion, index=index)
+
+
+def _seeded(settings: SamplingSettings, index: int) -> SamplingSettings:
+    return settings if settings.seed is None else replace(settings, seed=settings.seed + index)
