@@ -16,7 +16,7 @@ help:
 	@echo 'make test T=path::name            one test, in its environment'
 	@echo 'make mutations [M="broker/*"]     slips of tests/mutations, each applied to a clone: do the tests catch it?'
 	@echo 'make flakes [RUNS=20]             the faster suites that many times, beside two busy loops'
-	@echo 'make lint                         ruff, mypy, buf lint, buf breaking'
+	@echo 'make lint                         ruff, import-linter, mypy, buf lint, buf breaking'
 	@echo 'make bench [BENCHMARKS=broker]    benchmarks, each against a named peer or limit'
 	@echo 'make learn [LEARN="ppo grpo"]     learning curves of every algorithm, 3 seeds each (docs/learning.md)'
 	@echo 'make chaos [CHAOS="--seed 7"]     kill everything, lose nothing; CHAOS=--help lists options'

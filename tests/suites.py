@@ -44,7 +44,12 @@ SUITES = (
         "lint",
         "dev",
         300,
-        commands=(("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy", *TYPED)),
+        commands=(
+            ("ruff", "check", "."),
+            ("ruff", "format", "--check", "."),
+            ("python", "tests/imports.py"),
+            ("mypy", *TYPED),
+        ),
     ),
     Suite(
         "protos",

@@ -39,7 +39,7 @@ TARGETS = {
     "redis": "redis-server",
     "broker": "-m quartet_broker ",
     "reward": "-m quartet_reward ",
-    "verifier worker": "-m quartet_reward.workers.math",
+    "verifier worker": "-m quartet_reward.math.worker",
     "rollout": "-m quartet_rollout ",
     "engine": "-m quartet_rollout.engines.child",
     "trainer": "-m quartet_trainer ",

@@ -1,9 +1,8 @@
-"""The rules of the house that a machine can check: who may import what, and what no environment may hold."""
+"""What no environment may hold, and what pins must name. Who imports whom is import-linter's: tests/imports.py."""
 
 import json
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 from by_hand import ENVIRONMENTS, ROOT
@@ -14,28 +13,7 @@ PACKAGES = {
     **{name: ROOT / f"services/{name}/quartet_{name}" for name in SERVICES},
     "client": ROOT / "client/quartet_client",
 }
-IMPORT = re.compile(r"^\s*(?:from|import)\s+([\w.]+)", re.MULTILINE)
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==", re.MULTILINE)
-
-
-def imports(folder: Path) -> set[str]:
-    return {name for file in folder.rglob("*.py") for name in IMPORT.findall(file.read_text())}
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_no_package_imports_a_service_that_is_not_itself(package):
-    others = {f"quartet_{name}" for name in SERVICES if name != package}
-    assert not {name for name in imports(PACKAGES[package]) if name.split(".")[0] in others}
-
-
-@pytest.mark.parametrize("package", ["common", "broker", "reward", "client"])
-def test_torch_stays_out_of_packages_that_do_not_compute(package):
-    computing = ("torch", "transformers", "vllm")
-    # The learned reward model is an extra: its worker is a process of its own, and no module imports it.
-    files = [file for file in PACKAGES[package].rglob("*.py") if not file.match("workers/reward_model.py")]
-    imported = {name for file in files for name in IMPORT.findall(file.read_text())}
-    assert not {name for name in imported if name.split(".")[0] in computing}
-    assert "quartet_reward.workers.reward_model" not in imported
 
 
 @pytest.mark.parametrize("environment", ["broker", "reward", "client"])
@@ -46,8 +24,7 @@ def test_torch_stays_out_of_their_environments(environment):
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_nothing_is_pickled_and_nothing_needs_ray(package):
-    assert not {name for name in imports(PACKAGES[package]) if name.split(".")[0] in ("pickle", "cloudpickle", "ray")}
+def test_nothing_is_unpickled(package):
     for file in PACKAGES[package].rglob("*.py"):
         assert "torch.load(" not in file.read_text(), file
 

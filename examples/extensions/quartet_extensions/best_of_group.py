@@ -8,7 +8,7 @@ import torch
 
 from quartet_trainer.algorithms import Algorithm
 from quartet_trainer.algorithms.parts import clipped, compose, of_completions
-from quartet_trainer.learner.settings import LearnerSettings
+from quartet_trainer.learner_settings import LearnerSettings
 
 
 def best_of_group(settings: LearnerSettings) -> Algorithm:

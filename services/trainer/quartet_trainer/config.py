@@ -9,7 +9,7 @@ from quartet_common import nccl
 from quartet_common.config import ConfigError, Section
 from quartet_common.transports import OWN_TRANSPORTS, load_transports, read_parameters, transport_names
 from quartet_trainer.callbacks.registry import CallbackSection
-from quartet_trainer.learner.settings import LearnerSettings
+from quartet_trainer.learner_settings import LearnerSettings
 
 
 class EvaluationSection(Section):

@@ -11,3 +11,7 @@ class InvalidGroupsError(TrainingError):
 
 class SessionLost(TrainingError):
     """The broker refuses this session: another trainer has the run, or broker and checkpoints disagree."""
+
+
+class LearnerError(Exception):
+    """The learner cannot do what is asked; the text is one sentence for a person."""

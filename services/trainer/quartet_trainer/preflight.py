@@ -13,10 +13,10 @@ from quartet_common.run_file import Problems
 from quartet_trainer import launch
 from quartet_trainer.callbacks import check_callbacks
 from quartet_trainer.config import TrainerSection, check_transport
-from quartet_trainer.learner.base import LearnerError
+from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner.hybrid_checks import check_model, check_ranks, check_sampling_masks
 from quartet_trainer.learner.model_folder import ModelFolderError, check_completion_length, check_model_folder
-from quartet_trainer.learner.settings import LOWEST_TEMPERATURE, check_schedule
+from quartet_trainer.learner_settings import LOWEST_TEMPERATURE, check_schedule
 from quartet_trainer.records.evaluations import metric_names
 
 log = get_logger(__name__)

@@ -14,8 +14,7 @@ from quartet_common.host import ServiceHost
 from quartet_common.log import get_logger
 from quartet_trainer import launch
 from quartet_trainer.control import Control
-from quartet_trainer.errors import TrainingError
-from quartet_trainer.learner.base import LearnerError
+from quartet_trainer.errors import LearnerError, TrainingError
 from quartet_trainer.learner.model_folder import ModelFolderError
 from quartet_trainer.preflight import Config, checkpoint_root, evaluation_sets
 from quartet_trainer.servicer import TrainerServicer

@@ -11,7 +11,6 @@ import gc
 import importlib
 import json
 import os
-import pkgutil
 import signal
 import site
 import socket
@@ -38,8 +37,8 @@ def main() -> int:
         site.setquit()  # `exit` and `quit`, which -S leaves out
         for name in settings["preload"]:
             importlib.import_module(name)
-        entries = load_entries()
-        importlib.import_module("quartet_reward.code.warm_up").rehearse()
+        entries = {name: importlib.import_module(module).main for name, module in settings["entries"].items()}
+        importlib.import_module(settings["rehearsal"]).rehearse()
         sys.path[:] = [path for path in sys.path if path != folder] + settings["packages"]
         gc.collect()
         gc.freeze()
@@ -55,13 +54,6 @@ def reserve_descriptors() -> None:
     descriptor = os.open(os.devnull, os.O_RDWR)
     while descriptor < _RESERVED - 1:
         descriptor = os.dup(descriptor)
-
-
-def load_entries() -> dict:
-    """Import every module of quartet_reward.sandbox.entries; return each one's main."""
-    package = importlib.import_module("quartet_reward.sandbox.entries")
-    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
-    return {name: importlib.import_module(f"{package.__name__}.{name}").main for name in names}
 
 
 if __name__ == "__main__":

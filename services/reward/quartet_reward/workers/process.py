@@ -79,10 +79,10 @@ class WorkerProcess:
 
     @classmethod
     def for_mathematics(cls, memory_bytes: int) -> "WorkerProcess":
-        """Start a process of `quartet_reward.workers.math`. Raises OSError as the constructor."""
+        """Start a process of `quartet_reward.math.worker`. Raises OSError as the constructor."""
         # With gmpy2 under it, sympy evaluates what plain Python would be too slow to begin with.
         variables = {"SYMPY_GROUND_TYPES": "python"}
-        return cls("quartet_reward.workers.math", [f"--memory-bytes={memory_bytes}"], variables, _START_SECONDS)
+        return cls("quartet_reward.math.worker", [f"--memory-bytes={memory_bytes}"], variables, _START_SECONDS)
 
     async def await_ready(self) -> None:
         """Wait until the process serves. Raises WorkerDied."""

@@ -17,8 +17,8 @@ from quartet_trainer.algorithms.ppo import ppo
 from quartet_trainer.algorithms.reinforce_pp import reinforce_pp
 from quartet_trainer.algorithms.reinforce_pp_baseline import reinforce_pp_baseline
 from quartet_trainer.algorithms.rloo import rloo
-from quartet_trainer.learner.base import LearnerError
-from quartet_trainer.learner.settings import ALGORITHM_ENTRY_POINTS, LearnerSettings
+from quartet_trainer.errors import LearnerError
+from quartet_trainer.learner_settings import ALGORITHM_ENTRY_POINTS, LearnerSettings
 
 ALGORITHMS: dict[str, AlgorithmFactory] = {
     "grpo": grpo,

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from quartet_trainer.learner.settings import AggregationName, LearnerSettings
+from quartet_trainer.learner_settings import AggregationName, LearnerSettings
 from quartet_trainer.losses.policy import TokenLosses
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from quartet_trainer.algorithms.base import Algorithm
 from quartet_trainer.algorithms.parts import compose, of_completions
-from quartet_trainer.learner.settings import LearnerSettings
+from quartet_trainer.learner_settings import LearnerSettings
 from quartet_trainer.losses.advantages import group_normalized
 from quartet_trainer.losses.policy import TokenLosses, clipped_weight_loss
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quartet_trainer.algorithms.base import Algorithm
 from quartet_trainer.algorithms.parts import clipped, compose, of_completions
-from quartet_trainer.learner.settings import LearnerSettings
+from quartet_trainer.learner_settings import LearnerSettings
 from quartet_trainer.losses.advantages import group_centered
 
 

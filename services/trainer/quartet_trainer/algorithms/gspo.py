@@ -6,7 +6,7 @@ from functools import partial
 
 from quartet_trainer.algorithms.base import Algorithm
 from quartet_trainer.algorithms.parts import compose, of_completions, ratio_bounds
-from quartet_trainer.learner.settings import LearnerSettings
+from quartet_trainer.learner_settings import LearnerSettings
 from quartet_trainer.losses.advantages import group_normalized
 from quartet_trainer.losses.policy import sequence_ratio_loss
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from quartet_trainer.algorithms.base import AdvantageEstimator, Algorithm, Correction, Estimate, PolicyLoss, Scored
-from quartet_trainer.learner.settings import AggregationName, LearnerSettings
+from quartet_trainer.learner_settings import AggregationName, LearnerSettings
 from quartet_trainer.losses.correction import (
     masked_importance_weight,
     masked_sequence_weight,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quartet_trainer.algorithms.base import Algorithm, Estimate, Scored
 from quartet_trainer.algorithms.parts import clipped, compose
-from quartet_trainer.learner.settings import LearnerSettings
+from quartet_trainer.learner_settings import LearnerSettings
 from quartet_trainer.losses.returns import returns_to_go, token_rewards, whitened
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from quartet_trainer.algorithms.base import Algorithm, Estimate, Scored
 from quartet_trainer.algorithms.parts import clipped, compose
-from quartet_trainer.learner.settings import LearnerSettings
+from quartet_trainer.learner_settings import LearnerSettings
 from quartet_trainer.losses.advantages import group_centered
 from quartet_trainer.losses.returns import whitened
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from quartet_common.rope import at_most
 from quartet_trainer.batches.arrays import ExperienceError, all_rows, must_be_finite, one_dimension, rows
 from quartet_trainer.batches.candidates import Candidates, decode_candidates
-from quartet_trainer.learner.settings import LOWEST_TEMPERATURE
+from quartet_trainer.learner_settings import LOWEST_TEMPERATURE
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,8 @@
 
 | module | holds |
 |---|---|
-| `base` | the `Learner` protocol that the training loop uses, `LearnerError` |
+| `base` | the `Learner` protocol that the training loop uses |
 | `create` | `create_learner`: the learner that the settings ask for |
-| `settings` | `LearnerSettings`, the learner's keys of `[trainer]` (no torch) |
 | `model_folder` | checks of a Hugging Face folder and the copying of its tokenizer (no torch) |
 | `distributed` | `initialize`: ColossalAI's launch, under torchrun or alone; this rank's place |
 | `colossalai_cures` | what ColossalAI 0.5.0 needs on a CPU with this torch |
@@ -12,7 +11,6 @@
 | `loading` | loads the causal language model, and compares its log-probs with the family's own |
 | `shared_attention` | attention where the completions of a group share their prompt |
 | `booster_learner` | `BoosterLearner`: a step, the weights, checkpoints, under any plugin |
-| `plugin_settings` | the keys that choose plugin, sizes and adapters (no torch) |
 | `adapter` | LoRA: adapters in a model, their names, the merged model |
 | `vocab_parallel` | log-probs where each rank has a part of the vocabulary |
 | `hybrid_checks` | which sizes and ranks the plugin hybrid_parallel takes (no torch) |
@@ -28,12 +26,13 @@
 | `names` | the names under which tensors are published and saved |
 | `storage` | a checkpoint's content: model, optimizer, state |
 
-Only `base`, `create`, `settings`, `plugin_settings`, `model_folder`, `hybrid_checks` and `ptx_texts` may be imported
-without torch.
+Only `base`, `create`, `model_folder`, `hybrid_checks` and `ptx_texts` may be imported without torch. The keys of the
+run file are in `quartet_trainer.learner_settings` and `plugin_settings`, which import none of this.
 """
 
-from quartet_trainer.learner.base import Learner, LearnerError
+from quartet_trainer.errors import LearnerError
+from quartet_trainer.learner.base import Learner
 from quartet_trainer.learner.create import create_learner
-from quartet_trainer.learner.settings import LearnerSettings
+from quartet_trainer.learner_settings import LearnerSettings
 
 __all__ = ["Learner", "LearnerError", "LearnerSettings", "create_learner"]

@@ -13,7 +13,7 @@ from quartet_trainer.learner.objective import Objective
 from quartet_trainer.learner.planner import CriticTargets
 from quartet_trainer.learner.plugins import Plugin
 from quartet_trainer.learner.ptx import PretrainingTexts
-from quartet_trainer.learner.settings import LearnerSettings
+from quartet_trainer.learner_settings import LearnerSettings
 
 
 class Accumulator:

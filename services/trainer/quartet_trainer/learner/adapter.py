@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from quartet_common.weights import folder_checksum
-from quartet_trainer.learner.base import LearnerError
-from quartet_trainer.learner.plugin_settings import LoraSection
+from quartet_trainer.errors import LearnerError
+from quartet_trainer.plugin_settings import LoraSection
 
 BASE_FILE = "base.json"
 _NAME = "default"

@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from quartet.v1 import experience_pb2, rollout_pb2
 
 
-class LearnerError(Exception):
-    """The learner cannot do what is asked; the text is one sentence for a person."""
-
-
 class RunLike(Protocol):
     """What the learner reads of the run (`quartet_common.config.RunSection` has it)."""
 

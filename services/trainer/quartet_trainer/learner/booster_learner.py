@@ -22,10 +22,11 @@ from quartet_common.weights import folder_checksum
 from quartet_trainer.algorithms import create_algorithm
 from quartet_trainer.batches import ExperienceBatch, check_group, decode_groups
 from quartet_trainer.checkpoints import atomic_folder
+from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner import distributed, storage
 from quartet_trainer.learner.accumulation import Accumulator
 from quartet_trainer.learner.adapter import check_base, write_adapter_files
-from quartet_trainer.learner.base import LearnerError, RunLike
+from quartet_trainer.learner.base import RunLike
 from quartet_trainer.learner.critic import Critic
 from quartet_trainer.learner.head_critic import HeadCritic
 from quartet_trainer.learner.hybrid_checks import check_sampling_masks
@@ -38,8 +39,8 @@ from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
 from quartet_trainer.learner.planner import Planner, Update
 from quartet_trainer.learner.plugins import create_plugin
 from quartet_trainer.learner.ptx import PretrainingTexts
-from quartet_trainer.learner.settings import LearnerSettings
 from quartet_trainer.learner.value_head import ValueHead
+from quartet_trainer.learner_settings import LearnerSettings
 
 log = get_logger(__name__)
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from quartet_trainer.learner.base import Learner, RunLike
-from quartet_trainer.learner.settings import LearnerSettings
+from quartet_trainer.learner_settings import LearnerSettings
 
 
 def create_learner(settings: LearnerSettings, model_path: Path, run: RunLike) -> Learner:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from quartet_common.log import get_logger
 from quartet_trainer.batches import ExperienceBatch, MicroBatch, collate
 from quartet_trainer.batches.shared_prompts import SharedPrompts
+from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner import distributed
-from quartet_trainer.learner.base import LearnerError
 from quartet_trainer.learner.loading import load_causal_lm
 from quartet_trainer.learner.metrics import target_metrics
 from quartet_trainer.learner.model_folder import check_model_folder
@@ -25,8 +25,8 @@ from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
 from quartet_trainer.learner.planner import CriticTargets
 from quartet_trainer.learner.plugins import Plugin
 from quartet_trainer.learner.policy import autocast_to
-from quartet_trainer.learner.settings import LearnerSettings
 from quartet_trainer.learner.shared_attention import last_hidden_state, shares_prompts, trunk
+from quartet_trainer.learner_settings import LearnerSettings
 from quartet_trainer.losses.value import clipped_value_loss
 
 log = get_logger(__name__)

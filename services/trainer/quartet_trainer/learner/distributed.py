@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner import colossalai_cures
-from quartet_trainer.learner.base import LearnerError
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from quartet_trainer.learner.base import LearnerError
-from quartet_trainer.learner.plugin_settings import PluginSettings
+from quartet_trainer.errors import LearnerError
+from quartet_trainer.plugin_settings import PluginSettings
 
 _OWN_ATTENTION = ("sliding_window", "attention_chunk_size", "attn_logit_softcapping")
 """Keys of config.json by which attention is another than causal attention over the whole sequence."""

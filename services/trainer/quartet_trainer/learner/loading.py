@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.utils.logging import disable_progress_bar
 
 from quartet_common.log import get_logger
-from quartet_trainer.learner.base import LearnerError
+from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner.policy import Policy
 from quartet_trainer.learner.shared_attention import use_shared_attention
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quartet_trainer.algorithms import Algorithm
 from quartet_trainer.batches import MicroBatch
-from quartet_trainer.learner.settings import LearnerSettings
+from quartet_trainer.learner_settings import LearnerSettings
 from quartet_trainer.losses.kl import KL_ESTIMATORS, k3
 from quartet_trainer.losses.policy import importance_ratio
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from quartet_trainer.learner.settings import LearnerSettings, check_schedule
+from quartet_trainer.learner_settings import LearnerSettings, check_schedule
 
 
 def create_optimizer(

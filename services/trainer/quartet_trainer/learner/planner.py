@@ -17,7 +17,7 @@ from quartet_trainer.algorithms import Algorithm, Scored
 from quartet_trainer.batches import ExperienceBatch, MicroBatch, StepPlan, collate, plan_step
 from quartet_trainer.learner import distributed
 from quartet_trainer.learner.plugins import Plugin
-from quartet_trainer.learner.settings import LearnerSettings
+from quartet_trainer.learner_settings import LearnerSettings
 from quartet_trainer.losses.aggregation import token_weights
 from quartet_trainer.losses.kl import KL_ESTIMATORS
 

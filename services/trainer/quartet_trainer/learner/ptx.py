@@ -12,7 +12,7 @@ import torch
 
 from quartet_trainer.batches import MicroBatch
 from quartet_trainer.learner.ptx_texts import read_texts
-from quartet_trainer.learner.settings import LearnerSettings
+from quartet_trainer.learner_settings import LearnerSettings
 
 
 class PretrainingTexts:

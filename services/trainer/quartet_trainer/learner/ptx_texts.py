@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from quartet_trainer.learner.base import LearnerError
+from quartet_trainer.errors import LearnerError
 
 
 def read_texts(file: Path, vocabulary_size: int, longest: int | None) -> list[np.ndarray]:

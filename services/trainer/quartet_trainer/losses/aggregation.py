@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quartet_trainer.learner.settings import AggregationName
+from quartet_trainer.learner_settings import AggregationName
 
 
 def token_weights(name: AggregationName, mask: Tensor, rows: Tensor, completions: int, length: int) -> Tensor:

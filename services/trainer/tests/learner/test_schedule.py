@@ -8,7 +8,7 @@ import pytest
 import torch
 from learner_helpers import settings
 
-from quartet_trainer.learner.base import LearnerError
+from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner.optimizer import LearningRate
 
 LINEAR = {"schedule": "linear", "warmup_steps": 2, "min_learning_rate_ratio": 0.2}

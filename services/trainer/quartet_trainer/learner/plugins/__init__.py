@@ -7,7 +7,7 @@ from quartet_trainer.learner.plugins.base import Plugin
 from quartet_trainer.learner.plugins.low_level_zero import LowLevelZero
 from quartet_trainer.learner.plugins.torch_ddp import DataParallel
 from quartet_trainer.learner.plugins.torch_fsdp import TorchFsdp
-from quartet_trainer.learner.settings import LearnerSettings
+from quartet_trainer.learner_settings import LearnerSettings
 
 __all__ = ["Plugin", "create_plugin"]
 

@@ -18,9 +18,9 @@ from quartet_trainer.learner.adapter import Adapter
 from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.names import untied_names
 from quartet_trainer.learner.plugins.exact import exact_buffers
-from quartet_trainer.learner.settings import LearnerSettings
 from quartet_trainer.learner.shared_attention import shares_prompts
 from quartet_trainer.learner.value_head import ValueHead
+from quartet_trainer.learner_settings import LearnerSettings
 
 Load = Callable[[int], MicroBatch]
 """A micro-batch by its number, on the training device."""

@@ -18,7 +18,7 @@ from quartet_trainer.learner.plugins.base import CreateOptimizer
 from quartet_trainer.learner.plugins.exact import exact_buffers
 from quartet_trainer.learner.plugins.ranged import Ranged
 from quartet_trainer.learner.policy import Policy
-from quartet_trainer.learner.settings import LearnerSettings
+from quartet_trainer.learner_settings import LearnerSettings
 
 CHUNK_ELEMENTS = 32 << 20
 """Least size of a chunk, of a model that has eight; a smaller model's chunks are smaller."""

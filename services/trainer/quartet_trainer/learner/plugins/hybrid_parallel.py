@@ -24,7 +24,7 @@ from quartet_trainer.learner.plugins.sharding_checks import check_log_probs, che
 from quartet_trainer.learner.plugins.sharding_policy import ShardingPolicy
 from quartet_trainer.learner.plugins.stage import Stage
 from quartet_trainer.learner.plugins.zero_rows import ZeroRows
-from quartet_trainer.learner.settings import LearnerSettings
+from quartet_trainer.learner_settings import LearnerSettings
 
 
 class HybridParallel(Sharded):

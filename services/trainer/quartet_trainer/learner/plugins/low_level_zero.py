@@ -20,7 +20,7 @@ from quartet_trainer.learner.plugins.clipping import clip_parts
 from quartet_trainer.learner.plugins.exact import exact_buffers
 from quartet_trainer.learner.plugins.zero_rows import ZeroRows
 from quartet_trainer.learner.policy import Policy
-from quartet_trainer.learner.settings import LearnerSettings
+from quartet_trainer.learner_settings import LearnerSettings
 
 
 class LowLevelZero(Plugin):

@@ -15,7 +15,7 @@ from quartet_trainer.batches import MicroBatch
 from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.plugins.base import CreateOptimizer, Criterion, Load, Plugin, Seconds
 from quartet_trainer.learner.policy import Policy
-from quartet_trainer.learner.settings import LearnerSettings
+from quartet_trainer.learner_settings import LearnerSettings
 
 
 class DataParallel(Plugin):

@@ -14,12 +14,12 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from transformers import PreTrainedModel
 
 from quartet_trainer.batches import MicroBatch
-from quartet_trainer.learner.base import LearnerError
+from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.plugins.base import CreateOptimizer
 from quartet_trainer.learner.plugins.ranged import Ranged
 from quartet_trainer.learner.policy import Policy
-from quartet_trainer.learner.settings import LearnerSettings
+from quartet_trainer.learner_settings import LearnerSettings
 
 
 class _Shell(nn.Module):

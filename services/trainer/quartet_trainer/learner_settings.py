@@ -10,8 +10,8 @@ from pydantic import Field, field_validator, model_validator
 
 from quartet_common.config import Section
 from quartet_common.presets import PresetName, with_preset
-from quartet_trainer.learner.base import LearnerError
-from quartet_trainer.learner.plugin_settings import PluginSettings
+from quartet_trainer.errors import LearnerError
+from quartet_trainer.plugin_settings import PluginSettings
 
 OWN_ALGORITHMS = ("grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gspo", "cispo", "ppo")
 ALGORITHM_ENTRY_POINTS = "quartet.algorithms"

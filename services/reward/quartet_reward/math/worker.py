@@ -1,4 +1,4 @@
-"""A worker process: compares answers, one at a time, until its input ends. `python -m quartet_reward.workers.math`.
+"""A worker process: compares answers, one at a time, until its input ends. `python -m quartet_reward.math.worker`.
 
 It may be killed at any moment; it holds nothing that matters. Its standard input and output are frames:
 
