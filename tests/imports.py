@@ -11,6 +11,7 @@ FOLDERS = (
     "protos/python",
     *(f"services/{name}" for name in ("common", "broker", "reward", "rollout", "trainer")),
     "client",
+    "tests/contract/suite",
     "deploy/local",
 )
 

@@ -36,6 +36,7 @@ TYPED = (
     "services/broker/quartet_broker",
     "services/reward/quartet_reward",
     "client/quartet_client",
+    "tests/contract/suite/quartet_contract",
     "deploy/local/quartet_local",
 )
 

@@ -20,9 +20,9 @@ from quartet.v1 import broker_pb2 as broker
 from quartet.v1 import common_pb2, experience_pb2, reward_pb2, trainer_pb2
 from quartet.v1 import rollout_pb2 as rollout
 
-from quartet_client.contract.broker_arrangements import SERVE, TRAIN, instance, put_group
-from quartet_client.contract.calls import OWNERS, RPCS, Caller, method_of
-from quartet_client.contract.target import group_tensors
+from quartet_contract.calls import OWNERS, RPCS, Caller, method_of
+from quartet_contract.target import group_tensors
+from quartet_contract.world import SERVE, TRAIN, instance, put_group
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path += [str(TESTS / "contract"), str(TESTS / "hostile")]

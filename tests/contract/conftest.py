@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.register_assert_rewrite("quartet_client.contract")  # before it is imported
+pytest.register_assert_rewrite("quartet_contract")  # before it is imported
 
 from contract_stack import Stack  # noqa: E402
 

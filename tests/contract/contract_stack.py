@@ -8,10 +8,9 @@ from quartet.v1 import rollout_pb2 as rollout
 from servers_under_test import KINDS, Process, Redis, Server, free_ports, make_models, python_of
 from weight_arrangements import Peer, WeightEpochs
 
-from quartet_client.contract.broker_arrangements import BrokerRun
-from quartet_client.contract.calls import OWNERS, Caller
-from quartet_client.contract.target import group_tensors
-from quartet_client.contract.world import World
+from quartet_contract.calls import OWNERS, Caller
+from quartet_contract.target import group_tensors
+from quartet_contract.world import BrokerRun, World
 
 RUN = "contract"
 """The rollouts' run. It is never made: they wait for it, and do what callers ask meanwhile."""

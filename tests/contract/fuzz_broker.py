@@ -8,8 +8,7 @@ from google.protobuf.duration_pb2 import Duration
 from quartet.v1 import broker_pb2 as pb
 from servers_under_test import Redis, Server, free_ports
 
-from quartet_client.contract.broker_arrangements import EVALUATE, SERVE, TRAIN, BrokerRun
-from quartet_client.contract.world import World
+from quartet_contract.world import EVALUATE, SERVE, TRAIN, BrokerRun, World
 
 LONG = Duration(seconds=30 * 86400)
 

@@ -12,7 +12,7 @@ from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2
 from servers_under_test import Server
 
-from quartet_client.contract.calls import Caller, details, method_of
+from quartet_contract.calls import Caller, details, method_of
 
 Code = grpc.StatusCode
 

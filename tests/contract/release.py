@@ -8,7 +8,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from quartet_client.contract.calls import OWNERS
+from quartet_contract.calls import OWNERS
 
 FOLDER = Path(__file__).resolve().parent / "released"
 RELEASES = sorted(path.name for path in FOLDER.iterdir() if path.is_dir())

@@ -21,8 +21,8 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from quartet_client.contract.calls import OPTIONS, Caller
 from quartet_common.ports import free_ports
+from quartet_contract.calls import OPTIONS, Caller
 from quartet_local.redis import find_server
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from quartet.v1 import reward_pb2
 from servers_under_test import Server, free_ports
 
-from quartet_client.contract.calls import OWNERS, RPCS, Caller, method_of
+from quartet_contract.calls import OWNERS, RPCS, Caller, method_of
 
 CASES = int(os.environ.get("FUZZ_CASES", "3000"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))

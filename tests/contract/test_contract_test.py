@@ -11,7 +11,7 @@ from contract_stack import ENGINES, TOKEN
 from servers_under_test import ENVIRONMENTS
 
 from quartet_client.authority import create_authority, issue
-from quartet_client.contract.world import World
+from quartet_contract.world import World
 
 pytestmark = pytest.mark.timeout(400)  # the first test waits for all servers
 

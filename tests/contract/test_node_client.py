@@ -9,8 +9,7 @@ import pytest
 from contract_stack import ENGINES
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
 
-from quartet_client.contract.broker_arrangements import BrokerRun, put_group
-from quartet_client.contract.world import World
+from quartet_contract.world import BrokerRun, World, put_group
 
 pytestmark = pytest.mark.timeout(300)
 

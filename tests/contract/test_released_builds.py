@@ -13,10 +13,10 @@ from release import IMAGES, RELEASES, ReleasedContract, unpack
 from servers_under_test import python_of
 from use_client import use_client
 
-from quartet_client.contract.calls import OWNERS, RPCS
-from quartet_client.contract.cases import Good
-from quartet_client.contract.tables import CASES, name_of
-from quartet_client.contract.world import World
+from quartet_contract.calls import OWNERS, RPCS
+from quartet_contract.cases import Good
+from quartet_contract.tables import CASES, name_of
+from quartet_contract.world import World
 
 pytestmark = pytest.mark.timeout(400)
 ENGINE = ENGINES[0]

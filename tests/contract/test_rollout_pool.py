@@ -15,8 +15,8 @@ from quartet.v1 import rollout_pb2 as pb
 from release import RELEASES, unpack
 from servers_under_test import ROOT, Server, python_of
 
-from quartet_client.contract import cases_rollout as cases
 from quartet_common.tensors import decode
+from quartet_contract import cases_rollout as cases
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -1,15 +1,15 @@
-"""Every RPC of the contract over a real socket, with good and with bad input: the cases of quartet_client.contract."""
+"""Every RPC of the contract over a real socket, with good and with bad input: the cases of quartet_contract."""
 
 import subprocess
 
 import pytest
 from contract_stack import ENGINES
 
-from quartet_client.contract.calls import OWNERS, RPCS, method_of
-from quartet_client.contract.cases import Bad, Case, Good, NoBadInput, Refused
-from quartet_client.contract.judge import judge_bad, judge_good, judge_refused
-from quartet_client.contract.tables import CASES, name_of
-from quartet_client.contract.world import World
+from quartet_contract.calls import OWNERS, RPCS, method_of
+from quartet_contract.cases import Bad, Case, Good, NoBadInput, Refused
+from quartet_contract.judge import judge_bad, judge_good, judge_refused
+from quartet_contract.tables import CASES, name_of
+from quartet_contract.world import World
 
 
 def places(case: Case) -> list[str]:

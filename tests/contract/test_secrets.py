@@ -11,9 +11,9 @@ from quartet.v1 import broker_pb2, rollout_pb2
 from redis import Redis
 from servers_under_test import Process, Server, free_ports
 
-from quartet_client.contract.calls import OWNERS
-from quartet_client.contract.world import World
 from quartet_common.durations import to_duration
+from quartet_contract.calls import OWNERS
+from quartet_contract.world import World
 
 pytestmark = pytest.mark.timeout(300)
 PASSWORD = "p4ssw0rd-of-redis"

@@ -9,8 +9,8 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from quartet.v1 import broker_pb2, reward_pb2, rollout_pb2, trainer_pb2
 
-from quartet_client.contract import cases_handshake
-from quartet_client.contract.calls import OWNERS, RPCS, SERVICES
+from quartet_contract import cases_handshake
+from quartet_contract.calls import OWNERS, RPCS, SERVICES
 
 HANDSHAKE = "HandshakeService.Handshake"
 CHEAP = {

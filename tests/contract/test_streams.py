@@ -8,9 +8,8 @@ import pytest
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import broker_pb2_grpc
 
-from quartet_client.contract.broker_arrangements import SERVE, rollout
-from quartet_client.contract.calls import SECONDS
-from quartet_client.contract.world import World
+from quartet_contract.calls import SECONDS
+from quartet_contract.world import SERVE, World, rollout
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import pytest
 from quartet.v1 import broker_pb2 as pb
 
-from quartet_client.contract.world import World
 from quartet_common.durations import to_duration
+from quartet_contract.world import World
 
 SLACK = 20.0
 """Seconds a loaded machine may add."""

@@ -6,9 +6,9 @@ import pytest
 from contract_stack import ENGINES
 from quartet.v1 import rollout_pb2 as pb
 
-from quartet_client.contract import cases_rollout as cases
-from quartet_client.contract.world import World
 from quartet_common.tensors import decode
+from quartet_contract import cases_rollout as cases
+from quartet_contract.world import World
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -14,7 +14,7 @@ from quartet.v1 import rollout_pb2 as pb
 from quartet_common.durations import to_duration
 
 if TYPE_CHECKING:
-    from quartet_client.contract.world import World
+    from quartet_contract.world import World
 
 # Small, so that an update takes several.
 BUCKET_BYTES = 1 << 19

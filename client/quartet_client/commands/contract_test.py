@@ -49,12 +49,14 @@ def contract_test(
     It makes runs named case-… at a broker and deletes them; it pauses a trainer and has it save a checkpoint. Do not
     point it at a service that works for others. Exit status: 0 passed, 1 something failed, 2 it could not be tried.
     """
+    if importlib.util.find_spec("quartet_contract") is None:
+        raise InputError("contract-test needs quartet_contract: a checkout has it, pip install './client[contract]'")
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(f"contract-test needs {', '.join(missing)}: {install_command(*missing)}")
-    from quartet_client.contract.suite import run_suite
-    from quartet_client.contract.target import Bench, Target
-    from quartet_client.contract.world import NotHere
+    from quartet_contract.suite import run_suite
+    from quartet_contract.target import Bench, Target
+    from quartet_contract.world import NotHere
 
     try:
         split_address(address)

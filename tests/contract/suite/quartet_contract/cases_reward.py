@@ -6,7 +6,7 @@ import grpc
 from google.protobuf.struct_pb2 import Struct
 from quartet.v1 import reward_pb2 as pb
 
-from quartet_client.contract.cases import Bad, Good, NoBadInput, Refused
+from quartet_contract.cases import Bad, Good, NoBadInput, Refused
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 

@@ -3,11 +3,11 @@
 import grpc
 import pytest
 
-from quartet_client.contract.cases import Bad, Good, Tried
-from quartet_client.contract.judge import judge_bad, judge_good, judge_refused
-from quartet_client.contract.target import Bench
-from quartet_client.contract.world import NotHere
 from quartet_common.text import one_line, visible
+from quartet_contract.cases import Bad, Good, Tried
+from quartet_contract.judge import judge_bad, judge_good, judge_refused
+from quartet_contract.target import Bench
+from quartet_contract.world import NotHere
 
 
 def test_case(bench: Bench, case: Tried) -> None:

@@ -4,9 +4,9 @@ import grpc
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 
-from quartet_client.contract.calls import details, is_idempotent, without
-from quartet_client.contract.cases import Bad, Good, Refused
-from quartet_client.contract.world import World
+from quartet_contract.calls import details, is_idempotent, without
+from quartet_contract.cases import Bad, Good, Refused
+from quartet_contract.world import World
 
 
 def judge_good(world: World, case: Good) -> None:

@@ -5,8 +5,8 @@ import numpy as np
 from quartet.v1 import experience_pb2, tensor_pb2
 from quartet.v1 import rollout_pb2 as pb
 
-from quartet_client.contract.cases import Bad, Good, NoBadInput
 from quartet_common.tensors import decode, encode
+from quartet_contract.cases import Bad, Good, NoBadInput
 
 INVALID, STATE = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
 LACKING, LOST = grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.DATA_LOSS

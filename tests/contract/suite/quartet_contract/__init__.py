@@ -11,7 +11,7 @@
 | `calls` | calls by the names in the protos, and what a refusal said |
 | `judge` | makes a case's call and judges the answer |
 | `target` | somebody's server, as a world |
-| `suite`, `test_implementation` | the above as pytest runs it (the extra `quartet-client[contract]`) |
+| `suite`, `implementation` | the above as pytest runs it (the extra `quartet-client[contract]`) |
 
 This repository's own tests (`tests/contract`) use the same tables, against all four services together.
 """

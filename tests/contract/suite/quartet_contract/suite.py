@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from quartet_client.contract.target import Bench, Target
+from quartet_contract.target import Bench, Target
 
 _HERE = Path(__file__).resolve().parent
 
@@ -15,7 +15,7 @@ def run_suite(target: Target, arguments: Sequence[str] = ()) -> int:
 
     0: all that could be tried passed; 1: some failed; 5: none was chosen by `arguments`, which are pytest's.
     """
-    own = [str(_HERE / "test_implementation.py"), "-c", str(_HERE / "pytest.ini"), "--rootdir", str(_HERE)]
+    own = [str(_HERE / "implementation.py"), "-c", str(_HERE / "pytest.ini"), "--rootdir", str(_HERE)]
     return int(pytest.main([*own, "-p", "no:cacheprovider", "-q", "-rN", *arguments], plugins=[_Suite(target)]))
 
 
@@ -26,10 +26,10 @@ class _Suite:
     def pytest_configure(self) -> None:
         # Assertions show what came, if that is asked for before their modules are imported.
         for module in ("judge", *(f"cases_{path.stem[6:]}" for path in _HERE.glob("cases_*.py"))):
-            pytest.register_assert_rewrite(f"quartet_client.contract.{module}")
+            pytest.register_assert_rewrite(f"quartet_contract.{module}")
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        from quartet_client.contract.tables import CASES, name_of
+        from quartet_contract.tables import CASES, name_of
 
         cases = self._target.cases(CASES)
         metafunc.parametrize("case", cases, ids=[name_of(case) for case in cases])

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import grpc
 from google.protobuf.message import Message
 
-from quartet_client.contract.world import World
+from quartet_contract.world import World
 
 Request: TypeAlias = Message | Sequence[Message]
 """One message, or the messages of a client's stream."""

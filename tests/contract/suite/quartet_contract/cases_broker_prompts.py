@@ -6,8 +6,8 @@ import grpc
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import experience_pb2
 
-from quartet_client.contract.broker_arrangements import EVALUATE, instance
-from quartet_client.contract.cases import Bad, Case, Good, Refused
+from quartet_contract.cases import Bad, Case, Good, Refused
+from quartet_contract.world import EVALUATE, instance
 
 INVALID, MISSING = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 STATE, EXISTS = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ALREADY_EXISTS

@@ -1,6 +1,6 @@
 """All cases of the contract."""
 
-from quartet_client.contract import (
+from quartet_contract import (
     cases_broker_prompts,
     cases_broker_results,
     cases_broker_runs,
@@ -10,7 +10,7 @@ from quartet_client.contract import (
     cases_rollout,
     cases_trainer,
 )
-from quartet_client.contract.cases import Case
+from quartet_contract.cases import Case
 
 TABLES = (
     cases_handshake,

@@ -8,8 +8,8 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 from quartet.v1 import trainer_pb2 as pb
 
-from quartet_client.contract.cases import Bad, Good, NoBadInput
 from quartet_common.durations import to_seconds
+from quartet_contract.cases import Bad, Good, NoBadInput
 
 
 def one_step_done(w, answer):

@@ -7,9 +7,9 @@ import grpc
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import experience_pb2
 
-from quartet_client.contract.broker_arrangements import put_group
-from quartet_client.contract.cases import Bad, Case, Good, Refused
 from quartet_common.durations import to_duration
+from quartet_contract.cases import Bad, Case, Good, Refused
+from quartet_contract.world import put_group
 
 INVALID, MISSING = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 STATE = grpc.StatusCode.FAILED_PRECONDITION

@@ -6,8 +6,8 @@ import grpc
 from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import common_pb2
 
-from quartet_client.contract.broker_arrangements import rollout
-from quartet_client.contract.cases import Bad, Case, Good, NoBadInput
+from quartet_contract.cases import Bad, Case, Good, NoBadInput
+from quartet_contract.world import rollout
 
 INVALID, MISSING = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 STATE, EXISTS = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ALREADY_EXISTS

@@ -11,13 +11,12 @@ import numpy as np
 from quartet.v1 import broker_pb2, common_pb2, experience_pb2, tensor_pb2, trainer_pb2
 from quartet.v1 import rollout_pb2 as rollout
 
-from quartet_client.contract.broker_arrangements import BrokerRun
-from quartet_client.contract.calls import OWNERS, Caller
-from quartet_client.contract.cases import Bad, Case, Good, NoBadInput, Tried
-from quartet_client.contract.world import NotHere, World
 from quartet_common.channel import connect_sync
 from quartet_common.config import SecuritySection
 from quartet_common.tensors import encode, encode_ragged
+from quartet_contract.calls import OWNERS, Caller
+from quartet_contract.cases import Bad, Case, Good, NoBadInput, Tried
+from quartet_contract.world import BrokerRun, NotHere, World
 
 TRAINED_SECONDS = 120.0
 

@@ -3,7 +3,7 @@
 import grpc
 from quartet.v1 import common_pb2 as pb
 
-from quartet_client.contract.cases import Bad, Good
+from quartet_contract.cases import Bad, Good
 
 GREETING = pb.HandshakeRequest(
     caller=pb.SERVICE_KIND_CLIENT, build="another make", contract=pb.ContractVersion(major=1, minor=99)
