@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from quartet_client.client import Client
     from quartet_client.data import load_prompts
     from quartet_client.errors import InputError, QuartetError
+    from quartet_client.models import Completion, DeadPrompt, Group, Handle, Score, VersionSpan
     from quartet_client.prompts import Prompt
     from quartet_client.runs import Evaluation, Member, Run, RunStats, ServiceStatus
-    from quartet_client.types import Completion, DeadPrompt, Group, Handle, Score, VersionSpan
 
 __version__ = "0.1.0"
 
@@ -26,20 +26,20 @@ __version__ = "0.1.0"
 _HOME_OF = {
     "AsyncClient": "quartet_client.async_client",
     "Client": "quartet_client.client",
-    "Completion": "quartet_client.types",
-    "DeadPrompt": "quartet_client.types",
+    "Completion": "quartet_client.models",
+    "DeadPrompt": "quartet_client.models",
     "Evaluation": "quartet_client.runs",
-    "Group": "quartet_client.types",
-    "Handle": "quartet_client.types",
+    "Group": "quartet_client.models",
+    "Handle": "quartet_client.models",
     "InputError": "quartet_client.errors",
     "Member": "quartet_client.runs",
     "Prompt": "quartet_client.prompts",
     "QuartetError": "quartet_client.errors",
     "Run": "quartet_client.runs",
     "RunStats": "quartet_client.runs",
-    "Score": "quartet_client.types",
+    "Score": "quartet_client.models",
     "ServiceStatus": "quartet_client.runs",
-    "VersionSpan": "quartet_client.types",
+    "VersionSpan": "quartet_client.models",
     "load_prompts": "quartet_client.data",
 }
 

@@ -7,7 +7,7 @@ import traceback
 def main() -> int:
     """Run the command line and return its exit status; 130 for Ctrl-C, at whatever moment it comes."""
     try:
-        from quartet_client.cli import main as command
+        from quartet_client.cli.main import main as command
 
         return command()
     except KeyboardInterrupt:

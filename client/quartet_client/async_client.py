@@ -13,17 +13,17 @@ import grpc
 from pydantic import ValidationError
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, rollout_pb2, trainer_pb2
 
-from quartet_client.connections import Connections
+from quartet_client.connection import Connections
 from quartet_client.data import DataSection
 from quartet_client.errors import InputError, QuartetError
 from quartet_client.events import RunEvent
-from quartet_client.lives import GroupLife, group_life
+from quartet_client.history import GroupLife, group_life
+from quartet_client.models import Completion, DeadPrompt, Group, Handle, Score, enum_name
 from quartet_client.prompts import Prompt, PromptLike
 from quartet_client.runs import Evaluation, GroupPlace, Run, ServiceStatus
 from quartet_client.services import service_status, service_statuses
 from quartet_client.streams import collect_results, watch_run
 from quartet_client.submission import batches, submit_batch
-from quartet_client.types import Completion, DeadPrompt, Group, Handle, Score, enum_name
 from quartet_common import tracing
 from quartet_common.config import (
     AddressesSection,

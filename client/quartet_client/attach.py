@@ -8,7 +8,7 @@ import grpc
 from quartet_client.async_client import AsyncClient
 from quartet_client.data import RunData
 from quartet_client.errors import QuartetError
-from quartet_client.feeder import keep_fed
+from quartet_client.feed import keep_fed
 from quartet_client.runs import Run
 from quartet_client.view import RunView
 from quartet_client.watching import watch_progress

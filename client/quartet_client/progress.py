@@ -20,8 +20,8 @@ from quartet_client.events import (
     StepFinished,
     WeightsPublished,
 )
+from quartet_client.models import Group
 from quartet_client.runs import Member, Run, RunStats, ServiceStatus
-from quartet_client.types import Group
 
 REWARD = "reward/mean"
 ACCURACY = "reward/ans_acc"

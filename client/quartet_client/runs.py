@@ -7,7 +7,7 @@ from typing import Any
 
 from quartet.v1 import broker_pb2, common_pb2
 
-from quartet_client.types import Group, enum_name, to_datetime
+from quartet_client.models import Group, enum_name, to_datetime
 from quartet_common.proportions import proportion
 
 

@@ -10,10 +10,10 @@ from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quartet.v1 import broker_pb2, common_pb2, reward_pb2, rollout_pb2, trainer_pb2
 
-from quartet_client.connections import KINDS, Connections
+from quartet_client.connection import KINDS, Connections
 from quartet_client.errors import QuartetError
+from quartet_client.models import to_datetime
 from quartet_client.runs import ServiceStatus
-from quartet_client.types import to_datetime
 from quartet_common.handshake import handshake
 
 _ADDRESS = re.compile(r"[\w.:\[\]-]+:\d{1,5}", re.ASCII)  # what a member says is somebody else's text

@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator, Iterable
 import grpc
 from quartet.v1 import broker_pb2
 
-from quartet_client.connections import Connections
+from quartet_client.connection import Connections
 from quartet_client.errors import QuartetError
 from quartet_client.events import RunEvent
+from quartet_client.models import Group, Handle
 from quartet_client.outage import Outage
-from quartet_client.types import Group, Handle
 
 _STREAM_SECONDS = 300.0  # deadline of one call; a stream that outlives it is asked again where it stood
 _MAX_IDS = 65536

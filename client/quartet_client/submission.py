@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import grpc
 from quartet.v1 import broker_pb2, experience_pb2
 
-from quartet_client.connections import Connections
+from quartet_client.connection import Connections
 from quartet_client.errors import QuartetError
 from quartet_client.outage import Outage, wait_for
 from quartet_common import tracing

@@ -12,14 +12,14 @@ from rich.text import Text
 
 from quartet_client import progress as metrics
 from quartet_client.chart import columns, sparkline
-from quartet_client.connections import KINDS
+from quartet_client.connection import KINDS
 from quartet_client.evaluations import accuracy_text
 from quartet_client.events import EvaluationFinished, Notice, RunEvent, RunStateChanged, StepFinished
+from quartet_client.models import Group as SampleGroup
 from quartet_client.progress import EvaluationPoint, RunProgress
 from quartet_client.runs import ServiceStatus
 from quartet_client.starting import starting
 from quartet_client.terminal import Terminal
-from quartet_client.types import Group as SampleGroup
 from quartet_common.repeats import Repeats, without_numbers
 from quartet_common.text import block, one_line
 

@@ -4,7 +4,7 @@ import asyncio
 from contextlib import suppress
 
 from quartet_client.async_client import AsyncClient
-from quartet_client.connections import KINDS
+from quartet_client.connection import KINDS
 from quartet_client.errors import QuartetError
 from quartet_client.outage import wait_for
 from quartet_client.view import RunView

@@ -16,7 +16,8 @@ sys.path.insert(1, str(Path(__file__).parents[2] / "services" / "common" / "test
 from real_broker import ENVIRONMENT, real_broker  # noqa: E402
 from small_services import SmallServices  # noqa: E402
 
-from quartet_client import lives, watching  # noqa: E402
+from quartet_client import history as lives  # noqa: E402
+from quartet_client import watching
 from quartet_client.dashboard import collector  # noqa: E402
 from quartet_common.ports import free_port
 

@@ -9,7 +9,7 @@ from quartet.v1 import broker_pb2
 from real_broker import Life
 
 from quartet_client.audit import AuditReport, Books, Checkpoint, Place, audit
-from quartet_client.cli import main
+from quartet_client.cli.main import main
 from quartet_common.ledger import Ledger
 
 STATES = ("queued", "leased", "ready", "leased_to_trainer")

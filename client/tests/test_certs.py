@@ -9,7 +9,7 @@ import pytest
 from cryptography import x509
 
 from quartet_client.authority import create_authority, issue, read_info
-from quartet_client.cli import main
+from quartet_client.cli.main import main
 from quartet_client.errors import InputError
 from quartet_common.roles import ROLES, SERVERS
 

@@ -12,7 +12,7 @@ import time
 import pytest
 from quartet.v1 import broker_pb2
 
-from quartet_client.cli import main
+from quartet_client.cli.main import main
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from quartet_client.cli import main
-from quartet_client.colossalchat import PRESETS, migrate
+from quartet_client.cli.main import main
+from quartet_client.cli.migrate import PRESETS, migrate
 from quartet_client.errors import InputError
 from quartet_common.presets import TRAINER_PRESETS
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from quartet_client.cli import main
+from quartet_client.cli.main import main
 
 BASH = shutil.which("bash")
 

@@ -12,7 +12,7 @@ import fake_nvidia_smi
 import pytest
 
 from quartet_client.authority import create_authority, issue
-from quartet_client.cli import main
+from quartet_client.cli.main import main
 from quartet_client.doctor import host, program, security
 from quartet_common.config import SecuritySection, ServerSection
 

@@ -7,7 +7,7 @@ from small_services import until
 
 from quartet_client import AsyncClient, QuartetError
 from quartet_client.data import DataSection
-from quartet_client.feeder import feed, keep_fed
+from quartet_client.feed import feed, keep_fed
 from quartet_common.config import load_config
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import pytest
 
-from quartet_client.cli import main
+from quartet_client.cli.main import main
 
 
 def line(at: float, service: str, message: str, level: str = "INFO", **fields) -> str:

@@ -6,7 +6,7 @@ import pytest
 from quartet.v1 import broker_pb2
 from real_broker import Life
 
-from quartet_client.cli import main
+from quartet_client.cli.main import main
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

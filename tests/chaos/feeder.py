@@ -13,7 +13,7 @@ from membership import tell
 
 from quartet_client.async_client import AsyncClient
 from quartet_client.data import DataSection
-from quartet_client.feeder import keep_fed
+from quartet_client.feed import keep_fed
 from quartet_common.config import load_config
 
 

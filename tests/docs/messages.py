@@ -58,7 +58,7 @@ INTERNAL = {
     "quartet_reward/code/": "said inside the sandbox, between judge and program; part of a verdict's reason",
     "quartet_reward/workers/protocol.py": "between the reward service and its own worker processes",
     "quartet_reward/sandbox/": "between the reward service and its sandbox; told as 'sandbox: …'",
-    "quartet_client/types.py": "a broken tensor in an answer",
+    "quartet_client/models.py": "a broken tensor in an answer",
     "quartet_local/guard.py": "of the launcher's guard process",
     "quartet_trainer/learner/plugins/shards.py": "two parts of the trainer that disagree",
     "quartet_trainer/publisher/packing.py": "two parts of the trainer that disagree",

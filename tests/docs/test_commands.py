@@ -13,7 +13,7 @@ import click
 import pytest
 from pages import PAGES, ROOT, WRITTEN, blocks, code_spans, name_of
 
-from quartet_client.cli import cli
+from quartet_client.cli.main import cli
 
 SHELL = [block for page in PAGES for block in blocks(page) if block.info == "sh"]
 HERE = [block for block in SHELL if not block.mark]

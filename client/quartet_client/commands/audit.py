@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 
 from quartet_client.audit_sources import audit_run, checkpoint_folder
-from quartet_client.commands.output import print_json
-from quartet_client.commands.target import Target, asynchronous, json_option, targeted
+from quartet_client.cli.options import Target, asynchronous, json_option, targeted
+from quartet_client.cli.output import print_json
 from quartet_client.terminal import echo
 
 

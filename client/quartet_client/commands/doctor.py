@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from quartet_client.commands.output import console, print_json
-from quartet_client.commands.target import asynchronous, json_option
+from quartet_client.cli.options import asynchronous, json_option
+from quartet_client.cli.output import console, print_json
 from quartet_client.doctor import SERVICES, Finding, examine
 from quartet_common.text import one_line
 

@@ -2,7 +2,7 @@
 
 import click
 
-from quartet_client.commands.target import the_launcher
+from quartet_client.cli.options import the_launcher
 
 
 @click.group()

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from quartet_client.commands.output import console, group_fields, print_json
-from quartet_client.commands.target import Target, json_option, targeted, the_launcher
+from quartet_client.cli.options import Target, json_option, targeted, the_launcher
+from quartet_client.cli.output import console, group_fields, print_json
 from quartet_client.data import load_prompts
 from quartet_client.evaluations import accuracy_text, incomplete_of
 from quartet_client.runs import Evaluation

@@ -4,8 +4,8 @@ from typing import Any
 
 import click
 
-from quartet_client.commands.output import completion_fields, completion_text, console, print_json
-from quartet_client.commands.target import Target, asynchronous, json_option, targeted
+from quartet_client.cli.options import Target, asynchronous, json_option, targeted
+from quartet_client.cli.output import completion_fields, completion_text, console, print_json
 
 
 @click.command()

@@ -9,9 +9,9 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from quartet_client.commands.output import console
-from quartet_client.commands.target import Target, asynchronous, targeted
-from quartet_client.logs import LEVELS, Filter, Line, LogFile, log_files, merged
+from quartet_client.cli.logs import LEVELS, Filter, Line, LogFile, log_files, merged
+from quartet_client.cli.options import Target, asynchronous, targeted
+from quartet_client.cli.output import console
 from quartet_client.terminal import echo
 from quartet_common.text import one_line
 

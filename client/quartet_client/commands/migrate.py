@@ -4,7 +4,7 @@ import shlex
 
 import click
 
-from quartet_client.colossalchat import migrate
+from quartet_client.cli.migrate import migrate
 from quartet_common.text import visible
 
 

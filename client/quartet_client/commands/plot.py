@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
+from quartet_client.cli.plot import plot_runs
 from quartet_client.errors import InputError
-from quartet_client.plot import plot_runs
 from quartet_client.terminal import echo
 from quartet_common.plugins import install_command
 

@@ -5,8 +5,8 @@ import sys
 import click
 from rich.text import Text
 
-from quartet_client.commands.output import console, print_json
-from quartet_client.commands.target import Target, asynchronous, json_option, targeted
+from quartet_client.cli.options import Target, asynchronous, json_option, targeted
+from quartet_client.cli.output import console, print_json
 from quartet_common.text import one_line
 
 

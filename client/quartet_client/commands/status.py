@@ -6,8 +6,8 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from quartet_client.commands.output import console, print_json
-from quartet_client.commands.target import Target, asynchronous, json_option, targeted
+from quartet_client.cli.options import Target, asynchronous, json_option, targeted
+from quartet_client.cli.output import console, print_json
 from quartet_client.runs import ServiceStatus
 from quartet_common.text import one_line
 

@@ -7,11 +7,11 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from quartet_client.commands.output import completion_text, console, print_json
-from quartet_client.commands.target import Target, asynchronous, json_option, run_option, targeted
+from quartet_client.cli.options import Target, asynchronous, json_option, run_option, targeted
+from quartet_client.cli.output import completion_text, console, print_json
 from quartet_client.dashboard.metrics_file import MetricsFile
-from quartet_client.lives import GroupLife, Moment
-from quartet_client.types import Handle
+from quartet_client.history import GroupLife, Moment
+from quartet_client.models import Handle
 from quartet_common.text import one_line
 
 _STYLES = {"returned": "yellow", "dead": "red", "dropped": "yellow", "committed": "green", "delivered": "green"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 
 from quartet_client.async_client import AsyncClient
-from quartet_client.connections import KINDS
+from quartet_client.connection import KINDS
 from quartet_client.dashboard.metrics_file import MetricsFile
 from quartet_client.dashboard.picture import Picture
 from quartet_client.dashboard.snapshot import samples, snapshot

@@ -17,9 +17,9 @@ from quartet_client.events import (
     StepFinished,
     WeightsPublished,
 )
+from quartet_client.models import DeadPrompt, Group
 from quartet_client.progress import RunProgress
 from quartet_client.runs import Member, Run, ServiceStatus
-from quartet_client.types import DeadPrompt, Group
 
 _BUSY_ASKED = 60  # answers of a service over which its idle fraction is told: two minutes
 

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from quartet_client.types import Completion, Group
+from quartet_client.models import Completion, Group
 
 _MOST = 6000  # characters of a text that are shown; a model may write 100,000
 _THOUGHT = re.compile(r"^(?P<thought>.*?)</think>(?P<answer>.*)$", re.DOTALL)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from quartet_client.connections import KINDS
+from quartet_client.connection import KINDS
 from quartet_client.dashboard.curves import StepRow, thinned
 from quartet_client.dashboard.picture import Picture
 from quartet_client.dashboard.samples import sample_fields

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quartet_client.connections import KINDS
+from quartet_client.connection import KINDS
 from quartet_client.dashboard.curves import StepRow
 from quartet_client.dashboard.picture import Picture
 from quartet_client.runs import ServiceStatus

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from quartet_client.commands.output import console, group_fields, print_json, show_group
-from quartet_client.commands.target import Target, asynchronous, json_option, run_option, targeted
+from quartet_client.cli.options import Target, asynchronous, json_option, run_option, targeted
+from quartet_client.cli.output import console, group_fields, print_json, show_group
 from quartet_client.data import load_prompts
 from quartet_client.terminal import echo
 

@@ -17,8 +17,8 @@ from quartet_client.authority import (
     read_info,
     renew_authority,
 )
-from quartet_client.commands.output import console, print_json
-from quartet_client.commands.target import json_option
+from quartet_client.cli.options import json_option
+from quartet_client.cli.output import console, print_json
 from quartet_client.errors import InputError
 from quartet_client.terminal import echo
 from quartet_common.roles import ROLES

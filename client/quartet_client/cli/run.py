@@ -10,8 +10,8 @@ from rich.console import Console
 
 from quartet_client.async_client import AsyncClient
 from quartet_client.attach import feed_and_watch, take_up
-from quartet_client.commands.output import console, print_json
-from quartet_client.commands.target import Target, the_launcher, with_broker
+from quartet_client.cli.options import Target, the_launcher, with_broker
+from quartet_client.cli.output import console, print_json
 from quartet_client.data import DataSection, RunData
 from quartet_client.errors import QuartetError
 from quartet_client.evaluations import accuracy_text

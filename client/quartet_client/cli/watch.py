@@ -2,8 +2,8 @@
 
 import click
 
-from quartet_client.commands.output import console
-from quartet_client.commands.target import Target, asynchronous, targeted
+from quartet_client.cli.options import Target, asynchronous, targeted
+from quartet_client.cli.output import console
 from quartet_client.errors import InputError
 from quartet_client.progress import RunProgress
 from quartet_client.view import RunView

@@ -12,12 +12,16 @@ from collections.abc import Sequence
 import click
 
 from quartet_client import __version__
+from quartet_client.cli.contract_test import contract_test
+from quartet_client.cli.dashboard import dashboard
+from quartet_client.cli.dead import dead
+from quartet_client.cli.host import certs
+from quartet_client.cli.prompts import submit
+from quartet_client.cli.run import run
+from quartet_client.cli.runs import runs
+from quartet_client.cli.watch import top, watch
 from quartet_client.commands.audit import audit
-from quartet_client.commands.certs import certs
 from quartet_client.commands.completion import completion
-from quartet_client.commands.contract_test import contract_test
-from quartet_client.commands.dashboard import dashboard
-from quartet_client.commands.dead import dead
 from quartet_client.commands.doctor import doctor
 from quartet_client.commands.env import env
 from quartet_client.commands.evaluate import evaluate
@@ -25,13 +29,9 @@ from quartet_client.commands.generate import generate
 from quartet_client.commands.logs import logs
 from quartet_client.commands.migrate import migrate_colossalchat
 from quartet_client.commands.plot import plot
-from quartet_client.commands.run import run
-from quartet_client.commands.runs import runs
 from quartet_client.commands.score import score
 from quartet_client.commands.status import status
-from quartet_client.commands.submit import submit
 from quartet_client.commands.trace import trace
-from quartet_client.commands.watch import top, watch
 from quartet_client.errors import QuartetError
 from quartet_client.terminal import complain
 from quartet_common.config import ConfigError

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from quartet_client.models import Completion, Group
 from quartet_client.terminal import Terminal
-from quartet_client.types import Completion, Group
 from quartet_common.text import one_line, visible
 
 

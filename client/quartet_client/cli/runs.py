@@ -4,8 +4,8 @@ import click
 from google.protobuf.json_format import MessageToDict
 from rich.table import Table
 
-from quartet_client.commands.output import console, print_json
-from quartet_client.commands.target import Target, asynchronous, json_option, targeted
+from quartet_client.cli.options import Target, asynchronous, json_option, targeted
+from quartet_client.cli.output import console, print_json
 from quartet_client.runs import Member, Run
 from quartet_client.terminal import echo
 

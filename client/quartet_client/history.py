@@ -11,7 +11,7 @@ from quartet.v1 import broker_pb2
 
 from quartet_client.errors import QuartetError
 from quartet_client.events import CheckpointSaved, RunEvent, StepFinished, WeightsPublished
-from quartet_client.types import Group, Handle, enum_name, to_datetime
+from quartet_client.models import Group, Handle, enum_name, to_datetime
 
 if TYPE_CHECKING:
     from quartet_client.async_client import AsyncClient

@@ -9,11 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from quartet_client.async_client import AsyncClient
-from quartet_client.commands.output import console, group_fields, print_json, show_group
-from quartet_client.commands.target import Target, asynchronous, json_option, targeted
+from quartet_client.cli.options import Target, asynchronous, json_option, targeted
+from quartet_client.cli.output import console, group_fields, print_json, show_group
 from quartet_client.errors import InputError
+from quartet_client.models import DeadPrompt, Handle, enum_name
 from quartet_client.terminal import echo
-from quartet_client.types import DeadPrompt, Handle, enum_name
 from quartet_common.text import one_line
 
 

@@ -8,7 +8,7 @@ import grpc
 from quartet.v1 import broker_pb2, broker_pb2_grpc, common_pb2, reward_pb2_grpc, rollout_pb2_grpc, trainer_pb2_grpc
 
 from quartet_client.errors import QuartetError
-from quartet_client.types import enum_name
+from quartet_client.models import enum_name
 from quartet_common.channel import connect
 from quartet_common.config import AddressesSection, SecuritySection
 from quartet_common.diagnosis import Peer

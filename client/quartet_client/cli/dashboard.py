@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from quartet_client.async_client import AsyncClient
-from quartet_client.commands.target import Target, asynchronous, run_option, targeted
+from quartet_client.cli.options import Target, asynchronous, run_option, targeted
 from quartet_client.errors import InputError
 from quartet_client.terminal import echo
 
