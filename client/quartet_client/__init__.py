@@ -1,11 +1,12 @@
 """Quartet's Python client and the `quartet` command.
 
-- `async_client`, `client`: everything a program may ask, for asyncio and for ordinary programs.
-- `types`, `runs`, `events`: what they return. `errors`: what they raise.
+- `async_client`, `client`: all calls, for asyncio and for blocking programs.
+- `models`, `events`: what they return. `errors`: what they raise.
 - `prompts`, `data`: prompts in Python and JSONL, the [data] section, the order of passes.
-- `connections`, `submission`, `streams`, `services`: how they talk to the services.
-- `feeder`: creates a run and feeds it with prompts. `progress`, `view`: what a run is doing, and its picture.
-- `cli`, `commands`: the command.
+- `connection`, `streams`: channels and outages; prompts submitted, results and events followed.
+- `feed`: creates a run and submits its prompts. `history`: what became of one group. `audit`: of all.
+- `progress`, `view`, `terminal`: the state of a run and its picture. `dashboard`: the same in a browser.
+- `cli`: the command. `doctor`, `authority`: checks of a host, certificates.
 """
 
 from importlib import import_module
@@ -16,9 +17,20 @@ if TYPE_CHECKING:
     from quartet_client.client import Client
     from quartet_client.data import load_prompts
     from quartet_client.errors import InputError, QuartetError
-    from quartet_client.models import Completion, DeadPrompt, Group, Handle, Score, VersionSpan
+    from quartet_client.models import (
+        Completion,
+        DeadPrompt,
+        Evaluation,
+        Group,
+        Handle,
+        Member,
+        Run,
+        RunStats,
+        Score,
+        ServiceStatus,
+        VersionSpan,
+    )
     from quartet_client.prompts import Prompt
-    from quartet_client.runs import Evaluation, Member, Run, RunStats, ServiceStatus
 
 __version__ = "0.1.0"
 
@@ -28,17 +40,17 @@ _HOME_OF = {
     "Client": "quartet_client.client",
     "Completion": "quartet_client.models",
     "DeadPrompt": "quartet_client.models",
-    "Evaluation": "quartet_client.runs",
+    "Evaluation": "quartet_client.models",
     "Group": "quartet_client.models",
     "Handle": "quartet_client.models",
     "InputError": "quartet_client.errors",
-    "Member": "quartet_client.runs",
+    "Member": "quartet_client.models",
     "Prompt": "quartet_client.prompts",
     "QuartetError": "quartet_client.errors",
-    "Run": "quartet_client.runs",
-    "RunStats": "quartet_client.runs",
+    "Run": "quartet_client.models",
+    "RunStats": "quartet_client.models",
     "Score": "quartet_client.models",
-    "ServiceStatus": "quartet_client.runs",
+    "ServiceStatus": "quartet_client.models",
     "VersionSpan": "quartet_client.models",
     "load_prompts": "quartet_client.data",
 }

@@ -13,17 +13,25 @@ import grpc
 from pydantic import ValidationError
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, rollout_pb2, trainer_pb2
 
-from quartet_client.connection import Connections
+from quartet_client.connection import Connections, service_status, service_statuses
 from quartet_client.data import DataSection
 from quartet_client.errors import InputError, QuartetError
 from quartet_client.events import RunEvent
 from quartet_client.history import GroupLife, group_life
-from quartet_client.models import Completion, DeadPrompt, Group, Handle, Score, enum_name
+from quartet_client.models import (
+    Completion,
+    DeadPrompt,
+    Evaluation,
+    Group,
+    GroupPlace,
+    Handle,
+    Run,
+    Score,
+    ServiceStatus,
+    enum_name,
+)
 from quartet_client.prompts import Prompt, PromptLike
-from quartet_client.runs import Evaluation, GroupPlace, Run, ServiceStatus
-from quartet_client.services import service_status, service_statuses
-from quartet_client.streams import collect_results, watch_run
-from quartet_client.submission import batches, submit_batch
+from quartet_client.streams import batches, collect_results, submit_batch, watch_run
 from quartet_common import tracing
 from quartet_common.config import (
     AddressesSection,
@@ -416,7 +424,7 @@ class AsyncClient:
 
     async def life(self, handle: Handle) -> GroupLife:
         """Tell what became of a prompt instance, from its submit to the weights that carry it."""
-        return await group_life(self, handle)
+        return await group_life(self.connections, handle)
 
     async def _broker(self, method: str, request, timeout: float = 0):
         return await self.connections.call("broker", method, request, timeout=timeout)

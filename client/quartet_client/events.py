@@ -6,8 +6,7 @@ from datetime import datetime
 
 from quartet.v1 import broker_pb2
 
-from quartet_client.models import Group, enum_name, to_datetime
-from quartet_client.runs import Member
+from quartet_client.models import Group, Member, enum_name, to_datetime
 from quartet_common.durations import to_seconds
 
 

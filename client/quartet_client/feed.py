@@ -5,6 +5,7 @@ to the broker by their instance ids.
 """
 
 import asyncio
+import math
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -14,11 +15,12 @@ from typing import Literal, TypeVar
 import grpc
 
 from quartet_client.async_client import AsyncClient
+from quartet_client.connection import Outage, wait_for
 from quartet_client.data import RunData
 from quartet_client.errors import QuartetError
-from quartet_client.outage import Outage, wait_for
-from quartet_client.runs import Run
-from quartet_client.submission import MAX_INSTANCES, batches, submit_batch
+from quartet_client.models import Run
+from quartet_client.streams import MAX_INSTANCES, batches, submit_batch
+from quartet_client.view import RunView, watch_progress
 from quartet_common import tracing
 from quartet_common.config import LoadedConfig
 from quartet_common.log import get_logger
@@ -178,3 +180,48 @@ class _Feeder:
         self._report.ended_by = by
         log.info("feeding ended", extra={"by": by, "new": self._report.submitted, "known": self._report.known})
         return self._report
+
+
+async def take_up(config: LoadedConfig, data: RunData, client: AsyncClient) -> Run:
+    """Make the run, or go on with the one that stands: a finished one, too, if the run file asks for more.
+
+    More are a higher run.max_steps, and more data.passes where the prompts had ended and the steps had not.
+
+    Raises:
+        QuartetError: the broker cannot be reached, or refuses the run; e.g. one that failed does not go on.
+    """
+    try:
+        stands = await client.run(config.run.id)
+    except QuartetError as error:
+        if error.code is not grpc.StatusCode.NOT_FOUND:
+            raise
+        return await client.create_run(config.run)
+    more_steps = (config.run.max_steps or math.inf) > (stands.spec.max_steps or math.inf)
+    more_passes = stands.prompts_ended and (data.section.passes or math.inf) > stands.newest_data_pass + 1
+    return await client.create_run(config.run, extend=more_steps or (more_passes and stands.ending != "max_steps"))
+
+
+async def feed_and_watch(config: LoadedConfig, data: RunData, client: AsyncClient, view: RunView) -> None:
+    """Create the run, feed it and show it until it ends; `view.progress` tells how.
+
+    The run goes on without this process: cancelled, it can be attached to again.
+
+    Raises:
+        QuartetError: the broker cannot be reached, or refuses the run or its prompts.
+    """
+    await take_up(config, data, client)
+    stop = asyncio.Event()
+    feeding = asyncio.create_task(keep_fed(config, client, stop, data))
+    watching = asyncio.create_task(watch_progress(client, view))
+    try:
+        with view:
+            # Feeding ends with the run, or by an error that the watcher would wait for in vain.
+            await asyncio.wait([feeding, watching], return_when=asyncio.FIRST_COMPLETED)
+            if not watching.done():
+                await feeding
+            await watching
+    finally:
+        stop.set()
+        for task in (feeding, watching):
+            task.cancel()
+        await asyncio.gather(feeding, watching, return_exceptions=True)

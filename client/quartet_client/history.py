@@ -5,16 +5,14 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from quartet.v1 import broker_pb2
 
+from quartet_client.connection import Connections
 from quartet_client.errors import QuartetError
 from quartet_client.events import CheckpointSaved, RunEvent, StepFinished, WeightsPublished
 from quartet_client.models import Group, Handle, enum_name, to_datetime
-
-if TYPE_CHECKING:
-    from quartet_client.async_client import AsyncClient
+from quartet_client.streams import collect_results, watch_run
 
 _QUIET_SECONDS = 1.0  # after which the events of a run that goes on are all there
 _RESULT_SECONDS = 5.0
@@ -62,17 +60,17 @@ class GroupLife:
     traceparent: str
 
 
-async def group_life(client: "AsyncClient", handle: Handle) -> GroupLife:
+async def group_life(connections: Connections, handle: Handle) -> GroupLife:
     """Return the life of a group. Raises QuartetError if the run never saw it, or forgot it."""
     request = broker_pb2.GetGroupRequest(run_id=handle.run_id, instance_id=handle.instance_id)
-    answer = await client.connections.call("broker", "GetGroup", request)
+    answer = await connections.call("broker", "GetGroup", request)
     state = enum_name(broker_pb2.GroupState, answer.state)
     moments = [_moment(moment) for moment in answer.moments]
     policy_version = -1
     if state in ("trained", "committed"):
-        told, policy_version = await _of_step(client, handle.run_id, answer.step)
+        told, policy_version = await _of_step(connections, handle.run_id, answer.step)
         moments = sorted([*moments, *told], key=lambda moment: moment.at)
-    group = await _transcript(client, handle) if state in _ANSWERED else None
+    group = await _transcript(connections, handle) if state in _ANSWERED else None
     return GroupLife(
         run_id=handle.run_id,
         instance_id=handle.instance_id,
@@ -96,11 +94,11 @@ def _moment(moment: broker_pb2.GroupMoment) -> Moment:
     return Moment(to_datetime(moment.at), enum_name(broker_pb2.GroupMomentKind, moment.kind), moment.who, detail)
 
 
-async def _of_step(client: "AsyncClient", run_id: str, step: int) -> tuple[list[Moment], int]:
+async def _of_step(connections: Connections, run_id: str, step: int) -> tuple[list[Moment], int]:
     """Return what a run's events tell of a step and its weights, and the version that carried it to the rollouts."""
     trained = published = durable = None
     version = -1
-    async for event in _events_so_far(client, run_id):
+    async for event in _events_so_far(connections, run_id):
         match event.what:
             case StepFinished(step=done, policy_version=made) if done == step:
                 # Trained again after a resume, all that followed is of the later time.
@@ -114,9 +112,9 @@ async def _of_step(client: "AsyncClient", run_id: str, step: int) -> tuple[list[
     return [moment for moment in (trained, published, durable) if moment], version
 
 
-async def _events_so_far(client: "AsyncClient", run_id: str) -> AsyncIterator[RunEvent]:
+async def _events_so_far(connections: Connections, run_id: str) -> AsyncIterator[RunEvent]:
     """Yield the events that are kept; of a run that goes on, until none comes for a moment."""
-    async with aclosing(client.watch(run_id)) as events:
+    async with aclosing(watch_run(connections, run_id, "")) as events:
         while True:
             try:
                 async with asyncio.timeout(_QUIET_SECONDS):
@@ -126,10 +124,10 @@ async def _events_so_far(client: "AsyncClient", run_id: str) -> AsyncIterator[Ru
             yield event
 
 
-async def _transcript(client: "AsyncClient", handle: Handle) -> Group | None:
+async def _transcript(connections: Connections, handle: Handle) -> Group | None:
     """Return the group while its transcript is kept to be collected."""
     with suppress(QuartetError):
-        async with aclosing(client.results([handle], timeout=_RESULT_SECONDS)) as groups:
+        async with aclosing(collect_results(connections, [handle], _RESULT_SECONDS)) as groups:
             async for group in groups:
                 return group
     return None

@@ -1,4 +1,4 @@
-"""What a run is doing: its events, and what the services say of themselves, folded into one plain object.
+"""The state of a run: its events and the status of its services, folded into one plain object.
 
 Metric names are those of docs/metrics.md. The launcher, `quartet watch` and `quartet run` draw it with `view`.
 """
@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
-from quartet_client.evaluations import figure_of, incomplete
 from quartet_client.events import (
     CheckpointSaved,
     EvaluationFinished,
@@ -20,8 +20,36 @@ from quartet_client.events import (
     StepFinished,
     WeightsPublished,
 )
-from quartet_client.models import Group
-from quartet_client.runs import Member, Run, RunStats, ServiceStatus
+from quartet_client.models import Group, Member, Run, RunStats, ServiceStatus
+
+
+def figure_of(metrics: Mapping[str, Any], evaluation_set: str, name: str) -> Any:
+    """Return `eval/{set}/{name}`; None if it was not reported, or is no figure of the set because prompts were lost."""
+    return None if incomplete(metrics, evaluation_set) else metrics.get(f"eval/{evaluation_set}/{name}")
+
+
+def accuracy_text(value: float | None, interval: tuple[float, float] | None, judged: int, form: str = ".1%") -> str:
+    """Return "81.2% (95%: 71.3% to 88.3%, n = 80)", n the judged completions; "–" if none was judged."""
+    if value is None:
+        return "–"
+    if interval is None:
+        return f"{value:{form}}"
+    return f"{value:{form}} (95%: {interval[0]:{form}} to {interval[1]:{form}}, n = {judged})"
+
+
+def incomplete(metrics: Mapping[str, Any], evaluation_set: str) -> str:
+    """Return "incomplete: 78 of 80" of an evaluation that lost prompts; else ""."""
+    dead = metrics.get(f"eval/{evaluation_set}/dead")
+    answered = metrics.get(f"eval/{evaluation_set}/prompts")
+    if not isinstance(dead, int | float) or not isinstance(answered, int | float) or not dead:
+        return ""
+    return incomplete_of(answered, answered + dead)
+
+
+def incomplete_of(answered: float, prompts: float) -> str:
+    """Return the words for an evaluation of so many prompts, of which so many were answered."""
+    return f"incomplete: {answered:.0f} of {prompts:.0f}"
+
 
 REWARD = "reward/mean"
 ACCURACY = "reward/ans_acc"
@@ -179,3 +207,36 @@ class RunProgress:
         lost, interval = incomplete(metrics, name), None if low is None or high is None else (low, high)
         version = evaluation.policy_version
         points.append(EvaluationPoint(version, at, accuracy, reward, lost, interval, int(judged or 0)))
+
+
+# Of the trainer, by phase; a phase that is not here has nothing to say.
+_PHASES = {
+    "starting": "loads the model {model}",
+    "publishing": "sends weights to the rollouts",
+    "evaluating": "evaluates version {version}",
+    "waiting_for_batch": "waits for its batch; {ready} of {needed} groups are ready",
+    "training": "trains its first batch",
+}
+
+
+def starting(state: RunProgress) -> dict[str, str]:
+    """Return what keeps the next step from coming, by service; empty once there was a step, or the run has ended."""
+    trainer = state.services.get("trainer")
+    if state.ended or (state.stepped and _phase(trainer) != "starting"):
+        return {}
+    told = {}
+    for kind, service in state.services.items():
+        if service.error:
+            continue
+        if service.waiting_for:
+            told[kind] = f"waits for {', '.join(service.waiting_for)}"
+        elif kind == "trainer" and (phase := _PHASES.get(_phase(service))):
+            ready = state.stats.ready + state.stats.leased_to_trainer if state.stats else 0
+            values = {"model": state.model, "version": service.details.get("step", 0)}
+            told[kind] = phase.format(**values, ready=ready, needed=state.groups_per_step).strip()
+    return told
+
+
+def _phase(trainer: ServiceStatus | None) -> str:
+    phase = str(trainer.details.get("phase", "")) if trainer else ""
+    return phase.removeprefix("TRAINER_PHASE_").lower()

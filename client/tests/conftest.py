@@ -17,7 +17,7 @@ from real_broker import ENVIRONMENT, real_broker  # noqa: E402
 from small_services import SmallServices  # noqa: E402
 
 from quartet_client import history as lives  # noqa: E402
-from quartet_client import watching
+from quartet_client import view as watching
 from quartet_client.dashboard import collector  # noqa: E402
 from quartet_common.ports import free_port
 

@@ -12,8 +12,7 @@ from quartet.v1 import broker_pb2
 
 from quartet_client import AsyncClient, Client, Group, InputError, QuartetError, Run
 from quartet_client.events import RunEvent
-from quartet_client.models import Handle
-from quartet_client.runs import RunStats
+from quartet_client.models import Handle, RunStats
 
 PROMPTS = [{"prompt": "2+3=5", "gt_answer": "5"}, {"prompt": "1+1=3", "gt_answer": "2"}, "no reference"]
 

@@ -11,15 +11,14 @@ from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
 
 from quartet_client import AsyncClient
 from quartet_client.dashboard import Collector, PageServer, Picture
-from quartet_client.dashboard.curves import thinned
-from quartet_client.dashboard.metrics_file import MetricsFile
-from quartet_client.dashboard.samples import split_thought
+from quartet_client.dashboard.collector import MetricsFile
+from quartet_client.dashboard.picture import thinned
 from quartet_client.dashboard.server import is_loopback
-from quartet_client.dashboard.snapshot import snapshot
+from quartet_client.dashboard.snapshot import snapshot, split_thought
 from quartet_client.dashboard.verdict import judge, span
 from quartet_client.errors import InputError
 from quartet_client.events import RunEvent
-from quartet_client.runs import RunStats, ServiceStatus
+from quartet_client.models import RunStats, ServiceStatus
 
 ATTACK = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\u202e"
 

@@ -13,7 +13,7 @@ import pytest
 
 from quartet_client.authority import create_authority, issue
 from quartet_client.cli.main import main
-from quartet_client.doctor import host, program, security
+from quartet_client.doctor import host, program
 from quartet_common.config import SecuritySection, ServerSection
 
 
@@ -110,7 +110,7 @@ def test_a_peer_that_is_not_there_is_a_failure_with_a_cure(capsys):
 
 @pytest.mark.parametrize(("insecure", "state"), [(False, "failure"), (True, "warning")])
 def test_plaintext_off_loopback(insecure, state):
-    (finding,) = security.check_security("reward", "10.0.0.7:7102", "", SecuritySection(insecure=insecure))
+    (finding,) = program.check_security("reward", "10.0.0.7:7102", "", SecuritySection(insecure=insecure))
     assert finding.state == state
 
 
@@ -138,12 +138,12 @@ def section(tmp_path):
     ],
 )
 def test_a_certificate_is_read_as_others_will(section, given, host_name, expected):
-    findings = security.check_security("reward", f"{host_name}:7102", "", section(**given))
+    findings = program.check_security("reward", f"{host_name}:7102", "", section(**given))
     assert {finding.check: finding.state for finding in findings} == expected
 
 
 def test_a_torn_pair_of_key_and_certificate_is_found(section):
-    (finding,) = security.check_security("reward", "127.0.0.1:7102", "", section(key="another"))
+    (finding,) = program.check_security("reward", "127.0.0.1:7102", "", section(key="another"))
     assert finding.state == "failure" and "not of one pair" in finding.what
 
 

@@ -8,8 +8,8 @@ import pytest
 from small_services import SmallServices, until
 
 from quartet_client import AsyncClient, QuartetError, streams
-from quartet_client.outage import Outage
-from quartet_client.submission import submit_batch
+from quartet_client.connection import Outage
+from quartet_client.streams import submit_batch
 from quartet_common.errors import resource_exhausted, unavailable
 
 PATIENCE = 1.5

@@ -16,9 +16,8 @@ from quartet_client.events import (
     StepFinished,
     WeightsPublished,
 )
-from quartet_client.models import Completion, Group, Score, VersionSpan
+from quartet_client.models import Completion, Group, Member, RunStats, Score, ServiceStatus, VersionSpan
 from quartet_client.progress import RunProgress
-from quartet_client.runs import Member, RunStats, ServiceStatus
 from quartet_client.view import RunView
 
 START = datetime(2026, 11, 20, 12, tzinfo=UTC)

@@ -7,13 +7,11 @@ import pytest
 from real_broker import echoing_rollout
 
 from quartet_client import AsyncClient, QuartetError
-from quartet_client.attach import take_up
 from quartet_client.data import DataSection, RunData
-from quartet_client.feed import feed
+from quartet_client.feed import feed, take_up
 from quartet_client.progress import RunProgress
-from quartet_client.submission import submit_batch
-from quartet_client.view import RunView
-from quartet_client.watching import watch_progress
+from quartet_client.streams import submit_batch
+from quartet_client.view import RunView, watch_progress
 from quartet_common.config import load_config
 
 

@@ -14,7 +14,7 @@ from checkpoint_folder import manifests
 from town import RUN, Town
 
 from quartet_client import AsyncClient
-from quartet_client.runs import Run
+from quartet_client.models import Run
 from quartet_common.config import SecuritySection
 from quartet_common.ledger import LEDGER_FILE, LedgerError, read_ledger
 

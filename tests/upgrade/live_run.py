@@ -14,7 +14,7 @@ from another_build import ROOT, Build
 
 from quartet_client import AsyncClient
 from quartet_client.events import RunEvent, StepFinished
-from quartet_client.runs import Run
+from quartet_client.models import Run
 from quartet_common.ports import free_ports
 from quartet_local.redis import find_server
 

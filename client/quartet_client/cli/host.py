@@ -1,9 +1,10 @@
-"""`quartet certs`: certificates for mutual TLS between the services."""
+"""`quartet certs`, `doctor`, `env` and `completion`: this host."""
 
 import pwd
 from pathlib import Path
 
 import click
+from click.shell_completion import get_completion_class
 from rich.table import Table
 from rich.text import Text
 
@@ -17,11 +18,14 @@ from quartet_client.authority import (
     read_info,
     renew_authority,
 )
-from quartet_client.cli.options import json_option
+from quartet_client.cli.options import asynchronous, json_option, the_launcher
 from quartet_client.cli.output import console, print_json
+from quartet_client.doctor import SERVICES, examine
+from quartet_client.doctor.findings import Finding
 from quartet_client.errors import InputError
 from quartet_client.terminal import echo
 from quartet_common.roles import ROLES
+from quartet_common.text import one_line
 
 _folder = click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path, file_okay=False))
 _hosts = click.option(
@@ -158,3 +162,81 @@ def _show(found: list[CertificateInfo]) -> None:
             Text(f"{left:.0f}", style),
         )
     console().print(table if found else "no certificates there")
+
+
+# A sign besides the colour: not everyone sees the one, not every terminal shows it.
+_SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failure": ("✗", "red")}
+
+
+@click.command()
+@click.argument("service", type=click.Choice(SERVICES))
+@click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
+@click.option("--running", is_flag=True, help="The service runs already: do not say that its port is taken.")
+@click.option("--user", metavar="NAME", help="Who runs it. Default: the systemd unit's user, where there is one.")
+@json_option
+@asynchronous
+async def doctor(
+    service: str, file: Path | None, overrides: tuple[str, ...], running: bool, user: str | None, as_json: bool
+) -> int:
+    """Look at this host as the place of SERVICE with the run file FILE. Exits with 1 when it will not work."""
+    found = []
+    async for finding in examine(service, file, overrides, running, user):
+        found.append(finding)
+        if not as_json:
+            console().print(_line(finding))
+    if as_json:
+        print_json(found)
+    return int(any(finding.state == "failure" for finding in found))
+
+
+def _line(finding: Finding) -> Text:
+    sign, style = _SIGNS[finding.state]
+    line = Text(f"{sign} {finding.check:<13} ", style)
+    line.append(one_line(finding.what), "")
+    if finding.cure:
+        line.append(f"\n  {'':<13} → {one_line(finding.cure)}", "dim")
+    return line
+
+
+@click.group()
+def env() -> None:
+    """The services' environments on this machine."""
+
+
+@env.command()
+@click.argument("service")
+@click.argument("packages", metavar="PACKAGE...", nargs=-1, required=True)
+def add(service: str, packages: tuple[str, ...]) -> int:
+    """Install PACKAGE... into a service's environment, and again whenever that is made anew.
+
+    A PACKAGE is what pip takes: a requirement, a folder with a package, or a requirements file (*.txt).
+    """
+    with the_launcher("install them yourself into the service's environment"):
+        from quartet_local.checkout import run_environments
+    return run_environments(service, *(f"--add={package}" for package in packages))
+
+
+_VARIABLE = "_QUARTET_COMPLETE"  # what Click asks the command for completions by; see its "Shell Completion"
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> int:
+    """Print the completion script of SHELL, to be sourced by its start-up file.
+
+    \b
+    bash  eval "$(quartet completion bash)"         in ~/.bashrc
+    zsh   eval "$(quartet completion zsh)"          in ~/.zshrc, after compinit
+    fish  quartet completion fish | source          in ~/.config/fish/config.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None  # Click has these three
+    click.echo(_source(kind(context.find_root().command, {}, "quartet", _VARIABLE)))
+    return 0
+
+
+def _source(script: object) -> str:
+    # Click's method first asks the bash of this machine for its version; whoever asks may prepare it for another.
+    return script.source_template % script.source_vars()  # type: ignore[attr-defined]

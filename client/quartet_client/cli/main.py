@@ -15,23 +15,14 @@ from quartet_client import __version__
 from quartet_client.cli.contract_test import contract_test
 from quartet_client.cli.dashboard import dashboard
 from quartet_client.cli.dead import dead
-from quartet_client.cli.host import certs
-from quartet_client.cli.prompts import submit
+from quartet_client.cli.host import certs, completion, doctor, env
+from quartet_client.cli.logs import logs
+from quartet_client.cli.migrate import migrate_colossalchat
+from quartet_client.cli.plot import plot
+from quartet_client.cli.prompts import evaluate, generate, score, submit
 from quartet_client.cli.run import run
-from quartet_client.cli.runs import runs
-from quartet_client.cli.watch import top, watch
-from quartet_client.commands.audit import audit
-from quartet_client.commands.completion import completion
-from quartet_client.commands.doctor import doctor
-from quartet_client.commands.env import env
-from quartet_client.commands.evaluate import evaluate
-from quartet_client.commands.generate import generate
-from quartet_client.commands.logs import logs
-from quartet_client.commands.migrate import migrate_colossalchat
-from quartet_client.commands.plot import plot
-from quartet_client.commands.score import score
-from quartet_client.commands.status import status
-from quartet_client.commands.trace import trace
+from quartet_client.cli.runs import audit, runs
+from quartet_client.cli.watch import status, top, trace, watch
 from quartet_client.errors import QuartetError
 from quartet_client.terminal import complain
 from quartet_common.config import ConfigError

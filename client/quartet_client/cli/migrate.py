@@ -1,4 +1,4 @@
-"""ColossalChat's command line (`rl_example.py`), as a run file. docs/colossalchat.md tells the flags one by one."""
+"""`quartet migrate-colossalchat`: ColossalChat's command line as a run file (docs/colossalchat.md)."""
 
 import argparse
 import json
@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+import click
+
 from quartet_client.errors import InputError
 from quartet_common.presets import TRAINER_PRESETS
-from quartet_common.text import one_line
+from quartet_common.text import one_line, visible
 from quartet_common.toml import run_file_text
 
 # The values of `trainer.preset` that stand for `-a`.
@@ -247,3 +249,17 @@ def _evaluation_sets(text: str) -> dict[str, str]:
     if not isinstance(sets, dict) or not all(isinstance(path, str) for path in sets.values()):
         raise InputError(f"-ed takes a JSON object of names and files, got {text}")
     return sets
+
+
+# Its words look like options, but they are not ours; -h is not ColossalChat's, and neither is it ours here.
+@click.command(
+    "migrate-colossalchat", context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]}
+)
+@click.argument("flags", nargs=-1, required=True, type=click.UNPROCESSED)
+def migrate_colossalchat(flags: tuple[str, ...]) -> int:
+    """Print the run file that does what ColossalChat's rl_example.py does with FLAGS, in one argument or as they are.
+
+    Flags that have no counterpart are named in its comments, with the reason.
+    """
+    click.echo(visible(migrate(flags[0] if len(flags) == 1 else shlex.join(flags))), nl=False)
+    return 0

@@ -1,11 +1,16 @@
-"""Learning curves of one run or several, from their metrics.jsonl. Needs matplotlib."""
+"""`quartet plot`: learning curves of one run or several, from their metrics.jsonl, as a PNG. Needs matplotlib."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from quartet_client.evaluations import figure_of
+import click
+
+from quartet_client.errors import InputError
+from quartet_client.progress import figure_of
+from quartet_client.terminal import echo
+from quartet_common.plugins import install_command
 
 
 @dataclass(frozen=True)
@@ -111,3 +116,28 @@ def _smoothed(values: Sequence[float], weight: float = 0.8) -> list[float]:
         total = weight * total + (1 - weight) * value
         smooth.append(total / (1 - weight**count))
     return smooth
+
+
+@click.command()
+@click.argument("folders", metavar="FOLDER...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="The PNG. Default: learning_curve.png in FOLDER; of several, learning_curve-A-B.png in the first.",
+)
+def plot(folders: tuple[Path, ...], output: Path | None) -> int:
+    """Draw accuracy, reward, length and staleness of the runs in FOLDER..., in one picture."""
+    for folder in folders:
+        if not (folder / "metrics.jsonl").is_file():
+            raise InputError(f"'{folder}' is not the folder of a run with metrics: it has no metrics.jsonl")
+    names = [folder.resolve().name for folder in folders] if len(folders) > 1 else []
+    output = output or folders[0] / f"{'-'.join(['learning_curve', *names])[:200]}.png"
+    try:
+        plot_runs(folders, output)
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        raise InputError(f"quartet plot needs matplotlib: {install_command('matplotlib')}") from error
+    echo(output)
+    return 0

@@ -1,13 +1,20 @@
-"""`quartet submit`: prompts to a run, and their completions back."""
+"""`quartet submit`, `generate`, `score` and `eval`: prompts and completions."""
 
+import asyncio
+import sys
 from pathlib import Path
+from typing import Any
 
 import click
+from rich.text import Text
 
-from quartet_client.cli.options import Target, asynchronous, json_option, run_option, targeted
-from quartet_client.cli.output import console, group_fields, print_json, show_group
+from quartet_client.cli.options import Target, asynchronous, json_option, run_option, targeted, the_launcher
+from quartet_client.cli.output import completion_fields, completion_text, console, group_fields, print_json, show_group
 from quartet_client.data import load_prompts
+from quartet_client.models import Evaluation
+from quartet_client.progress import accuracy_text, incomplete_of
 from quartet_client.terminal import echo
+from quartet_common.text import one_line
 
 
 @click.command()
@@ -60,3 +67,144 @@ async def submit(
             else:
                 show_group(out, group)
     return 1 if failed else 0
+
+
+@click.command()
+@click.argument("prompt")
+@click.option("--chat", is_flag=True, help="Send PROMPT as a user's message, rendered with the model's chat template.")
+@click.option("-n", "n", type=int, help="Completions.")
+@click.option("--temperature", type=float, help="Softmax temperature; 0 is greedy.")
+@click.option("--max-new-tokens", type=int, help="Most tokens of a completion.")
+@click.option("--seed", type=int, help="Seed, to get the same again.")
+@click.option("--rollout", "address", metavar="HOST:PORT", help="Address of the rollout.")
+@json_option
+@targeted
+@asynchronous
+async def generate(target: Target, prompt: str, chat: bool, address: str | None, as_json: bool, **given: Any) -> int:
+    """Complete PROMPT with the weights the rollout has now. Nothing is scored, stored or trained."""
+    fields: dict[str, Any] = {"messages": {"role": "user", "content": prompt}} if chat else {"prompt": prompt}
+    sampling = {name: value for name, value in given.items() if value is not None}
+    if sampling:
+        fields["sampling"] = sampling
+    async with target.client() as client:
+        completions = await client.generate(fields, address=address)
+    out = console()
+    for completion in completions:
+        if as_json:
+            print_json(completion_fields(completion), indent=None)
+        else:
+            out.print(completion_text(completion))
+    return 0
+
+
+@click.command()
+@click.argument("completion")
+@click.option("--answer", default="", help="The reference answer.")
+@click.option("--verifier", "verifiers", multiple=True, help="A verifier; may be repeated. Default: the run file's.")
+@json_option
+@targeted
+@asynchronous
+async def score(target: Target, completion: str, answer: str, verifiers: tuple[str, ...], as_json: bool) -> int:
+    """Score COMPLETION (- for standard input) against --answer."""
+    text = sys.stdin.read() if completion == "-" else completion
+    chosen = verifiers or target.config().run.verifiers
+    async with target.client() as client:
+        result = (await client.score([text], {"prompt": "?", "gt_answer": answer}, chosen))[0]
+    if as_json:
+        print_json(result, indent=None)
+    elif result.failure:
+        console().print(f"no score: {result.failure}", style="red")
+    else:
+        style = "green" if result.outcome == "correct" else "yellow"
+        line = Text(f"reward {result.reward:g}  {result.outcome}", style)
+        line.append(one_line(f"  parsed '{result.parsed_answer}'  {result.reason}"), "dim")
+        console().print(line)
+    return 1 if result.failure else 0
+
+
+@click.command("eval")
+@click.argument("run", metavar="RUN")
+@click.argument("evaluation_set", metavar="SET")
+@click.option("--prompts", "file", type=click.Path(path_type=Path), help="JSONL file to store as that set first.")
+@click.option(
+    "--version", "policy_version", type=int, help="Policy version to evaluate. Default: whichever is live meanwhile."
+)
+@click.option("--hold", is_flag=True, help="Pause the training meanwhile: all of one version.")
+@click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path),
+    help="Folder of a checkpoint or model to evaluate without a run; RUN is then the run file.",
+)
+@click.option("--timeout", type=float, default=600.0, show_default=True, help="Seconds to wait for it.")
+@json_option
+@targeted
+def evaluate(
+    target: Target,
+    run: str,
+    evaluation_set: str,
+    file: Path | None,
+    policy_version: int | None,
+    hold: bool,
+    checkpoint: Path | None,
+    timeout: float,
+    as_json: bool,
+) -> int:
+    """Evaluate the policy on SET of RUN and print accuracy and reward; with --json also every completion.
+
+    With --checkpoint RUN is a run file: broker, reward service and rollout are started for it on this machine, on ports
+    of their own, evaluate the checkpoint on a set of [data.evaluation] or on --prompts, and are stopped.
+
+    Exit status 1 if prompts were lost: then there is no figure.
+    """
+    if checkpoint is None:
+        result = asyncio.run(_evaluate(target, run, evaluation_set, file, policy_version, hold, timeout, not as_json))
+        return _show(result, as_json, f"; see quartet dead list {run}")
+    if policy_version is not None or hold or target.path is not None:
+        raise click.UsageError("--checkpoint goes with a run file as RUN, and without --version, --hold and --config")
+    with the_launcher("evaluate a run whose services are there"):
+        from quartet_local.evaluation import evaluate as evaluate_here
+
+    def show(result: Evaluation) -> int:
+        return _show(result, as_json)
+
+    return evaluate_here(Path(run), evaluation_set, checkpoint, show, file, target.overrides, timeout, not as_json)
+
+
+async def _evaluate(
+    target: Target,
+    run_id: str,
+    evaluation_set: str,
+    file: Path | None,
+    policy_version: int | None,
+    hold: bool,
+    timeout: float,
+    summary_only: bool,
+) -> Evaluation:
+    prompts = load_prompts(file, require_reference=True) if file else None
+    async with target.client() as client:
+        return await client.evaluate(
+            run_id,
+            evaluation_set,
+            prompts=prompts,
+            policy_version=policy_version,
+            hold=hold,
+            timeout=timeout,
+            summary_only=summary_only,
+        )
+
+
+def _show(result: Evaluation, as_json: bool, more: str = "") -> int:
+    """Print it and return the exit status; `more`: where to read why prompts were lost."""
+    if as_json:
+        fields = {name: getattr(result, name) for name in result.__slots__ if name != "groups"}
+        print_json({**fields, "groups": [group_fields(group) for group in result.groups]})
+    else:
+        oldest, newest = result.oldest_version, result.policy_version
+        versions = f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
+        if result.reward is None:
+            told = f"{incomplete_of(result.finished, result.prompts)}{more}"
+        else:
+            accuracy = accuracy_text(result.accuracy, result.interval, result.judged)
+            told = f"accuracy {accuracy}, reward {result.reward:.3f} over {result.prompts} prompts"
+        console().print(f"{result.evaluation_set} at {versions}: {told}", soft_wrap=True)
+    return 0 if result.reward is not None else 1

@@ -9,14 +9,13 @@ from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 
 from quartet_client.async_client import AsyncClient
-from quartet_client.attach import feed_and_watch, take_up
 from quartet_client.cli.options import Target, the_launcher, with_broker
 from quartet_client.cli.output import console, print_json
+from quartet_client.connection import Outage
 from quartet_client.data import DataSection, RunData
 from quartet_client.errors import QuartetError
-from quartet_client.evaluations import accuracy_text
-from quartet_client.outage import Outage
-from quartet_client.progress import RunProgress
+from quartet_client.feed import feed_and_watch, take_up
+from quartet_client.progress import RunProgress, accuracy_text
 from quartet_client.view import RunView
 from quartet_common.config import LoadedConfig
 from quartet_common.run_spec import run_spec

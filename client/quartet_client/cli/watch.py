@@ -1,13 +1,22 @@
-"""`quartet watch`: the live picture of a run."""
+"""`quartet watch`, `status` and `trace`: a run, the services, one group."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import click
+from rich.table import Table
+from rich.text import Text
 
-from quartet_client.cli.options import Target, asynchronous, targeted
-from quartet_client.cli.output import console
+from quartet_client.cli.options import Target, asynchronous, json_option, run_option, targeted
+from quartet_client.cli.output import completion_text, console, print_json
+from quartet_client.dashboard.collector import MetricsFile
 from quartet_client.errors import InputError
+from quartet_client.history import GroupLife, Moment
+from quartet_client.models import Handle, ServiceStatus
 from quartet_client.progress import RunProgress
-from quartet_client.view import RunView
-from quartet_client.watching import watch_progress
+from quartet_client.view import RunView, watch_progress
+from quartet_common.text import one_line
 
 
 @click.command()
@@ -32,3 +41,163 @@ def top(arguments: tuple[str, ...]) -> None:
         f"'quartet {' '.join(('top', *arguments))}' is gone; allowed: quartet status (services), quartet runs show RUN "
         "(queues), quartet watch RUN or quartet dashboard (rates, staleness, idle shares)"
     )
+
+
+@click.command()
+@json_option
+@targeted
+@asynchronous
+async def status(target: Target, as_json: bool) -> int:
+    """Ask all services for health, versions, and what each waits for. Exit status 1 if one cannot be reached.
+
+    These are the four of [addresses], and the other rollouts of the newest run.
+    """
+    async with target.client() as client:
+        services = await client.status()
+    if as_json:
+        print_json(services)
+    else:
+        console().print(_services_table(services))
+    return 0 if all(service.health == "serving" for service in services) else 1
+
+
+def _services_table(services: list[ServiceStatus]) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False, expand=True)
+    for heading in ("service", "address", "health", "build"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("doing", ratio=1)
+    for service in services:
+        style = "green" if service.health == "serving" else "red"
+        health = Text(service.health.replace("_", " "), style)
+        table.add_row(service.kind, service.address, health, service.build, doing(service))
+    return table
+
+
+def doing(service: ServiceStatus) -> Text:
+    """Return what a service does, waits for, or fails at, in words."""
+    if service.error:
+        return Text(one_line(service.error), "red")
+    lines = Text()
+    if service.waiting_for:
+        lines.append(one_line(f"waits for {', '.join(service.waiting_for)}") + "\n", "yellow")
+    error = service.details.get("error")  # it answers, but cannot say: the broker without Redis
+    told = [str(error)] if error else _DETAILS[service.kind](service.details)
+    lines.append("\n".join(map(one_line, told)))
+    lines.rstrip()
+    return lines
+
+
+def _broker(details: Any) -> list[str]:
+    lines = []
+    for run in details["runs"]:
+        counts = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in run["stats"].items() if count)
+        lines.append(f"run {run['run_id']} {run['state']}, version {run['policy_version']}: {counts or 'nothing yet'}")
+    return lines or ["no runs"]
+
+
+def _reward(details: Any) -> list[str]:
+    return [f"verifiers {', '.join(details['verifiers'])}"]
+
+
+def _rollout(details: Any) -> list[str]:
+    version = int(details["policy_version"])
+    return [
+        f"run {details['run_id'] or 'none'}, engine {details['engine']}, "
+        f"{f'version {version}' if version >= 0 else 'no weights yet'}, "
+        f"{details['running']} running, {details['waiting']} waiting, "
+        f"{details['tokens_per_second']:,.0f} generated tokens/s"
+        + (", paused for a weight update" if details["paused"] else "")
+    ]
+
+
+def _trainer(details: Any) -> list[str]:
+    phase = details["phase"].removeprefix("TRAINER_PHASE_").lower().replace("_", " ")
+    return [
+        f"run {details['run_id'] or 'none'}, {details['algorithm']} by {details['plugin']} on {details['world_size']} "
+        f"rank(s), {phase}, step {details['step']}, published {details['published_version']}, "
+        f"checkpoint {details['checkpoint_step']}"
+    ]
+
+
+_DETAILS = {"broker": _broker, "reward": _reward, "rollout": _rollout, "trainer": _trainer}
+
+
+_STYLES = {"returned": "yellow", "dead": "red", "dropped": "yellow", "committed": "green", "delivered": "green"}
+
+
+@click.command()
+@click.argument("group_id", metavar="GROUP_ID")
+@run_option
+@json_option
+@targeted
+@asynchronous
+async def trace(target: Target, group_id: str, run_id: str | None, as_json: bool) -> int:
+    """Print what became of the prompt instance GROUP_ID: leases, failures, generation, step, weights.
+
+    From the broker's records, and from the run's folder where it is at hand: the broker forgets the oldest lives
+    (`broker.remembered_lives`), events and transcripts of a long run.
+    """
+    config = target.config()
+    async with target.client() as client:
+        life = await client.life(Handle(run_id or config.run.id, group_id))
+    recorded = _recorded(config.run.path, life)
+    moments = sorted([*life.moments, *recorded], key=lambda moment: moment.at)
+    if as_json:
+        print_json({**_fields(life), "moments": moments, "group": life.group})
+        return 0
+    out = console()
+    out.print(_headline(life))
+    out.print(_moments_table(moments) if moments else Text("  the broker no longer keeps what happened to it", "dim"))
+    if life.group:
+        for completion in life.group.completions:
+            out.print(completion_text(completion))
+    if life.traceparent:
+        out.print(Text(f"OpenTelemetry trace {life.traceparent.split('-')[1]}", "dim"))
+    return 0
+
+
+def _fields(life: GroupLife) -> dict[str, object]:
+    names = ("run_id", "instance_id", "state", "attempt", "holder", "step", "policy_version", "traceparent")
+    return {name: getattr(life, name) for name in names}
+
+
+def _headline(life: GroupLife) -> Text:
+    text = Text.assemble("group ", (one_line(life.instance_id), "bold"), f" of run {life.run_id}: ")
+    text.append(life.state.replace("_", " "), _STYLES.get(life.state, "bold"))
+    if life.attempt:
+        text.append(f", delivered {'once' if life.attempt == 1 else f'{life.attempt} times'}")
+    if life.holder:
+        text.append(one_line(f", held by {life.holder}"))
+    if life.step >= 0:
+        text.append(f", step {life.step}")
+    if life.policy_version >= 0:
+        text.append(f", carried by version {life.policy_version}")
+    return text
+
+
+def _moments_table(moments: list[Moment]) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False, expand=True)
+    for heading in ("time (UTC)", "after", "what", "who"):
+        table.add_column(heading, no_wrap=heading != "who", overflow="fold")
+    table.add_column("detail", ratio=1)
+    before = moments[0].at
+    for moment in moments:
+        what = Text(moment.kind.replace("_", " "), _STYLES.get(moment.kind, ""))
+        seconds = (moment.at - before).total_seconds()
+        at = f"{moment.at.astimezone(UTC):%Y-%m-%d %H:%M:%S}.{moment.at.microsecond // 1000:03}"
+        table.add_row(at, f"{seconds:+.3f} s", what, moment.who, moment.detail)
+        before = moment.at
+    return table
+
+
+def _recorded(folder: Path, life: GroupLife) -> list[Moment]:
+    """Return what the run's folder tells of its step that the broker's events do not."""
+    if life.step < 0 or life.state not in ("trained", "committed"):
+        return []
+    if any(moment.kind == "trained" for moment in life.moments):
+        return []
+    for row in MetricsFile(folder / "metrics.jsonl").read()[1]:
+        if row.get("kind") == "step" and row.get("step") == life.step and "time" in row:
+            detail = f"step {life.step} made version {life.step + 1} (metrics.jsonl)"
+            return [Moment(datetime.fromtimestamp(row["time"], UTC), "trained", detail=detail)]
+    return []

@@ -1,9 +1,9 @@
 """`quartet dashboard`: one page in a browser that shows a run, live, from this machine alone.
 
-- `collector`: asks the broker, the services and the run's metrics.jsonl, for as long as the page is up.
-- `picture`: what is known of the run, folded from all of that.
-- `verdict`: what of it a person should know first: healthy, waiting, stalled, failed.
-- `snapshot`: the picture as the JSON that the page polls.
+- `collector`: polls the broker, the services and the run's metrics.jsonl.
+- `picture`: the state of the run, folded from all of that.
+- `verdict`: the first line of the page: healthy, waiting, stalled, failed, and why.
+- `snapshot`: the picture and the samples as the JSON that the page polls.
 - `server`: the page and that JSON over HTTP.
 - `page/`: HTML, CSS and JavaScript as the browser gets them; there is nothing to build and nothing to download.
 """

@@ -1,15 +1,14 @@
 """The picture as JSON: what the page polls. Times are seconds since 1970, fractions are 0 to 1."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
 from quartet_client.connection import KINDS
-from quartet_client.dashboard.curves import StepRow, thinned
-from quartet_client.dashboard.picture import Picture
-from quartet_client.dashboard.samples import sample_fields
+from quartet_client.dashboard.picture import Picture, StepRow, thinned
 from quartet_client.dashboard.verdict import judge, service_problem
-from quartet_client.runs import Member
+from quartet_client.models import Completion, Group, Member
 
 _POINTS = 360  # of a line in a chart: more than a chart has pixels for
 _RECENT = 20  # steps over which means are told
@@ -261,3 +260,57 @@ def _sentence(clause: str) -> str:
 def _round(value: float) -> float:
     """Five digits: a chart shows no more, and JSON grows with each."""
     return float(f"{value:.5g}") if math.isfinite(value) else 0.0
+
+
+_MOST = 6000  # characters of a text that are shown; a model may write 100,000
+_THOUGHT = re.compile(r"^(?P<thought>.*?)</think>(?P<answer>.*)$", re.DOTALL)
+# What the reward service's outcomes mean to a reader; reward.proto defines them.
+_RIGHT = "correct"
+
+
+def sample_fields(group: Group) -> dict[str, Any]:
+    """Return a finished group as the page shows it."""
+    return {
+        "id": group.instance_id,
+        "prompt": _cut(group.prompt_text),
+        "reference": _cut(group.answer),
+        "purpose": group.purpose,
+        "rollout": group.rollout_id,
+        "at": group.finished_at.timestamp() if group.finished_at else None,
+        "completions": [_completion(completion) for completion in group.completions],
+    }
+
+
+def _completion(completion: Completion) -> dict[str, Any]:
+    thought, answer = split_thought(completion.text)
+    score = completion.score
+    return {
+        "thought": _cut(thought),
+        "answer": _cut(answer),
+        "finish": completion.finish_reason,
+        "tokens": completion.tokens,
+        "versions": sorted({span.policy_version for span in completion.version_spans}),
+        "reward": score.reward if score else None,
+        "outcome": score.outcome if score else "",
+        "right": bool(score and score.outcome == _RIGHT),
+        "parsed": _cut(score.parsed_answer) if score else "",
+        "reason": _cut(score.reason or score.failure) if score else "",
+    }
+
+
+def split_thought(text: str) -> tuple[str, str]:
+    """Return what stands before </think>, without <think>, and what stands behind it.
+
+    Without </think>, a text that begins with <think> was cut off while it thought; any other is all answer.
+    """
+    stripped = text.lstrip()
+    opened = stripped.startswith("<think>")
+    body = stripped.removeprefix("<think>")
+    match = _THOUGHT.match(body)
+    if match:
+        return match["thought"].strip(), match["answer"].strip()
+    return (body.strip(), "") if opened else ("", text.strip())
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST else f"{text[:_MOST]} … ({len(text) - _MOST:,} characters more)"

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quartet_client.connection import KINDS
-from quartet_client.dashboard.curves import StepRow
-from quartet_client.dashboard.picture import Picture
-from quartet_client.runs import ServiceStatus
+from quartet_client.dashboard.picture import Picture, StepRow
+from quartet_client.models import ServiceStatus
 
 _LEAST_PATIENCE = 60.0  # seconds without a step that are never called a stall
 _STEPS_OF_PATIENCE = 6  # nor is this many times the longest of the last steps

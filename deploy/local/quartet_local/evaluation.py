@@ -12,8 +12,8 @@ from typing import Any
 from quartet_client.async_client import AsyncClient
 from quartet_client.data import DataSection, load_prompts
 from quartet_client.errors import InputError, QuartetError
+from quartet_client.models import Evaluation
 from quartet_client.prompts import Prompt
-from quartet_client.runs import Evaluation
 from quartet_client.terminal import Terminal, echo
 from quartet_common.checkpoints import part_of, read_manifest
 from quartet_common.config import LoadedConfig, load_config

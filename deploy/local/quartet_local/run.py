@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quartet_client.async_client import AsyncClient
-from quartet_client.attach import feed_and_watch, take_up
-from quartet_client.audit_sources import audit_run, checkpoint_folder
+from quartet_client.audit import audit_run, checkpoint_folder
 from quartet_client.data import RunData
 from quartet_client.errors import QuartetError
+from quartet_client.feed import feed_and_watch, take_up
 from quartet_client.progress import RunProgress
 from quartet_client.terminal import Terminal, echo
 from quartet_client.view import RunView
