@@ -17,7 +17,7 @@ from quartet_client.connection import Connections, service_status, service_statu
 from quartet_client.data import DataSection
 from quartet_client.errors import InputError, QuartetError
 from quartet_client.events import RunEvent
-from quartet_client.history import GroupLife, group_life
+from quartet_client.history import GroupHistory, group_history
 from quartet_client.models import (
     Completion,
     DeadPrompt,
@@ -422,9 +422,11 @@ class AsyncClient:
         answer = await self._broker("GetGroup", request)
         return GroupPlace(enum_name(broker_pb2.GroupState, answer.state), answer.attempt, answer.holder, answer.step)
 
-    async def life(self, handle: Handle) -> GroupLife:
-        """Tell what became of a prompt instance, from its submit to the weights that carry it."""
-        return await group_life(self.connections, handle)
+    async def history(self, handle: Handle) -> GroupHistory:
+        """Return what became of a prompt instance, from its submit to the weights that carry it."""
+        return await group_history(self.connections, handle)
+
+    life = history  # an alias
 
     async def _broker(self, method: str, request, timeout: float = 0):
         return await self.connections.call("broker", method, request, timeout=timeout)

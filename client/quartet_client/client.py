@@ -150,4 +150,5 @@ class Client:
     unscored = _blocking(AsyncClient.unscored)
     requeue_dead = _blocking(AsyncClient.requeue_dead)
     place = _blocking(AsyncClient.place)
-    life = _blocking(AsyncClient.life)
+    history = _blocking(AsyncClient.history)
+    life = history  # an alias

@@ -1,4 +1,4 @@
-"""A group's life, put together from what the broker keeps: its moments, its step's events, and its transcript."""
+"""The history of a group, from what the broker keeps: its moments, the events of its step, its transcript."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -36,7 +36,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupLife:
+class GroupHistory:
     """What became of a prompt instance.
 
     Attributes:
@@ -60,8 +60,8 @@ class GroupLife:
     traceparent: str
 
 
-async def group_life(connections: Connections, handle: Handle) -> GroupLife:
-    """Return the life of a group. Raises QuartetError if the run never saw it, or forgot it."""
+async def group_history(connections: Connections, handle: Handle) -> GroupHistory:
+    """Return the history of a group. Raises QuartetError if the run never saw it, or forgot it."""
     request = broker_pb2.GetGroupRequest(run_id=handle.run_id, instance_id=handle.instance_id)
     answer = await connections.call("broker", "GetGroup", request)
     state = enum_name(broker_pb2.GroupState, answer.state)
@@ -71,7 +71,7 @@ async def group_life(connections: Connections, handle: Handle) -> GroupLife:
         told, policy_version = await _of_step(connections, handle.run_id, answer.step)
         moments = sorted([*moments, *told], key=lambda moment: moment.at)
     group = await _transcript(connections, handle) if state in _ANSWERED else None
-    return GroupLife(
+    return GroupHistory(
         run_id=handle.run_id,
         instance_id=handle.instance_id,
         state=state,

@@ -16,8 +16,8 @@ from google.protobuf.message import Message
 from quartet.v1 import broker_pb2, common_pb2, experience_pb2
 
 from quartet_client.__main__ import main as entry
+from quartet_client.cli import main as command_line
 from quartet_client.cli.main import cli, main
-from quartet_client.cli.main import main as command_line
 from quartet_client.doctor import program
 from quartet_common.text import block, one_line, visible
 

@@ -12,7 +12,7 @@ from quartet_client.cli.options import Target, asynchronous, json_option, run_op
 from quartet_client.cli.output import completion_text, console, print_json
 from quartet_client.dashboard.collector import MetricsFile
 from quartet_client.errors import InputError
-from quartet_client.history import GroupLife, Moment
+from quartet_client.history import GroupHistory, Moment
 from quartet_client.models import Handle, ServiceStatus
 from quartet_client.progress import RunProgress
 from quartet_client.view import RunView, watch_progress
@@ -139,39 +139,39 @@ async def trace(target: Target, group_id: str, run_id: str | None, as_json: bool
     """
     config = target.config()
     async with target.client() as client:
-        life = await client.life(Handle(run_id or config.run.id, group_id))
-    recorded = _recorded(config.run.path, life)
-    moments = sorted([*life.moments, *recorded], key=lambda moment: moment.at)
+        history = await client.history(Handle(run_id or config.run.id, group_id))
+    recorded = _recorded(config.run.path, history)
+    moments = sorted([*history.moments, *recorded], key=lambda moment: moment.at)
     if as_json:
-        print_json({**_fields(life), "moments": moments, "group": life.group})
+        print_json({**_fields(history), "moments": moments, "group": history.group})
         return 0
     out = console()
-    out.print(_headline(life))
+    out.print(_headline(history))
     out.print(_moments_table(moments) if moments else Text("  the broker no longer keeps what happened to it", "dim"))
-    if life.group:
-        for completion in life.group.completions:
+    if history.group:
+        for completion in history.group.completions:
             out.print(completion_text(completion))
-    if life.traceparent:
-        out.print(Text(f"OpenTelemetry trace {life.traceparent.split('-')[1]}", "dim"))
+    if history.traceparent:
+        out.print(Text(f"OpenTelemetry trace {history.traceparent.split('-')[1]}", "dim"))
     return 0
 
 
-def _fields(life: GroupLife) -> dict[str, object]:
+def _fields(history: GroupHistory) -> dict[str, object]:
     names = ("run_id", "instance_id", "state", "attempt", "holder", "step", "policy_version", "traceparent")
-    return {name: getattr(life, name) for name in names}
+    return {name: getattr(history, name) for name in names}
 
 
-def _headline(life: GroupLife) -> Text:
-    text = Text.assemble("group ", (one_line(life.instance_id), "bold"), f" of run {life.run_id}: ")
-    text.append(life.state.replace("_", " "), _STYLES.get(life.state, "bold"))
-    if life.attempt:
-        text.append(f", delivered {'once' if life.attempt == 1 else f'{life.attempt} times'}")
-    if life.holder:
-        text.append(one_line(f", held by {life.holder}"))
-    if life.step >= 0:
-        text.append(f", step {life.step}")
-    if life.policy_version >= 0:
-        text.append(f", carried by version {life.policy_version}")
+def _headline(history: GroupHistory) -> Text:
+    text = Text.assemble("group ", (one_line(history.instance_id), "bold"), f" of run {history.run_id}: ")
+    text.append(history.state.replace("_", " "), _STYLES.get(history.state, "bold"))
+    if history.attempt:
+        text.append(f", delivered {'once' if history.attempt == 1 else f'{history.attempt} times'}")
+    if history.holder:
+        text.append(one_line(f", held by {history.holder}"))
+    if history.step >= 0:
+        text.append(f", step {history.step}")
+    if history.policy_version >= 0:
+        text.append(f", carried by version {history.policy_version}")
     return text
 
 
@@ -190,14 +190,14 @@ def _moments_table(moments: list[Moment]) -> Table:
     return table
 
 
-def _recorded(folder: Path, life: GroupLife) -> list[Moment]:
+def _recorded(folder: Path, history: GroupHistory) -> list[Moment]:
     """Return what the run's folder tells of its step that the broker's events do not."""
-    if life.step < 0 or life.state not in ("trained", "committed"):
+    if history.step < 0 or history.state not in ("trained", "committed"):
         return []
-    if any(moment.kind == "trained" for moment in life.moments):
+    if any(moment.kind == "trained" for moment in history.moments):
         return []
     for row in MetricsFile(folder / "metrics.jsonl").read()[1]:
-        if row.get("kind") == "step" and row.get("step") == life.step and "time" in row:
-            detail = f"step {life.step} made version {life.step + 1} (metrics.jsonl)"
+        if row.get("kind") == "step" and row.get("step") == history.step and "time" in row:
+            detail = f"step {history.step} made version {history.step + 1} (metrics.jsonl)"
             return [Moment(datetime.fromtimestamp(row["time"], UTC), "trained", detail=detail)]
     return []
