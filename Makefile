@@ -7,7 +7,7 @@ DEV = .quartet/envs/dev/bin
 FAST = lint protos common reward reward-model client deploy docs hostile chaos attacks resume upgrade hosts mutations
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test mutations flakes lint bench learn chaos resume fuzz soak hostile agreement folders clean
+.PHONY: help demo check test mutations flakes lint format bench learn chaos resume fuzz soak hostile agreement folders clean
 
 help:
 	@echo 'make demo [ENGINE=transformers]   four services train a small model on this machine'
@@ -17,6 +17,7 @@ help:
 	@echo 'make mutations [M="broker/*"]     slips of tests/mutations, each applied to a clone: do the tests catch it?'
 	@echo 'make flakes [RUNS=20]             the faster suites that many times, beside two busy loops'
 	@echo 'make lint                         ruff, import-linter, mypy, buf lint, buf breaking'
+	@echo 'make format                       ruff and buf write; the generated docs are made anew'
 	@echo 'make bench [BENCHMARKS=broker]    benchmarks, each against a named peer or limit'
 	@echo 'make learn [LEARN="ppo grpo"]     learning curves of every algorithm, 3 seeds each (docs/learning.md)'
 	@echo 'make chaos [CHAOS="--seed 7"]     kill everything, lose nothing; CHAOS=--help lists options'
@@ -51,6 +52,10 @@ mutations:
 lint:
 	@$(ENVIRONMENTS) dev
 	@$(DEV)/python tests/run.py lint protos
+
+format:
+	@$(ENVIRONMENTS) dev
+	@$(DEV)/ruff check --fix --quiet . ; $(DEV)/ruff format . && $(DEV)/buf format --write protos && $(DEV)/python docs/tools/write.py
 
 bench:
 	@$(ENVIRONMENTS)
