@@ -23,12 +23,12 @@ from quartet.v1 import (
 
 from quartet_client.errors import QuartetError
 from quartet_client.models import ServiceStatus, enum_name, to_datetime
-from quartet_common import outage
 from quartet_common.channel import connect
 from quartet_common.config import AddressesSection, SecuritySection
 from quartet_common.diagnosis import Peer
 from quartet_common.errors import AWAY, ContractError, missing_kind, retry_delay
 from quartet_common.handshake import handshake
+from quartet_common.outage import Outage as AnyOutage
 
 _STUBS = {
     "broker": broker_pb2_grpc.BrokerServiceStub,
@@ -123,7 +123,7 @@ class Connections:
             await channel.close(grace=None)
 
 
-class Outage(outage.Outage):
+class Outage(AnyOutage):
     """Decides whether a call that failed is made again.
 
     Args:
