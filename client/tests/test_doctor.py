@@ -12,6 +12,7 @@ import fake_nvidia_smi
 import pytest
 
 from quartet_client.authority import create_authority, issue
+from quartet_client.cli.host import _line
 from quartet_client.cli.main import main
 from quartet_client.doctor import host, program
 from quartet_common.config import SecuritySection, ServerSection
@@ -48,6 +49,14 @@ def test_the_service_is_asked_about_its_configuration(tmp_path):
     bad = fake_program(tmp_path, "echo 'quartet-reward: reward.workers: 0; allowed: at least 1' >&2", 2)
     answer = program.check_preflight(bad, None, ["reward.workers=0"])
     assert (answer.state, answer.what) == ("failure", "quartet-reward: reward.workers: 0; allowed: at least 1")
+
+
+def test_all_that_is_wrong_with_its_configuration_is_shown(tmp_path):
+    said = [f"quartet-reward: run.verifiers[{i}].name: got 'boxd'; allowed: boxed" for i in range(2)]
+    program_file = fake_program(tmp_path, f"""printf '%s\n' 'a log line' "{said[0]}" "{said[1]}" >&2""", 2)
+    finding = program.check_preflight(program_file, None, [])
+    assert finding.what.splitlines() == said
+    assert all(one in str(_line(finding)) for one in said) and str(_line(finding)).count("\n") == 2
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,7 @@ async def doctor(
 def _line(finding: Finding) -> Text:
     sign, style = _SIGNS[finding.state]
     line = Text(f"{sign} {finding.check:<13} ", style)
-    line.append(one_line(finding.what), "")
+    line.append(f"\n  {'':<13} ".join(map(one_line, finding.what.splitlines())), "")
     if finding.cure:
         line.append(f"\n  {'':<13} → {one_line(finding.cure)}", "dim")
     return line

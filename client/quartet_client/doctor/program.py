@@ -111,8 +111,11 @@ def check_preflight(program: Path, file: Path | None, overrides: Sequence[str], 
     except subprocess.TimeoutExpired:
         return failure("preflight", f"no answer in {_PREFLIGHT_SECONDS:.0f} s", f"run it: {' '.join(command)}")
     if answer.returncode:
-        said = answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"]
-        return failure("preflight", said[-1], "the sentence says what is wrong and what is allowed")
+        lines = answer.stderr.strip().splitlines()
+        # Status 2: a sentence each, which begins with the program's name; else what ended it is the last line.
+        said = [line for line in lines if line.startswith(f"{program.name}: ")] if answer.returncode == 2 else []
+        what = "\n".join(said or lines[-1:] or [f"exit status {answer.returncode}"])
+        return failure("preflight", what, "each sentence says what is wrong and what is allowed")
     plan = json.loads(answer.stdout)
     told = [
         f"{key} {value}" for key, value in plan.items() if key in ("address", "redis", "sandbox", "engine", "model")

@@ -114,6 +114,7 @@ def _apart(config: LoadedConfig, folder: Path, model: Path, version: int) -> lis
         "rollout.initial_version": version,
         "rollout.runs": [],
         "rollout.advertise_address": "",
+        "model.revision": "",
         **({"launcher.rollouts": 1} if config.section.rollouts == 0 else {}),
     }
     return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]

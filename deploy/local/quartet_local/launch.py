@@ -16,7 +16,7 @@ from quartet_client.errors import QuartetError
 from quartet_client.terminal import Terminal, complain
 from quartet_common.config import ConfigError
 from quartet_local.config import LaunchError
-from quartet_local.preflight import Plan, check_services, service_command
+from quartet_local.preflight import Plan, check_services, download_model, service_command
 from quartet_local.process import Process
 from quartet_local.redis import redis_process, socket_folder
 from quartet_local.supervisor import Supervisor
@@ -56,7 +56,8 @@ class Launch(ABC):
     @asynccontextmanager
     async def services(self) -> AsyncIterator[Supervisor]:
         """The plan's services, healthy, and Redis unless the run file names one; stopped at the end."""
-        config, path, overrides = self._config, self._config.path, [*self._overrides, *self._additions()]
+        config, path = self._config, self._config.path
+        overrides = [*self._overrides, *self._additions(), *await download_model(self._plan, self.say)]
         services = self._plan.services
         for service in services:
             if service.gpus:

@@ -2,9 +2,10 @@
 own check in its own environment. Whatever is wrong is reported at once."""
 
 import asyncio
+import json
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -14,6 +15,7 @@ from quartet_client.data import RunData
 from quartet_client.errors import InputError
 from quartet_common.config import ConfigError, LoadedConfig, Section, load_config
 from quartet_common.gpus import GpuError, read_gpus
+from quartet_common.hub import is_hub_id
 from quartet_common.run_file import Problems, RunFile
 from quartet_local.addresses import free_addresses, holder
 from quartet_local.checkout import SERVICES, ensure_environments, made_for_gpus, service_python
@@ -133,6 +135,40 @@ async def check_services(services: Sequence[Service], path: Path | None, overrid
     """Dry-run services side by side. Raises ConfigError with all that is wrong, LaunchError."""
     if complaints := await _dry_runs(services, path, overrides, redis_later=False):
         raise ConfigError(*complaints)
+
+
+async def download_model(plan: Plan, say: Say) -> list[str]:
+    """Download a hub model, with its weights, and return the settings that give the services its folder.
+
+    Raises:
+        ConfigError: it cannot be had, or does not fit the GPUs.
+    """
+    model = plan.config.model
+    if not is_hub_id(model.path):
+        return []
+    say(f"model: {model.path}, from the hub or its cache")
+    kind = next(service.kind for service in plan.services if service.kind in ("rollout", "trainer"))
+    given = [word for override in plan.overrides for word in ("--set", override)]
+    command = [str(service_python(kind)), "-m", "quartet_common.hub"]
+    command += [*([str(plan.config.path)] if plan.config.path else []), *given]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, start_new_session=True
+    )
+    try:
+        output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    lines = output.decode(errors="replace").strip().splitlines()
+    if process.returncode == 2:
+        raise ConfigError(*lines)
+    if process.returncode or not lines:
+        raise LaunchError(f"model.path: the download of '{model.path}' failed; the reason is above")
+    config = replace(plan.config, model=model.model_copy(update={"path": Path(lines[-1])}))
+    for service in plan.services:
+        check_memory(service, config, plan.overrides)
+    return [f"model.path={json.dumps(lines[-1])}", "model.revision="]
 
 
 def service_command(service: Service, path: Path | None, overrides: list[str]) -> list[str]:

@@ -7,8 +7,9 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from quartet_common import ports
 
@@ -58,6 +59,7 @@ class Launched:
         output: Path,
         command: tuple[str, ...] = ("run", "--plain"),
         checkout: Path | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ):
         self.mark = uuid.uuid4().hex
         self.output = output
@@ -66,7 +68,7 @@ class Launched:
             self.process = subprocess.Popen(
                 [str(QUARTET), *command, *arguments],
                 cwd=ROOT,
-                env={**os.environ, **path, _MARK: self.mark},
+                env={**os.environ, **path, **environment, _MARK: self.mark},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

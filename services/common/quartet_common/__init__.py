@@ -8,6 +8,7 @@ A service's life, from the top down:
 - `config`: the sections of the run file; `run_file`: the file, overrides, `Problems`; `refusals`: what is wrong with
   a section; `other_names`: TRL's and verl's; `run_spec`: the [run] section as the contract's RunSpec.
 - `model_folder`, `data_rows`: what a service's checks read of the model and the data.
+- `hub`: the folder of a model that [model] names by its id at the Hugging Face hub.
 - `host`: the gRPC server: TLS, token, health, reflection, handshake, metrics, drain. `interceptor`: around each call.
 - `channel`, `handshake`: how a service reaches another.
 - `errors`: statuses with rich details, made by servers, described for people by clients.

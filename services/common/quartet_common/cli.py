@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from quartet_common import __version__, tracing
 from quartet_common.allocator import keep_freed_memory
 from quartet_common.config import ConfigError, LoadedConfig, Section, load_config
+from quartet_common.hub import located
 from quartet_common.log import configure_logging, get_logger
 from quartet_common.ports import check_ports_free
 from quartet_common.run_file import Problems
@@ -64,6 +65,8 @@ def service_main(
         configure_logging(kind, instance, arguments.log_format, arguments.log_level, run)
         if arguments.section_only:
             preflight = _nothing_more
+        if kind in ("rollout", "trainer"):
+            config = located(config, weights=not arguments.dry_run)
         plan = _check(kind, config, preflight, ports=arguments.check_port or not arguments.dry_run)
         if arguments.dry_run:
             print(json.dumps({**plan, "section": config.section.model_dump(mode="json")}, indent=2, default=str))

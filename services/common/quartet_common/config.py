@@ -191,9 +191,10 @@ class ModelSection(Section):
 
     path: Path | None = Field(
         None,
-        description="Hugging Face model folder with config, safetensors and tokenizer; or a checkpoint of a run's, for "
-        "the model in it.",
+        description="Hugging Face model folder with config, safetensors and tokenizer, or the id of a model of the hub "
+        "(owner/name); or a checkpoint of a run's, for the model in it.",
     )
+    revision: str = Field("", description="Branch, tag or commit of a hub model. Default: its main branch.")
 
     @field_validator("path")
     @classmethod
@@ -329,6 +330,8 @@ class LoadedConfig(Generic[SectionT]):
     path: Path | None = None
     tracing: TracingSection = TracingSection()
     file: RunFile = field(default_factory=RunFile)
+    weights: bool = True
+    """False: model.path has no weights yet, because a dry run does not download those of a hub model."""
 
 
 def load_config(

@@ -10,12 +10,15 @@ _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _HEADER_BYTES = 100 << 20  # the format's own limit
 
 
-def read_model_folder(path: Path | None, key: str = "model.path", safetensors: bool = True) -> dict[str, Any]:
+def read_model_folder(
+    path: Path | None, key: str = "model.path", safetensors: bool = True, weights: bool = True
+) -> dict[str, Any]:
     """Return config.json of a folder whose weights are all there.
 
     Args:
         key: of the run file, for errors.
         safetensors: the weights must be in that format; else only those that are in it are checked.
+        weights: False: none are checked.
 
     Raises:
         ConfigError: no folder, no config.json, no weights in safetensors, or files that are cut off.
@@ -26,6 +29,8 @@ def read_model_folder(path: Path | None, key: str = "model.path", safetensors: b
         raise ConfigError(f"{key}: there is no folder '{path}'; a Hugging Face model folder is needed")
     config = _read_json(path / "config.json", key)
     files = []
+    if not weights:
+        return config
     if (path / _INDEX).is_file():
         files = sorted({path / name for name in _read_json(path / _INDEX, key).get("weight_map", {}).values()})
     elif safetensors or (path / _SINGLE).is_file():

@@ -69,7 +69,7 @@ def _check_engine(section: RolloutSection) -> None:
 def _check_model(config: LoadedConfig[RolloutSection]) -> None:
     """Check the model's folder, and the data against it."""
     section, folder = config.section, config.model.path
-    read_model_folder(folder, safetensors=False)
+    read_model_folder(folder, safetensors=False, weights=config.weights)
     assert folder is not None, "read_model_folder refuses it"
     with Problems() as problems:
         if not any((folder / name).is_file() for name in _TOKENIZER_FILES):

@@ -7,7 +7,7 @@ from typing import Any
 
 from quartet_common.config import ConfigError, LoadedConfig
 from quartet_common.log import get_logger
-from quartet_common.model_folder import read_model_folder, read_safetensors_header
+from quartet_common.model_folder import read_safetensors_header
 from quartet_common.refusals import did_you_mean
 from quartet_common.run_file import Problems
 from quartet_trainer import launch
@@ -75,7 +75,7 @@ def _check_model(config: Config) -> dict[str, Any]:
     path = config.model.path
     if path is None:
         raise ConfigError("model.path is missing: it names the Hugging Face folder of the model to train")
-    return check_model_folder(path)
+    return check_model_folder(path, weights=config.weights)
 
 
 def _check_length(config: Config, model: dict[str, Any]) -> None:
@@ -90,7 +90,7 @@ def _check_plugin(config: Config, model: dict[str, Any]) -> None:
 def _check_adapter(config: Config, model: dict[str, Any]) -> None:
     """Compare lora.target_modules with the names of the model's matrices."""
     lora, path = config.section.lora, config.model.path
-    if not lora.r or path is None:
+    if not lora.r or path is None or not config.weights:
         return
     headers = [read_safetensors_header(file) for file in sorted(path.glob("*.safetensors"))]
     matrices = {name for header in headers for name, tensor in header.items() if len(tensor["shape"]) == 2}
@@ -107,7 +107,7 @@ def _check_critic(config: Config, model: dict[str, Any]) -> None:
     path = config.section.critic.model
     if path is None or config.section.algorithm != "ppo":
         return
-    vocabulary = read_model_folder(path, "trainer.critic.model").get("vocab_size")
+    vocabulary = check_model_folder(path, "trainer.critic.model").get("vocab_size")
     if vocabulary != model.get("vocab_size"):
         raise ConfigError(
             f"trainer.critic.model: {path} has a vocabulary of {vocabulary}, the policy one of "

@@ -77,7 +77,8 @@ class BoosterLearner:
         self._model_path = model_path
         self._algorithm = create_algorithm(settings)
         critic = settings.critic.model if self._algorithm.has_critic else None
-        lengths = [fixed_rope_length(read) for read in (config, check_model_folder(critic) if critic else {})]
+        critics = check_model_folder(critic, "trainer.critic.model") if critic else {}
+        lengths = [fixed_rope_length(read) for read in (config, critics)]
         self._longest = min(filter(None, lengths), default=None)
         self._learning_rate = LearningRate(settings, run.max_steps)
         self._sampling_masks = run.sampling_masks

@@ -77,7 +77,7 @@ class Critic:
             ModelFolderError, LearnerError: its folder cannot be used.
         """
         path = settings.critic.model or model_path
-        check_model_folder(path)
+        check_model_folder(path, "trainer.critic.model" if settings.critic.model else "model.path")
         self._plugin = plugin
         self._clip = settings.critic.value_clip
         self._max_grad_norm = settings.max_grad_norm or math.inf

@@ -36,23 +36,27 @@ class ModelFolderError(ValueError):
     """The folder cannot be trained from; the text is one sentence that says why and what to do."""
 
 
-def check_model_folder(path: Path) -> dict:
+def check_model_folder(path: Path, key: str = "model.path", weights: bool = True) -> dict:
     """Check that transformers will read the folder, and return its config.json.
+
+    Args:
+        key: of the run file, for errors.
+        weights: check them too.
 
     Raises:
         ModelFolderError: what `read_model_folder` refuses, a model of several parts, or of another dtype.
     """
     try:
-        config = read_model_folder(path)
+        config = read_model_folder(path, key, weights=weights)
     except ConfigError as error:
         raise ModelFolderError(str(error)) from error
     if "text_config" in config:
         raise ModelFolderError(
-            f"model.path: {path / 'config.json'} is of a model of several parts ({config.get('model_type')}); the "
+            f"{key}: {path / 'config.json'} is of a model of several parts ({config.get('model_type')}); the "
             "trainer takes the language model alone, whose config.json has the keys of text_config at its top level"
         )
     if (dtype := model_dtype(config)) not in MODEL_DTYPES:
-        raise ModelFolderError(f"model.path: dtype is {dtype!r}; allowed: {', '.join(MODEL_DTYPES)}")
+        raise ModelFolderError(f"{key}: dtype is {dtype!r}; allowed: {', '.join(MODEL_DTYPES)}")
     return config
 
 

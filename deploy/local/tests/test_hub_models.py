@@ -1,0 +1,69 @@
+"""A run whose model is on the hub: checked without its weights, downloaded once before a service starts."""
+
+import json
+import sys
+
+import pytest
+from launched import ROOT
+
+sys.path.append(str(ROOT / "tests" / "hub"))
+from hub_server import HubServer  # noqa: E402
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def of_the_hub(name: str, revision: str = "v1") -> list[str]:
+    settings = [f"model.path={name}", f"model.revision={revision}"]
+    return [word for setting in settings for word in ("--set", setting)]
+
+
+@pytest.fixture
+def hub(model):
+    with HubServer() as server:
+        server.add_folder("own/demo", model, ref="v1")
+        yield server
+
+
+@pytest.fixture
+def start(launch, run_file, hub, tmp_path):
+    """Start with the hub's address, which is read at imports: no services that begin with imports done."""
+
+    def begin(*settings: str, command: tuple[str, ...] = ("run",), token: str = ""):
+        environment = {**hub.environment(tmp_path / "home"), "HF_TOKEN": token}
+        return launch(run_file, *settings, command=command, environment=environment, checkout=None)
+
+    return begin
+
+
+def weights(hub: HubServer) -> int:
+    return sum(request.startswith("GET") and request.endswith(".safetensors") for request in hub.requests)
+
+
+def test_a_dry_run_takes_all_but_the_weights_and_a_run_takes_them_once(start, hub, tmp_path):
+    dry = start(*of_the_hub("own/demo"), command=("run", "--dry-run"))
+    assert dry.wait(120) == 0, dry.text()
+    assert weights(hub) == 0 and "GET /own/demo/resolve" in " ".join(hub.requests)
+    launched = start(*of_the_hub("own/demo"))
+    assert launched.wait(240) == 0, launched.text()
+    assert weights(hub) == 1, "the launcher downloads them, the services get the folder"
+    assert "model: own/demo, from the hub or its cache" in launched.text()
+    assert json.loads((tmp_path / "run" / "model" / "config.json").read_text())["vocab_size"]
+    assert 'path = "own/demo"' in (tmp_path / "run" / "run.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "revision", "token", "words"),
+    [
+        ("own/demo", "v2", "", "model.revision: 'own/demo' has no 'v2'"),
+        ("own/demo", "v1", "hf_wrong", "refuses HF_TOKEN for 'own/demo' (HTTP 401)"),
+    ],
+)
+def test_a_model_that_cannot_be_had_is_one_sentence_and_nothing_starts(
+    start, hub, tmp_path, name, revision, token, words
+):
+    launched = start(*of_the_hub(name, revision), token=token)
+    assert launched.wait(120) == 2, launched.text()
+    launched.assert_gone(within=2.0)
+    said = [line for line in launched.text().splitlines() if line.startswith("quartet: ")]
+    assert len(said) == 1 and words in said[0], launched.text()
+    assert not (tmp_path / "run").exists() and weights(hub) == 0

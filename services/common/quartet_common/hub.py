@@ -1,0 +1,148 @@
+"""Models of the Hugging Face hub: their files in the cache, as folders that everything else reads.
+
+huggingface_hub, which transformers brings, does the work and reads the environment: HF_TOKEN, HF_HOME, HF_ENDPOINT,
+HF_HUB_OFFLINE. `python -m quartet_common.hub FILE --set KEY=VALUE` downloads what a run file's [model] names.
+"""
+
+import argparse
+import dataclasses
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from quartet_common.config import ConfigError, LoadedConfig, Section, SectionT, load_config
+from quartet_common.plugins import install_command
+
+_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_SMALL = ["*.json", "*.jinja", "*.model", "*.txt"]
+_WEIGHTS = ["*.safetensors"]
+_NOT_TRANSFORMERS = ["*/*.safetensors", "*/*.json", "consolidated*"]
+"""Other formats of the same weights, which some models have beside those that transformers reads."""
+
+
+def is_hub_id(path: Path | None) -> bool:
+    """Whether a path names a model of the hub: "owner/name", and no folder of that name is here."""
+    return path is not None and _ID.fullmatch(str(path)) is not None and not path.exists()
+
+
+def located(config: LoadedConfig[SectionT], weights: bool = True) -> LoadedConfig[SectionT]:
+    """Return the configuration with a folder as model.path; files of a hub model are downloaded unless they are here.
+
+    Args:
+        weights: download the weights too. Without them `LoadedConfig.weights` is False for a hub model.
+
+    Raises:
+        ConfigError: the key, what came, and what to do.
+    """
+    model = config.model
+    if not is_hub_id(model.path):
+        if model.revision:
+            raise ConfigError(
+                f"model.revision: got '{model.revision}'; allowed: empty, unless model.path is the id of a hub model "
+                f"(it is '{model.path}')"
+            )
+        return config
+    folder = download(str(model.path), model.revision, "model", weights)
+    return dataclasses.replace(config, model=model.model_copy(update={"path": folder}), weights=weights)
+
+
+def download(name: str, revision: str, key: str, weights: bool) -> Path:
+    """Return the folder of a hub model in the cache.
+
+    Args:
+        key: the section of the run file whose `path` and `revision` these are, for errors.
+        weights: else only configuration and tokenizer.
+
+    Raises:
+        ConfigError: no such model or revision, no access, no connection, or not the files that are needed.
+    """
+    try:
+        from huggingface_hub import get_cached_repo_tree, snapshot_download
+        from huggingface_hub.utils import disable_progress_bars
+    except ImportError as error:
+        raise ConfigError(
+            f"{key}.path: '{name}' is no folder here, and hub models need the package huggingface_hub: "
+            f"{install_command('huggingface_hub')}"
+        ) from error
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    wanted = [*_SMALL, *_WEIGHTS] if weights else _SMALL
+    try:
+        folder = Path(
+            snapshot_download(name, revision=revision or None, allow_patterns=wanted, ignore_patterns=_NOT_TRANSFORMERS)
+        )
+    except Exception as error:  # of huggingface_hub, of the HTTP library beneath, of the disk
+        raise ConfigError(_sentence(error, name, revision, key)) from error
+    files = [file.path for file in get_cached_repo_tree(name, revision=folder.name)]
+    for suffix in ("config.json", ".safetensors"):
+        if not any(file.endswith(suffix) and "/" not in file for file in files):
+            shown = ", ".join(sorted(files)[:5]) or "none"
+            raise ConfigError(
+                f"{key}.path: the hub model '{name}' has no {suffix} among its files ({shown}); allowed: a model that "
+                "transformers loads, with weights in safetensors"
+            )
+    return folder
+
+
+def _sentence(error: Exception, name: str, revision: str, key: str) -> str:
+    from huggingface_hub import constants, errors
+
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    where = constants.ENDPOINT
+    if isinstance(error, errors.RevisionNotFoundError):
+        return (
+            f"{key}.revision: '{name}' has no '{revision or 'main'}' at {where}; allowed: one of its branches, tags or "
+            "commits"
+        )
+    if isinstance(error, errors.GatedRepoError):
+        return (
+            f"{key}.path: '{name}' is gated, and HF_TOKEN has no access to it; accept its terms at {where}/{name}, and "
+            "set HF_TOKEN to your token"
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return (
+            f"{key}.path: there is no folder '{name}', and no model of that id at {where}; allowed: a folder, or a "
+            "model's id, and for a private one an HF_TOKEN that may read it"
+        )
+    if status in (401, 403):
+        return (
+            f"{key}.path: {where} refuses HF_TOKEN for '{name}' (HTTP {status}); set it to a valid token, or unset it"
+        )
+    if constants.HF_HUB_OFFLINE:
+        return (
+            f"{key}.path: '{name}'{f' at {revision}' if revision else ''} is not in the cache "
+            f"({constants.HF_HUB_CACHE}), or not all of it, and HF_HUB_OFFLINE forbids to download it; unset that, or "
+            "copy it there"
+        )
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"{key}.path: '{name}' cannot be stored in {constants.HF_HUB_CACHE}: {error.strerror}"
+    cause = error.__cause__ or error
+    reason = f"HTTP {status}" if status else f"{type(cause).__name__}: {cause}".strip().partition("\n")[0]
+    return (
+        f"{key}.path: there is no folder '{name}', and the hub at {where} does not give the model of that id "
+        f"({reason}); try again later, or name a folder"
+    )
+
+
+class _Nothing(Section):
+    """A section of which no key is read."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Download the model of a run file and print its folder; with exit status 2, why it cannot be had."""
+    parser = argparse.ArgumentParser(prog="python -m quartet_common.hub", description=main.__doc__)
+    parser.add_argument("file", nargs="?", type=Path)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    arguments = parser.parse_args(argv)
+    try:
+        config: LoadedConfig[Any] = located(load_config("none", _Nothing, arguments.file, arguments.set))
+    except ConfigError as error:
+        print(error)
+        return 2
+    print(config.model.path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

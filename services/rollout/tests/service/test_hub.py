@@ -1,0 +1,100 @@
+"""Models of the hub: found, refused with a sentence, taken from the cache; against a server with the hub's API."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[4] / "tests" / "hub"))
+from hub_server import TOKEN, HubServer  # noqa: E402
+
+HEADER = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+WEIGHTS = len(HEADER).to_bytes(8, "little") + HEADER + bytes(8)
+MODEL = {"config.json": b'{"vocab_size": 32}', "tokenizer.json": b"{}", "model.safetensors": WEIGHTS}
+UNUSED = {"pytorch_model.bin": b"pickle", "original/consolidated.safetensors": WEIGHTS, "modeling.py": b"code"}
+
+
+@pytest.fixture
+def hub():
+    with HubServer() as server:
+        server.add("models", "own/old", MODEL, ref="v1")
+        server.add("models", "own/old", {**MODEL, "config.json": b"{}"})
+        server.add("models", "own/small", {**MODEL, **UNUSED})
+        server.add("models", "own/closed", MODEL, private=True)
+        server.add("models", "own/gated", MODEL, gated=True)
+        server.add("models", "own/pickled", {"config.json": b"{}", "pytorch_model.bin": b"pickle"})
+        server.add("models", "own/empty", {"README.md": b""})
+        yield server
+
+
+@pytest.fixture
+def ask(hub, tmp_path):
+    """Ask for a model by settings of [model]; return the exit status and what was printed."""
+
+    def run(*settings: str, **environment: str) -> tuple[int, str]:
+        words = [word for setting in settings for word in ("--set", setting)]
+        done = subprocess.run(
+            [sys.executable, "-m", "quartet_common.hub", *words],
+            env={**os.environ, **hub.environment(tmp_path / "home"), "HF_TOKEN": "", **environment},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode in (0, 2), done.stderr
+        return done.returncode, done.stdout.strip()
+
+    return run
+
+
+def test_a_model_is_downloaded_once_and_then_taken_from_the_cache(hub, ask):
+    status, folder = ask("model.path=own/small")
+    assert status == 0 and {path.name for path in Path(folder).iterdir()} == set(MODEL)
+    assert (Path(folder) / "model.safetensors").read_bytes() == WEIGHTS
+    assert sum(request.startswith("GET /own/small/resolve") for request in hub.requests) == len(MODEL)
+    asked = len(hub.requests)
+    assert ask("model.path=own/small", HF_HUB_OFFLINE="1") == (0, folder)
+    assert len(hub.requests) == asked, "offline nothing is asked"
+
+
+def test_a_revision_and_a_token_choose_what_comes(ask):
+    for revision, config in (("v1", '{"vocab_size": 32}'), ("", "{}")):
+        status, folder = ask("model.path=own/old", f"model.revision={revision}")
+        assert status == 0 and (Path(folder) / "config.json").read_text() == config
+    assert ask("model.path=own/closed", HF_TOKEN=TOKEN)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "environment", "words"),
+    [
+        (["path=own/smal"], {}, "model.path: there is no folder 'own/smal', and no model of that id at {hub}; allowed"),
+        (["path=own/closed"], {}, "and for a private one an HF_TOKEN that may read it"),
+        (["path=own/gated"], {"HF_TOKEN": TOKEN}, "model.path: 'own/gated' is gated, and HF_TOKEN has no access to it"),
+        (["path=own/small"], {"HF_TOKEN": "hf_wrong"}, "model.path: {hub} refuses HF_TOKEN for 'own/small' (HTTP 401)"),
+        (["path=own/old", "revision=v2"], {}, "model.revision: 'own/old' has no 'v2' at {hub}; allowed: one of its"),
+        (
+            ["path=own/pickled"],
+            {},
+            "'own/pickled' has no .safetensors among its files (config.json, pytorch_model.bin)",
+        ),
+        (
+            ["path=own/empty"],
+            {},
+            "model.path: the hub model 'own/empty' has no config.json among its files (README.md)",
+        ),
+        (["path=own/small"], {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE forbids to download it; unset that, or copy it"),
+        (["path=own/small"], {"HF_ENDPOINT": "http://127.0.0.1:1"}, "the hub at http://127.0.0.1:1 does not give the"),
+        (
+            ["path=.", "revision=v1"],
+            {},
+            "model.revision: got 'v1'; allowed: empty, unless model.path is the id of a hub",
+        ),
+    ],
+)
+def test_what_cannot_be_had_is_one_sentence(hub, ask, settings, environment, words):
+    status, said = ask(*(f"model.{setting}" for setting in settings), **environment)
+    assert status == 2 and words.format(hub=hub.address) in said
+    assert len(said.splitlines()) == 1, said
