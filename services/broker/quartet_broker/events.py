@@ -1,5 +1,6 @@
 """The run's events, for people: ReportProgress and WatchRun."""
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -120,6 +121,28 @@ class _Log:
             self._bytes -= len(oldest.response)
 
 
+class _Turns:
+    """Paces watchers that read a run's past: one message in a pass of the event loop, in a millisecond if they are many.
+
+    Fifty side by side would otherwise hold up each of everybody's calls by fifty messages.
+    """
+
+    _FEW, _PAUSE_SECONDS = 4, 0.001
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._waiting = 0
+
+    async def turn(self) -> None:
+        """Wait until the next message may be sent."""
+        self._waiting += 1
+        try:
+            async with self._lock:
+                await asyncio.sleep(0 if self._waiting <= self._FEW else self._PAUSE_SECONDS)
+        finally:
+            self._waiting -= 1
+
+
 class Events:
     """Adds to and reads from the stream q:{run}:events, which keeps the last 10,000."""
 
@@ -129,6 +152,7 @@ class Events:
         self._watched = watched
         self._bell = bell
         self._log = _Log(watched)
+        self._past = _Turns()
 
     async def report(self, request: broker_pb2.ReportProgressRequest) -> broker_pb2.ReportProgressResponse:
         """Add an event of a trainer or rollout."""
@@ -149,10 +173,14 @@ class Events:
         run_id = validation.name("run_id", request.run_id)
         with self._bell.waiter(run_id, "events") as waiter:
             place = await self._place(run_id, request.after_event_id)
+            behind = True
             while True:
                 waiter.clear()
                 state, event = await self._log.next(place)
                 if event is not None:
+                    if behind:
+                        await self._past.turn()
+                    behind = True
                     yield event.response
                     if event.is_end and await self._is_last_end(run_id, event.event_id):
                         return
@@ -162,6 +190,7 @@ class Events:
                     return
                 if not await waiter.wait():
                     raise unavailable("broker", "it is stopping; watch again after the last event's id")
+                behind = False
 
     async def _is_last_end(self, run_id: str, event_id: str) -> bool:
         """True unless the run was extended since."""

@@ -1,6 +1,7 @@
 """Watchers that do not read: they cost little, others do not wait for them, and they are turned away."""
 
 import asyncio
+from contextlib import aclosing
 from pathlib import Path
 
 import grpc
@@ -75,6 +76,28 @@ async def test_a_watcher_that_does_not_read_is_turned_away_and_can_go_on(redis_s
         while len(seen) <= 60:
             seen.append((await again.read()).event.event_id)
         assert seen[1:] == written, "none is lost, none comes twice"
+
+
+async def test_however_many_watchers_read_the_past_others_wait_for_one_message_of_theirs(redis_server, admin):
+    passes, written = 0, []
+    async with serving(redis_server.url) as (stub, servicer, _):
+        world = World(stub, admin, "passing")
+        await world.create(members=())
+        last = [await report(world) for _ in range(6)][-1]
+
+        async def read() -> None:
+            async with aclosing(servicer.events.watch(pb.WatchRunRequest(run_id=world.run_id))) as events:
+                async for response in events:
+                    written.append(passes)
+                    if pb.WatchRunResponse.FromString(response).event.event_id == last:
+                        return
+
+        watching = asyncio.gather(*(read() for _ in range(50)))
+        while not watching.done():
+            await asyncio.sleep(0)
+            passes += 1
+        await watching
+    assert len(written) == len(set(written)) >= 300, "no two within one pass of the event loop"
 
 
 async def test_a_peer_has_so_many_streams_and_no_more(redis_server, admin):

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import grpc
 from quartet.v1 import reward_pb2, reward_pb2_grpc
@@ -76,6 +77,11 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
         self, request: reward_pb2.ListVerifiersRequest, context: grpc.aio.ServicerContext
     ) -> reward_pb2.ListVerifiersResponse:
         """List the verifiers with the schema of their parameters."""
+        return self._listed
+
+    @cached_property
+    def _listed(self) -> reward_pb2.ListVerifiersResponse:
+        """Made once: pydantic takes some 100 ms of the event loop for the schemas."""
         infos = [
             reward_pb2.VerifierInfo(
                 name=name,

@@ -46,6 +46,8 @@ class Texts:
             self._beneath.no_truncation()
             self._beneath.no_padding()
             self._beneath.encode_special_tokens = tokenizer.split_special_tokens
+        self.longest_token = max(map(len, tokenizer.get_vocab()))
+        """In characters."""
 
     def encode(self, text: str) -> np.ndarray:
         """Return a text's tokens, int32."""
@@ -190,22 +192,27 @@ class PromptReader:
         layers = sampling_layers(prompt, spec, purpose)
         n = completions_per_prompt(prompt, spec, purpose)
         wanted = new_tokens_wanted(layers)
-        token_ids = self.token_ids(prompt, spec.system_prompt)
-        if spec.long_prompts == broker_pb2.LONG_PROMPT_POLICY_TRUNCATE_LEFT:
+        shorten = spec.long_prompts == broker_pb2.LONG_PROMPT_POLICY_TRUNCATE_LEFT
+        token_ids = self.token_ids(prompt, spec.system_prompt, whole=shorten)
+        if shorten:
             token_ids = self._shorten(prompt, token_ids, spec, wanted)
         max_new_tokens = self._fit(token_ids.size, wanted, spec.max_prompt_tokens)
         masks = spec.sampling_masks and purpose == experience_pb2.PURPOSE_TRAIN
         return token_ids, GenerationRequest(n, settings_of(layers, max_new_tokens, masks))
 
-    def token_ids(self, prompt: experience_pb2.Prompt, system_prompt: str) -> np.ndarray:
-        """Return the prompt's tokens, int32 [P], whatever their number but none."""
+    def token_ids(self, prompt: experience_pb2.Prompt, system_prompt: str, whole: bool = False) -> np.ndarray:
+        """Return the prompt's tokens, int32 [P], whatever their number but none.
+
+        Unless it is wanted `whole`, a long text that cannot fit in the context is refused by its length alone: a
+        tokenizer takes a second of processor time for each megabyte.
+        """
         form = prompt.WhichOneof("input")
         if form == "token_ids":
             token_ids = _given_ids(prompt.token_ids)
         elif form == "text":
-            token_ids = self._texts.encode(prompt.text)
+            token_ids = self._encode(prompt.text, whole)
         elif form == "chat":
-            token_ids = self._texts.encode(self._render(self._messages(prompt.chat, system_prompt)))
+            token_ids = self._encode(self._render(self._messages(prompt.chat, system_prompt)), whole)
         else:
             raise PromptRefused("prompt.input", "nothing", "exactly one of chat, text, token_ids")
         if not token_ids.size:
@@ -215,6 +222,17 @@ class PromptReader:
     def text(self, token_ids: np.ndarray) -> str:
         """Return the text of tokens, special tokens included, exactly as they stand."""
         return self._texts.decode(token_ids.tolist())
+
+    def _encode(self, text: str, whole: bool) -> np.ndarray:
+        most = max(LONG_BYTES, self._max_model_len * self._texts.longest_token)
+        if len(text) > most and not whole:
+            raise PromptRefused(
+                "prompt.input",
+                f"{len(text)} characters",
+                f"at most {most}: the model's context of {self._max_model_len} tokens of at most "
+                f"{self._texts.longest_token} characters",
+            )
+        return self._texts.encode(text)
 
     def _messages(self, chat: experience_pb2.Chat, system_prompt: str) -> list[dict[str, str]]:
         if not chat.messages:

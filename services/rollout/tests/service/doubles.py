@@ -35,6 +35,9 @@ class CharTokenizer:
         assert not add_special_tokens
         return [ord(character) for character in text]
 
+    def get_vocab(self) -> dict[str, int]:
+        return {chr(code): code for code in range(128)}
+
     def decode(self, ids: list[int], skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
         assert not skip_special_tokens and not clean_up_tokenization_spaces
         return "".join(chr(token) for token in ids)

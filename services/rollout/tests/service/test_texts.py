@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from doubles import CharTokenizer
-from quartet.v1 import experience_pb2
+from quartet.v1 import broker_pb2, experience_pb2
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
@@ -54,7 +54,7 @@ def test_a_text_of_any_tokenizer_can_be_sent() -> None:
 
 async def test_the_event_loop_goes_on_while_a_long_prompt_is_read() -> None:
     """A tokenizer takes megabytes seconds, which it does not share with other threads unless it is asked to."""
-    reader = PromptReader(word_piece(), max_model_len=100)
+    reader = PromptReader(word_piece(), max_model_len=190_000)
     long = experience_pb2.Prompt(text="hello worlds ! " * 50_000)
     reading = asyncio.ensure_future(reader.read_in_turn(long, None, experience_pb2.PURPOSE_SERVE))
     turns = 0
@@ -66,3 +66,15 @@ async def test_the_event_loop_goes_on_while_a_long_prompt_is_read() -> None:
     assert turns > 100
     short, _ = await reader.read_in_turn(experience_pb2.Prompt(text="hello world"), None, experience_pb2.PURPOSE_SERVE)
     assert np.array_equal(short, [4, 5])
+
+
+def test_a_text_that_cannot_fit_is_refused_by_its_length_unless_it_is_to_be_shortened() -> None:
+    reader = PromptReader(word_piece(), max_model_len=20_000)
+    text = "hello worlds ! " * 8_000
+    with pytest.raises(PromptRefused, match="120000 characters; allowed: at most 100000: the model's context of 20000"):
+        reader.read(experience_pb2.Prompt(text=text), None, experience_pb2.PURPOSE_SERVE)
+    with pytest.raises(PromptRefused, match=r"2666\d tokens"):
+        reader.read(experience_pb2.Prompt(text=text[:-20_001]), None, experience_pb2.PURPOSE_SERVE)
+    spec = broker_pb2.RunSpec(long_prompts=broker_pb2.LONG_PROMPT_POLICY_TRUNCATE_LEFT)
+    token_ids, _ = reader.read(experience_pb2.Prompt(text=text), spec, experience_pb2.PURPOSE_TRAIN)
+    assert 0 < token_ids.size < 20_000
