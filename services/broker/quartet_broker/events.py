@@ -122,7 +122,7 @@ class _Log:
 
 
 class _Turns:
-    """Paces watchers that read a run's past: one message in a pass of the event loop, in a millisecond if they are many.
+    """Paces watchers that read a run's past: a message in a pass of the event loop, in a millisecond if they are many.
 
     Fifty side by side would otherwise hold up each of everybody's calls by fifty messages.
     """
