@@ -29,5 +29,5 @@ def model(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's model before any training."""
     folder = tmp_path_factory.mktemp("model")
     command = [pythons["trainer"], "-c", _MAKE_MODEL, folder]
-    subprocess.run(command, cwd=ROOT / "examples" / "arithmetic", check=True, timeout=120)
+    subprocess.run(command, cwd=ROOT / "examples" / "arithmetic", check=True, timeout=300)
     return folder

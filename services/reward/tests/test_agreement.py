@@ -1,29 +1,47 @@
 """`make agreement` on a small sample of our own: it measures, and it fails when a verdict is not the expected one."""
 
+import contextlib
 import json
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.agreement import code, math, rows, run
 
 ROOT = Path(__file__).resolve().parents[3]
 SAMPLE = ROOT / "tests" / "agreement" / "sample"
 TRIPLES, HUMANEVAL = "mathverify/triples.jsonl", "humaneval/HumanEval.jsonl"
 
 
-def agreement(data: Path, part: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "tests.agreement.run", str(data), "--only", part]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+@pytest.fixture(scope="module")
+def asker() -> Iterator[rows.Asker]:
+    settings = ("reward.workers=2", "reward.deadline_seconds=20", "reward.sandbox.slots=4")
+    with rows.reward_service(*settings) as asker:
+        yield asker
+
+
+@pytest.fixture
+def agreement(monkeypatch, capsys, asker) -> Callable[[Path, str], tuple[int, str]]:
+    """Measure one part in this process, with a service for all; return the exit status and what was printed."""
+    for part in (code, math):
+        monkeypatch.setattr(part, "reward_service", lambda *settings: contextlib.nullcontext(asker))
+
+    def measure(data: Path, part: str) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["run.py", str(data), "--only", part])
+        status = run.main()
+        return status, capsys.readouterr().out
+
+    return measure
 
 
 @pytest.mark.parametrize(
     ("part", "listed", "count"), [("math", "accepted: gold 'x = 9', answer '9'", 1), ("code", " ok ", 8)]
 )
-def test_the_sample_agrees(part, listed, count):
-    done = agreement(SAMPLE, part)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(listed) == count and "MISSED" not in done.stdout
+def test_the_sample_agrees(agreement, part, listed, count):
+    status, said = agreement(SAMPLE, part)
+    assert status == 0, said
+    assert said.count(listed) == count and "MISSED" not in said
 
 
 @pytest.mark.parametrize(
@@ -43,16 +61,15 @@ def test_the_sample_agrees(part, listed, count):
         ),
     ],
 )
-def test_a_case_that_does_not_come_out_as_expected_fails(tmp_path, part, file, change, words):
+def test_a_case_that_does_not_come_out_as_expected_fails(agreement, tmp_path, part, file, change, words):
     row = json.loads((SAMPLE / file).read_text().splitlines()[0])
     (tmp_path / file).parent.mkdir()
     (tmp_path / file).write_text(json.dumps(row | change))
-    done = agreement(tmp_path, part)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert all(each in done.stdout for each in words), done.stdout
+    status, said = agreement(tmp_path, part)
+    assert status == 1, said
+    assert all(each in said for each in words), said
 
 
-def test_a_folder_without_data_is_said_to_be_one(tmp_path):
-    done = agreement(tmp_path, "math")
-    assert done.returncode == 2
-    assert "holds none of its data" in done.stdout
+def test_a_folder_without_data_is_said_to_be_one(agreement, tmp_path):
+    status, said = agreement(tmp_path, "math")
+    assert status == 2 and "holds none of its data" in said
