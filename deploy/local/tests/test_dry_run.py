@@ -72,8 +72,12 @@ NAMED = {
 }
 """None: part of another mistake."""
 
+LONG = (
+    "train.jsonl, line 9: the prompt has 303 tokens; allowed: at most 248, the model's context of 256 less "
+    "run.sampling.max_new_tokens (8)"
+)
 ROWS = (
-    ({"prompt": "1+" * 150 + "1=?"}, "line 9: the prompt has 303 tokens; allowed: at most 248"),
+    ({"prompt": "1+" * 150 + "1=?"}, LONG),
     ({"prompt": "2", "verifiers": ["mathh"]}, "line 10: verifiers[0].name: got 'mathh'; allowed: "),
     ({"prompt": "3", "environment": "sandbx"}, "line 11: environment.name: this rollout has no environment 'sandbx'"),
     (
