@@ -4,6 +4,7 @@ host.start -> SERVING -> (SIGTERM, SIGINT, host.stop) -> NOT_SERVING -> drain ->
 """
 
 import asyncio
+import gc
 import os
 import secrets
 import signal
@@ -38,6 +39,16 @@ _KINDS = {
 def new_instance_id(kind: str) -> str:
     """Return a unique name for a process's life, e.g. "rollout-myhost-4711-a3f9c2"."""
     return f"{kind}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+def spare_loaded_objects() -> None:
+    """Exempt all objects that there are now from garbage collection.
+
+    To be called once what stays to the end is loaded: a full collection, which stops every thread, otherwise takes 35 ms
+    in a service of little code, 130 ms where torch and transformers are imported.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 class ServiceHost:
@@ -165,6 +176,7 @@ class ServiceHost:
         elif self._settings.metrics:
             self._serve_metrics()
         await self.server.start()
+        spare_loaded_objects()
         await self.set_serving(True)
         self._supervisor.tell(READY=1, STATUS=f"serving at {self.address}")
         self.spawn(self._supervisor.feed_watchdog(), "watchdog")

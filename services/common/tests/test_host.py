@@ -4,6 +4,7 @@ Certificates are tests/contract/test_security.py's and test_server_roles.py's; h
 """
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
@@ -124,6 +125,12 @@ async def test_a_token_is_asked_of_every_call_but_probes(serve, tmp_path):
     with connect_sync(host.address, security) as channel:
         answer = await asyncio.to_thread(handshake_sync, channel, 5)
         assert answer.instance_id == host.instance_id
+
+
+async def test_what_is_loaded_before_a_service_starts_is_not_looked_through_for_garbage(serve):
+    gc.unfreeze()
+    await serve()
+    assert gc.get_freeze_count() > 10_000 > len(gc.get_objects())
 
 
 async def test_plaintext_is_refused_off_loopback():

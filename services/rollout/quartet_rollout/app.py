@@ -11,7 +11,7 @@ from quartet_common.channel import connect
 from quartet_common.config import LoadedConfig
 from quartet_common.diagnosis import Peer
 from quartet_common.errors import describe
-from quartet_common.host import ServiceHost
+from quartet_common.host import ServiceHost, spare_loaded_objects
 from quartet_common.log import get_logger
 from quartet_rollout.broker import BrokerLink, LeaseRenewer, UploadBatcher
 from quartet_rollout.config import RolloutSection
@@ -156,6 +156,7 @@ class RolloutService:
         self._environments.writer = AnswerWriter(engine.tokenizer())
         self.state.reader = PromptReader(engine.tokenizer(), engine.max_model_len)
         self.state.engine = engine
+        spare_loaded_objects()
         self.state.changes.notify()
         log.info("engine loaded", extra={"engine": section.engine, "max_model_len": engine.max_model_len})
 
