@@ -44,7 +44,7 @@ def new_instance_id(kind: str) -> str:
 def spare_loaded_objects() -> None:
     """Exempt all objects that there are now from garbage collection.
 
-    To be called once what stays to the end is loaded: a full collection, which stops every thread, otherwise takes 35 ms
+    Call it once what stays to the end is loaded: a full collection, which stops every thread, otherwise takes 35 ms
     in a service of little code, 130 ms where torch and transformers are imported.
     """
     gc.collect()
