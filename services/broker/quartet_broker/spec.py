@@ -11,6 +11,7 @@ from quartet_common.config import EnvironmentSection, RunSection
 from quartet_common.durations import to_seconds
 from quartet_common.errors import invalid_argument
 from quartet_common.run_spec import environment_spec, run_spec
+from quartet_common.sampling import SamplingSection, given, to_message
 
 _LONGEST_SECONDS = 366 * 86400.0
 _MOST_GROUPS_PER_STEP = 1 << 16  # a batch's manifest names them all in one message
@@ -21,6 +22,7 @@ def _run_file_defaults() -> broker_pb2.RunSpec:
     # What these are where nobody says depends on something else: see `with_defaults` and the comments of the contract.
     for field in ("run_id", "verifiers", "evaluation_sampling"):
         defaults.ClearField(field)
+    defaults.sampling.CopyFrom(to_message(SamplingSection()))
     defaults.sampling.ClearField("max_new_tokens")
     return defaults
 
@@ -59,7 +61,7 @@ def _fill(message: Message, defaults: Message) -> None:
                 setattr(message, field.name, default)
         elif field.is_repeated:
             if not value:
-                value.extend(default)
+                value.MergeFrom(default)
         elif value == type(value)():
             value.CopyFrom(default)
         elif not isinstance(value, Duration):
@@ -104,6 +106,12 @@ def first_difference(stands: broker_pb2.RunSpec, asked: broker_pb2.RunSpec) -> s
     for field in broker_pb2.RunSpec.DESCRIPTOR.fields:
         old, new = getattr(stands, field.name), getattr(asked, field.name)
         if old != new:
+            if isinstance(old, experience_pb2.SamplingParams):  # longer than what is shown
+                both = given(old), given(new)
+                old, new = (
+                    {name: value for name, value in one.items() if other.get(name) != value}
+                    for one, other in (both, both[::-1])
+                )
             return f"{field.name} is {_short(old)}, asked for {_short(new)}"
     return None
 

@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import ListValue, Struct
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
 
+from quartet_common import sampling as sampling_parameters
 from quartet_common import tracing
 from quartet_common.durations import to_seconds
 from quartet_common.errors import invalid_argument
@@ -162,6 +163,9 @@ def instance(field: str, value: experience_pb2.PromptInstance, evaluation_set: s
         raise invalid_argument(
             f"{field}.prompt.sampling.temperature", came=0, allowed="> 0 for PURPOSE_TRAIN, or unset"
         )
+    if value.purpose == experience_pb2.PURPOSE_TRAIN and (wrong := sampling_parameters.unreplayable(own)):
+        name, came = wrong
+        raise invalid_argument(f"{field}.prompt.sampling.{name}", came=came, allowed="unset for PURPOSE_TRAIN")
 
 
 def prompt(field: str, value: experience_pb2.Prompt) -> None:
@@ -224,13 +228,7 @@ def temperature_schedule(field: str, value: experience_pb2.TemperatureSchedule) 
 
 
 def sampling(field: str, value: experience_pb2.SamplingParams) -> None:
-    """Check sampling parameters; zero and unset mean the default."""
-    integer(f"{field}.n", value.n, 0, 1024)
-    integer(f"{field}.max_new_tokens", value.max_new_tokens, 0)
-    integer(f"{field}.top_k", value.top_k, 0)
-    if not 0 <= value.temperature < float("inf"):
-        raise invalid_argument(f"{field}.temperature", came=value.temperature, allowed=">= 0")
-    if value.HasField("top_p") and not 0 < value.top_p <= 1:
-        raise invalid_argument(f"{field}.top_p", came=value.top_p, allowed="in (0, 1]")
-    if not 0 <= value.min_p < 1:
-        raise invalid_argument(f"{field}.min_p", came=value.min_p, allowed="in [0, 1)")
+    """Check sampling parameters; unset means the default."""
+    if (refused := sampling_parameters.check(value)) is not None:
+        name, came, allowed = refused
+        raise invalid_argument(f"{field}.{name}", came=came, allowed=allowed)

@@ -29,7 +29,7 @@ async def test_a_run_of_an_earlier_release_is_confirmed_whatever_defaults_are_sa
     await world.redis.hset(keys.run(world.run_id), "spec", earlier.SerializeToString())
     for spec in (said, earlier):
         assert not (await world.stub.CreateRun(pb.CreateRunRequest(spec=spec))).created
-    for field, value in (("min_p", 0.1), ("top_k", 5), ("temperature", 0.0), ("seed", 0)):
+    for field, value in (("min_p", 0.1), ("top_k", 5), ("temperature", 0.0), ("seed", 0), ("min_tokens", 2)):
         other = run_spec(section)
         setattr(other.sampling, field, value)
         await refused(
@@ -294,7 +294,8 @@ async def test_a_run_that_is_not_listed_any_more_is_listed_again(world):
         ({"max_experience_bytes": 2**60}, "spec.max_experience_bytes"),
         ({"prompt_lease_ttl": to_duration(-1)}, "spec.prompt_lease_ttl"),
         ({"sampling": experience_pb2.SamplingParams(temperature=-1)}, "spec.sampling.temperature"),
-        ({"sampling": experience_pb2.SamplingParams(top_p=0)}, "spec.sampling.top_p"),
+        ({"sampling": experience_pb2.SamplingParams(top_p=0)}, "spec.sampling.top_p: got 0.0; allowed: in (0, 1]"),
+        ({"sampling": {"logit_bias": {5: 101}}}, "spec.sampling.logit_bias: got 101.0; allowed: input should be less"),
         ({"environment": experience_pb2.EnvironmentSpec(max_turns=2000)}, "spec.environment.max_turns"),
         ({"environment": experience_pb2.EnvironmentSpec(max_answer_tokens=3)}, "spec.environment.max_answer_tokens"),
         ({"environment": experience_pb2.EnvironmentSpec(scored_text=9)}, "spec.environment.scored_text"),
@@ -344,6 +345,10 @@ def _chat(role: str) -> experience_pb2.Prompt:
             "instances[0].prompt.verifiers[0].parameters.by.level[0]: got nan",
         ),
         ({"prompt": {"text": "a", "sampling": {"temperature": 0}}}, "instances[0].prompt.sampling.temperature: got 0"),
+        (
+            {"prompt": {"text": "a", "sampling": {"presence_penalty": 0.5}}},
+            "instances[0].prompt.sampling.presence_penalty: got 0.5; allowed: unset for PURPOSE_TRAIN",
+        ),
         (
             {"prompt": {"text": "a", "environment": {"parameters": {"level": -math.inf}}}},
             "instances[0].prompt.environment.parameters.level: got -inf",

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from quartet_common.checkpoints import part_of
 from quartet_common.refusals import sentences, unknown_section
 from quartet_common.run_file import ConfigError, Problems, RunFile, read_text
+from quartet_common.sampling import SamplingSection
 from quartet_common.values import check_values
 
 _OWNED_SECTIONS = ("data", "broker", "reward", "rollout", "trainer", "launcher")  # of one reader each
@@ -40,24 +41,6 @@ def _sendable(parameters: dict[str, Any]) -> dict[str, Any]:
 
 SentParameters = Annotated[dict[str, Any], AfterValidator(_sendable)]
 """Parameters that travel as a Struct."""
-
-
-class SamplingSection(Section):
-    """How completions are drawn; unset keys take the rollout's defaults."""
-
-    temperature: float = Field(1.0, ge=0, le=1e30, description="Softmax temperature; 0 is greedy.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus mass.")
-    top_k: int = Field(0, ge=0, lt=2**31, description="Candidates kept; 0 keeps all.")
-    min_p: float = Field(0.0, ge=0, lt=1, description="Smallest probability relative to the likeliest token.")
-    max_new_tokens: int = Field(1024, ge=1, lt=2**31, description="Most tokens of a completion.")
-    stop: list[str] = Field([], description="Strings that end a completion; they are kept in it.")
-    stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(
-        [], description="Token ids that end a completion."
-    )
-    seed: int | None = Field(
-        None, ge=-(2**63), lt=2**63, description="Seed of each prompt's first completion; unset: not reproducible."
-    )
-    n: int = Field(0, ge=0, le=1024, description="Completions per prompt; 0: the group size (1 in evaluations).")
 
 
 FunctionPath = Annotated[str, Field(pattern=r"^.+\.py:[A-Za-z_]\w*$")]

@@ -5,11 +5,11 @@ from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
 from quartet_common.config import (
     EnvironmentSection,
     RunSection,
-    SamplingSection,
     TemperatureScheduleSection,
     VerifierSection,
 )
 from quartet_common.durations import to_duration
+from quartet_common.sampling import FIRST_RELEASE, SamplingSection, to_message
 
 _LEASE_ORDERS = {
     "fifo": broker_pb2.LEASE_ORDER_FIFO,
@@ -35,8 +35,6 @@ _CURVES = {
     "cosine": experience_pb2.TEMPERATURE_CURVE_COSINE,
 }
 _COLOSSALCHAT_LAST = 0.9
-# Sent whatever their values: brokers of the first release compare a run's specification as it was sent.
-_ALWAYS_SENT = frozenset({"n", "temperature", "top_p", "top_k", "min_p", "max_new_tokens"})
 
 
 def run_spec(run: RunSection) -> broker_pb2.RunSpec:
@@ -73,11 +71,10 @@ def run_spec(run: RunSection) -> broker_pb2.RunSpec:
 def _sampling_params(sampling: SamplingSection, unset: SamplingSection) -> experience_pb2.SamplingParams:
     """Return the sampling parameters. Of the keys that came after the first release only those are set that say
     something else than `unset`, the values that an unset field stands for: whoever does not have the key yet is asked
-    for nothing new."""
-    fields = sampling.model_dump(exclude_none=True)
-    return experience_pb2.SamplingParams(
-        **{key: value for key, value in fields.items() if key in _ALWAYS_SENT or value != getattr(unset, key)}
-    )
+    for nothing new. Those of the first release are sent whatever their values: its brokers compare a run's
+    specification as it was sent."""
+    others = {key for key in sampling.model_dump() if getattr(sampling, key) != getattr(unset, key)}
+    return to_message(sampling, FIRST_RELEASE | others)
 
 
 def verifier_spec(verifier: VerifierSection) -> reward_pb2.VerifierSpec:

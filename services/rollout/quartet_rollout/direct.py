@@ -203,7 +203,7 @@ class DirectGeneration:
                 raise PromptRefused("prompt.environment.name", f"'{name}'", f"'{SINGLE_TURN}': direct use is one turn")
             token_ids, draw = await reader.read_in_turn(prompt, state.spec, experience_pb2.PURPOSE_SERVE)
             if request.sampling_masks:
-                draw = replace(draw, settings=replace(draw.settings, masks=True))
+                draw = replace(draw, settings=draw.settings.model_copy(update={"masks": True}))
         except (PromptRefused, PromptError) as error:
             raise _refusal(error) from error
         try:

@@ -11,6 +11,7 @@ import numpy as np
 from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, tensor_pb2
 
 from quartet_common.durations import now_timestamp, to_duration
+from quartet_common.sampling import to_message
 from quartet_common.tensors import encode, encode_ragged
 from quartet_rollout.engines.base import EngineCompletion, SamplingMask, SamplingSettings
 from quartet_rollout.environments.conversation import PlayedCompletion, inserted_tokens
@@ -185,7 +186,9 @@ def _tensors(
         temperatures=encode(np.full(len(completions), settings.temperature, dtype=np.float32)),
         truncated=encode(truncated),
         version_spans=encode_ragged(spans, tensor_pb2.DTYPE_INT64),
+        sampling=to_message(settings),
     )
+    tensors.sampling.n = len(completions)
     if settings.masks:
         given = [one.mask or SamplingMask.nothing_cut(one.token_ids.size) for one in completions]
         counts, ids = [mask.counts for mask in given], [mask.token_ids for mask in given]

@@ -12,11 +12,13 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from quartet.v1 import broker_pb2, experience_pb2
 
-from quartet_rollout.engines.base import Engine, EngineCompletion, SamplingSettings
+from quartet_common.sampling import FIRST_RELEASE, SamplingParameters, altered, capability, given
+from quartet_rollout.engines.base import Engine, EngineCompletion, PromptError, SamplingSettings
 
 
 class PromptRefused(Exception):
@@ -25,6 +27,9 @@ class PromptRefused(Exception):
     def __init__(self, field: str, came: object, allowed: str):
         super().__init__(f"{field}: got {came}; allowed: {allowed}")
         self.field, self.came, self.allowed = field, came, allowed
+
+
+TAKEN_BY = "allowed: rollouts with the vllm engine, or its default"
 
 
 @dataclass(frozen=True)
@@ -91,24 +96,17 @@ def settings_of(
     Raises:
         PromptError: a value is out of range.
     """
+    values: dict[str, Any] = {}
+    for layer in reversed(layers):
+        values |= given(layer)
+    values.pop("n", None)
+    return SamplingSettings(**values | {"max_new_tokens": max_new_tokens, "masks": masks})
 
-    def first(field: str, default):
-        return next((getattr(layer, field) for layer in layers if layer.HasField(field)), default)
 
-    def first_list(field: str) -> tuple:
-        return tuple(next((values for layer in layers if (values := getattr(layer, field))), ()))
-
-    return SamplingSettings(
-        temperature=first("temperature", 1.0),
-        top_p=first("top_p", 1.0),
-        top_k=first("top_k", 0),
-        min_p=first("min_p", 0.0),
-        max_new_tokens=max_new_tokens,
-        stop=first_list("stop"),
-        stop_token_ids=first_list("stop_token_ids"),
-        seed=first("seed", None),
-        masks=masks,
-    )
+def not_taken(engine: Engine, sampling: SamplingParameters) -> dict[str, Any]:
+    """Return the parameters that are set and that this engine does not take, with their values."""
+    later = {name: value for name, value in altered(sampling).items() if name not in FIRST_RELEASE}
+    return {name: value for name, value in later.items() if capability(name) not in engine.capabilities()}
 
 
 _FIELD = "run.temperature_schedule"
@@ -131,7 +129,8 @@ def scheduled(
     schedule = spec.temperature_schedule
     points = tuple((point.policy_version, point.temperature) for point in schedule.points)
     return replace(
-        draw, settings=replace(draw.settings, temperature=temperature(points, schedule.curve, policy_version))
+        draw,
+        settings=draw.settings.model_copy(update={"temperature": temperature(points, schedule.curve, policy_version)}),
     )
 
 
@@ -178,7 +177,13 @@ def check(points: Sequence[tuple[int, float]], curve: int) -> None:
 async def generate_completions(
     engine: Engine, request_id: str, token_ids: np.ndarray, draw: GenerationRequest
 ) -> AsyncGenerator[EngineCompletion, None]:
-    """Yield `draw.n` completions as they finish; those that a weight update aborted are started again."""
+    """Yield `draw.n` completions as they finish; those that a weight update aborted are started again.
+
+    Raises:
+        PromptError: the engine does not take a parameter, or as the engine raises it.
+    """
+    for name, value in not_taken(engine, draw.settings).items():
+        raise PromptError(f"sampling.{name} is {value}, which this rollout's engine does not take; {TAKEN_BY}")
     aborted = []
     async with aclosing(engine.generate(request_id, token_ids, draw.n, draw.settings)) as stream:
         async for completion in stream:
@@ -194,4 +199,4 @@ async def generate_completions(
 
 
 def _seeded(settings: SamplingSettings, index: int) -> SamplingSettings:
-    return settings if settings.seed is None else replace(settings, seed=settings.seed + index)
+    return settings if settings.seed is None else settings.model_copy(update={"seed": settings.seed + index})

@@ -23,8 +23,10 @@ from quartet_common.errors import describe
 from quartet_common.host import ServiceHost
 from quartet_common.log import get_logger, set_run
 from quartet_common.outage import Outage
+from quartet_common.sampling import SamplingParameters, given
 from quartet_rollout.broker import TRANSIENT, BrokerLink
 from quartet_rollout.engines.base import UNKNOWN_VERSION
+from quartet_rollout.generation import TAKEN_BY, not_taken
 from quartet_rollout.metrics import TokenRate
 from quartet_rollout.state import RolloutState
 
@@ -214,6 +216,10 @@ class Membership:
         assert self._state.engine is not None  # `run` waits for it
         if run.spec.sampling_masks and "sampling_masks" not in self._state.engine.capabilities():
             return f"run.sampling_masks is true, and {NO_MASKS}, or false"
+        for part in ("sampling", "evaluation_sampling"):
+            sampling = SamplingParameters.model_construct(**given(getattr(run.spec, part)))
+            for name, value in not_taken(self._state.engine, sampling).items():
+                return f"run.{part}.{name} is {value}, which this rollout's engine does not take; {TAKEN_BY}"
         return None
 
     async def leave(self) -> None:

@@ -10,6 +10,7 @@ from quartet_common.log import get_logger
 from quartet_common.model_folder import read_safetensors_header
 from quartet_common.refusals import did_you_mean
 from quartet_common.run_file import Problems
+from quartet_common.sampling import Effect, altered
 from quartet_trainer import launch
 from quartet_trainer.callbacks import check_callbacks
 from quartet_trainer.config import TrainerSection, check_transport
@@ -33,7 +34,7 @@ def preflight(config: Config) -> dict[str, Any]:
             for model_check in (_check_length, _check_adapter, _check_plugin, _check_critic, _check_texts):
                 with problems.collecting(ModelFolderError, LearnerError):
                     model_check(config, model)
-        for check in (_check_folders, _check_temperature, _check_evaluation_sets, _check_metrics):
+        for check in (_check_folders, _check_sampling, _check_evaluation_sets, _check_metrics):
             with problems.collecting():
                 check(config)
         for settings_check in (
@@ -130,13 +131,19 @@ def _check_folders(config: Config) -> None:
             raise ConfigError(f"run.folder: '{folder}' cannot be made: '{existing}' is not a folder one may write to")
 
 
-def _check_temperature(config: Config) -> None:
-    temperature = config.run.sampling.temperature
-    if config.run.temperature_schedule is None and temperature < LOWEST_TEMPERATURE:
-        raise ConfigError(
-            f"run.sampling.temperature: got {temperature:g}, at which nothing can be trained; "
-            f"allowed: {LOWEST_TEMPERATURE:g} or above"
-        )
+def _check_sampling(config: Config) -> None:
+    sampling = config.run.sampling
+    with Problems() as problems:
+        if config.run.temperature_schedule is None and sampling.temperature < LOWEST_TEMPERATURE:
+            problems.add(
+                f"run.sampling.temperature: got {sampling.temperature:g}, at which nothing can be trained; "
+                f"allowed: {LOWEST_TEMPERATURE:g} or above"
+            )
+        for key, value in altered(sampling, Effect.CHANGES).items():
+            problems.add(
+                f"run.sampling.{key}: got {value}; the rollout's log-probs would not be the model's, and the trainer "
+                "cannot compute them again; allowed: in [run.evaluation_sampling] only"
+            )
 
 
 def _check_evaluation_sets(config: Config) -> None:
@@ -166,8 +173,7 @@ def _check_metrics(config: Config) -> None:
 def _warn(config: Config) -> None:
     """Log what the run file combines that can be trained, but hardly as it was meant."""
     run, settings = config.run, config.section
-    every = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    cuts = [f"{key} = {value:g}" for key, value in run.sampling if key in every and value != every[key]]
+    cuts = [f"{key} = {value}" for key, value in altered(run.sampling, Effect.REMOVES).items()]
     if cuts and not run.sampling_masks:
         log.warning(
             f"run.sampling: {', '.join(cuts)} without run.sampling_masks biases every importance ratio: the rollout's "

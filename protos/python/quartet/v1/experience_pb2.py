@@ -29,53 +29,57 @@ from quartet.v1 import reward_pb2 as quartet_dot_v1_dot_reward__pb2
 from quartet.v1 import tensor_pb2 as quartet_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bquartet/v1/experience.proto\x12\nquartet.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17quartet/v1/reward.proto\x1a\x17quartet/v1/tensor.proto\"\xf9\x01\n\x0eSamplingParams\x12\t\n\x01n\x18\x01 \x01(\x05\x12\x18\n\x0btemperature\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x02H\x03\x88\x01\x01\x12\x16\n\x0emax_new_tokens\x18\x06 \x01(\x05\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x05\x12\x11\n\x04seed\x18\t \x01(\x03H\x04\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seed\"?\n\x10TemperaturePoint\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\"p\n\x13TemperatureSchedule\x12,\n\x06points\x18\x01 \x03(\x0b\x32\x1c.quartet.v1.TemperaturePoint\x12+\n\x05\x63urve\x18\x02 \x01(\x0e\x32\x1c.quartet.v1.TemperatureCurve\"\xf4\x01\n\x0f\x45nvironmentSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12+\n\nparameters\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x11\n\tmax_turns\x18\x03 \x01(\x05\x12\x17\n\x0fmax_turn_tokens\x18\x04 \x01(\x05\x12\x19\n\x11max_answer_tokens\x18\x05 \x01(\x05\x12\x32\n\x0f\x61nswer_deadline\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x0bscored_text\x18\x07 \x01(\x0e\x32\x16.quartet.v1.ScoredText\"(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"-\n\x04\x43hat\x12%\n\x08messages\x18\x01 \x03(\x0b\x32\x13.quartet.v1.Message\"\xac\x03\n\x06Prompt\x12\x11\n\tprompt_id\x18\x01 \x01(\t\x12 \n\x04\x63hat\x18\x02 \x01(\x0b\x32\x10.quartet.v1.ChatH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.quartet.v1.TensorH\x00\x12(\n\treference\x18\x05 \x01(\x0b\x32\x15.quartet.v1.Reference\x12+\n\tverifiers\x18\x06 \x03(\x0b\x32\x18.quartet.v1.VerifierSpec\x12,\n\x08sampling\x18\x07 \x01(\x0b\x32\x1a.quartet.v1.SamplingParams\x12\x32\n\x08metadata\x18\x08 \x03(\x0b\x32 .quartet.v1.Prompt.MetadataEntry\x12\x30\n\x0b\x65nvironment\x18\t \x01(\x0b\x32\x1b.quartet.v1.EnvironmentSpec\x12\x0f\n\x07\x63olumns\x18\n \x01(\t\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x07\n\x05input\"\xde\x01\n\x0ePromptInstance\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\"\n\x06prompt\x18\x02 \x01(\x0b\x32\x12.quartet.v1.Prompt\x12$\n\x07purpose\x18\x03 \x01(\x0e\x32\x13.quartet.v1.Purpose\x12\x11\n\tdata_pass\x18\x04 \x01(\x05\x12\x15\n\revaluation_id\x18\x05 \x01(\t\x12\x1b\n\x0epinned_version\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0btraceparent\x18\x07 \x01(\tB\x11\n\x0f_pinned_version\"A\n\x0bVersionSpan\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\r\n\x05\x62\x65gin\x18\x02 \x01(\x05\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x05\"\xcd\x02\n\x0e\x43ompletionInfo\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12/\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x18.quartet.v1.FinishReason\x12.\n\rversion_spans\x18\x04 \x03(\x0b\x32\x17.quartet.v1.VersionSpan\x12 \n\x05score\x18\x05 \x01(\x0b\x32\x11.quartet.v1.Score\x12\x0e\n\x06tokens\x18\x06 \x01(\x05\x12\r\n\x05turns\x18\x07 \x01(\x05\x12\x17\n\x0finserted_tokens\x18\x08 \x01(\x05\x12\x32\n\x0fgenerated_after\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0cscored_after\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\"\xfa\x01\n\x0fGroupTranscript\x12,\n\x08instance\x18\x01 \x01(\x0b\x32\x1a.quartet.v1.PromptInstance\x12\x13\n\x0bprompt_text\x18\x02 \x01(\t\x12/\n\x0b\x63ompletions\x18\x03 \x03(\x0b\x32\x1a.quartet.v1.CompletionInfo\x12\x12\n\nrollout_id\x18\x04 \x01(\t\x12/\n\x0b\x66inished_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nstarted_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xe5\x04\n\x0cGroupTensors\x12,\n\x10prompt_token_ids\x18\x01 \x01(\x0b\x32\x12.quartet.v1.Tensor\x12\x36\n\x14\x63ompletion_token_ids\x18\x02 \x01(\x0b\x32\x18.quartet.v1.RaggedTensor\x12\x33\n\x11rollout_log_probs\x18\x03 \x01(\x0b\x32\x18.quartet.v1.RaggedTensor\x12+\n\tloss_mask\x18\x04 \x01(\x0b\x32\x18.quartet.v1.RaggedTensor\x12#\n\x07rewards\x18\x05 \x01(\x0b\x32\x12.quartet.v1.Tensor\x12(\n\x0ctemperatures\x18\x06 \x01(\x0b\x32\x12.quartet.v1.Tensor\x12%\n\ttruncated\x18\x07 \x01(\x0b\x32\x12.quartet.v1.Tensor\x12/\n\rversion_spans\x18\x08 \x01(\x0b\x32\x18.quartet.v1.RaggedTensor\x12&\n\nformat_acc\x18\t \x01(\x0b\x32\x12.quartet.v1.Tensor\x12#\n\x07\x61ns_acc\x18\n \x01(\x0b\x32\x12.quartet.v1.Tensor\x12\x36\n\x14sampling_mask_counts\x18\x0b \x01(\x0b\x32\x18.quartet.v1.RaggedTensor\x12\x39\n\x17sampling_mask_token_ids\x18\x0c \x01(\x0b\x32\x18.quartet.v1.RaggedTensor\x12&\n\nans_judged\x18\r \x01(\x0b\x32\x12.quartet.v1.Tensor\"\xa2\x02\n\x0bGroupHeader\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12$\n\x07purpose\x18\x02 \x01(\x0e\x32\x13.quartet.v1.Purpose\x12\x1a\n\x12min_policy_version\x18\x03 \x01(\x03\x12\x1a\n\x12max_policy_version\x18\x04 \x01(\x03\x12\x13\n\x0b\x63ompletions\x18\x05 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x06 \x01(\x03\x12\x13\n\x0breward_mean\x18\x07 \x01(\x01\x12\x12\n\nreward_std\x18\x08 \x01(\x01\x12\x0f\n\x07\x61ttempt\x18\t \x01(\x05\x12\x0f\n\x07\x61ns_acc\x18\n \x01(\x01\x12\x13\n\x0btraceparent\x18\x0b \x01(\t\x12\x10\n\x08unjudged\x18\x0c \x01(\x05\"_\n\x0f\x45xperienceGroup\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.quartet.v1.GroupHeader\x12\x0f\n\x07tensors\x18\x02 \x01(\x0c\x12\x12\n\ntranscript\x18\x03 \x01(\x0c\"a\n\rUnscoredGroup\x12*\n\x05group\x18\x01 \x01(\x0b\x32\x1b.quartet.v1.ExperienceGroup\x12$\n\x05items\x18\x02 \x03(\x0b\x32\x15.quartet.v1.ScoreItem*^\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x11\n\rPURPOSE_TRAIN\x10\x01\x12\x14\n\x10PURPOSE_EVALUATE\x10\x02\x12\x11\n\rPURPOSE_SERVE\x10\x03*\x8d\x01\n\x10TemperatureCurve\x12!\n\x1dTEMPERATURE_CURVE_UNSPECIFIED\x10\x00\x12\x1a\n\x16TEMPERATURE_CURVE_STEP\x10\x01\x12\x1c\n\x18TEMPERATURE_CURVE_LINEAR\x10\x02\x12\x1c\n\x18TEMPERATURE_CURVE_COSINE\x10\x03*[\n\nScoredText\x12\x1b\n\x17SCORED_TEXT_UNSPECIFIED\x10\x00\x12\x15\n\x11SCORED_TEXT_WHOLE\x10\x01\x12\x19\n\x15SCORED_TEXT_LAST_TURN\x10\x02*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bquartet/v1/experience.proto\x12\nquartet.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17quartet/v1/reward.proto\x1a\x17quartet/v1/tensor.proto\"\xc7\x04\n\x0eSamplingParams\x12\t\n\x01n\x18\x01 \x01(\x05\x12\x18\n\x0btemperature\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x02H\x03\x88\x01\x01\x12\x16\n\x0emax_new_tokens\x18\x06 \x01(\x05\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x05\x12\x11\n\x04seed\x18\t \x01(\x03H\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\n \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0b \x01(\x02H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0c \x01(\x02H\x07\x88\x01\x01\x12\x17\n\nmin_tokens\x18\r \x01(\x05H\x08\x88\x01\x01\x12=\n\nlogit_bias\x18\x0e \x03(\x0b\x32).quartet.v1.SamplingParams.LogitBiasEntry\x12\x11\n\tbad_words\x18\x0f \x03(\t\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_min_tokens\"?\n\x10TemperaturePoint\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\"p\n\x13TemperatureSchedule\x12,\n\x06points\x18\x01 \x03(\x0b\x32\x1c.quartet.v1.TemperaturePoint\x12+\n\x05\x63urve\x18\x02 \x01(\x0e\x32\x1c.quartet.v1.TemperatureCurve\"\xf4\x01\n\x0f\x45nvironmentSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12+\n\nparameters\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x11\n\tmax_turns\x18\x03 \x01(\x05\x12\x17\n\x0fmax_turn_tokens\x18\x04 \x01(\x05\x12\x19\n\x11max_answer_tokens\x18\x05 \x01(\x05\x12\x32\n\x0f\x61nswer_deadline\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x0bscored_text\x18\x07 \x01(\x0e\x32\x16.quartet.v1.ScoredText\"(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"-\n\x04\x43hat\x12%\n\x08messages\x18\x01 \x03(\x0b\x32\x13.quartet.v1.Message\"\xac\x03\n\x06Prompt\x12\x11\n\tprompt_id\x18\x01 \x01(\t\x12 \n\x04\x63hat\x18\x02 \x01(\x0b\x32\x10.quartet.v1.ChatH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.quartet.v1.TensorH\x00\x12(\n\treference\x18\x05 \x01(\x0b\x32\x15.quartet.v1.Reference\x12+\n\tverifiers\x18\x06 \x03(\x0b\x32\x18.quartet.v1.VerifierSpec\x12,\n\x08sampling\x18\x07 \x01(\x0b\x32\x1a.quartet.v1.SamplingParams\x12\x32\n\x08metadata\x18\x08 \x03(\x0b\x32 .quartet.v1.Prompt.MetadataEntry\x12\x30\n\x0b\x65nvironment\x18\t \x01(\x0b\x32\x1b.quartet.v1.EnvironmentSpec\x12\x0f\n\x07\x63olumns\x18\n \x01(\t\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x07\n\x05input\"\xde\x01\n\x0ePromptInstance\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\"\n\x06prompt\x18\x02 \x01(\x0b\x32\x12.quartet.v1.Prompt\x12$\n\x07purpose\x18\x03 \x01(\x0e\x32\x13.quartet.v1.Purpose\x12\x11\n\tdata_pass\x18\x04 \x01(\x05\x12\x15\n\revaluation_id\x18\x05 \x01(\t\x12\x1b\n\x0epinned_version\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0btraceparent\x18\x07 \x01(\tB\x11\n\x0f_pinned_version\"A\n\x0bVersionSpan\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\r\n\x05\x62\x65gin\x18\x02 \x01(\x05\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x05\"\xcd\x02\n\x0e\x43ompletionInfo\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12/\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x18.quartet.v1.FinishReason\x12.\n\rversion_spans\x18\x04 \x03(\x0b\x32\x17.quartet.v1.VersionSpan\x12 \n\x05score\x18\x05 \x01(\x0b\x32\x11.quartet.v1.Score\x12\x0e\n\x06tokens\x18\x06 \x01(\x05\x12\r\n\x05turns\x18\x07 \x01(\x05\x12\x17\n\x0finserted_tokens\x18\x08 \x01(\x05\x12\x32\n\x0fgenerated_after\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0cscored_after\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\"\xfa\x01\n\x0fGroupTranscript\x12,\n\x08instance\x18\x01 \x01(\x0b\x32\x1a.quartet.v1.PromptInstance\x12\x13\n\x0bprompt_text\x18\x02 \x01(\t\x12/\n\x0b\x63ompletions\x18\x03 \x03(\x0b\x32\x1a.quartet.v1.CompletionInfo\x12\x12\n\nrollout_id\x18\x04 \x01(\t\x12/\n\x0b\x66inished_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nstarted_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x93\x05\n\x0cGroupTensors\x12,\n\x10prompt_token_ids\x18\x01 \x01(\x0b\x32\x12.quartet.v1.Tensor\x12\x36\n\x14\x63ompletion_token_ids\x18\x02 \x01(\x0b\x32\x18.quartet.v1.RaggedTensor\x12\x33\n\x11rollout_log_probs\x18\x03 \x01(\x0b\x32\x18.quartet.v1.RaggedTensor\x12+\n\tloss_mask\x18\x04 \x01(\x0b\x32\x18.quartet.v1.RaggedTensor\x12#\n\x07rewards\x18\x05 \x01(\x0b\x32\x12.quartet.v1.Tensor\x12(\n\x0ctemperatures\x18\x06 \x01(\x0b\x32\x12.quartet.v1.Tensor\x12%\n\ttruncated\x18\x07 \x01(\x0b\x32\x12.quartet.v1.Tensor\x12/\n\rversion_spans\x18\x08 \x01(\x0b\x32\x18.quartet.v1.RaggedTensor\x12&\n\nformat_acc\x18\t \x01(\x0b\x32\x12.quartet.v1.Tensor\x12#\n\x07\x61ns_acc\x18\n \x01(\x0b\x32\x12.quartet.v1.Tensor\x12\x36\n\x14sampling_mask_counts\x18\x0b \x01(\x0b\x32\x18.quartet.v1.RaggedTensor\x12\x39\n\x17sampling_mask_token_ids\x18\x0c \x01(\x0b\x32\x18.quartet.v1.RaggedTensor\x12&\n\nans_judged\x18\r \x01(\x0b\x32\x12.quartet.v1.Tensor\x12,\n\x08sampling\x18\x0e \x01(\x0b\x32\x1a.quartet.v1.SamplingParams\"\xa2\x02\n\x0bGroupHeader\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12$\n\x07purpose\x18\x02 \x01(\x0e\x32\x13.quartet.v1.Purpose\x12\x1a\n\x12min_policy_version\x18\x03 \x01(\x03\x12\x1a\n\x12max_policy_version\x18\x04 \x01(\x03\x12\x13\n\x0b\x63ompletions\x18\x05 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x06 \x01(\x03\x12\x13\n\x0breward_mean\x18\x07 \x01(\x01\x12\x12\n\nreward_std\x18\x08 \x01(\x01\x12\x0f\n\x07\x61ttempt\x18\t \x01(\x05\x12\x0f\n\x07\x61ns_acc\x18\n \x01(\x01\x12\x13\n\x0btraceparent\x18\x0b \x01(\t\x12\x10\n\x08unjudged\x18\x0c \x01(\x05\"_\n\x0f\x45xperienceGroup\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.quartet.v1.GroupHeader\x12\x0f\n\x07tensors\x18\x02 \x01(\x0c\x12\x12\n\ntranscript\x18\x03 \x01(\x0c\"a\n\rUnscoredGroup\x12*\n\x05group\x18\x01 \x01(\x0b\x32\x1b.quartet.v1.ExperienceGroup\x12$\n\x05items\x18\x02 \x03(\x0b\x32\x15.quartet.v1.ScoreItem*^\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x11\n\rPURPOSE_TRAIN\x10\x01\x12\x14\n\x10PURPOSE_EVALUATE\x10\x02\x12\x11\n\rPURPOSE_SERVE\x10\x03*\x8d\x01\n\x10TemperatureCurve\x12!\n\x1dTEMPERATURE_CURVE_UNSPECIFIED\x10\x00\x12\x1a\n\x16TEMPERATURE_CURVE_STEP\x10\x01\x12\x1c\n\x18TEMPERATURE_CURVE_LINEAR\x10\x02\x12\x1c\n\x18TEMPERATURE_CURVE_COSINE\x10\x03*[\n\nScoredText\x12\x1b\n\x17SCORED_TEXT_UNSPECIFIED\x10\x00\x12\x15\n\x11SCORED_TEXT_WHOLE\x10\x01\x12\x19\n\x15SCORED_TEXT_LAST_TURN\x10\x02*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'quartet.v1.experience_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_PROMPT_METADATAENTRY']._loaded_options = None
   _globals['_PROMPT_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_PURPOSE']._serialized_start=3372
-  _globals['_PURPOSE']._serialized_end=3466
-  _globals['_TEMPERATURECURVE']._serialized_start=3469
-  _globals['_TEMPERATURECURVE']._serialized_end=3610
-  _globals['_SCOREDTEXT']._serialized_start=3612
-  _globals['_SCOREDTEXT']._serialized_end=3703
-  _globals['_FINISHREASON']._serialized_start=3705
-  _globals['_FINISHREASON']._serialized_end=3825
+  _globals['_PURPOSE']._serialized_start=3752
+  _globals['_PURPOSE']._serialized_end=3846
+  _globals['_TEMPERATURECURVE']._serialized_start=3849
+  _globals['_TEMPERATURECURVE']._serialized_end=3990
+  _globals['_SCOREDTEXT']._serialized_start=3992
+  _globals['_SCOREDTEXT']._serialized_end=4083
+  _globals['_FINISHREASON']._serialized_start=4085
+  _globals['_FINISHREASON']._serialized_end=4205
   _globals['_SAMPLINGPARAMS']._serialized_start=189
-  _globals['_SAMPLINGPARAMS']._serialized_end=438
-  _globals['_TEMPERATUREPOINT']._serialized_start=440
-  _globals['_TEMPERATUREPOINT']._serialized_end=503
-  _globals['_TEMPERATURESCHEDULE']._serialized_start=505
-  _globals['_TEMPERATURESCHEDULE']._serialized_end=617
-  _globals['_ENVIRONMENTSPEC']._serialized_start=620
-  _globals['_ENVIRONMENTSPEC']._serialized_end=864
-  _globals['_MESSAGE']._serialized_start=866
-  _globals['_MESSAGE']._serialized_end=906
-  _globals['_CHAT']._serialized_start=908
-  _globals['_CHAT']._serialized_end=953
-  _globals['_PROMPT']._serialized_start=956
-  _globals['_PROMPT']._serialized_end=1384
-  _globals['_PROMPT_METADATAENTRY']._serialized_start=1328
-  _globals['_PROMPT_METADATAENTRY']._serialized_end=1375
-  _globals['_PROMPTINSTANCE']._serialized_start=1387
-  _globals['_PROMPTINSTANCE']._serialized_end=1609
-  _globals['_VERSIONSPAN']._serialized_start=1611
-  _globals['_VERSIONSPAN']._serialized_end=1676
-  _globals['_COMPLETIONINFO']._serialized_start=1679
-  _globals['_COMPLETIONINFO']._serialized_end=2012
-  _globals['_GROUPTRANSCRIPT']._serialized_start=2015
-  _globals['_GROUPTRANSCRIPT']._serialized_end=2265
-  _globals['_GROUPTENSORS']._serialized_start=2268
-  _globals['_GROUPTENSORS']._serialized_end=2881
-  _globals['_GROUPHEADER']._serialized_start=2884
-  _globals['_GROUPHEADER']._serialized_end=3174
-  _globals['_EXPERIENCEGROUP']._serialized_start=3176
-  _globals['_EXPERIENCEGROUP']._serialized_end=3271
-  _globals['_UNSCOREDGROUP']._serialized_start=3273
-  _globals['_UNSCOREDGROUP']._serialized_end=3370
+  _globals['_SAMPLINGPARAMS']._serialized_end=772
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=588
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=636
+  _globals['_TEMPERATUREPOINT']._serialized_start=774
+  _globals['_TEMPERATUREPOINT']._serialized_end=837
+  _globals['_TEMPERATURESCHEDULE']._serialized_start=839
+  _globals['_TEMPERATURESCHEDULE']._serialized_end=951
+  _globals['_ENVIRONMENTSPEC']._serialized_start=954
+  _globals['_ENVIRONMENTSPEC']._serialized_end=1198
+  _globals['_MESSAGE']._serialized_start=1200
+  _globals['_MESSAGE']._serialized_end=1240
+  _globals['_CHAT']._serialized_start=1242
+  _globals['_CHAT']._serialized_end=1287
+  _globals['_PROMPT']._serialized_start=1290
+  _globals['_PROMPT']._serialized_end=1718
+  _globals['_PROMPT_METADATAENTRY']._serialized_start=1662
+  _globals['_PROMPT_METADATAENTRY']._serialized_end=1709
+  _globals['_PROMPTINSTANCE']._serialized_start=1721
+  _globals['_PROMPTINSTANCE']._serialized_end=1943
+  _globals['_VERSIONSPAN']._serialized_start=1945
+  _globals['_VERSIONSPAN']._serialized_end=2010
+  _globals['_COMPLETIONINFO']._serialized_start=2013
+  _globals['_COMPLETIONINFO']._serialized_end=2346
+  _globals['_GROUPTRANSCRIPT']._serialized_start=2349
+  _globals['_GROUPTRANSCRIPT']._serialized_end=2599
+  _globals['_GROUPTENSORS']._serialized_start=2602
+  _globals['_GROUPTENSORS']._serialized_end=3261
+  _globals['_GROUPHEADER']._serialized_start=3264
+  _globals['_GROUPHEADER']._serialized_end=3554
+  _globals['_EXPERIENCEGROUP']._serialized_start=3556
+  _globals['_EXPERIENCEGROUP']._serialized_end=3651
+  _globals['_UNSCOREDGROUP']._serialized_start=3653
+  _globals['_UNSCOREDGROUP']._serialized_end=3750
 # @@protoc_insertion_point(module_scope)

@@ -57,7 +57,14 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_ABORT: FinishReason
 
 class SamplingParams(_message.Message):
-    __slots__ = ("n", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "stop", "stop_token_ids", "seed")
+    __slots__ = ("n", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "stop", "stop_token_ids", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "logit_bias", "bad_words")
+    class LogitBiasEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
     N_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +74,12 @@ class SamplingParams(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
     n: int
     temperature: float
     top_p: float
@@ -76,7 +89,13 @@ class SamplingParams(_message.Message):
     stop: _containers.RepeatedScalarFieldContainer[str]
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     seed: int
-    def __init__(self, n: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., max_new_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ...) -> None: ...
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    min_tokens: int
+    logit_bias: _containers.ScalarMap[int, float]
+    bad_words: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, n: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., max_new_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., min_tokens: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., bad_words: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TemperaturePoint(_message.Message):
     __slots__ = ("policy_version", "temperature")
@@ -226,7 +245,7 @@ class GroupTranscript(_message.Message):
     def __init__(self, instance: _Optional[_Union[PromptInstance, _Mapping]] = ..., prompt_text: _Optional[str] = ..., completions: _Optional[_Iterable[_Union[CompletionInfo, _Mapping]]] = ..., rollout_id: _Optional[str] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class GroupTensors(_message.Message):
-    __slots__ = ("prompt_token_ids", "completion_token_ids", "rollout_log_probs", "loss_mask", "rewards", "temperatures", "truncated", "version_spans", "format_acc", "ans_acc", "sampling_mask_counts", "sampling_mask_token_ids", "ans_judged")
+    __slots__ = ("prompt_token_ids", "completion_token_ids", "rollout_log_probs", "loss_mask", "rewards", "temperatures", "truncated", "version_spans", "format_acc", "ans_acc", "sampling_mask_counts", "sampling_mask_token_ids", "ans_judged", "sampling")
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ROLLOUT_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +259,7 @@ class GroupTensors(_message.Message):
     SAMPLING_MASK_COUNTS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_MASK_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ANS_JUDGED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
     prompt_token_ids: _tensor_pb2.Tensor
     completion_token_ids: _tensor_pb2.RaggedTensor
     rollout_log_probs: _tensor_pb2.RaggedTensor
@@ -253,7 +273,8 @@ class GroupTensors(_message.Message):
     sampling_mask_counts: _tensor_pb2.RaggedTensor
     sampling_mask_token_ids: _tensor_pb2.RaggedTensor
     ans_judged: _tensor_pb2.Tensor
-    def __init__(self, prompt_token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., completion_token_ids: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., rollout_log_probs: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., loss_mask: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., rewards: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., temperatures: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., truncated: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., version_spans: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., format_acc: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., ans_acc: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sampling_mask_counts: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., sampling_mask_token_ids: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., ans_judged: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...
+    sampling: SamplingParams
+    def __init__(self, prompt_token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., completion_token_ids: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., rollout_log_probs: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., loss_mask: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., rewards: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., temperatures: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., truncated: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., version_spans: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., format_acc: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., ans_acc: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sampling_mask_counts: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., sampling_mask_token_ids: _Optional[_Union[_tensor_pb2.RaggedTensor, _Mapping]] = ..., ans_judged: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ...) -> None: ...
 
 class GroupHeader(_message.Message):
     __slots__ = ("instance_id", "purpose", "min_policy_version", "max_policy_version", "completions", "completion_tokens", "reward_mean", "reward_std", "attempt", "ans_acc", "traceparent", "unjudged")

@@ -19,6 +19,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
+from pydantic import ValidationError
+
+from quartet_common.sampling import Effect, SamplingParameters, altered, refusal
 
 if TYPE_CHECKING:
     from quartet.v1 import rollout_pb2
@@ -51,57 +54,30 @@ class WeightInstallError(EngineError):
     """Weights arrived but could not be installed. The model's weights are now unknown, and `policy_version` is -1."""
 
 
-@dataclass(frozen=True)
-class SamplingSettings:
-    """How completions are drawn.
+class SamplingSettings(SamplingParameters):
+    """How completions are drawn: the parameters of quartet_common.sampling, checked.
 
     Filters apply in the order temperature, min_p, top_k, top_p, and the log-probs an engine returns are those of the
     distribution that remains, renormalised. At temperature 0 (greedy) they are those of the model itself, at
-    temperature 1, without filters.
+    temperature 1, without filters. Stop strings are looked for in the decoded text, special tokens included; what
+    stops a completion stays in it. Completion i of a prompt uses `seed` + i.
     """
 
-    temperature: float = 1.0
-    """Softmax temperature, >= 0; 0 is greedy."""
-    top_p: float = 1.0
-    """Nucleus mass, in (0, 1]."""
-    top_k: int = 0
-    """Candidates kept; 0: all."""
-    min_p: float = 0.0
-    """Smallest probability relative to the likeliest token's, in [0, 1)."""
-    max_new_tokens: int = 256
-    """Most tokens of a completion, >= 1; the model's context may end it earlier."""
-    stop: tuple[str, ...] = ()
-    """Strings that end a completion. They are looked for in the decoded text, special tokens included, and stay in."""
-    stop_token_ids: tuple[int, ...] = ()
-    """Token ids that end a completion besides the model's end of sequence. They stay in."""
-    seed: int | None = None
-    """Seed of the first completion; completion i uses seed + i. None: not reproducible."""
     masks: bool = False
     """Return the candidates that the filters left, token by token (`EngineCompletion.mask`)."""
+
+    def __init__(self, **values: Any) -> None:
+        """Raises PromptError for a value out of range."""
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            name, came, allowed = refusal(error)
+            raise PromptError(f"sampling.{name} is {came}; allowed: {allowed}") from error
 
     @property
     def truncates(self) -> bool:
         """Whether tokens are drawn from less than the whole vocabulary."""
-        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
-
-    def __post_init__(self) -> None:
-        def refuse(key: str, came: object, allowed: str) -> None:
-            raise PromptError(f"sampling.{key} is {came}; allowed: {allowed}")
-
-        if not self.temperature >= 0.0 or self.temperature == float("inf"):
-            refuse("temperature", self.temperature, "a number >= 0")
-        if not 0.0 < self.top_p <= 1.0:
-            refuse("top_p", self.top_p, "above 0, at most 1")
-        if self.top_k < 0:
-            refuse("top_k", self.top_k, "an integer >= 0 (0: all)")
-        if not 0.0 <= self.min_p < 1.0:
-            refuse("min_p", self.min_p, "at least 0, below 1")
-        if self.max_new_tokens < 1:
-            refuse("max_new_tokens", self.max_new_tokens, "an integer >= 1")
-        if any(not text for text in self.stop):
-            refuse("stop", list(self.stop), "strings that are not empty")
-        if any(token < 0 for token in self.stop_token_ids):
-            refuse("stop_token_ids", list(self.stop_token_ids), "integers >= 0")
+        return self.temperature > 0 and bool(altered(self, Effect.REMOVES))
 
 
 def check_prompt(prompt_token_ids: np.ndarray | list[int], n: int, max_model_len: int, vocab_size: int) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -235,7 +235,7 @@ class Stepping:
     def _add(self, key: str, request: Request, index: int) -> None:
         sampling = request.sampling
         if sampling.seed is not None:
-            sampling = replace(sampling, seed=sampling.seed + index)
+            sampling = sampling.model_copy(update={"seed": sampling.seed + index})
         self.core.add(key, request.prompt, sampling)
         self._rows[key] = _Row(request, index, [(self.policy_version, 0)])
 

@@ -10,6 +10,8 @@ import importlib.util
 from functools import cache
 from pathlib import Path
 
+from quartet_common.sampling import SamplingParameters
+
 NAMES: dict[str, str] = {
     "config.weight_transfer:WeightTransferConfig": "backend",
     "distributed.weight_transfer.base:WeightTransferEngine.finish_weight_update": "self",
@@ -60,8 +62,9 @@ NAMES: dict[str, str] = {
 FIELDS: dict[str, tuple[str, ...]] = {
     "outputs:CompletionOutput": ("token_ids", "logprobs", "finish_reason", "weight_versions"),
     "sampling_params:SamplingParams": (
-        *("n", "temperature", "top_p", "top_k", "min_p", "max_tokens", "stop", "stop_token_ids", "seed", "logprobs"),
-        *("flat_logprobs", "detokenize", "include_stop_str_in_output", "skip_special_tokens"),
+        *(name for name in SamplingParameters.model_fields if name != "max_new_tokens"),
+        *("n", "max_tokens", "logprobs", "flat_logprobs", "detokenize", "include_stop_str_in_output"),
+        *("skip_special_tokens",),
         *("spaces_between_special_tokens", "output_kind", "extra_args", "skip_clone"),
     ),
     "engine.arg_utils:EngineArgs": (

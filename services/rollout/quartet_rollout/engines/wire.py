@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -85,7 +84,7 @@ def unpack_error(packed: Sequence[str]) -> EngineError:
 
 def pack_requests(requests: Sequence[Request]) -> tuple[list[Any], list[np.ndarray]]:
     """A list for the body, and arrays."""
-    packed = [[request.number, request.request_id, request.n, asdict(request.sampling)] for request in requests]
+    packed = [[request.number, request.request_id, request.n, request.sampling.model_dump()] for request in requests]
     return packed, [np.array(request.prompt, dtype=np.int32) for request in requests]
 
 
@@ -93,8 +92,7 @@ def unpack_requests(packed: Sequence[Any], arrays: Sequence[np.ndarray]) -> list
     """See `pack_requests`."""
     requests = []
     for (number, request_id, n, sampling), prompt in zip(packed, arrays, strict=True):
-        lists = {key: tuple(sampling[key]) for key in ("stop", "stop_token_ids")}
-        requests.append(Request(number, request_id, prompt.tolist(), n, SamplingSettings(**{**sampling, **lists})))
+        requests.append(Request(number, request_id, prompt.tolist(), n, SamplingSettings(**sampling)))
     return requests
 
 

@@ -7,7 +7,7 @@ prompt is the ids of all that stands before it, exactly as they were sampled and
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from quartet.v1 import experience_pb2
@@ -52,12 +52,12 @@ class EpisodeContext:
         seed = settings.seed
         if seed is not None and number:
             seed = (seed + index + number * _TURN_SEEDS) % 2**63
-        return replace(
-            settings,
-            max_new_tokens=min(room, chosen.max_turn_tokens or room),
-            stop=tuple(dict.fromkeys([*settings.stop, *chosen.environment.stop(chosen.parameters)])),
-            seed=seed,
-        )
+        changes = {
+            "max_new_tokens": min(room, chosen.max_turn_tokens or room),
+            "stop": tuple(dict.fromkeys([*settings.stop, *chosen.environment.stop(chosen.parameters)])),
+            "seed": seed,
+        }
+        return settings.model_copy(update=changes)
 
 
 async def run_episode(context: EpisodeContext) -> AsyncGenerator[PlayedCompletion, None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from harness import PATIENCE, PROMPT, Harness
 from models import EOS, VOCAB_SIZE
 
 from quartet_rollout.engines import EngineCompletion, EngineError, PromptError, SamplingSettings
+from quartet_rollout.generation import not_taken
 
 TOLERANCE = 1e-4
 pytestmark = pytest.mark.timeout(2 * PATIENCE)
@@ -220,6 +222,36 @@ def test_says_what_is_wrong_with_a_prompt(harness: Harness) -> None:
 def test_says_what_is_wrong_with_sampling_settings(wrong: dict) -> None:
     with pytest.raises(PromptError, match=f"sampling.{next(iter(wrong))}"):
         SamplingSettings(**wrong)
+
+
+def _altered(logits: torch.Tensor, prompt: list[int], output: np.ndarray, **sampling: Any) -> torch.Tensor:
+    """vLLM's definition, token by token: biases, then penalties of the tokens that are there already."""
+    logits = logits.clone()
+    for step, row in enumerate(logits):
+        there = set(output[:step].tolist())
+        for token, bias in sampling.get("logit_bias", {}).items():
+            row[token] += bias
+        for token in there | set(prompt):
+            row[token] *= sampling["repetition_penalty"] ** (-1 if row[token] > 0 else 1)
+        for token in there:
+            row[token] -= sampling["presence_penalty"]
+    return logits
+
+
+def test_later_parameters_are_taken_as_vllm_defines_them_or_the_engine_does_not_claim_them(harness: Harness) -> None:
+    penalties = {"repetition_penalty": 1.5, "presence_penalty": 0.5, "logit_bias": {50: 2.0, EOS: -100.0}}
+    forced = {"logit_bias": {EOS: 100.0, 33: 90.0}, "bad_words": ("A",), "min_tokens": 3}
+    if harness.engine.name != "vllm":
+        assert set(not_taken(harness.engine, SamplingSettings(**penalties))) == set(penalties)
+        return
+    assert not not_taken(harness.engine, SamplingSettings(**penalties | forced))
+    for completion in harness.generate(n=3, max_new_tokens=24, **penalties):
+        logits = harness.logits(harness.folders[0], PROMPT, completion.token_ids)
+        expected = torch.log_softmax(_altered(logits, PROMPT, completion.token_ids, **penalties), dim=-1)
+        tokens = torch.tensor(completion.token_ids, dtype=torch.int64)
+        np.testing.assert_allclose(completion.log_probs, expected.gather(-1, tokens[:, None])[:, 0], atol=TOLERANCE)
+    (completion,) = harness.generate(max_new_tokens=24, temperature=0.0, **forced)
+    assert (len(completion.token_ids), completion.token_ids[-1]) == (4, EOS) and 33 not in completion.token_ids
 
 
 def test_a_seed_gives_the_same_completions_in_any_company(harness: Harness) -> None:

@@ -84,6 +84,7 @@ class ScriptedEngine:
         self.checksum = 0xC0FFEE
         self.errors: dict[str, EngineError] = {}  # what calls of these names raise
         self.gives_masks = self.can_sleep = False
+        self.takes: list[str] = []  # capabilities of sampling parameters
         self.group: WeightGroupInfo | None = None
 
     def hold(self, tokens: int, free: int = 0) -> None:
@@ -164,7 +165,7 @@ class ScriptedEngine:
 
     def capabilities(self) -> list[str]:
         masks, sleep = ["sampling_masks"] if self.gives_masks else [], ["sleep"] if self.can_sleep else []
-        return ["weights.gloo", "weights.full", *masks, *sleep]
+        return ["weights.gloo", "weights.full", *masks, *sleep, *self.takes]
 
     async def sleep(self, level: int = 1) -> None:
         self.calls.append(f"sleep {level}")

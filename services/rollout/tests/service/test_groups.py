@@ -10,6 +10,7 @@ from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, rollout_pb2
 from world import instance
 
 from quartet_common.durations import to_duration, to_seconds
+from quartet_common.sampling import SamplingSection, given
 from quartet_common.tensors import decode, decode_ragged
 from quartet_rollout import broker, scoring
 from quartet_rollout.engines import EngineError
@@ -99,6 +100,29 @@ async def test_a_training_group_carries_the_masks_of_a_run_that_wants_them(world
 
 async def test_a_rollout_that_cannot_tell_masks_leaves_a_run_that_wants_them(world):
     world.broker.create_run(sampling_masks=True)
+    await world.start()
+    await world.until(lambda: world.host.exit_code == 1)
+    assert world.broker.left and not world.broker.members
+
+
+async def test_a_group_carries_what_it_was_drawn_by(world):
+    world.broker.create_run(sampling=experience_pb2.SamplingParams(top_k=5, max_new_tokens=8))
+    await world.put(instance(prompt=experience_pb2.Prompt(text="x", sampling={"top_p": 0.5, "stop": ["z"]})))
+    sampling = SamplingSection(**given(world.broker.tensors().sampling))
+    assert sampling == SamplingSection(top_k=5, top_p=0.5, max_new_tokens=8, stop=("z",), n=2)
+
+
+async def test_parameters_that_the_engine_does_not_take_are_never_left_out(world):
+    prompt = experience_pb2.Prompt(text="x", sampling={"min_tokens": 2})
+    release = await world.release(instance(prompt=prompt))
+    assert "sampling.min_tokens is 2, which this rollout's engine does not take" in release.failure
+    world.engine.takes = ["sampling.min_tokens"]
+    await world.put(instance("again", prompt=prompt))
+    assert [request[3].min_tokens for request in world.engine.requests] == [2]
+
+
+async def test_a_run_with_parameters_that_the_engine_does_not_take_is_left(world):
+    world.broker.create_run(evaluation_sampling=experience_pb2.SamplingParams(bad_words=["no"]))
     await world.start()
     await world.until(lambda: world.host.exit_code == 1)
     assert world.broker.left and not world.broker.members

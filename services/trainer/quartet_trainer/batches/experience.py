@@ -11,6 +11,7 @@ from quartet.v1 import experience_pb2, tensor_pb2
 from torch import Tensor
 
 from quartet_common.rope import at_most
+from quartet_common.sampling import unreplayable
 from quartet_trainer.batches.arrays import ExperienceError, all_rows, must_be_finite, one_dimension, rows
 from quartet_trainer.batches.candidates import Candidates, decode_candidates
 from quartet_trainer.learner_settings import LOWEST_TEMPERATURE
@@ -195,6 +196,12 @@ def _decode(
         raise ExperienceError(
             f"temperatures has {temperatures.min():g}; only completions sampled at {LOWEST_TEMPERATURE:g} or above can "
             "be trained on"
+        )
+    if (wrong := unreplayable(group.sampling)) is not None:
+        name, value = wrong
+        raise ExperienceError(
+            f"its completions were drawn with {name} = {value}: their log-probs are not the model's and cannot be "
+            "computed again"
         )
     mask_counts, mask_ids = None, None
     if sampling_masks:

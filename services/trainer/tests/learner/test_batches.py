@@ -168,6 +168,24 @@ def test_bad_groups_are_refused_in_one_sentence(field: str, content: Any, messag
     assert str(refusal.value) == f"group 1: {field} {message}"
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [{"repetition_penalty": 1.5}, {"presence_penalty": -0.5}, {"logit_bias": {3: 2.0}}],
+    ids=lambda sampling: next(iter(sampling)),
+)
+def test_groups_whose_log_probs_are_not_the_models_are_refused(sampling: dict[str, Any]) -> None:
+    """Recorded with the group; what only removes candidates, or bounds a completion, is trained."""
+    group = make_group(np.random.default_rng(0), [5, 3, 2])
+    harmless = {"temperature": 0.5, "top_p": 0.9, "min_tokens": 2, "bad_words": ["no"], "stop": ["x"]}
+    group.sampling.CopyFrom(experience_pb2.SamplingParams(**harmless))
+    check_group(group, VOCABULARY)
+    group.sampling.MergeFrom(experience_pb2.SamplingParams(**sampling))
+    ((name, value),) = sampling.items()
+    with pytest.raises(ExperienceError) as refusal:
+        check_group(group, VOCABULARY)
+    assert str(refusal.value).startswith(f"its completions were drawn with {name} = {value}: their log-probs are not")
+
+
 def test_bytes_that_are_changed_at_random_are_refused_or_harmless() -> None:
     """What is accepted has a micro-batch and metrics; nothing but the two refusals is raised."""
     chance, outcomes = np.random.default_rng(1), set()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from quartet_common.config import load_config
+from quartet_common.config import ConfigError, load_config
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.preflight import preflight
 
@@ -18,8 +18,9 @@ LENGTH = "run.verifiers=[{name='math'}, {name='length'}]"
         ([], None),
         (["run.sampling.top_p=0.9"], "run.sampling: top_p = 0.9 without run.sampling_masks biases every"),
         (["run.sampling.top_k=20", "run.sampling.min_p=0.05"], "run.sampling: top_k = 20, min_p = 0.05 without"),
+        (["run.sampling.bad_words=['no']"], "run.sampling: bad_words = ('no',) without run.sampling_masks biases"),
         (["run.sampling.top_p=0.9", "run.sampling_masks=true"], None),
-        (["run.evaluation_sampling.top_p=0.9"], None),
+        (["run.evaluation_sampling.top_p=0.9", "run.evaluation_sampling.repetition_penalty=1.1"], None),
         (["trainer.algorithm=dapo"], None),
         ([LENGTH], None),
         (
@@ -37,3 +38,17 @@ def test_a_combination_that_is_hardly_meant_is_warned_of(
     basics = [f"model.path={model_path}", f"run.folder={tmp_path}"]
     preflight(load_config("trainer", TrainerSection, None, [*basics, *overrides]))
     assert [record.message.startswith(warning or "nothing") for record in caplog.records] == [True] * bool(warning)
+
+
+def test_sampling_that_cannot_be_replayed_is_refused(model_path: Path, tmp_path: Path):
+    penalized = ["run.sampling.repetition_penalty=1.1", "run.sampling.logit_bias={7=2.0}"]
+    with pytest.raises(ConfigError) as refusal:
+        preflight(
+            load_config(
+                "trainer", TrainerSection, None, [f"model.path={model_path}", f"run.folder={tmp_path}", *penalized]
+            )
+        )
+    starts = "run.sampling.repetition_penalty: got 1.1; the", "run.sampling.logit_bias: got {7: 2.0}; the rollout's"
+    assert [problem.startswith(start) for problem, start in zip(refusal.value.problems, starts, strict=True)] == [
+        True
+    ] * 2

@@ -41,6 +41,7 @@ class Row:
         )
 
 
+_NO_FILTERS = SamplingSettings()
 _COLUMNS = np.dtype(
     [
         ("length", np.int64),  # Tokens whose keys and values are there.
@@ -63,7 +64,7 @@ _COLUMNS = np.dtype(
 def _line(row: Row, max_model_len: int) -> tuple[float, ...]:
     """What stands in a table, in the order of its columns, when the row is new in it."""
     sampling, tokens = row.sampling, len(row.prompt) + len(row.output)
-    drawn = sampling if sampling.temperature > 0 else SamplingSettings()
+    drawn = sampling if sampling.temperature > 0 else _NO_FILTERS
     return (
         tokens,
         0,

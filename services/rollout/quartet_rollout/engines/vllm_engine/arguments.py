@@ -58,15 +58,11 @@ def sampling_parameters(sampling: SamplingSettings, index: int, key: str) -> Sam
     Args:
         key: the completion's, under which the workers keep its masks.
     """
+    own = sampling.model_dump(exclude_defaults=True, exclude={"max_new_tokens", "min_tokens", "seed", "masks"})
     return SamplingParams(
         n=1,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
         max_tokens=sampling.max_new_tokens,
-        stop=list(sampling.stop),
-        stop_token_ids=list(sampling.stop_token_ids),
+        min_tokens=min(sampling.min_tokens, sampling.max_new_tokens),
         seed=None if sampling.seed is None else sampling.seed + index,
         logprobs=0,  # Of the sampled token, without alternatives.
         flat_logprobs=True,
@@ -77,4 +73,6 @@ def sampling_parameters(sampling: SamplingSettings, index: int, key: str) -> Sam
         output_kind=RequestOutputKind.FINAL_ONLY,
         extra_args={KEY: key} if masked(sampling) else None,
         skip_clone=True,  # The object is this request's alone.
+        # The others have vLLM's names and its defaults.
+        **{name: list(value) if isinstance(value, tuple) else value for name, value in own.items()},
     )

@@ -23,6 +23,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from quartet_common.log import get_logger
+from quartet_common.sampling import FIRST_RELEASE, SamplingParameters, capability
 from quartet_rollout.engines.base import (
     UNKNOWN_VERSION,
     EngineCompletion,
@@ -183,7 +184,8 @@ class VllmEngine(WeightUpdates):
 
     def capabilities(self) -> list[str]:
         masks = ["sampling_masks"] if self._gives_masks else []
-        return [*self.weight_capabilities(), *masks, *(["sleep"] if self._can_sleep else [])]
+        sampling = [capability(name) for name in SamplingParameters.model_fields if name not in FIRST_RELEASE]
+        return [*self.weight_capabilities(), *sampling, *masks, *(["sleep"] if self._can_sleep else [])]
 
     @property
     def _can_sleep(self) -> bool:
