@@ -124,8 +124,10 @@ def refusal(error: ValidationError) -> tuple[str, Any, str]:
 
 def check(message: experience_pb2.SamplingParams) -> tuple[str, Any, str] | None:
     """Return the first field of a message that is out of range as `refusal` does; None if all can be used."""
+    if not (values := given(message)):  # as of most prompts
+        return None
     try:
-        SamplingSection(**given(message))
+        SamplingSection(**values)
     except ValidationError as error:
         return refusal(error)
     return None
