@@ -71,9 +71,9 @@ def send(folder: Path) -> None:
     from safetensors.torch import load_file
 
     from quartet_common.weights import plan_buckets
-    from quartet_trainer.publisher.gloo import Gloo
     from quartet_trainer.publisher.group import WeightGroup
     from quartet_trainer.publisher.packing import Packer, Snapshot
+    from quartet_trainer.publisher.process_group import GroupTransport
     from quartet_trainer.publisher.store import WeightStore
     from quartet_trainer.publisher.transfer import Transfer
 
@@ -83,9 +83,8 @@ def send(folder: Path) -> None:
     manifest = plan_buckets(rollout_pb2.WEIGHT_KIND_FULL, specs, BUCKET_BYTES)
     (folder / "manifest").write_bytes(manifest.SerializeToString())
     store, secret, packer = WeightStore("127.0.0.1"), secrets.token_bytes(8), Packer(manifest)
-    store.open(1, secret)
     print(json.dumps({"port": store.port, "secret": secret.hex()}), flush=True)
-    channel = Gloo(store).meet(1, secret, 2, TIMEOUT_SECONDS)
+    channel = GroupTransport("gloo", store).meet(1, secret, 2, TIMEOUT_SECONDS)
 
     snapshot = Snapshot(manifest)
     snapshot.take(1, iter(weights.items()))
@@ -200,7 +199,7 @@ async def main(name: str, updates: int) -> list[Figure]:
             told = json.loads(await asyncio.to_thread(trainer.stdout.readline))
             secret = bytes.fromhex(told["secret"])
             at = ("127.0.0.1", told["port"])
-            info = WeightGroupInfo("gloo", *at, 1, 2, TIMEOUT_SECONDS, secret, 1, store_gated=True)
+            info = WeightGroupInfo("gloo", *at, 1, 2, TIMEOUT_SECONDS, secret, 1)
             await engine.join_weight_group(info)
             manifest = rollout_pb2.WeightManifest.FromString((folder / "manifest").read_bytes())
             generating = asyncio.create_task(keep_generating(engine))

@@ -55,15 +55,13 @@ def receive(ports: Sequence[int], bucket_bytes: int) -> None:
     """Answer each line "ours MB", "flat MB" or "tensors MB" on standard input once it is here, with the CPU seconds
     that it took."""
     from quartet_rollout.engines.base import WeightGroupInfo
-    from quartet_rollout.weights.gloo import GlooGroup
+    from quartet_rollout.weights.process_group import GroupTransport
     from quartet_rollout.weights.receiver import WeightReceiver
 
     def info(epoch: int) -> WeightGroupInfo:
-        return WeightGroupInfo(
-            "gloo", "127.0.0.1", ports[epoch], 1, 2, TIMEOUT_SECONDS, SECRET, epoch, store_gated=True
-        )
+        return WeightGroupInfo("gloo", "127.0.0.1", ports[epoch], 1, 2, TIMEOUT_SECONDS, SECRET, epoch)
 
-    receiver, flat_group = WeightReceiver(), GlooGroup(info(1))
+    receiver, flat_group = WeightReceiver(), GroupTransport(info(1)).group
     receiver.join(info(0))
     flat, manifests = torch.empty(0), {}
     print("joined", flush=True)
@@ -78,7 +76,7 @@ def receive(ports: Sequence[int], bucket_bytes: int) -> None:
                 flat = torch.empty(size, dtype=torch.uint8)
             pieces = [flat] if kind == "flat" else flat[: size // TENSORS * TENSORS].chunk(TENSORS)
             for piece in pieces:
-                flat_group.broadcast(piece, TIMEOUT_SECONDS)
+                flat_group.broadcast(piece, time.monotonic() + TIMEOUT_SECONDS)(lambda: None)
         print(time.process_time() - began, flush=True)
 
 
@@ -153,9 +151,10 @@ class Sides:
 
 def join_groups(stores: Sequence) -> list:
     """Meet the receiver in two groups, in its order: one for ours, one for the others."""
-    from quartet_trainer.publisher.gloo import Gloo
+    from quartet_trainer.publisher.process_group import GroupTransport
 
-    groups = {epoch: Gloo(stores[epoch]).meet(epoch, SECRET, 2, TIMEOUT_SECONDS) for epoch in (1, 0)}
+    transports = [GroupTransport("gloo", store) for store in stores]
+    groups = {epoch: transports[epoch].meet(epoch, SECRET, 2, TIMEOUT_SECONDS) for epoch in (1, 0)}
     return [groups[0], groups[1]]
 
 
@@ -187,9 +186,7 @@ def figures_of(sides: Sides, megabytes: int, rounds: int) -> list[Figure]:
 def main(sizes: Sequence[int], bucket_bytes: int) -> None:
     from quartet_trainer.publisher.store import WeightStore
 
-    stores = [WeightStore("127.0.0.1") for _ in range(2)]  # a store has one group at a time
-    for epoch, store in enumerate(stores):
-        store.open(epoch, SECRET)
+    stores = [WeightStore("127.0.0.1") for _ in range(2)]
     figures = []
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "receiver.log"

@@ -55,30 +55,13 @@ def test_rollouts_that_die_or_hang_in_mid_broadcast_hold_up_nobody_and_who_lives
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_a_released_rollout_joins_where_it_may_and_is_named_where_not(pool, tmp_path, release):
-    """The trainer's store opens for it, if it may.
-
-    The other way about, today's rollout in a group of a trainer that has no gate, is in `test_released_builds.py`.
-    """
+def test_a_released_rollout_joins_todays_group(pool, tmp_path, release):
     todays = len(pool.rollouts)
-    log = pool.folder / "pool_trainer.log"
-    answer = pool.trainer.publish(5)
-    assert answer["rollouts"] == todays and not answer["failures"]
-    assert "weight store is open" not in log.read_text()
-
     pool.environment = unpack(release, tmp_path / "release")
     pool.add()
     pool.wait_for_members(todays + 1)
     answer = pool.trainer.publish(6)
     assert answer["rollouts"] == todays + 1 and not answer["failures"]
-    assert "weight store is open to all who reach it, for older rollouts" in log.read_text()
-
-    pool.trainer.close()
-    pool.start_trainer(allow_open_store=False)
-    pool.wait_for_members(todays + 1)
-    answer = pool.trainer.publish(7)
-    assert answer["rollouts"] == todays
-    assert any("lacks" in each and "weights.store_gate" in each for each in answer["failures"])
 
 
 @pytest.fixture

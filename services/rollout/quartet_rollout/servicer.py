@@ -105,7 +105,6 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             timeout_seconds=self._timeout(request.timeout),
             secret=request.secret,
             epoch=request.group_epoch,
-            store_gated=request.store_gated,
             invitation=dict(request.invitation),
         )
         return rollout_pb2.JoinWeightGroupResponse(ranks=await updates.join(info))

@@ -87,11 +87,6 @@ class WeightsSection(Section):
         "", description="Host at which rollouts reach the group's store and Gloo. Default: the trainer's address."
     )
     store_port: int = Field(0, ge=0, le=65535, description="Port of the store; 0: any free one.")
-    allow_open_store: bool = Field(
-        True,
-        description="While a rollout of a release that does not know the store's gate is in the group, open the store "
-        "to whoever reaches its port; false: such rollouts get no weights.",
-    )
     pause_mode: Literal["keep", "wait", "abort"] = Field(
         "keep", description="Completions under way: kept and continued, finished first, or started again."
     )
@@ -101,6 +96,13 @@ class WeightsSection(Section):
     keep_kv_cache: bool = Field(
         False, description="Keep the old weights' KV cache: faster, and wrong by the change of weights."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_keys(cls, values: Any) -> Any:
+        if isinstance(values, dict):  # A key of an earlier release, without a meaning now.
+            return {key: value for key, value in values.items() if key != "allow_open_store"}
+        return values
 
     @field_validator("transport")
     @classmethod

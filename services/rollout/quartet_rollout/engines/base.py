@@ -166,13 +166,11 @@ class WeightGroupInfo:
     timeout_seconds: float
     """Deadline of the rendezvous and, unless a call brings its own, of each operation."""
     secret: bytes = field(repr=False)
-    """Secret of the epoch: what opens a gated store, and else part of the store's key prefix."""
+    """Secret of the epoch, part of the store's key prefix."""
     epoch: int
     """The group epoch, >= 0."""
     invitation: Mapping[str, str] = field(default_factory=dict)
     """What a transport of another package says at the trainer to its end here."""
-    store_gated: bool = False
-    """Whether the store is behind the trainer's gate; otherwise it is a TCPStore."""
 
 
 @runtime_checkable

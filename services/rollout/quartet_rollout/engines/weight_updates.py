@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from quartet_common import store_gate
 from quartet_rollout.engines.base import EngineError, WeightGroupInfo, WeightTransferError
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class WeightUpdates:
         from quartet_rollout.weights.transport import transports
 
         ways = (f"weights.{name}" for name in transports())
-        return [*ways, "weights.full", "weights.lora", "weights.in_flight", store_gate.CAPABILITY]
+        return [*ways, "weights.full", "weights.lora", "weights.in_flight"]
 
     @property
     def spec(self) -> ModelSpec:

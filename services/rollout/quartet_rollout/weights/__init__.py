@@ -1,9 +1,7 @@
 """How weights arrive: by a transport, in buckets, into buffers; tensors are views of them.
 
     transport.py    what a transport is on this side, and which there are
-    gloo.py         the Gloo process group of a group epoch, outside torch's default group
-    gated_store.py  the store of a group epoch, behind the trainer's gate
-    nccl.py         the NCCL communicator of a group epoch, into GPU memory
+    process_group.py  the process group of a group epoch, over Gloo or NCCL
     files.py        safetensors files in a folder that the trainer sees too
     packaged.py     this end of a transport that another package brings
     receiver.py     takes the buckets of one update into reusable buffers and checksums them

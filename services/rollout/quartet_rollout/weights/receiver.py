@@ -88,6 +88,7 @@ class WeightReceiver:
             with self._lock:
                 if self._membership == membership:
                     self._group = None
+            group.close()
             raise
         finally:
             checksum.close()

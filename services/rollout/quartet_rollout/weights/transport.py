@@ -43,14 +43,10 @@ def join(info: WeightGroupInfo) -> Transport:
         raise EngineError(
             f"weight transport '{info.transport}' is not available here; allowed: {', '.join(transports())}"
         )
-    if info.transport == "gloo":
-        from quartet_rollout.weights.gloo import GlooGroup
+    if info.transport in ("gloo", "nccl"):
+        from quartet_rollout.weights.process_group import GroupTransport
 
-        return GlooGroup(info)
-    if info.transport == "nccl":
-        from quartet_rollout.weights.nccl import NcclGroup
-
-        return NcclGroup(info)
+        return GroupTransport(info)
     if info.transport == "file":
         from quartet_rollout.weights.files import Files
 

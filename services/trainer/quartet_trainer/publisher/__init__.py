@@ -4,10 +4,9 @@
 |---|---|
 | `publisher` | `Publisher`: who needs which version, and what is done when one fails |
 | `group` | `WeightGroup`: the members of one epoch, and how they are invited |
-| `store` | `WeightStore`: the stores of the epochs, at which they meet |
-| `gate` | `StoreGate`: who gets at a store |
+| `store` | `WeightStore`: where the ranks of an epoch meet |
 | `transfer` | one update of one group: Begin at all, the tensors, Finish at all |
-| `transport` | what a transport is, and which there are: `gloo`, `nccl`, `files` |
+| `transport` | what a transport is, and which there are: `process_group` (Gloo and NCCL), `files` |
 | `packaged` | the trainer's end of a transport that another package brings |
 | `pipeline` | packing, sending and checksumming at once, for transports that broadcast |
 | `packing` | tensors into reused uint8 buckets |

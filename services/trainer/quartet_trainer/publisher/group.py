@@ -13,14 +13,13 @@ from quartet.v1 import broker_pb2, rollout_pb2, rollout_pb2_grpc
 
 from quartet_common.durations import to_duration
 from quartet_common.log import get_logger
+from quartet_common.process_group import first_line
 from quartet_trainer.publisher.calls import LOOK_SECONDS, TransferFailed, gather
 from quartet_trainer.publisher.packaged import Packaged
 from quartet_trainer.publisher.store import JOIN_SECONDS, WeightStore
 from quartet_trainer.publisher.transport import Channel, Transport
 
 log = get_logger(__name__)
-
-MEETING_AT_STORE = (rollout_pb2.WEIGHT_TRANSPORT_GLOO, rollout_pb2.WEIGHT_TRANSPORT_NCCL)
 
 
 @dataclass(frozen=True)
@@ -42,14 +41,12 @@ def form_group(
     ranks: dict[str, int],
     timeout: float,
     alive: Callable[[str], bool],
-    gated: bool,
 ) -> WeightGroup:
     """Make the group of an epoch: rank 0 here, while every rollout joins at once.
 
     Args:
         ranks: ranks that each rollout takes (its tensor-parallel size), 1 where unknown; corrected by its answer.
         timeout: deadline of each operation in the group, in seconds.
-        gated: whether all members know the store's gate.
 
     Raises:
         TransferFailed: a rollout did not join, or takes another number of ranks than thought.
@@ -57,9 +54,6 @@ def form_group(
     secret = secrets.token_bytes(16)
     invitation = transport.invite(epoch) if isinstance(transport, Packaged) else {}
     deadline = time.monotonic() + JOIN_SECONDS
-    meets_at_store = transport.code in MEETING_AT_STORE
-    if meets_at_store:
-        store.open(epoch, secret, gated)
     world_size = 1 + sum(ranks.get(name, 1) for name in members)
     result: list[Channel | RuntimeError] = []
     formed, abandoned = threading.Event(), threading.Event()
@@ -89,7 +83,6 @@ def form_group(
             secret=secret,
             transport_name=transport.name if isinstance(transport, Packaged) else "",
             invitation=invitation,
-            store_gated=meets_at_store and gated,
         )
         calls[name] = stubs[name].JoinWeightGroup.future(request, timeout=JOIN_SECONDS)
         rank += ranks.get(name, 1)
@@ -111,8 +104,6 @@ def form_group(
         raise
     channel = result.pop()
     if isinstance(channel, RuntimeError):
-        # torch names the store's keys, which begin with the secret: it is for nobody's log.
-        reason = str(channel).splitlines()[0].replace(secret.hex(), "…")
-        raise TransferFailed(f"weight group {epoch} did not come about: {reason}")
+        raise TransferFailed(f"weight group {epoch} did not come about: {first_line(channel, secret)}")
     log.info("weight group made", extra={"epoch": epoch, "ranks": world_size, "transport": transport.name})
     return WeightGroup(epoch, dict(members), channel)

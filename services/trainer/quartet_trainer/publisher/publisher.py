@@ -17,13 +17,12 @@ from quartet_common.config import SecuritySection
 from quartet_common.errors import describe
 from quartet_common.handshake import handshake_sync
 from quartet_common.log import get_logger
-from quartet_common.store_gate import CAPABILITY as STORE_GATE
 from quartet_common.transports import how_to_install
 from quartet_common.weights import plan_buckets
 from quartet_trainer.config import WeightsSection
 from quartet_trainer.members import Members
 from quartet_trainer.publisher.calls import TransferFailed
-from quartet_trainer.publisher.group import MEETING_AT_STORE, WeightGroup, form_group
+from quartet_trainer.publisher.group import WeightGroup, form_group
 from quartet_trainer.publisher.packaged import Packaged
 from quartet_trainer.publisher.packing import Packer, Snapshot, Weights
 from quartet_trainer.publisher.store import WeightStore
@@ -61,8 +60,6 @@ class _Peer:
     channel: grpc.Channel
     stub: rollout_pb2_grpc.RolloutServiceStub
     shaken: bool = False
-    knows_gate: bool = False
-    """Whether it can reach a gated store; as of the last handshake."""
     version: int | None = None
     """Version this trainer installed; None: none, or unknown."""
     failures: int = 0
@@ -109,8 +106,6 @@ class Publisher:
             self._manifest.lora.CopyFrom(lora)
         self._packer = Packer(self._manifest, self._transport.device)
         self._capabilities = [f"weights.{self._transport.name}", "weights.full" if lora is None else "weights.lora"]
-        if self._transport.code in MEETING_AT_STORE and not settings.allow_open_store:
-            self._capabilities.append(STORE_GATE)
         self._peers: dict[str, _Peer] = {}
         self._ranks: dict[str, int] = {}
         self._group: WeightGroup | None = None
@@ -237,10 +232,10 @@ class Publisher:
             peer = self._peers[name]
             if not peer.shaken:
                 try:
-                    answer = handshake_sync(
+                    handshake_sync(
                         peer.channel, common_pb2.SERVICE_KIND_TRAINER, self._capabilities, timeout=STATUS_SECONDS
                     )
-                    peer.shaken, peer.knows_gate = True, STORE_GATE in answer.capabilities
+                    peer.shaken = True
                 except grpc.RpcError as error:
                     refused[name] = describe(error)
                     lacks = refused[name].partition("; it has ")[0]
@@ -253,9 +248,6 @@ class Publisher:
         self, targets: dict[str, broker_pb2.Member], stubs: dict[str, rollout_pb2_grpc.RolloutServiceStub]
     ) -> None:
         self._drop_group()
-        ungated = [name for name in targets if not self._peers[name].knows_gate]
-        if ungated and self._transport.code in MEETING_AT_STORE:
-            log.warning("weight store is open to all who reach it, for older rollouts", extra={"rollouts": ungated})
         self._last_epoch = 1 + max(self._last_epoch, self._members.epoch, *(self._epoch_at(name) for name in targets))
         self._group = form_group(
             self._transport,
@@ -267,7 +259,6 @@ class Publisher:
             self._ranks,
             self._settings.timeout_seconds,
             self._worth_waiting_for,
-            gated=not ungated,
         )
 
     def _epoch_at(self, name: str) -> int:
@@ -298,7 +289,6 @@ class Publisher:
         if self._group is not None:
             self._group.channel.drop(wait)
             self._group = None
-        self._store.end()
 
     def close(self) -> None:
         """Leave the group, and close the store and the channels."""

@@ -78,14 +78,10 @@ def create_transport(settings: WeightsSection, store: WeightStore, folder: Path)
         ConfigError: it cannot work here.
     """
     check_transport(settings)
-    if settings.transport == "gloo":
-        from quartet_trainer.publisher.gloo import Gloo
+    if settings.transport in ("gloo", "nccl"):
+        from quartet_trainer.publisher.process_group import GroupTransport
 
-        return Gloo(store)
-    if settings.transport == "nccl":
-        from quartet_trainer.publisher.nccl import Nccl
-
-        return Nccl(store)
+        return GroupTransport(settings.transport, store)
     if settings.transport == "file":
         from quartet_trainer.publisher.files import Files
 

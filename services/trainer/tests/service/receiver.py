@@ -19,7 +19,6 @@ from processes import FORKS, Forked
 from quartet.v1 import broker_pb2, common_pb2, common_pb2_grpc, rollout_pb2, rollout_pb2_grpc
 from safetensors.torch import load_file
 
-from quartet_common import store_gate
 from quartet_common.weights import Checksum, check_manifest
 
 
@@ -31,22 +30,6 @@ class Options:
     """Of that version and before that bucket it sends itself this signal."""
     spoil: int | None = None
     """Of that version it flips a byte, once."""
-
-
-class GatedStore(dist.Store):
-    def __init__(self, request: rollout_pb2.JoinWeightGroupRequest):
-        super().__init__()
-        at = (request.store_host, request.store_port, request.group_epoch, request.secret)
-        self.client = store_gate.StoreClient(*at, timeout=20)
-
-    def set(self, key, value):
-        self.client.set(key, value)
-
-    def get(self, key):
-        return self.client.get([key])[0]
-
-    def wait(self, keys, timeout=None):
-        self.client.get(keys, timeout and timeout.total_seconds())
 
 
 class Receiver(rollout_pb2_grpc.RolloutServiceServicer, common_pb2_grpc.HandshakeServiceServicer):
@@ -61,7 +44,7 @@ class Receiver(rollout_pb2_grpc.RolloutServiceServicer, common_pb2_grpc.Handshak
         self.done = threading.Event()
 
     def Handshake(self, request, context):
-        capabilities = ["weights.full", "weights.lora", "weights.file", "weights.gloo", store_gate.CAPABILITY]
+        capabilities = ["weights.full", "weights.lora", "weights.file", "weights.gloo"]
         lacking = set(request.required_capabilities) - set(capabilities)
         if lacking:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this rollout lacks {', '.join(lacking)}")
@@ -81,8 +64,9 @@ class Receiver(rollout_pb2_grpc.RolloutServiceServicer, common_pb2_grpc.Handshak
 
         def join():
             timeout = timedelta(seconds=request.timeout.seconds)
-            self.store = GatedStore(request)
-            self.group = dist.ProcessGroupGloo(self.store, request.rank, request.world_size, timeout)
+            store = dist.TCPStore(request.store_host, request.store_port, is_master=False, timeout=timeout)
+            store = dist.PrefixStore(f"quartet/{request.group_epoch}/{request.secret.hex()}", store)
+            self.group = dist.ProcessGroupGloo(store, request.rank, request.world_size, timeout)
             formed.set()
 
         threading.Thread(target=join, daemon=True).start()
