@@ -11,6 +11,7 @@ from pages import ROOT
 
 PACKAGES = {
     "common": "services/common/quartet_common",
+    "weights": "services/common/quartet_weights",
     "broker": "services/broker/quartet_broker",
     "reward": "services/reward/quartet_reward",
     "rollout": "services/rollout/quartet_rollout",

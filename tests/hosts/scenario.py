@@ -73,11 +73,14 @@ def make_run(folder: Path, model: Path, lan: Lan) -> LiveRun:
         folder,
         model,
         addresses={kind: f"{HOSTS[PLACES[kind]]}:{port}" for kind, port in PORTS.items()},
-        settings={"run.prompt_lease_ttl": TTL_SECONDS, "run.member_ttl": TTL_SECONDS, "broker.sweep_interval": 0.5},
+        settings={
+            "run.prompt_lease_ttl": TTL_SECONDS,
+            "run.member_ttl": TTL_SECONDS,
+            "broker.sweep_interval": 0.5,
+            "trainer.weights.interface": INTERFACE,
+        },
         within=lambda name, command: lan.command(PLACES[name], command),
         own={name: tls(pki, name) for name in (*KINDS, "client")},
-        # Where a host's name is not its address on this network, Gloo has to be told the interface.
-        environment={"rollout": {"GLOO_SOCKET_IFNAME": INTERFACE}},
     )
 
 

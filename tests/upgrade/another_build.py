@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _SOURCES = (
     "protos/python/quartet",
     "services/common/quartet_common",
+    "services/common/quartet_weights",
     *(f"services/{kind}/quartet_{kind}" for kind in ("broker", "reward", "rollout", "trainer")),
 )
 # A key of sampling that the checkout does not have: in the contract, and in the run file with a default.

@@ -1,4 +1,4 @@
-"""TCP ports: free ones for launchers, benchmarks and tests, and whether a service's own are free."""
+"""TCP ports: free ones for launchers, benchmarks and tests, and whether a service's own are free; interfaces."""
 
 import random
 import socket
@@ -54,6 +54,13 @@ def _is_free(host: str, port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+def check_interface(key: str, name: str) -> None:
+    """Raise ConfigError if a network interface is named that this host does not have."""
+    there = [interface for _, interface in socket.if_nameindex()]
+    if name and name not in there:
+        raise ConfigError(f"{key}: this host has no network interface '{name}'; allowed: {', '.join(there)}")
 
 
 def check_ports_free(kind: str, address: str, server: ServerSection) -> None:

@@ -6,7 +6,6 @@ import importlib.metadata
 import grpc
 from quartet.v1 import broker_pb2, reward_pb2, rollout_pb2_grpc
 
-from quartet_common import nccl
 from quartet_common.channel import connect
 from quartet_common.config import LoadedConfig
 from quartet_common.diagnosis import Peer
@@ -246,12 +245,14 @@ async def _close(engine: Engine, timeout: float) -> None:
 
 def _libraries() -> dict[str, str]:
     """Return the versions that peers may want to compare."""
+    from quartet_weights.process_group import nccl_missing, nccl_version  # it imports torch
+
     libraries = {}
     for name in ("torch", "transformers", "vllm"):
         try:
             libraries[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    if not nccl.why_not():
-        libraries["nccl"] = nccl.version()
+    if not nccl_missing():
+        libraries["nccl"] = nccl_version()
     return libraries

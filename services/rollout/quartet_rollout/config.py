@@ -74,6 +74,11 @@ class RolloutSection(Section):
     weight_update_timeout_seconds: float = Field(
         300.0, gt=0, description="Deadline of a weight update, where the trainer names none."
     )
+    weight_interface: str = Field(
+        "",
+        description="Network interface of weight groups here, e.g. eth1: Gloo and NCCL listen there alone. Default: the "
+        "one on the way to the trainer.",
+    )
     scoring: ScoringSection = Field(ScoringSection(), description="How the reward service is asked.")
 
     @model_validator(mode="after")

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from quartet_common.config import ConfigError, EnvironmentSection, LoadedConfig
 from quartet_common.data_rows import data_rows
 from quartet_common.model_folder import read_model_folder
+from quartet_common.ports import check_interface
 from quartet_common.run_file import Problems
 from quartet_common.run_spec import environment_spec
 from quartet_common.transports import load_transports
@@ -36,6 +37,8 @@ def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
     with Problems() as problems:
         with problems.collecting():
             _check_engine(section)
+        with problems.collecting():
+            check_interface("rollout.weight_interface", section.weight_interface)
         with problems.collecting():
             load_transports()  # each is offered, so each must work
         with problems.collecting():

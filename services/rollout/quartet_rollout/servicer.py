@@ -106,6 +106,7 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             secret=request.secret,
             epoch=request.group_epoch,
             invitation=dict(request.invitation),
+            interface=self._section.weight_interface,
         )
         return rollout_pb2.JoinWeightGroupResponse(ranks=await updates.join(info))
 

@@ -5,8 +5,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from quartet_common import nccl
 from quartet_common.config import ConfigError, Section
+from quartet_common.ports import check_interface
 from quartet_common.transports import OWN_TRANSPORTS, load_transports, read_parameters, transport_names
 from quartet_trainer.callbacks.registry import CallbackSection
 from quartet_trainer.learner_settings import LearnerSettings
@@ -84,9 +84,15 @@ class WeightsSection(Section):
         60.0, gt=0, description="Time in which an update must reach the rollouts, retries included."
     )
     store_host: str = Field(
-        "", description="Host at which rollouts reach the group's store and Gloo. Default: the trainer's address."
+        "", description="Host at which rollouts reach the group's store and Gloo. Default: the interface's "
+        "address, if one is named; else the trainer's."
     )
     store_port: int = Field(0, ge=0, le=65535, description="Port of the store; 0: any free one.")
+    interface: str = Field(
+        "",
+        description="Network interface of the weight group here, e.g. eth1: its store, Gloo and NCCL listen there "
+        "alone. Default: that of store_host.",
+    )
     pause_mode: Literal["keep", "wait", "abort"] = Field(
         "keep", description="Completions under way: kept and continued, finished first, or started again."
     )
@@ -171,8 +177,12 @@ class TrainerSection(LearnerSettings):
 
 
 def check_transport(settings: WeightsSection) -> None:
-    """Raise ConfigError when the weights' transport cannot work on this machine. Imports no torch."""
-    if settings.transport == "nccl" and (reason := nccl.why_not()):
-        raise ConfigError(f"trainer.weights.transport: nccl is not possible here: {reason}")
+    """Raise ConfigError when the weights' transport cannot work on this machine. Imports torch for nccl alone."""
+    if settings.transport == "nccl":
+        from quartet_weights.process_group import nccl_missing
+
+        if reason := nccl_missing():
+            raise ConfigError(f"trainer.weights.transport: nccl is not possible here: {reason}")
+    check_interface("trainer.weights.interface", settings.interface)
     if settings.transport not in OWN_TRANSPORTS:
         read_parameters(load_transports()[settings.transport], settings.transport_parameters)

@@ -35,7 +35,7 @@ from quartet_trainer.loop import TrainingLoop
 from quartet_trainer.members import Members
 from quartet_trainer.observation import RolloutObserver
 from quartet_trainer.publisher import Publisher
-from quartet_trainer.publisher.store import WeightStore
+from quartet_trainer.publisher.store import WeightStore, interface_address
 from quartet_trainer.randomness import random_state, restore_random_state
 from quartet_trainer.records.disk import writing
 from quartet_trainer.records.group_traces import GroupTraces
@@ -167,7 +167,10 @@ def _run_loop(
     )
     members.start()
     parts.callback(members.close)
-    store_host = settings.weights.store_host or split_address(config.addresses.trainer)[0]
+    if settings.weights.interface and not settings.weights.store_host:
+        store_host = interface_address(settings.weights.interface)
+    else:
+        store_host = settings.weights.store_host or split_address(config.addresses.trainer)[0]
     publisher = Publisher(
         config.run.id,
         settings.weights,

@@ -171,6 +171,8 @@ class WeightGroupInfo:
     """The group epoch, >= 0."""
     invitation: Mapping[str, str] = field(default_factory=dict)
     """What a transport of another package says at the trainer to its end here."""
+    interface: str = ""
+    """Network interface to listen at; "": the one on the way to the store."""
 
 
 @runtime_checkable

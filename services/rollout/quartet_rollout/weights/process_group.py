@@ -11,8 +11,8 @@ import torch
 from quartet.v1 import rollout_pb2
 from torch.distributed import TCPStore
 
-from quartet_common.process_group import ProcessGroup, epoch_store, first_line
 from quartet_rollout.engines.base import WeightGroupInfo, WeightTransferError
+from quartet_weights.process_group import ProcessGroup, address_towards, epoch_store, first_line
 
 # Broadcasts under way at a time: one is checksummed, a thread of the backend fills the next, a third is announced.
 _AHEAD = 3
@@ -29,8 +29,11 @@ class GroupTransport:
         try:
             store = TCPStore(info.store_host, info.store_port, info.world_size, is_master=False, timeout=timeout)
             own = epoch_store(store, info.epoch, info.secret)
-            self.group = ProcessGroup(info.transport, own, info.rank, info.world_size, info.timeout_seconds)
-        except RuntimeError as error:  # torch's DistError family
+            here = address_towards(info.store_host, info.store_port)
+            self.group = ProcessGroup(
+                info.transport, own, info.rank, info.world_size, info.timeout_seconds, here, info.interface
+            )
+        except (OSError, RuntimeError) as error:  # torch's DistError family
             raise WeightTransferError(
                 f"could not join the weight group of epoch {info.epoch} at {info.store_host}:{info.store_port} as rank "
                 f"{info.rank} of {info.world_size} within {info.timeout_seconds:g} s: {first_line(error, info.secret)}"

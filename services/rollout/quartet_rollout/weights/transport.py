@@ -58,7 +58,7 @@ def join(info: WeightGroupInfo) -> Transport:
 
 def transports() -> list[str]:
     """The transports that this process can receive by."""
-    from quartet_common import nccl
     from quartet_common.transports import plugin_names
+    from quartet_weights.process_group import nccl_missing
 
-    return ["gloo", "file", *(["nccl"] if not nccl.why_not() else []), *plugin_names()]
+    return ["gloo", "file", *(["nccl"] if not nccl_missing() else []), *plugin_names()]

@@ -51,6 +51,12 @@ async def joined(trainer):
     return trainer
 
 
+async def test_the_group_is_joined_by_the_configured_interface(world):
+    await world.ready(weight_interface="lo")
+    await Trainer(world).join()
+    await world.until(lambda: world.engine.group is not None and world.engine.group.interface == "lo")
+
+
 async def test_an_update_receives_pauses_installs_resumes(joined):
     await joined.begin(4)
     assert (await joined.stands())[2]

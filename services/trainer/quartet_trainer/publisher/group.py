@@ -13,11 +13,11 @@ from quartet.v1 import broker_pb2, rollout_pb2, rollout_pb2_grpc
 
 from quartet_common.durations import to_duration
 from quartet_common.log import get_logger
-from quartet_common.process_group import first_line
 from quartet_trainer.publisher.calls import LOOK_SECONDS, TransferFailed, gather
 from quartet_trainer.publisher.packaged import Packaged
 from quartet_trainer.publisher.store import JOIN_SECONDS, WeightStore
 from quartet_trainer.publisher.transport import Channel, Transport
+from quartet_weights.process_group import first_line
 
 log = get_logger(__name__)
 

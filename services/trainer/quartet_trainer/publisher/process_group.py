@@ -7,12 +7,11 @@ import time
 import torch
 from quartet.v1 import rollout_pb2
 
-from quartet_common import nccl
-from quartet_common.process_group import ProcessGroup, device_of, first_line
 from quartet_trainer.publisher.calls import TransferFailed
 from quartet_trainer.publisher.pipeline import send_all
 from quartet_trainer.publisher.store import WeightStore
 from quartet_trainer.publisher.transport import Carriage, Wait
+from quartet_weights.process_group import ProcessGroup, device_of, first_line, nccl_version
 
 _CODES = {"gloo": rollout_pb2.WEIGHT_TRANSPORT_GLOO, "nccl": rollout_pb2.WEIGHT_TRANSPORT_NCCL}
 
@@ -20,15 +19,17 @@ _CODES = {"gloo": rollout_pb2.WEIGHT_TRANSPORT_GLOO, "nccl": rollout_pb2.WEIGHT_
 class GroupTransport:
     """The `Transport` of a backend."""
 
-    def __init__(self, backend: str, store: WeightStore):
+    def __init__(self, backend: str, store: WeightStore, interface: str = ""):
+        """`interface`: network interface of the group here; default: that of the store's address."""
         self.name, self.code, self.device = backend, _CODES[backend], device_of(backend)
-        self.libraries = {"nccl": nccl.version()} if backend == "nccl" else {}
-        self._store = store
+        self.libraries = {"nccl": nccl_version()} if backend == "nccl" else {}
+        self._store, self._interface = store, interface
 
     def meet(self, epoch: int, secret: bytes, world_size: int, timeout: float) -> GroupChannel:
         """See `Transport.meet`."""
         store = self._store.epoch(epoch, secret)
-        return GroupChannel(ProcessGroup(self.name, store, 0, world_size, timeout, host=self._store.host), timeout)
+        group = ProcessGroup(self.name, store, 0, world_size, timeout, self._store.host, self._interface)
+        return GroupChannel(group, timeout)
 
 
 class GroupChannel:

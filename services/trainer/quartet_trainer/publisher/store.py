@@ -3,14 +3,25 @@
 import socket
 from datetime import timedelta
 
+import psutil
 import torch.distributed as dist
 
 from quartet_common.config import ConfigError
-from quartet_common.process_group import epoch_store
+from quartet_weights.process_group import epoch_store
 
 # Making a group is a matter of a second; a rollout that takes longer is not well.
 JOIN_SECONDS = 20.0
 _TIMEOUT = timedelta(seconds=JOIN_SECONDS)
+
+
+def interface_address(name: str) -> str:
+    """Return the first IPv4 address of a network interface, else its first of IPv6. Raises ConfigError without one."""
+    addresses = psutil.net_if_addrs().get(name, [])
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for each in addresses:
+            if each.family == family:
+                return each.address
+    raise ConfigError(f"trainer.weights.interface: '{name}' has no address; give it one, or set store_host")
 
 
 class WeightStore:

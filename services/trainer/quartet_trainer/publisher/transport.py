@@ -81,7 +81,7 @@ def create_transport(settings: WeightsSection, store: WeightStore, folder: Path)
     if settings.transport in ("gloo", "nccl"):
         from quartet_trainer.publisher.process_group import GroupTransport
 
-        return GroupTransport(settings.transport, store)
+        return GroupTransport(settings.transport, store, settings.interface)
     if settings.transport == "file":
         from quartet_trainer.publisher.files import Files
 

@@ -10,10 +10,10 @@ import pytest
 import torch.distributed as dist
 
 from quartet_common.config import ConfigError
-from quartet_common.process_group import ProcessGroup, first_line
-from quartet_trainer.config import WeightsSection
-from quartet_trainer.publisher.store import WeightStore
+from quartet_trainer.config import WeightsSection, check_transport
+from quartet_trainer.publisher.store import WeightStore, interface_address
 from quartet_trainer.publisher.transport import create_transport
+from quartet_weights.process_group import ProcessGroup, first_line
 
 SECRET = bytes(range(16))
 
@@ -25,9 +25,39 @@ def store():
     made.close()
 
 
+def listening() -> set[tuple[str, int]]:
+    """(address, port) of each socket that this process listens at."""
+    connections = psutil.Process().net_connections("tcp")
+    return {tuple(each.laddr) for each in connections if each.status == psutil.CONN_LISTEN}
+
+
 def test_it_listens_at_its_address_alone(store):
-    listening = [each for each in psutil.Process().net_connections("tcp") if each.status == psutil.CONN_LISTEN]
-    assert [each.laddr.ip for each in listening if each.laddr.port == store.port] == ["127.0.0.1"]
+    assert {address for address, port in listening() if port == store.port} == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("host", "interface"),
+    [
+        ("127.0.0.1", ""),
+        ("192.0.2.1", "lo"),  # no address of this machine
+    ],
+)
+def test_a_rank_listens_at_its_address_or_interface_alone(store, host, interface):
+    before = listening()
+    group = ProcessGroup("gloo", store.epoch(1, SECRET), 0, 1, 20.0, host, interface)
+    assert {address for address, _ in listening() - before} == {"127.0.0.1"}
+    group.close(20.0)
+
+
+def test_the_address_of_an_interface():
+    assert interface_address("lo") == "127.0.0.1"
+    with pytest.raises(ConfigError, match=r"trainer.weights.interface: 'nowhere' has no address"):
+        interface_address("nowhere")
+
+
+def test_an_interface_that_is_not_there_is_refused_before_the_start():
+    with pytest.raises(ConfigError, match=r"trainer.weights.interface: .* no network interface 'nowhere'; allowed:.* lo"):
+        check_transport(WeightsSection(interface="nowhere"))
 
 
 def test_an_address_that_is_taken_is_named():
@@ -43,7 +73,7 @@ def test_who_has_another_secret_meets_nobody_and_the_error_names_none(store):
     stranger = dist.PrefixStore(f"quartet/1/{bytes(16).hex()}", client)
     assert not stranger.check(["a key"])
     with pytest.raises(RuntimeError) as caught:
-        ProcessGroup("gloo", store.epoch(1, SECRET), 0, 2, seconds=0.5, host="127.0.0.1")
+        ProcessGroup("gloo", store.epoch(1, SECRET), 0, 2, 0.5, "127.0.0.1")
     assert SECRET.hex() not in first_line(caught.value, SECRET)
 
 

@@ -1,13 +1,15 @@
 """The process group of a weight group's epoch: torch's, over Gloo or NCCL, outside torch's default group.
 
 Rank 0 is the trainer. A group has a store and connections of its own, so that it is made and dropped any number of
-times beside whatever default group a library has.
+times beside whatever default group a library has. Neither is encrypted or authenticated: each rank listens at one
+address alone, of a network that is trusted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +27,28 @@ def device_of(backend: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
 
 
+def nccl_missing() -> str:
+    """Return why NCCL cannot be used in this process, in one sentence, or nothing."""
+    if not torch.cuda.is_available():
+        return "there is no CUDA GPU on this machine: use the transport gloo or file"
+    if not dist.is_nccl_available():
+        return "this build of torch has no NCCL: use the transport gloo or file"
+    return ""
+
+
+def nccl_version() -> str:
+    """Return the version of torch's NCCL, e.g. "2.29.7"."""
+    return ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def address_towards(host: str, port: int) -> str:
+    """Return the address of this machine that the route to another begins at. Nothing is sent. Raises OSError."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        return probe.getsockname()[0]
+
+
 def epoch_store(store: dist.Store, epoch: int, secret: bytes) -> dist.Store:
     """Return an epoch's part of a store. Who was not invited cannot name its keys."""
     return dist.PrefixStore(f"quartet/{epoch}/{secret.hex()}", store)
@@ -40,15 +64,24 @@ class ProcessGroup:
     """One rank of a group that has met."""
 
     def __init__(
-        self, backend: str, store: dist.Store, rank: int, world_size: int, seconds: float, host: str = ""
+        self,
+        backend: str,
+        store: dist.Store,
+        rank: int,
+        world_size: int,
+        seconds: float,
+        host: str,
+        interface: str = "",
     ) -> None:
         """Meet the other ranks; blocks.
 
         Args:
             backend: "gloo" or "nccl".
             seconds: deadline of the meeting and of each operation.
-            host: name or address at which the other ranks reach this one; default: what the interface of
-                `GLOO_SOCKET_IFNAME` or `NCCL_SOCKET_IFNAME`, else the host's name, resolves to.
+            host: name or address at which the other ranks reach this one. Gloo listens there; NCCL chooses an
+                interface itself, unless one is named.
+            interface: network interface to listen at instead of `host`; default: the environment's
+                `GLOO_SOCKET_IFNAME` or `NCCL_SOCKET_IFNAME`, if it is set.
 
         Raises:
             RuntimeError: not all ranks met.
@@ -57,14 +90,15 @@ class ProcessGroup:
         timeout = timedelta(seconds=seconds)
         if backend == "nccl":
             os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")  # vLLM runs without, and ranks must agree.
+            if interface:
+                os.environ["NCCL_SOCKET_IFNAME"] = f"={interface}"  # Read once in a process.
             torch.cuda.set_device(self.device)  # Of this thread.
             options = dist.ProcessGroupNCCL.Options()
         else:
             options = dist.ProcessGroupGloo._Options()
-            if host:
-                options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-            else:
-                options._devices = [dist.ProcessGroupGloo.create_default_device()]
+            interface = interface or os.environ.get("GLOO_SOCKET_IFNAME", "")
+            where = {"interface": interface} if interface else {"hostname": host}
+            options._devices = [dist.ProcessGroupGloo.create_device(**where)]
         options._timeout = timeout
         kind = dist.ProcessGroupNCCL if backend == "nccl" else dist.ProcessGroupGloo
         self._group: Any = kind(store, rank, world_size, options)
