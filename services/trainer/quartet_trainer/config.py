@@ -84,8 +84,9 @@ class WeightsSection(Section):
         60.0, gt=0, description="Time in which an update must reach the rollouts, retries included."
     )
     store_host: str = Field(
-        "", description="Host at which rollouts reach the group's store and Gloo. Default: the interface's "
-        "address, if one is named; else the trainer's."
+        "",
+        description="Host at which rollouts reach the group's store and Gloo. Default: the interface's "
+        "address, if one is named; else the trainer's.",
     )
     store_port: int = Field(0, ge=0, le=65535, description="Port of the store; 0: any free one.")
     interface: str = Field(

@@ -56,7 +56,9 @@ def test_the_address_of_an_interface():
 
 
 def test_an_interface_that_is_not_there_is_refused_before_the_start():
-    with pytest.raises(ConfigError, match=r"trainer.weights.interface: .* no network interface 'nowhere'; allowed:.* lo"):
+    with pytest.raises(
+        ConfigError, match=r"trainer.weights.interface: .* no network interface 'nowhere'; allowed:.* lo"
+    ):
         check_transport(WeightsSection(interface="nowhere"))
 
 
