@@ -76,8 +76,8 @@ class RolloutSection(Section):
     )
     weight_interface: str = Field(
         "",
-        description="Network interface of weight groups here, e.g. eth1: Gloo and NCCL listen there alone. Default: the "
-        "one on the way to the trainer.",
+        description="Network interface of weight groups here, e.g. eth1: Gloo and NCCL listen there alone. Default: "
+        "the one on the way to the trainer.",
     )
     scoring: ScoringSection = Field(ScoringSection(), description="How the reward service is asked.")
 
