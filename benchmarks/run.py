@@ -48,7 +48,7 @@ BENCHMARKS = (
     Benchmark("memory", "trainer", 300),
     Benchmark("trl_grpo", "dev", 900),
     Benchmark("weights", "trainer", 240),
-    Benchmark("weight_stall", "rollout", 300),
+    Benchmark("weight_stall", "rollout", 900),
     Benchmark("engines", "dev", 1200),
     Benchmark("simulate", "dev", 600),
 )

@@ -1,10 +1,12 @@
 """What a weight update costs those who generate: how long they stand still, and tokens a second around it.
 
 An engine generates without pause in this process (the rollout's environment); a trainer's half, the publisher's own
-`Transfer`, sends full weights from another. Each update is paused, received, installed and resumed as the service does
-it. What the stall adds to the transfer is compared with 100 ms, and tokens a second in the seconds after an update with
-those before it: where the KV cache is kept, and where it is computed again, which on a CPU takes as
-long as reading all of the running completions anew. On standard error: tokens a second around an update, as bars.
+`Transfer`, sends full weights of 500 MB over Gloo from another. Each update is received, paused, installed and resumed
+as the service does it. Beside their limits: how long generation stands still, which may be the installation and 100 ms;
+tokens a second while an update comes in over a link that is held to 100 MB/s (`tc`, in a network namespace that this
+program makes for itself), which may be a fifth less than just before. Then tokens a second in the seconds after an
+update, and those before it: where the KV cache is kept, and where it is computed again, which on a CPU takes as long
+as reading all of the running completions anew. On standard error: tokens a second around an update, as bars.
 
     .quartet/envs/rollout/bin/python benchmarks/weight_stall.py [--engine transformers] [--updates 6]
 
@@ -16,6 +18,7 @@ import asyncio
 import bisect
 import contextlib
 import json
+import os
 import secrets
 import statistics
 import subprocess
@@ -27,7 +30,7 @@ from pathlib import Path
 import torch
 from measuring import ENVIRONMENTS, Figure, process, report
 
-TIMEOUT_SECONDS = 60.0
+TIMEOUT_SECONDS = 120.0
 WINDOW_SECONDS = 3.0
 MAX_NEW_TOKENS = 64
 ALLOWANCE_SECONDS = 0.1
@@ -36,13 +39,15 @@ BIN_SECONDS = 0.1
 BARS_FROM, BARS_TO = -0.5, 1.5
 LOOK_SECONDS = 0.01
 STREAMS = 16
+LINK_BYTES = 100_000_000  # a second
+LEAST_SHARE = 0.8  # of the tokens a second before
 ENGINES = ("transformers", "vllm")
 
-MODEL = {  # about 30 million parameters: 120 MB of float32
-    "hidden_size": 512,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
+MODEL = {  # about 125 million parameters: 500 MB of float32
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 14,
+    "num_attention_heads": 12,
     "num_key_value_heads": 4,
     "vocab_size": 4096,
     "max_position_embeddings": 2048,
@@ -144,42 +149,64 @@ class Watch:
 
 
 async def measure(engine, trainer: subprocess.Popen, manifest, updates: int, watch: Watch) -> dict[str, list[float]]:
-    """Return, for each update, seconds of stall and transfer, and tokens/s before and after; draw bars around them."""
+    """Return, for each update, seconds of stall and of its parts, and tokens/s before, during and after it; draw bars.
+
+    `updates` of each kind: the KV cache kept, computed again, and over the slow link, where it is kept.
+    """
+
+    def tokens_since(when: float, tokens: int) -> float:
+        return (engine.stats().tokens_total - tokens) / (time.monotonic() - when)
 
     async def tokens_per_second() -> float:
-        began, before = time.monotonic(), engine.stats().tokens_total
+        now = time.monotonic(), engine.stats().tokens_total
         await asyncio.sleep(WINDOW_SECONDS)
-        return (engine.stats().tokens_total - before) / (time.monotonic() - began)
+        return tokens_since(*now)
 
-    names = ("stall", "pause", "transfer", "installation", "resume", "before", "kept", "computed again")
+    names = ("stall", "installation", "transfer", "before", "kept", "computed again", "before, slow", "during, slow")
     seen: dict[str, list[float]] = {name: [] for name in names}
     moments: dict[str, list[float]] = {"kept": [], "computed again": []}
-    for version in range(2 * updates + 1):  # the first makes the buffers, and is left out
-        keeps = bool(version % 2)
+    ways = [None, *["kept", "computed again"] * updates, *["slow"] * updates]  # the first makes the buffers
+    for version, way in enumerate(ways):
+        if way == "slow" and ways[version - 1] != "slow":
+            hold_link()
         before = await tokens_per_second()
-        paused = time.monotonic()
-        await engine.pause("keep", keep_kv_cache=keeps)
-        began = time.monotonic()
+        began = time.monotonic(), engine.stats().tokens_total
         print("send", file=trainer.stdin, flush=True)
         await engine.receive_weights(manifest, TIMEOUT_SECONDS)
-        received = time.monotonic()
+        paused, during = time.monotonic(), tokens_since(*began)
+        await engine.pause("keep", keep_kv_cache=way != "computed again")
+        installing = time.monotonic()
         await engine.install_weights(version)
         installed = time.monotonic()
         await engine.resume()
-        resumed = time.monotonic()
-        after = await tokens_per_second()
-        if version:
-            parts = (began - paused, received - began, installed - received, resumed - installed)
-            seen["stall"].append(sum(parts))
-            for name, seconds in zip(("pause", "transfer", "installation", "resume"), parts, strict=True):
-                seen[name].append(seconds)
+        stall = time.monotonic() - paused
+        if way == "slow":
+            seen["before, slow"].append(before)
+            seen["during, slow"].append(during)
+        elif way is not None:
+            seen["stall"].append(stall)
+            seen["installation"].append(installed - installing)
+            seen["transfer"].append(paused - began[0])
             seen["before"].append(before)
-            way = "kept" if keeps else "computed again"
-            seen[way].append(after)
+            seen[way].append(await tokens_per_second())
             moments[way].append(paused)
     for way, paused_at in moments.items():
-        print(f"tokens/s around an update, KV cache {way}:\n{watch.bars(paused_at)}", file=sys.stderr)
+        print(f"tokens/s around a pause, KV cache {way}:\n{watch.bars(paused_at)}", file=sys.stderr)
     return seen
+
+
+def hold_link() -> None:
+    """Let no more than LINK_BYTES a second through the loopback interface of this namespace."""
+    shape = ["tbf", "rate", f"{LINK_BYTES * 8}bit", "burst", "1mb", "latency", "100ms"]
+    subprocess.run(["tc", "qdisc", "add", "dev", "lo", "root", *shape], check=True)
+
+
+def in_a_namespace(arguments: list[str]) -> None:
+    """Run this program in a network namespace of its own, whose loopback interface it may hold. Does not return."""
+    rootless = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    begin = ["sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    program = [sys.executable, __file__, *arguments, "--within"]
+    os.execvp("unshare", ["unshare", "--net", *rootless, *begin, *program])
 
 
 async def main(name: str, updates: int) -> list[Figure]:
@@ -215,8 +242,12 @@ async def main(name: str, updates: int) -> list[Figure]:
     size = sum(manifest.bucket_bytes) / 1e6
     print(json.dumps({key: [round(value, 3) for value in values] for key, values in seen.items()}), file=sys.stderr)
     title = f"weight_stall: update of {size:.0f} MB, {name}"
-    beyond = statistics.median(stall - sent for stall, sent in zip(seen["stall"], seen["transfer"], strict=True))
-    figures = [Figure(f"{title}, stall beyond the transfer", "s", beyond, ALLOWANCE_SECONDS, "100 ms", "lower")]
+    most = statistics.median(seen["installation"]) + ALLOWANCE_SECONDS
+    least, slow = LEAST_SHARE * median["before, slow"], f"over {LINK_BYTES / 1e6:.0f} MB/s"
+    figures = [
+        Figure(f"{title}, stall", "s", median["stall"], most, "installation + 100 ms", "lower"),
+        Figure(f"{title}, while it comes {slow}", "tokens/s", median["during, slow"], least, "80% of before", "higher"),
+    ]
     for way in ("kept", "computed again"):
         name = f"{title}, KV cache {way}"
         figures.append(Figure(name, "tokens/s", median[way], median["before"], "before the update", "higher"))
@@ -227,10 +258,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine", choices=ENGINES, help="this one only")
     parser.add_argument("--updates", type=int, default=3, help="of each way")
+    parser.add_argument("--within", action="store_true", help="in the namespace already")
     parser.add_argument("--send", type=Path, metavar="FOLDER")
     arguments = parser.parse_args()
     if arguments.send:
         send(arguments.send)
+    elif not arguments.within:
+        in_a_namespace(sys.argv[1:])
     else:
         engines = [arguments.engine] if arguments.engine else ENGINES
         report(*(figure for name in engines for figure in asyncio.run(main(name, arguments.updates))))
