@@ -154,8 +154,10 @@ class BoosterLearner:
         peak_values = torch.tensor([peaks[name] for name in PEAKS], dtype=torch.float64, device=sums.device)
         distributed.sum_and_max(sums, peak_values)
         means = {name: sum(one.metrics[name] for one in done) / len(done) for name in done[0].metrics}
+        router = self._plugin.router
         return {
             **batch_metrics(batch, plan),
+            **(router.metrics(distributed.sum_over_ranks(router.take())) if router else {}),
             **computed_metrics(
                 sums,
                 peak_values,

@@ -44,6 +44,10 @@ METRICS: dict[str, str] = {
     "effective_sample_size": "(sum w)^2 / (n sum w^2) with w = e^(trainer's - rollout's log-prob), computed tokens.",
     "tis_weight_mean": "Mean weight of the correction over computed tokens; 1 where there is none.",
     "dropped_ratio": "Share of computed tokens that the correction dropped.",
+    "router_load_max": "Tokens of the busiest expert over the mean of all, in passes with gradient, mean over layers; "
+    "1: all alike. Of a mixture of experts, not with hybrid_parallel; so are the next two.",
+    "router_idle_experts": "Share of experts that no token of the step went to.",
+    "router_entropy": "Mean entropy of the router's distribution over its greatest possible, 0 to 1.",
     "groups": "Groups in the batch.",
     "completions": "Completions in the batch.",
     "completions_skipped": "Completions that needed no forward pass.",
@@ -80,6 +84,9 @@ CRITIC = (
     "critic_seconds",
 )
 """Those that only a learner with a critic has; of a value head, the last two are the policy's own."""
+
+ROUTER = ("router_load_max", "router_idle_experts", "router_entropy")
+"""Those that only a mixture of experts has."""
 
 SUMS = (
     "loss",

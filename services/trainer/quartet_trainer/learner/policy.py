@@ -11,7 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig, PreTrainedModel
 
 from quartet_trainer.batches.shared_prompts import SharedPrompts
-from quartet_trainer.learner.shared_attention import last_hidden_state, trunk
+from quartet_trainer.learner.router import RouterStatistics
+from quartet_trainer.learner.shared_attention import base_output, trunk
 from quartet_trainer.learner.value_head import ValueHead
 
 LOGITS_AT_ONCE = 2**26
@@ -88,6 +89,7 @@ class Policy(nn.Module):
         *,
         entropy_gradient: bool = False,
         value_head: ValueHead | None = None,
+        router: RouterStatistics | None = None,
     ) -> None:
         """Wrap a model.
 
@@ -96,10 +98,12 @@ class Policy(nn.Module):
             autocast: dtype of matrix products, where it is not the weights' own.
             entropy_gradient: whether the entropy has a gradient too, which costs memory.
             value_head: of the model's hidden states, if values are wanted too.
+            router: what counts where the tokens of passes with gradient go, in a mixture of experts.
         """
         super().__init__()
         self.causal_lm = causal_lm
         self.value_head = value_head
+        self._router = router
         self._autocast_dtype = autocast
         self._entropy_gradient = entropy_gradient
 
@@ -143,8 +147,13 @@ class Policy(nn.Module):
 
     def _hidden(self, input_ids: Tensor, rows: Tensor, columns: Tensor, shared: SharedPrompts | None) -> Tensor:
         """The states [t, H]."""
+        router = self._router if torch.is_grad_enabled() else None
+        wanted = {"output_router_logits": True} if router else {}
         with autocast_to(self._autocast_dtype, input_ids.device):
-            return last_hidden_state(trunk(self.causal_lm), input_ids, shared)[rows, columns]
+            output = base_output(trunk(self.causal_lm), input_ids, shared, **wanted)
+        if router:
+            router.add(output.router_logits, rows * input_ids.shape[1] + columns)
+        return output.last_hidden_state[rows, columns]
 
     def _head(
         self,

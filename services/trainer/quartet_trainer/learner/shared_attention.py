@@ -67,20 +67,20 @@ def trunk(causal_lm: PreTrainedModel) -> nn.Module:
 
 def last_hidden_state(base_model: nn.Module, input_ids: Tensor, shared: SharedPrompts | None) -> Tensor:
     """The last hidden states [M, L, H] of a base model for `MicroBatch.input_ids` [M, L] and `MicroBatch.shared`."""
-    if base_model.config._attn_implementation != _NAME:
-        return base_model(input_ids=input_ids, use_cache=False).last_hidden_state
-    if shared is None:
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]  # OPT would take them from a mask
-        return base_model(
-            input_ids=input_ids, attention_mask=no_mask(input_ids), position_ids=positions, use_cache=False
-        ).last_hidden_state
-    return base_model(
-        input_ids=input_ids,
-        attention_mask=no_mask(input_ids),
-        position_ids=shared.positions,
-        use_cache=False,
-        shared_prompts=shared,
-    ).last_hidden_state
+    return base_output(base_model, input_ids, shared).last_hidden_state
+
+
+def base_output(base_model: nn.Module, input_ids: Tensor, shared: SharedPrompts | None, **wanted: bool) -> Any:
+    """What a base model gives for `MicroBatch.input_ids` [M, L] and `MicroBatch.shared`, and whatever else is `wanted`
+    of it, e.g. `output_router_logits`."""
+    given: dict[str, Any] = {"input_ids": input_ids, "use_cache": False, **wanted}
+    if base_model.config._attn_implementation == _NAME:
+        given["attention_mask"] = no_mask(input_ids)
+        # OPT would take positions from a mask.
+        given["position_ids"] = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        if shared is not None:
+            given |= {"position_ids": shared.positions, "shared_prompts": shared}
+    return base_model(**given)
 
 
 def no_mask(input_ids: Tensor) -> Tensor:

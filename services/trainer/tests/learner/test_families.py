@@ -14,6 +14,7 @@ from learner_helpers import Run, gradients, make_group, settings
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
+from quartet_common.tensors import decode, decode_ragged
 from quartet_trainer.batches import ExperienceError
 from quartet_trainer.learner import LearnerError, create_learner
 from quartet_trainer.learner.loading import load_causal_lm
@@ -77,6 +78,34 @@ def test_log_probs_are_those_of_the_familys_own_forward_pass(family: str, tmp_pa
     model = load_causal_lm(path, torch.float32, share_prompts=True)
     torch.testing.assert_close(trained(model), expected, rtol=0, atol=2e-5)
     assert torch.equal(trained(model), trained(model))
+
+
+def test_where_the_tokens_of_a_mixture_of_experts_go(tmp_path: Path) -> None:
+    """Cut into many passes, the same as in one forward pass of transformers' own over each completion."""
+    path = save(tmp_path, "Mixtral", **FAMILIES["Mixtral"])
+    rng = np.random.default_rng(0)
+    groups = [make_group(rng, [4, 9, 11], prompt=n) for n in (3, 6)]
+    expected, entropies = torch.zeros(2, 4), []
+    model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+    for group in groups:
+        prompt = decode(group.prompt_token_ids)
+        for completion in decode_ragged(group.completion_token_ids):
+            tokens = torch.tensor(np.concatenate([prompt, completion]).astype(np.int64))[None]
+            with torch.no_grad():
+                layers = model(input_ids=tokens, output_router_logits=True).router_logits
+            for counts, logits in zip(expected, layers, strict=True):
+                chances = logits[len(prompt) - 1 : -1].softmax(-1)
+                entropies.append(-(chances * chances.log()).sum(-1))
+                counts += torch.nn.functional.one_hot(chances.topk(2).indices, 4).sum((0, 1))
+    for cut in (20, 1000):
+        learner = create_learner(
+            settings(precision="fp32", micro_batch_tokens=cut, skip_zero_advantage=False), path, Run()
+        )
+        found = learner.train_step(groups)
+        shares = expected / expected.sum(-1, keepdim=True)
+        assert found["router_load_max"] == pytest.approx(float(4 * shares.amax(-1).mean()))
+        assert found["router_idle_experts"] == float((expected == 0).double().mean())
+        assert found["router_entropy"] == pytest.approx(float(torch.cat(entropies).mean() / np.log(4)), rel=1e-5)
 
 
 @pytest.mark.parametrize("family", ["Gemma2", "Cohere"])

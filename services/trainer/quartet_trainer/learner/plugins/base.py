@@ -18,6 +18,7 @@ from quartet_trainer.learner.adapter import Adapter
 from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.names import untied_names
 from quartet_trainer.learner.plugins.exact import exact_buffers
+from quartet_trainer.learner.router import RouterStatistics
 from quartet_trainer.learner.shared_attention import shares_prompts
 from quartet_trainer.learner.value_head import ValueHead
 from quartet_trainer.learner_settings import LearnerSettings
@@ -58,6 +59,8 @@ class Plugin(ABC):
     """What is trained in place of the model, with `lora.r`."""
     value_head: ValueHead | None = None
     """A head that the policy is to have too; set before `boost`, of plugins in `settings.HEAD_PLUGINS` only."""
+    router: RouterStatistics | None = None
+    """Of a mixture of experts, under a plugin that runs `Policy`."""
     reference_in_loss = True
     """Whether `accumulate` gives the reference model's log-probs to its criterion; may be set."""
 
@@ -81,6 +84,8 @@ class Plugin(ABC):
         if self.settings.lora.r:
             self.adapter = Adapter(self.booster, causal_lm, self.settings.lora, self.settings.seed)
             self.specs = {name: parameter.shape for name, parameter in self.adapter.parameters()}
+        if self.settings.plugin != "hybrid_parallel":
+            self.router = RouterStatistics.of(causal_lm, self.ranks.device)
         with exact_buffers(causal_lm):
             self._boost(causal_lm, create_optimizer)
         if self.settings.precision == "bf16" and not self.adapter:

@@ -81,7 +81,8 @@ class Gemini(Ranged):
         )
         self.booster = Booster(plugin=gemini)
         names = {id(parameter): name for name, parameter in causal_lm.named_parameters()}
-        shell = _Shell(Policy(causal_lm, entropy_gradient=self.settings.entropy_coefficient > 0))
+        policy = Policy(causal_lm, entropy_gradient=self.settings.entropy_coefficient > 0, router=self.router)
+        shell = _Shell(policy)
         groups = create_optimizer(shell).param_groups
         self.causal_lm = causal_lm
         self.model, self.optimizer, *_ = self.booster.boost(shell, ScaledAdamW(groups))

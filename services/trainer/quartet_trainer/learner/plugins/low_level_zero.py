@@ -45,7 +45,12 @@ class LowLevelZero(Plugin):
     def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None:
         # With adapters it would want PEFT's model itself, to add their parameters to the optimizer; this one has them.
         self.booster.plugin.lora_enabled = False
-        policy = Policy(causal_lm, entropy_gradient=self.settings.entropy_coefficient > 0, value_head=self.value_head)
+        policy = Policy(
+            causal_lm,
+            entropy_gradient=self.settings.entropy_coefficient > 0,
+            value_head=self.value_head,
+            router=self.router,
+        )
         self.causal_lm = causal_lm
         self.model, self.optimizer, *_ = self.booster.boost(policy, create_optimizer(policy))
         self._rows = ZeroRows(self.optimizer, dist.group.WORLD, partitions=self.settings.zero_stage == 2)

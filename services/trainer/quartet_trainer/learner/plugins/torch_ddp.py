@@ -35,6 +35,7 @@ class DataParallel(Plugin):
             self._autocast,
             entropy_gradient=self.settings.entropy_coefficient > 0,
             value_head=self.value_head,
+            router=self.router,
         )
         self.causal_lm = causal_lm
         self.model, self.optimizer, *_ = self.booster.boost(policy, create_optimizer(policy))

@@ -59,7 +59,7 @@ class TorchFsdp(Ranged):
         self._fsdp = fsdp
 
     def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None:
-        policy = Policy(causal_lm, entropy_gradient=self.settings.entropy_coefficient > 0)
+        policy = Policy(causal_lm, entropy_gradient=self.settings.entropy_coefficient > 0, router=self.router)
         self.causal_lm = causal_lm
         self._held = dict(causal_lm.named_parameters())
         self._fsdp.fsdp_kwargs["auto_wrap_policy"] = ModuleWrapPolicy({Policy, *decoder_layers(causal_lm)})
