@@ -30,10 +30,11 @@ TORCH_DTYPES: dict[int, torch.dtype] = {
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Names and shapes of a model's parameters, by their Hugging Face names."""
+    """Names and shapes of a model's tensors, as its family's files have them: transformers 5 makes others of some when
+    it loads them, e.g. one of all experts of a layer."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    """Every parameter, tied ones under each of their names."""
+    """Every parameter, tied ones under each of their names, and every buffer that is saved."""
     tied: frozenset[str]
     """Names that may be left out because they are another parameter."""
     folder: Path | None = None
@@ -43,12 +44,17 @@ class ModelSpec:
     def from_config(cls, config: PretrainedConfig, folder: Path | None = None) -> ModelSpec:
         """Read it off a model built without storage."""
         from transformers import AutoModelForCausalLM
+        from transformers.core_model_loading import revert_weight_conversion
 
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config)
-        canonical = {name for name, _ in model.named_parameters()}
-        shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters(remove_duplicate=False)}
-        return cls(shapes=shapes, tied=frozenset(shapes.keys() - canonical), folder=folder)
+        whole = model.state_dict(keep_vars=True)
+        first = {id(tensor): name for name, tensor in reversed(whole.items())}
+        canonical = {name: tensor for name, tensor in whole.items() if first[id(tensor)] == name}
+        with torch.no_grad():
+            every, untied = (revert_weight_conversion(model, tensors) for tensors in (whole, canonical))
+        shapes = {name: tuple(tensor.shape) for name, tensor in every.items()}
+        return cls(shapes=shapes, tied=frozenset(shapes.keys() - untied.keys()), folder=folder)
 
     def check(self, manifest: rollout_pb2.WeightManifest) -> None:
         """Raise ManifestError, naming the tensor, unless the manifest carries exactly this model, or an adapter of it.

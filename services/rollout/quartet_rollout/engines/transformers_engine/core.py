@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Cache, DynamicCache
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging as transformers_logging
 
 from quartet_rollout.engines.base import EngineError, SamplingSettings, SleepLevel
@@ -129,9 +131,15 @@ class TransformersCore:
     # --------------------------------------------------------------- weights
 
     def install(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
-        parameters = dict(self._model.named_parameters(remove_duplicate=False))
+        own = self._model.state_dict()
+        files = revert_weight_conversion(self._model, {name: tensor.to("meta") for name, tensor in own.items()})
+        if files.keys() != own.keys():  # a family whose tensors transformers makes others of when it loads them
+            state = {name: tensor.to(self._model.dtype, copy=True) for name, tensor in tensors}
+            config = copy.deepcopy(self._model.config)
+            loaded = type(self._model).from_pretrained(None, config=config, state_dict=state, dtype=self._model.dtype)
+            tensors = iter(loaded.state_dict().items())
         for name, tensor in tensors:
-            parameters[name].copy_(tensor)
+            own[name].copy_(tensor)
 
     def reset_kv_cache(self) -> None:
         self._waiting.extendleft(reversed(self._table.rows))
