@@ -7,7 +7,8 @@ DEV = .quartet/envs/dev/bin
 FAST = lint protos common reward reward-model client deploy docs hostile chaos attacks resume upgrade hosts mutations
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test mutations flakes lint format bench learn chaos resume fuzz soak hostile agreement folders clean
+.PHONY: help demo check test mutations flakes lint format bench learn chaos resume fuzz soak hostile agreement folders
+.PHONY: families clean
 
 help:
 	@echo 'make demo [ENGINE=transformers]   four services train a small model on this machine'
@@ -27,6 +28,7 @@ help:
 	@echo 'make hostile                      programs, cheats and answers that attack (docs/sandbox.md)'
 	@echo 'make agreement DATA=folder        verifiers against reference answers (docs/math.md)'
 	@echo 'make folders                      models saved by three versions of transformers: trained, exported, read by each'
+	@echo 'make families                     every family of models, with every engine and plugin (docs/models.md)'
 	@echo 'make clean                        remove the environments and the runs'
 
 demo:
@@ -83,6 +85,10 @@ agreement:
 folders:
 	@$(ENVIRONMENTS) --with-tests trainer dev
 	@$(DEV)/python tests/folders/run.py
+
+families:
+	@$(ENVIRONMENTS) --with-tests rollout trainer dev
+	@FAMILIES='$(or $(F),all)' $(DEV)/python -m pytest -c pyproject.toml -v tests/families && $(DEV)/python docs/tools/write.py
 
 soak:
 	@$(ENVIRONMENTS) reward dev

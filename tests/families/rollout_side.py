@@ -1,0 +1,115 @@
+"""The rollout's half: an engine generates, and takes new weights while it does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from quartet.v1 import rollout_pb2
+from sides import answer_orders
+
+from quartet_rollout.engines import Engine, EngineCompletion, SamplingSettings, WeightGroupInfo, create_engine
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "vllm": {"kv_cache_gib": 0.03125, "max_num_seqs": 16, "max_num_batched_tokens": 1024, "max_model_len": 256},
+    "transformers": {"place": "thread", "device": "cpu", "max_num_seqs": 16},
+}
+PROMPTS = ([18, 11, 19, 11, 17, 29, 31], [5, 6, 7, 80])
+GROUP = 3
+BEFORE, RUNNING, AFTER = 24, 220, 24
+"""Tokens of a completion: of the batch that is trained on, of those that an update meets, of those after it."""
+NO_MEETING = WeightGroupInfo("file", "", 0, 1, 2, 60.0, b"", 1)
+SECONDS = 240.0
+
+
+def fork_engines() -> None:
+    """Have vLLM's processes forked from this one, where all that they need is imported: its platform for CPUs has them
+    spawned, and each import of vLLM takes 10 s of CPU."""
+    from vllm.platforms import current_platform
+
+    platform = type(current_platform)
+    check = platform.check_and_update_config
+
+    def check_and_fork(cls: type, config: Any) -> None:
+        check(config)
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+
+    platform.check_and_update_config = classmethod(check_and_fork)
+
+
+def import_model(folder: str) -> None:
+    """Register what vLLM computes a model with as it does of others' models: it would look at its own in a process that
+    imports vLLM, once for each class."""
+    from vllm import ModelRegistry
+
+    own = json.loads((Path(folder) / "config.json").read_text())["architectures"]
+    for name in (*own, "TransformersForCausalLM", "TransformersMoEForCausalLM"):
+        if (model := ModelRegistry.models.get(name)) is not None:
+            with suppress(ImportError):  # it is said when the engine starts
+                ModelRegistry.register_model(name, model.load_model_cls())
+
+
+class Side:
+    """One engine at a time."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+        self._engine: Engine
+        self._count = 0
+
+    def answer(self, do: str, **order: Any) -> Any:
+        return self._runner.run(asyncio.wait_for(getattr(self, do)(**order), SECONDS))
+
+    async def start(self, engine: str, folder: str) -> list[dict]:
+        """Start the engine on a model, and return groups of its completions."""
+        self._engine = create_engine(engine, folder, OPTIONS[engine])
+        if engine == "vllm":
+            import_model(folder)
+        await self._engine.start()
+        await self._engine.set_version(0)
+        return await self._groups(BEFORE)
+
+    async def update(self, manifest: str, folder: str) -> dict:
+        """Install the weights of a folder while completions are generated. Returns {"met": the groups that the update
+        met, "after": groups that were begun after it}."""
+        engine, generated = self._engine, self._engine.stats().tokens_total
+        met = asyncio.create_task(self._groups(RUNNING))
+        while engine.stats().tokens_total < generated + GROUP * len(PROMPTS) * 4:
+            assert not met.done(), "the completions ended before the update"
+            await asyncio.sleep(0.001)
+        await engine.pause("keep")
+        await engine.join_weight_group(NO_MEETING)
+        await engine.receive_weights(rollout_pb2.WeightManifest.FromString(bytes.fromhex(manifest)), SECONDS, folder)
+        await engine.install_weights(1)
+        await engine.resume()
+        return {"met": await met, "after": await self._groups(AFTER)}
+
+    async def stop(self) -> None:
+        await self._engine.close()
+
+    async def _groups(self, length: int) -> list[dict]:
+        async def group(prompt: list[int]) -> dict:
+            self._count += 1
+            sampling = SamplingSettings(max_new_tokens=length, seed=self._count)
+            stream = self._engine.generate(str(self._count), prompt, GROUP, sampling)
+            return {"prompt": prompt, "completions": [shown(completion) async for completion in stream]}
+
+        return await asyncio.gather(*map(group, PROMPTS))
+
+
+def shown(completion: EngineCompletion) -> dict:
+    return {
+        "tokens": completion.token_ids.tolist(),
+        "log_probs": completion.log_probs.tolist(),
+        "spans": completion.version_spans,
+    }
+
+
+if __name__ == "__main__":
+    create_engine("vllm", "", OPTIONS["vllm"])  # imports it
+    fork_engines()
+    answer_orders(Side().answer)

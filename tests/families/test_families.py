@@ -1,0 +1,197 @@
+"""Families of models, from a folder to weights that are updated while the rollout generates.
+
+Six that differ most, or all: `make families`, which also spreads each over two ranks by every plugin and writes what
+came of it to `results.json`, of which docs/models.md is made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+from sides import Orders, Refused
+
+from quartet_common.ports import free_port
+
+RESULTS = Path(__file__).with_name("results.json")
+ALL = os.environ.get("FAMILIES", "")
+"""Unset: six, as `make test` has them; "all"; or some names."""
+SIX = ("qwen3", "gemma2", "gpt2", "falcon_h1", "gpt_oss", "granitemoe")
+CHOSEN = tuple(models.FAMILIES) if ALL == "all" else tuple(ALL.split()) or SIX
+ENGINES = ("vllm", "transformers")
+PLUGINS: dict[str, dict[str, Any]] = {
+    "low_level_zero": {"plugin": "low_level_zero"},
+    "torch_fsdp": {"plugin": "torch_fsdp"},
+    "gemini": {"plugin": "gemini", "precision": "bf16"},
+    "tp 2": {"plugin": "hybrid_parallel", "tp_size": 2},
+    "pp 2": {"plugin": "hybrid_parallel", "pp_size": 2},
+}
+NEAR = 1e-4
+"""Largest difference of a log-prob between rollout and trainer, both in fp32."""
+pytestmark = pytest.mark.timeout(600)  # the sides import within the first test
+
+
+class Sides:
+    """The processes, each started when it is first asked, and again where a model took it with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: dict[str, Orders] = {}
+
+    def start(self, name: str, program: str, environment: str, **variables: str) -> Orders:
+        if name not in self._running or self._running[name].ended:
+            self._running[name] = Orders(program, environment, self._folder / f"{name}.log", variables)
+        return self._running[name]
+
+    @property
+    def trainer(self) -> Orders:
+        return self.start("trainer", "trainer_side.py", "trainer")
+
+    @property
+    def rollout(self) -> Orders:
+        return self.start("rollout", "rollout_side.py", "rollout")
+
+    def ranks(self) -> list[Orders]:
+        ranks = [self._running.get(f"rank-{rank}") for rank in range(2)]
+        if any(each is None or each.ended for each in ranks):
+            self.end_ranks()
+            place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+            for rank in range(2):
+                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                self.start(f"rank-{rank}", "trainer_side.py", "trainer", **place, **own)
+        return [self._running[f"rank-{rank}"] for rank in range(2)]
+
+    def end_ranks(self) -> None:
+        for rank in range(2):
+            if (running := self._running.pop(f"rank-{rank}", None)) is not None:
+                running.close()
+
+    def close(self) -> None:
+        for orders in self._running.values():
+            orders.close()
+
+
+@pytest.fixture(scope="session")
+def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
+    sides = Sides(tmp_path_factory.mktemp("sides"))
+    _ = sides.rollout, sides.trainer  # both import at once
+    yield sides
+    sides.close()
+
+
+@pytest.fixture(scope="session")
+def folders(sides: Sides, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The folder of a family's model, and what an engine has generated with it, if one did."""
+    made: dict[str, Path] = {}
+
+    def folder(family: str) -> Path:
+        if family not in made:
+            made[family] = tmp_path_factory.mktemp(family)
+            sides.trainer(do="save", family=family, folder=str(made[family] / "model"))
+        return made[family]
+
+    return folder
+
+
+def note(family: str, column: str, found: dict[str, Any]) -> None:
+    """Compare what was found with what is known: numbers, or {"refused": why}. `FAMILIES` has it replaced."""
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    before = known.get(family, {}).get(column)
+    if ALL:
+        known.setdefault(family, {})[column] = found
+        ordered = {family: known[family] for family in models.FAMILIES if family in known}
+        RESULTS.write_text(json.dumps(ordered, indent=1) + "\n")
+    if not ALL or before is not None:
+        assert before is not None and ("refused" in before) == ("refused" in found), f"was {before}, is {found}"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("family", CHOSEN)
+def test_a_family(family: str, engine: str, sides: Sides, folders: Any) -> None:
+    """Tokens that the engine draws have the trainer's log-probs, before a step, and after it, also those of completions
+    that the update met."""
+    place = folders(family)
+    try:
+        found = through(sides, engine, place)
+    except Refused as refused:
+        found = refused.found
+    finally:
+        with suppress(Refused):
+            sides.rollout(do="stop")
+    if "refused" not in found and max(found["before"], found["after"]) > NEAR:
+        when = f"{found['before']:.2g} before an update, {found['after']:.2g} after it"
+        found = {"refused": f"log-probs of rollout and trainer differ: {when}", "by": "both"}
+    note(family, engine, found)
+
+
+def through(sides: Sides, engine: str, place: Path) -> dict[str, float]:
+    """Load, generate, step, update in flight, step: the largest differences of log-probs before and after the update.
+
+    Raises Refused.
+    """
+    published = place / f"published-{engine}"
+    published.mkdir()
+    groups = sides.rollout(do="start", engine=engine, folder=str(place / "model"))
+    (place / "groups.json").write_text(json.dumps(groups))
+    sides.trainer(do="load", folder=str(place / "model"))
+    first = sides.trainer(do="step", groups=groups, version=0)
+    manifest = sides.trainer(do="publish", folder=str(published))
+    updated = sides.rollout(do="update", manifest=manifest, folder=str(published))
+    met = [completion["spans"] for group in updated["met"] for completion in group["completions"]]
+    versions = [[version for version, *_ in spans] for spans in met]
+    assert [0, 1] in versions and all(each in ([0], [1], [0, 1]) for each in versions), met
+    assert all(
+        completion["spans"] == [[1, 0, len(completion["tokens"])]]
+        for group in updated["after"]
+        for completion in group["completions"]
+    )
+    second = sides.trainer(do="step", groups=[*updated["met"], *updated["after"]], version=1)
+    # A control: had the weights stayed, so would these.
+    stayed = sides.trainer(do="stayed", folder=str(place / "model"), groups=updated["after"])
+    assert stayed > 100 * NEAR, stayed
+    return {
+        "before": first["log_prob_diff_max"],
+        "after": second["log_prob_diff_max"],
+        "mismatch_kl": max(first["mismatch_kl"], second["mismatch_kl"]),
+    }
+
+
+@pytest.mark.parametrize("plugin", PLUGINS)
+@pytest.mark.parametrize("family", CHOSEN if ALL else ())
+def test_a_family_over_two_ranks(family: str, plugin: str, sides: Sides, folders: Any) -> None:
+    """The loss, the gradient's norm and the log-probs are those of one process."""
+    place = folders(family)
+    if not (place / "groups.json").exists():
+        pytest.skip("no engine generates with it")
+    groups = json.loads((place / "groups.json").read_text())
+    half = PLUGINS[plugin].get("precision") == "bf16"
+    ranks = sides.ranks()
+    try:
+        sides.trainer(do="load", folder=str(place / "model"))
+        expected = sides.trainer(do="step", groups=groups, version=0)
+        for rank in ranks:
+            rank.give(do="load", folder=str(place / "model"), settings=PLUGINS[plugin])
+        for rank in ranks:
+            rank.answer()
+        for rank in ranks:
+            rank.give(do="step", groups=groups, version=0)
+        first, second = [rank.answer() for rank in ranks]
+        assert first["loss"] == second["loss"]
+        found = {
+            "log_prob_diff_mean": first["log_prob_diff_mean"],
+            "grad_norm": abs(first["grad_norm"] / expected["grad_norm"] - 1),
+        }
+        if found["log_prob_diff_mean"] > (0.05 if half else NEAR) or found["grad_norm"] > (0.05 if half else 1e-3):
+            found = {
+                "refused": "other numbers than one process: " + ", ".join(f"{k} {v:.2g}" for k, v in found.items())
+            }
+    except Refused as refused:
+        found = refused.found
+        sides.end_ranks()  # one may wait for the other
+    note(family, plugin, found)
