@@ -94,7 +94,6 @@ SUITES = (
     Suite("resume", "dev", 500, "tests/resume"),
     Suite("upgrade", "dev", 400, "tests/upgrade"),
     Suite("hosts", "dev", 400, "tests/hosts"),
-    Suite("families", "dev", 600, "tests/families"),
     Suite("learning", "dev", 600, "tests/learning", quick="curves"),
     Suite("mutations", "dev", 100, "tests/mutations", quick="patches"),
 )

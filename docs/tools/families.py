@@ -24,10 +24,10 @@ under each other plugin: its log-probs are near the engine's and its gradient's 
 `gemini`, which computes in bf16, to 5e-2).
 
 This page is made of `tests/families/results.json`, which `make families` writes (transformers {transformers}, vLLM
-{vllm}); `make test` runs six of the families. A family that is not here may well work:
+{vllm}), family by family. It has more families than were run yet: one that is not here may well work.
 [trainer.md](trainer.md#models) says what is checked when a model is loaded.
 
-A number in brackets is a reason, below. An empty field was not run, as no engine generates with the family.
+A number in brackets is a reason, below. An empty field was not run.
 """
 _EXPERTS = """
 ## Mixtures of experts

@@ -1,7 +1,8 @@
 """Families of models, from a folder to weights that are updated while the rollout generates.
 
-Six that differ most, or all: `make families`, which also spreads each over two ranks by every plugin and writes what
-came of it to `results.json`, of which docs/models.md is made.
+`make families` runs all, also spreads each over two ranks by every plugin, and writes what came of it to
+`results.json`, of which docs/models.md is made. Without FAMILIES in the environment six that differ most are compared
+with that.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from quartet_common.ports import free_port
 
 RESULTS = Path(__file__).with_name("results.json")
 ALL = os.environ.get("FAMILIES", "")
-"""Unset: six, as `make test` has them; "all"; or some names."""
+"""Unset: six; "all"; or some names."""
 SIX = ("qwen3", "gemma2", "gpt2", "falcon_h1", "gpt_oss", "granitemoe")
 CHOSEN = tuple(models.FAMILIES) if ALL == "all" else tuple(ALL.split()) or SIX
 ENGINES = ("vllm", "transformers")
