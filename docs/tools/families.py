@@ -75,7 +75,8 @@ def cell(found: dict[str, Any] | None, reasons: dict[str, int]) -> str:
 
 def plain(reason: str) -> str:
     """A reason as text of a page."""
-    return reason.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
+    first = reason.partition(". ")[0].replace("`", "'")
+    return first.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
 
 
 def version(service: str, package: str) -> str:
