@@ -65,7 +65,7 @@ SUITES = (
         "services/common/tests",
         quick="allocator config host ledger log metrics outage ports probe repeats rope supervision tensors",
     ),
-    Suite("broker", "broker", 900, "services/broker/tests", quick="config wire lanes moments"),
+    Suite("broker", "broker", 900, "services/broker/tests", quick="config wire wait_queue history"),
     Suite(
         "reward",
         "reward",

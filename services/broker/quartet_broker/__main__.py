@@ -13,14 +13,14 @@ from quartet_common.config import LoadedConfig
 
 def preflight(config: LoadedConfig[BrokerSection]) -> dict[str, Any]:
     """Check that Redis answers. Raises ConfigError."""
-    from quartet_broker.service import check_redis
+    from quartet_broker.app import check_redis
 
     return {"redis": without_password(config.section.redis_url), "redis_version": check_redis(config.section)}
 
 
 async def serve(config: LoadedConfig[BrokerSection], host) -> None:
     """Run the service."""
-    from quartet_broker.service import serve as serve_broker
+    from quartet_broker.app import serve as serve_broker
 
     await serve_broker(config, host)
 

@@ -4,7 +4,7 @@ import grpc
 from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_broker import keys, validation
-from quartet_broker.bell import Bell
+from quartet_broker.notifier import Notifier
 from quartet_broker.prompts import content_of, digest, overflow
 from quartet_broker.store import Store, Value
 from quartet_common.errors import already_exists, not_found, resource_exhausted
@@ -13,9 +13,9 @@ from quartet_common.errors import already_exists, not_found, resource_exhausted
 class Evaluations:
     """Queues evaluations and gathers what came of them."""
 
-    def __init__(self, store: Store, bell: Bell, answer_bytes: int):
+    def __init__(self, store: Store, notifier: Notifier, answer_bytes: int):
         self._store = store
-        self._bell = bell
+        self._notifier = notifier
         self._answer_bytes = answer_bytes
 
     async def start(self, request: broker_pb2.StartEvaluationRequest) -> broker_pb2.StartEvaluationResponse:
@@ -58,7 +58,7 @@ class Evaluations:
         run_id = validation.name("run_id", request.run_id)
         until = validation.deadline("wait", request.wait, context)
         key = f"{keys.prefix(run_id)}evaluation:{request.evaluation_id}"
-        with self._bell.waiter(run_id, "evaluations") as waiter:
+        with self._notifier.waiter(run_id, "evaluations") as waiter:
             while True:
                 waiter.clear()
                 (prompts, dead), finished = await self._store.read(

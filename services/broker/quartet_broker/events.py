@@ -9,7 +9,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from quartet.v1 import broker_pb2
 
 from quartet_broker import keys, rights, validation
-from quartet_broker.bell import Bell
+from quartet_broker.notifier import Notifier
 from quartet_broker.shared_reads import SharedReads
 from quartet_broker.store import Store, run_not_found
 from quartet_common.errors import invalid_argument, unavailable
@@ -146,11 +146,11 @@ class _Turns:
 class Events:
     """Adds to and reads from the stream q:{run}:events, which keeps the last 10,000."""
 
-    def __init__(self, store: Store, watched: Store, bell: Bell):
+    def __init__(self, store: Store, watched: Store, notifier: Notifier):
         """`watched`: what watchers read from."""
         self._store = store
         self._watched = watched
-        self._bell = bell
+        self._notifier = notifier
         self._log = _Log(watched)
         self._past = _Turns()
 
@@ -171,7 +171,7 @@ class Events:
     async def watch(self, request: broker_pb2.WatchRunRequest) -> AsyncGenerator[bytes]:
         """Yield serialized responses of events after the given one, then of new ones; end after the run's end."""
         run_id = validation.name("run_id", request.run_id)
-        with self._bell.waiter(run_id, "events") as waiter:
+        with self._notifier.waiter(run_id, "events") as waiter:
             place = await self._place(run_id, request.after_event_id)
             behind = True
             while True:

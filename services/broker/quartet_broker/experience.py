@@ -10,11 +10,11 @@ import grpc
 from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_broker import keys, validation
-from quartet_broker.bell import Bell
+from quartet_broker.notifier import Notifier
 from quartet_broker.config import BrokerSection
 from quartet_broker.metrics import GROUPS_PUT
 from quartet_broker.prompts import purpose_name
-from quartet_broker.puts import Put, PutRequest
+from quartet_broker.experience_codec import Put, PutRequest
 from quartet_broker.sessions import refuse
 from quartet_broker.store import Store, Value
 from quartet_broker.traces import trace_puts, trace_ready
@@ -30,9 +30,9 @@ _MOST_GROUPS = 256
 class Experience:
     """Ready groups, and the batches made of them."""
 
-    def __init__(self, store: Store, bell: Bell, section: BrokerSection):
+    def __init__(self, store: Store, notifier: Notifier, section: BrokerSection):
         self._store = store
-        self._bell = bell
+        self._notifier = notifier
         self._samples = section.sample_events_per_step
 
     async def put(self, request: PutRequest) -> broker_pb2.PutExperienceResponse:
@@ -98,7 +98,7 @@ class Experience:
         validation.version("step", request.step)
         most = validation.integer("max_groups_per_message", request.max_groups_per_message, 0, _MOST_GROUPS)
         until = validation.deadline("wait", request.wait, context)
-        with self._bell.waiter(run_id, "experience") as waiter:
+        with self._notifier.waiter(run_id, "experience") as waiter:
             while True:
                 waiter.clear()
                 reply = await self._store.run("lease_experience", run_id, request.session_epoch, request.step)

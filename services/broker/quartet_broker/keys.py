@@ -3,7 +3,7 @@
 RUNS = "q:runs"
 """Sorted set of run ids by time of creation, in milliseconds. The only key outside a run's hash tag."""
 
-BELLS = "q:*:bell"
+CHANNELS = "q:*:bell"
 """Pattern of the channels on which scripts announce changes."""
 
 
@@ -17,6 +17,6 @@ def run(run_id: str) -> str:
     return prefix(run_id) + "run"
 
 
-def run_of_bell(channel: str) -> str:
-    """Return the run id in the name of a bell's channel."""
+def run_of_channel(channel: str) -> str:
+    """Return the run id in the name of a channel."""
     return channel.removeprefix("q:{").removesuffix("}:bell")

@@ -6,7 +6,7 @@ from functools import partial
 from quartet.v1 import broker_pb2, common_pb2
 
 from quartet_broker import rights, validation
-from quartet_broker.bell import Bell
+from quartet_broker.notifier import Notifier
 from quartet_broker.shared_reads import SharedReads
 from quartet_broker.store import Store
 from quartet_common.errors import invalid_argument, not_found, resource_exhausted, unavailable
@@ -34,11 +34,11 @@ def _changed(member: broker_pb2.Member) -> bytes:
 class Members:
     """RegisterMember, Heartbeat, LeaveMember, WatchMembers."""
 
-    def __init__(self, store: Store, watched: Store, bell: Bell, most: int, any_address: bool = False):
+    def __init__(self, store: Store, watched: Store, notifier: Notifier, most: int, any_address: bool = False):
         """`watched`: what watchers read from. `most`: live members of a run. `any_address`: see `rights`."""
         self._store = store
         self._watched = watched
-        self._bell = bell
+        self._notifier = notifier
         self._reads = SharedReads(_READS_AT_ONCE)
         self._most = most
         self._any_address = any_address
@@ -109,7 +109,7 @@ class Members:
         """Yield serialized responses, of the membership now and at each change, until the caller leaves."""
         run_id = validation.name("run_id", request.run_id)
         sent = None
-        with self._bell.waiter(run_id, "members") as waiter:
+        with self._notifier.waiter(run_id, "members") as waiter:
             while True:
                 waiter.clear()
                 marks, response = await self._reads.read(run_id, partial(self._membership, run_id))

@@ -9,9 +9,9 @@ import grpc
 from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_broker import keys, validation
-from quartet_broker.bell import Bell
+from quartet_broker.notifier import Notifier
 from quartet_broker.events import timestamp
-from quartet_broker.lanes import Lane, Lanes
+from quartet_broker.wait_queue import WaitQueue, WaitQueues
 from quartet_broker.metrics import PROMPTS_LEASED
 from quartet_broker.runs import Runs
 from quartet_broker.store import Store, Value
@@ -73,11 +73,11 @@ def overflow(run_id: str, reply: list) -> ContractError:
 class Prompts:
     """The queue of prompts and their leases."""
 
-    def __init__(self, store: Store, bell: Bell, runs: Runs, answer_bytes: int):
+    def __init__(self, store: Store, notifier: Notifier, runs: Runs, answer_bytes: int):
         self._store = store
         self._answer_bytes = answer_bytes
         self._runs = runs
-        self._lanes = Lanes(bell)
+        self._queues = WaitQueues(bell)
 
     async def submit(self, request: broker_pb2.SubmitPromptsRequest) -> broker_pb2.SubmitPromptsResponse:
         """Queue prompt instances, all or nothing."""
@@ -156,7 +156,7 @@ class Prompts:
         validation.integer("max_prompts", request.max_prompts, 1, 1024)
         validation.version("policy_version", request.policy_version, -1)
         until = validation.deadline("wait", request.wait, context)
-        with self._lanes.lane(run_id, request.policy_version) as lane:
+        with self._queues.lane(run_id, request.policy_version) as lane:
             waited = not lane.is_empty
             async with lane.first(until) as first:
                 if first:
@@ -164,7 +164,7 @@ class Prompts:
             return lane.refusal or await self._ask(run_id, request, waited)
 
     async def _ask_at(
-        self, lane: Lane, run_id: str, request: broker_pb2.LeasePromptsRequest, until: float, waited: bool
+        self, lane: WaitQueue, run_id: str, request: broker_pb2.LeasePromptsRequest, until: float, waited: bool
     ) -> broker_pb2.LeasePromptsResponse:
         """Ask for prompts until there are some. Who has waited asks when there is reason to, who just came at once."""
         while not waited or await lane.change(until):

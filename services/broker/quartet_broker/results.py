@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator
 from quartet.v1 import broker_pb2
 
 from quartet_broker import keys, validation
-from quartet_broker.bell import Bell
-from quartet_broker.dead import Dead
+from quartet_broker.notifier import Notifier
+from quartet_broker.dead_letters import DeadLetters
 from quartet_broker.store import Store
 from quartet_common.errors import failed_precondition, not_found, unavailable
 
@@ -17,9 +17,9 @@ _WINDOW = 16
 class Results:
     """Streams results by instance id, in order of completion, each once."""
 
-    def __init__(self, store: Store, bell: Bell, dead: Dead):
+    def __init__(self, store: Store, notifier: Notifier, dead: DeadLetters):
         self._store = store
-        self._bell = bell
+        self._notifier = notifier
         self._dead = dead
 
     async def collect(
@@ -30,7 +30,7 @@ class Results:
         validation.count("instance_ids", request.instance_ids, 65536)
         left = set(request.instance_ids)
         look = set(left)
-        with self._bell.waiter(run_id, "result") as waiter:
+        with self._notifier.waiter(run_id, "result") as waiter:
             while True:
                 waiter.clear()
                 waiter.details.clear()

@@ -5,15 +5,15 @@ from quartet.v1 import broker_pb2, broker_pb2_grpc, experience_pb2
 
 from quartet_broker import validation
 from quartet_broker.audit import Audit
-from quartet_broker.bell import Bell
+from quartet_broker.notifier import Notifier
 from quartet_broker.config import BrokerSection
-from quartet_broker.dead import Dead
+from quartet_broker.dead_letters import DeadLetters
 from quartet_broker.evaluations import Evaluations
 from quartet_broker.events import Events
 from quartet_broker.experience import Experience
 from quartet_broker.members import Members
 from quartet_broker.prompts import Prompts
-from quartet_broker.puts import put_handler
+from quartet_broker.experience_codec import put_handler
 from quartet_broker.results import Results
 from quartet_broker.runs import Runs, state_value
 from quartet_broker.servers import Servers, connect
@@ -39,18 +39,18 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         self._watched = connect(section.model_copy(update={"redis_connections": _WATCHERS_CONNECTIONS}))
         watched = Store(self._watched, section)
         self._streams = Streams(section.max_streams_per_peer, section.watcher_patience)
-        self.bell = Bell(servers)
+        self.notifier = Notifier(servers)
         most_members = answer_bytes // (2 * validation.MOST_BYTES[broker_pb2.Member])  # registration and heartbeat
         most_members = min(section.max_members, most_members)
-        self.members = Members(self.store, watched, self.bell, most_members, section.any_member_address)
+        self.members = Members(self.store, watched, self.notifier, most_members, section.any_member_address)
         self.runs = Runs(self.store, self.members, section, answer_bytes)
-        self.prompts = Prompts(self.store, self.bell, self.runs, answer_bytes)
-        self.dead = Dead(self.store, answer_bytes)
-        self.experience = Experience(self.store, self.bell, section)
+        self.prompts = Prompts(self.store, self.notifier, self.runs, answer_bytes)
+        self.dead = DeadLetters(self.store, answer_bytes)
+        self.experience = Experience(self.store, self.notifier, section)
         self.sessions = Sessions(self.store, self.runs, self.dead)
-        self.evaluations = Evaluations(self.store, self.bell, max_message_bytes - answer_bytes)
-        self.results = Results(watched, self.bell, Dead(watched, answer_bytes))
-        self.events = Events(self.store, watched, self.bell)
+        self.evaluations = Evaluations(self.store, self.notifier, max_message_bytes - answer_bytes)
+        self.results = Results(watched, self.notifier, DeadLetters(watched, answer_bytes))
+        self.events = Events(self.store, watched, self.notifier)
         self.audit = Audit(watched, self.runs)
 
     async def aclose(self) -> None:

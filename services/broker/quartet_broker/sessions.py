@@ -6,7 +6,7 @@ from typing import Any
 from quartet.v1 import broker_pb2
 
 from quartet_broker import validation
-from quartet_broker.dead import Dead
+from quartet_broker.dead_letters import DeadLetters
 from quartet_broker.events import state_event
 from quartet_broker.runs import Runs
 from quartet_broker.store import Store
@@ -60,7 +60,7 @@ def refuse(run_id: str, step: int, reply: list[Any]) -> None:
 class Sessions:
     """One trainer at a time; what it trained is let go only once a checkpoint holds it."""
 
-    def __init__(self, store: Store, runs: Runs, dead: Dead):
+    def __init__(self, store: Store, runs: Runs, dead: DeadLetters):
         self._store = store
         self._runs = runs
         self._dead = dead

@@ -16,7 +16,7 @@ from quartet_broker.config import BrokerSection
 from quartet_broker.redis_url import without_password
 from quartet_broker.scripts import Script, script
 from quartet_broker.servers import Servers, Single, connect
-from quartet_broker.trips import Command, Value, trip
+from quartet_broker.pipeline import Command, Value, execute
 from quartet_common.errors import ContractError, failed_precondition, not_found, resource_exhausted, unavailable
 from quartet_common.identity import not_the_owner
 from quartet_common.wire import Bytes
@@ -182,8 +182,8 @@ class Store:
     async def _trip(self, server: Redis, commands: Sequence[Command]) -> list[Any]:
         """Make changes; the answers to the commands, when enough replicas have what was changed."""
         if not self._replicas:
-            return await trip(server, commands, self._timeout)
-        *answers, reached = await trip(server, [*commands, ("WAIT", self._replicas, self._replicas_ms)], self._timeout)
+            return await execute(server, commands, self._timeout)
+        *answers, reached = await execute(server, [*commands, ("WAIT", self._replicas, self._replicas_ms)], self._timeout)
         self._check_replicas(answers, reached)
         return answers
 
@@ -233,7 +233,7 @@ class Store:
     ) -> None:
         commands = [wanted[n] for n in which]
         if plain:
-            found = await trip(server, commands, self._timeout)
+            found = await execute(server, commands, self._timeout)
         else:
             async with server.pipeline(transaction=False) as pipeline:
                 for command in commands:

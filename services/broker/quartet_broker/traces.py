@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_broker import keys
-from quartet_broker.puts import Put
+from quartet_broker.experience_codec import Put
 from quartet_broker.store import Store
 from quartet_common import tracing
 

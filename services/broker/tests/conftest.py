@@ -78,13 +78,13 @@ async def serving(
     host = ServiceHost("broker", "127.0.0.1:0", security or SecuritySection(), server_section)
     servicer = BrokerServicer(client, section, server_section.max_message_bytes)
     add_to(host.server, servicer)
-    host.on_drain(servicer.bell.close)
-    host.spawn(servicer.bell.listen(), "bell")
+    host.on_drain(servicer.notifier.close)
+    host.spawn(servicer.notifier.listen(), "bell")
     if sweeping:
         host.spawn(Sweeper(servicer.store, servicer.runs, host, section).run(), "sweeper")
     await host.start()
     async with asyncio.timeout(20):
-        await servicer.bell.listening.wait()
+        await servicer.notifier.listening.wait()
     try:
         async with connect(host.address, security, service="broker") as channel:
             yield broker_pb2_grpc.BrokerServiceStub(channel), servicer, host

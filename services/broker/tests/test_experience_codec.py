@@ -6,8 +6,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from quartet.v1 import broker_pb2, experience_pb2
 
-from quartet_broker import puts
-from quartet_broker.puts import read_put_request
+from quartet_broker import experience_codec as puts
+from quartet_broker.experience_codec import read_put_request
 from quartet_common.wire import field, put_group, put_request
 
 headers = st.builds(

@@ -12,7 +12,7 @@ from quartet_broker.servers import Servers, connect
 from quartet_broker.servicer import BrokerServicer, add_to
 from quartet_broker.store import Store
 from quartet_broker.sweeper import Sweeper
-from quartet_broker.trips import Command, trip
+from quartet_broker.pipeline import Command, execute
 from quartet_common.config import ConfigError, LoadedConfig
 from quartet_common.errors import ContractError
 from quartet_common.host import ServiceHost
@@ -68,11 +68,11 @@ async def _check_rights(servers: Servers, section: BrokerSection, where: str) ->
         server = await servers.any()
         # As for a put, but without doing it.
         put: list[Command] = [("MULTI",), ("MSET", keys.run("no-such-run"), b""), ("EVAL", "return 1", 0), ("DISCARD",)]
-        for answer in await trip(server, put, section.redis_timeout):
+        for answer in await execute(server, put, section.redis_timeout):
             if isinstance(answer, NoPermissionError):
                 raise answer
         async with server.pubsub() as subscription:
-            await subscription.psubscribe(keys.BELLS)
+            await subscription.psubscribe(keys.CHANNELS)
             await subscription.parse_response()
     except NoPermissionError as error:
         description = f"does not let this user do all that a broker needs ({error}): see docs/redis.md for the ACL"
@@ -89,8 +89,8 @@ async def serve(config: LoadedConfig[BrokerSection], host: ServiceHost) -> None:
     try:
         add_to(host.server, servicer)
         host.capabilities.append("broker.redis")
-        host.on_drain(servicer.bell.close)
-        host.spawn(servicer.bell.listen(), "subscription to Redis")
+        host.on_drain(servicer.notifier.close)
+        host.spawn(servicer.notifier.listen(), "subscription to Redis")
         sweeper = Sweeper(servicer.store, servicer.runs, host, section)
         host.spawn(sweeper.run(), "sweeper")
         host.tell_idleness(Idleness())

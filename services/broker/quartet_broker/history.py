@@ -18,7 +18,7 @@ _KINDS = {
 }
 
 
-def read_moments(life: bytes | None) -> list[broker_pb2.GroupMoment]:
+def read_history(life: bytes | None) -> list[broker_pb2.GroupMoment]:
     """Return the moments of a life, oldest first; none of None."""
     moments: list[broker_pb2.GroupMoment] = []
     holder = ""

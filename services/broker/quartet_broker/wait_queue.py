@@ -10,33 +10,33 @@ from contextlib import ExitStack, asynccontextmanager
 
 from quartet.v1 import broker_pb2
 
-from quartet_broker.bell import Bell, Waiter
+from quartet_broker.notifier import Notifier, Waiter
 
 
-class Lane:
+class WaitQueue:
     """The line of a run's rollouts with the same weights: the gate says the same to all. Enter it to stand in it."""
 
-    def __init__(self, lanes: "Lanes", key: tuple[str, int]):
+    def __init__(self, lanes: "WaitQueues", key: tuple[str, int]):
         self.refusal: broker_pb2.LeasePromptsResponse | None = None
         """What the gate said last, when it granted nothing."""
-        self._lanes, self._key = lanes, key
+        self._queues, self._key = lanes, key
         self._first = asyncio.Lock()  # goes to those who wait for it in the order in which they came
         self._standing = 0
-        self._bell = ExitStack()
+        self._notifier = ExitStack()
         self._waiter: Waiter
 
-    def __enter__(self) -> "Lane":
+    def __enter__(self) -> "WaitQueue":
         if not self._standing:
-            self._waiter = self._bell.enter_context(self._lanes.bell.waiter(self._key[0], "prompts"))
-            self._waiter.ring()  # nobody has looked yet
+            self._waiter = self._notifier.enter_context(self._queues.bell.waiter(self._key[0], "prompts"))
+            self._waiter.notify()  # nobody has looked yet
         self._standing += 1
         return self
 
     def __exit__(self, *raised: object) -> None:
         self._standing -= 1
         if not self._standing:
-            self._bell.close()
-            self._lanes.leave(self._key)
+            self._notifier.close()
+            self._queues.leave(self._key)
 
     @property
     def is_empty(self) -> bool:
@@ -67,23 +67,23 @@ class Lane:
 
     def pass_on(self) -> None:
         """Say that the next one has reason to look, too."""
-        self._waiter.ring()
+        self._waiter.notify()
 
 
-class Lanes:
+class WaitQueues:
     """The lanes in which someone stands."""
 
-    def __init__(self, bell: Bell) -> None:
-        self.bell = bell
-        self._lanes: dict[tuple[str, int], Lane] = {}
+    def __init__(self, notifier: Notifier) -> None:
+        self.notifier = notifier
+        self._queues: dict[tuple[str, int], WaitQueue] = {}
 
-    def lane(self, run_id: str, policy_version: int) -> Lane:
+    def lane(self, run_id: str, policy_version: int) -> WaitQueue:
         """Return the lane of a run's rollouts with weights of this version."""
         key = run_id, policy_version
-        if key not in self._lanes:
-            self._lanes[key] = Lane(self, key)
-        return self._lanes[key]
+        if key not in self._queues:
+            self._queues[key] = WaitQueue(self, key)
+        return self._queues[key]
 
     def leave(self, key: tuple[str, int]) -> None:
         """Forget a lane in which nobody stands any more."""
-        self._lanes.pop(key, None)
+        self._queues.pop(key, None)

@@ -20,7 +20,7 @@ Value = str | Bytes | int | float
 Command = Sequence[Value]
 
 
-async def trip(server: Redis, commands: Sequence[Command], seconds: float) -> list[Any]:
+async def execute(server: Redis, commands: Sequence[Command], seconds: float) -> list[Any]:
     """Return the answers to `commands`; one by which the server refuses a command is a ResponseError among them.
 
     Raises:

@@ -33,36 +33,36 @@ _RELAYED_SECONDS = 15.0
 class Waiter:
     """Waits for topics of one run. `details` collects what came with a topic, e.g. ids of finished instances."""
 
-    def __init__(self, topics: frozenset[str], bell: "Bell"):
+    def __init__(self, topics: frozenset[str], bell: "Notifier"):
         self.topics = topics
         self.details: set[str] = set()
         self.missed = False
-        self._bell = bell
-        self._rung = asyncio.Event()
+        self._notifier = notifier
+        self._notified = asyncio.Event()
 
     def clear(self) -> None:
         """Forget earlier changes: the caller is about to look."""
-        self._rung.clear()
+        self._notified.clear()
 
-    def ring(self, details: Iterable[str] = (), missed: bool = False) -> None:
+    def notify(self, details: Iterable[str] = (), missed: bool = False) -> None:
         """Wake the waiter."""
         self.details.update(details)
         self.missed |= missed
-        self._rung.set()
+        self._notified.set()
 
     async def wait(self, until: float | None = None) -> bool:
         """Wait for a change, at most until `until` by the loop's clock. False: time is up, or the broker stops."""
-        if self._bell.closed:
+        if self._notifier.closed:
             return False
         try:
             async with asyncio.timeout_at(until):
-                await self._rung.wait()
+                await self._notified.wait()
         except TimeoutError:
             return False
-        return not self._bell.closed
+        return not self._notifier.closed
 
 
-class Bell:
+class Notifier:
     """One subscription to the changes of all runs, shared by all calls of this process."""
 
     def __init__(self, servers: Servers):
@@ -90,7 +90,7 @@ class Bell:
             try:
                 server = await self._servers.any()
                 async with server.pubsub() as subscription:
-                    await subscription.psubscribe(keys.BELLS)
+                    await subscription.psubscribe(keys.CHANNELS)
                     await self._hear_all(subscription, self._servers.changes)
             except (RedisError, OSError) as error:
                 self._servers.doubt()
@@ -126,19 +126,19 @@ class Bell:
             self._outage.over()
             self._wake_all(missed=True)
         elif message["type"] == "pmessage":
-            run_id = keys.run_of_bell(message["channel"].decode())
+            run_id = keys.run_of_channel(message["channel"].decode())
             waiters = tuple(self._waiters.get(run_id, ()))
             for line in message["data"].decode().split("\n"):
                 topic, _, details = line.partition(" ")
                 ids = json.loads(details) if details else ()
                 for waiter in waiters:
                     if topic in waiter.topics or topic == EVERYONE:
-                        waiter.ring(ids)
+                        waiter.notify(ids)
 
     def _wake_all(self, missed: bool) -> None:
         for waiters in tuple(self._waiters.values()):
             for waiter in tuple(waiters):
-                waiter.ring(missed=missed)
+                waiter.notify(missed=missed)
 
     async def close(self) -> None:
         """Let everyone who waits go: the broker stops."""

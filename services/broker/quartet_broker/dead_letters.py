@@ -6,7 +6,7 @@ from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_broker import keys, pages, validation
 from quartet_broker.events import timestamp
-from quartet_broker.moments import read_moments
+from quartet_broker.history import read_history
 from quartet_broker.store import Store, run_not_found
 from quartet_common.errors import not_found
 
@@ -18,7 +18,7 @@ _LISTED_AT_ONCE = 8  # prompts may be large
 _LIFE = ("state", "attempt", "holder", "step", "life", "taken", "prompt")
 
 
-class Dead:
+class DeadLetters:
     """The dead letters of a run, and the life of single groups."""
 
     def __init__(self, store: Store, answer_bytes: int):
@@ -135,7 +135,7 @@ class Dead:
             attempt=int(attempt),
             holder=(holder or b"").decode(),
             step=int(step) if step is not None else -1,
-            moments=read_moments(life),
+            moments=read_history(life),
             traceparent=experience_pb2.PromptInstance.FromString(prompt).traceparent if prompt else "",
             answered_at=timestamp(await self._store.time(run_id)),
         )
