@@ -6,16 +6,15 @@ from typing import Any
 import uvloop
 
 from quartet_broker.config import BrokerSection
-from quartet_broker.redis_url import without_password
 from quartet_common.cli import service_main
 from quartet_common.config import LoadedConfig
 
 
 def preflight(config: LoadedConfig[BrokerSection]) -> dict[str, Any]:
-    """Check that Redis answers. Raises ConfigError."""
-    from quartet_broker.app import check_redis
+    """See `quartet_broker.preflight`."""
+    from quartet_broker.preflight import preflight as check
 
-    return {"redis": without_password(config.section.redis_url), "redis_version": check_redis(config.section)}
+    return check(config)
 
 
 async def serve(config: LoadedConfig[BrokerSection], host) -> None:

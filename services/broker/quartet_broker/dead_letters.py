@@ -1,25 +1,22 @@
-"""Prompts that were set aside, and where one group is: ListDead, RequeueDead, GetGroup."""
+"""Prompts that were set aside: ListDead, RequeueDead."""
 
 from functools import partial
 
 from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_broker import keys, pages, validation
+from quartet_broker.errors import run_not_found
 from quartet_broker.events import timestamp
-from quartet_broker.history import read_history
-from quartet_broker.store import Store, run_not_found
-from quartet_common.errors import not_found
+from quartet_broker.store import Store
 
 # A script holds up Redis for everyone: it requeues this many at most.
 _PORTION = 1000
 _REASONS = 20  # as life.lua keeps them
 _LISTED_AT_ONCE = 8  # prompts may be large
-# Fields of an instance that tell where it is.
-_LIFE = ("state", "attempt", "holder", "step", "life", "taken", "prompt")
 
 
 class DeadLetters:
-    """The dead letters of a run, and the life of single groups."""
+    """The dead letters of a run."""
 
     def __init__(self, store: Store, answer_bytes: int):
         self._store = store
@@ -98,44 +95,3 @@ class DeadLetters:
             portion = ids[start : start + _PORTION]
             requeued += (await self._store.run("requeue_dead", run_id, "1" if only_unscored else "", *portion))[1]
         return requeued
-
-    async def group(self, request: broker_pb2.GetGroupRequest) -> broker_pb2.GetGroupResponse:
-        """Tell where one prompt instance is in its life."""
-        run_id = validation.name("run_id", request.run_id)
-        prefix = keys.prefix(request.run_id)
-        (run_state, trainer), fields, settled, past = await self._store.read(
-            [
-                ("HMGET", keys.run(run_id), "state", "trainer"),
-                ("HMGET", f"{prefix}i:{request.instance_id}", *_LIFE),
-                ("HGET", prefix + "settled", request.instance_id),
-                ("HGET", prefix + "lives", request.instance_id),
-            ]
-        )
-        if run_state is None or run_state == b"DELETING":
-            raise run_not_found(run_id)
-        state, attempt, holder, step, life, taken, prompt = fields
-        if state not in (b"LEASED", b"LEASED_TO_TRAINER"):
-            holder = None  # the last one's name may stand there still
-        if state is None:
-            if settled is None:
-                raise not_found("prompt instance", request.instance_id, "the run never saw it, or forgot it")
-            state, _, attempt, step, _ = settled.split(b"|")
-            life = past
-        if taken:
-            life = (life or b"") + b"\nB %s %s" % (taken, step)
-        if state == b"STORED":
-            state = b"QUEUED"  # of an evaluation set: it waits for StartEvaluation
-        if state == b"LEASED_TO_TRAINER":
-            holder = trainer
-            (batch,) = await self._store.read([("HGET", prefix + "batches", step)])
-            if batch == b"TRAINED":  # stands once, with the batch
-                state, holder = batch, None
-        return broker_pb2.GetGroupResponse(
-            state=broker_pb2.GroupState.Value(f"GROUP_STATE_{state.decode()}"),
-            attempt=int(attempt),
-            holder=(holder or b"").decode(),
-            step=int(step) if step is not None else -1,
-            moments=read_history(life),
-            traceparent=experience_pb2.PromptInstance.FromString(prompt).traceparent if prompt else "",
-            answered_at=timestamp(await self._store.time(run_id)),
-        )

@@ -9,9 +9,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from quartet.v1 import broker_pb2
 
 from quartet_broker import keys, rights, validation
+from quartet_broker.errors import run_not_found
 from quartet_broker.notifier import Notifier
-from quartet_broker.shared_reads import SharedReads
-from quartet_broker.store import Store, run_not_found
+from quartet_broker.store import Store
+from quartet_broker.streams import SharedReads
 from quartet_common.errors import invalid_argument, unavailable
 
 _PAGE = 32

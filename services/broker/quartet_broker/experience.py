@@ -10,15 +10,14 @@ import grpc
 from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_broker import keys, validation
-from quartet_broker.notifier import Notifier
 from quartet_broker.config import BrokerSection
+from quartet_broker.experience_codec import Put, PutRequest, one_group, several_groups
 from quartet_broker.metrics import GROUPS_PUT
+from quartet_broker.notifier import Notifier
 from quartet_broker.prompts import purpose_name
-from quartet_broker.experience_codec import Put, PutRequest
 from quartet_broker.sessions import refuse
 from quartet_broker.store import Store, Value
 from quartet_broker.traces import trace_puts, trace_ready
-from quartet_broker.wire import one_group, several_groups
 from quartet_common.errors import aborted, invalid_argument
 from quartet_common.wire import Bytes
 

@@ -1,9 +1,10 @@
-"""A put's groups as Redis will hold them, cut out of the request's bytes.
+"""The bytes of experience: a put's groups as Redis will hold them, and a batch's messages of what Redis holds.
 
 A call brings up to 64 MiB, of which the broker reads the headers: through a message object every group would be copied
-into the message, and out of it again. So the request is cut where the fields of its groups begin. One whose fields
-stand in another order than our clients write them, or are unknown here, goes through the message object, and becomes
-the same.
+into the message, and out of it again. So a request is cut where the fields of its groups begin. One whose fields are in
+another order than our clients write them, or are unknown here, goes through the message object, and becomes the same.
+A batch is put between field tags: a group as it was stored, followed by its transcript, is the group, and groups after
+one another are the list of them (`quartet_common.wire`).
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,7 +14,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from quartet.v1 import broker_pb2, experience_pb2
 
-from quartet_common.wire import Bytes
+from quartet_common.wire import Bytes, field
 
 # Tags of the fields that are read here: their number, and that their length follows.
 _RUN_ID = broker_pb2.PutExperienceRequest.RUN_ID_FIELD_NUMBER << 3 | 2
@@ -123,3 +124,27 @@ def _field(data: bytes, at: int, tag: int, limit: int) -> tuple[int, int]:
     if start + length > limit:
         raise _Unusual
     return start, start + length
+
+
+_BATCH_GROUP = broker_pb2.LeaseExperienceResponse.GROUP_FIELD_NUMBER
+_BATCH_GROUPS = broker_pb2.LeaseExperienceResponse.GROUPS_FIELD_NUMBER
+_GROUPS_GROUPS = broker_pb2.ExperienceGroups.GROUPS_FIELD_NUMBER
+_GROUP_TRANSCRIPT = experience_pb2.ExperienceGroup.TRANSCRIPT_FIELD_NUMBER
+
+
+def _group(payload: bytes, transcript: bytes | None) -> list[Bytes]:
+    """Return a serialized ExperienceGroup, in parts. `payload`: one without its transcript."""
+    return [payload, *field(_GROUP_TRANSCRIPT, [transcript])] if transcript else [payload]
+
+
+def one_group(payload: bytes, transcript: bytes | None) -> bytes:
+    """Return a serialized LeaseExperienceResponse with `group`."""
+    return b"".join(field(_BATCH_GROUP, _group(payload, transcript)))
+
+
+def several_groups(groups: Sequence[tuple[bytes, bytes | None]]) -> bytes:
+    """Return a serialized LeaseExperienceResponse with `groups`, of the payload and transcript of each."""
+    listed: list[Bytes] = []
+    for payload, transcript in groups:
+        listed += field(_GROUPS_GROUPS, _group(payload, transcript))
+    return b"".join(field(_BATCH_GROUPS, listed))

@@ -7,8 +7,8 @@ from quartet.v1 import broker_pb2, common_pb2
 
 from quartet_broker import rights, validation
 from quartet_broker.notifier import Notifier
-from quartet_broker.shared_reads import SharedReads
 from quartet_broker.store import Store
+from quartet_broker.streams import SharedReads
 from quartet_common.errors import invalid_argument, not_found, resource_exhausted, unavailable
 
 _READS_AT_ONCE = 2

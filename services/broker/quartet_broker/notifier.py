@@ -1,7 +1,7 @@
-"""Waiting without polling: scripts publish what changed, and wake those who wait for it in every broker process.
+"""Waiting without polling: scripts publish changes, and every broker process wakes its waiters for them.
 
-A waiter registers, clears, looks, and then waits: a change between looking and waiting is not missed. A broken
-subscription wakes everyone when it stands again, because changes may have passed unheard.
+A waiter registers, clears, queries, and then waits: a change between query and wait is not missed. A subscription that
+was broken wakes all waiters when it is restored, because changes may have been missed.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ _RECONNECT_SECONDS = 0.5
 _LOOK_SECONDS = 1.0
 # A subscription that is silent for this long is asked whether it lives, and given as long to answer.
 _SILENT_SECONDS = 5.0
-# Nodes of a Cluster pass bells on without a receipt: everyone looks again this often.
+# Nodes of a Cluster relay messages without a receipt: all waiters are woken this often.
 _RELAYED_SECONDS = 15.0
 
 
 class Waiter:
     """Waits for topics of one run. `details` collects what came with a topic, e.g. ids of finished instances."""
 
-    def __init__(self, topics: frozenset[str], bell: "Notifier"):
+    def __init__(self, topics: frozenset[str], notifier: "Notifier"):
         self.topics = topics
         self.details: set[str] = set()
         self.missed = False
@@ -41,7 +41,7 @@ class Waiter:
         self._notified = asyncio.Event()
 
     def clear(self) -> None:
-        """Forget earlier changes: the caller is about to look."""
+        """Forget earlier changes: the caller is about to query."""
         self._notified.clear()
 
     def notify(self, details: Iterable[str] = (), missed: bool = False) -> None:
@@ -141,6 +141,6 @@ class Notifier:
                 waiter.notify(missed=missed)
 
     async def close(self) -> None:
-        """Let everyone who waits go: the broker stops."""
+        """Wake all waiters for good: the broker stops."""
         self.closed = True
         self._wake_all(missed=False)

@@ -1,11 +1,15 @@
-"""A round trip to a server: commands sent together, their answers in order.
+"""Round trips to a server: commands sent together, their answers in order; the Lua scripts that are sent.
 
 It goes over the connections of redis-py's pool without the layers of its clients above them (pipelines, retries,
 telemetry), which cost a small call as much again as the connection.
 """
 
 import asyncio
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from typing import Any, cast
 
 import hiredis
@@ -15,6 +19,29 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from quartet_common.wire import Bytes
+
+# In this order: later parts use earlier ones.
+_LIBRARY = ("base", "moments", "life", "settle", "membership", "session")
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script's text and the SHA-1 by which Redis calls it."""
+
+    name: str
+    text: str
+    sha: str
+
+
+@cache
+def script(name: str) -> Script:
+    """Return the script `lua/NAME.lua`, library included; what it counted is written when it ends (`finish`)."""
+    folder = files("quartet_broker") / "lua"
+    library = "".join((folder / "lib" / f"{part}.lua").read_text(encoding="utf-8") for part in _LIBRARY)
+    body = (folder / f"{name}.lua").read_text(encoding="utf-8")
+    text = f"{library}\nreturn finish((function()\n{body}\nend)())\n"
+    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
 
 Value = str | Bytes | int | float
 Command = Sequence[Value]
@@ -40,7 +67,7 @@ async def execute(server: Redis, commands: Sequence[Command], seconds: float) ->
 
 
 async def _exchange(connection: AbstractConnection, commands: Sequence[Command]) -> list[Any]:
-    # One limit for the whole trip, the caller's: the connection's own would start a timer for each answer.
+    # One limit for all answers, the caller's: the connection's own would start a timer for each answer.
     limit, connection.socket_timeout = connection.socket_timeout, None
     try:
         # The transport takes views as well as bytes; redis-py's annotation names bytes alone.

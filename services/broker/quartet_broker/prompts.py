@@ -9,13 +9,13 @@ import grpc
 from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_broker import keys, validation
-from quartet_broker.notifier import Notifier
 from quartet_broker.events import timestamp
-from quartet_broker.wait_queue import WaitQueue, WaitQueues
 from quartet_broker.metrics import PROMPTS_LEASED
+from quartet_broker.notifier import Notifier
 from quartet_broker.runs import Runs
 from quartet_broker.store import Store, Value
 from quartet_broker.traces import trace_lease, trace_submit
+from quartet_broker.wait_queue import WaitQueue, WaitQueues
 from quartet_common.errors import (
     ContractError,
     aborted,
@@ -77,7 +77,7 @@ class Prompts:
         self._store = store
         self._answer_bytes = answer_bytes
         self._runs = runs
-        self._queues = WaitQueues(bell)
+        self._queues = WaitQueues(notifier)
 
     async def submit(self, request: broker_pb2.SubmitPromptsRequest) -> broker_pb2.SubmitPromptsResponse:
         """Queue prompt instances, all or nothing."""
@@ -156,30 +156,30 @@ class Prompts:
         validation.integer("max_prompts", request.max_prompts, 1, 1024)
         validation.version("policy_version", request.policy_version, -1)
         until = validation.deadline("wait", request.wait, context)
-        with self._queues.lane(run_id, request.policy_version) as lane:
-            waited = not lane.is_empty
-            async with lane.first(until) as first:
+        with self._queues.queue(run_id, request.policy_version) as queue:
+            waited = not queue.is_empty
+            async with queue.first(until) as first:
                 if first:
-                    return await self._ask_at(lane, run_id, request, until, waited)
-            return lane.refusal or await self._ask(run_id, request, waited)
+                    return await self._ask_first(queue, run_id, request, until, waited)
+            return queue.refusal or await self._ask(run_id, request, waited)
 
-    async def _ask_at(
-        self, lane: WaitQueue, run_id: str, request: broker_pb2.LeasePromptsRequest, until: float, waited: bool
+    async def _ask_first(
+        self, queue: WaitQueue, run_id: str, request: broker_pb2.LeasePromptsRequest, until: float, waited: bool
     ) -> broker_pb2.LeasePromptsResponse:
-        """Ask for prompts until there are some. Who has waited asks when there is reason to, who just came at once."""
-        while not waited or await lane.change(until):
-            lane.look()
+        """Query until prompts are granted. New callers query immediately; waiting callers query when notified."""
+        while not waited or await queue.changed(until):
+            queue.clear()
             try:
                 response = await self._ask(run_id, request, waited)
             except BaseException:
-                lane.pass_on()
+                queue.notify_next()
                 raise
             if response.leases or response.gate == broker_pb2.GATE_REASON_FINISHED:
-                lane.pass_on()
+                queue.notify_next()
                 return response
-            lane.refusal = response
+            queue.refusal = response
             waited = True
-        return lane.refusal or await self._ask(run_id, request, waited)
+        return queue.refusal or await self._ask(run_id, request, waited)
 
     async def _ask(
         self, run_id: str, request: broker_pb2.LeasePromptsRequest, waited: bool
@@ -201,11 +201,11 @@ class Prompts:
         response = broker_pb2.LeasePromptsResponse(policy_version=int(version))
         if gate:
             response.gate = broker_pb2.GateReason.Value(f"GATE_REASON_{gate.decode()}")
-        for lease_id, attempt, prompt, ticket, unscored in zip(*(grants[n::5] for n in range(5)), strict=True):
+        for lease_id, attempt, prompt, entry, unscored in zip(*(grants[n::5] for n in range(5)), strict=True):
             lease = response.leases.add(lease_id=lease_id.decode(), attempt=attempt, expires_at=expires_at)
             lease.instance.ParseFromString(prompt)
             lease.unscored = bool(unscored)
-            trace_lease(run_id, holder, lease, ticket)
+            trace_lease(run_id, holder, lease, entry)
         PROMPTS_LEASED.labels(run_id).inc(len(response.leases))
         return response
 

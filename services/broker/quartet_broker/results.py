@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator
 from quartet.v1 import broker_pb2
 
 from quartet_broker import keys, validation
-from quartet_broker.notifier import Notifier
 from quartet_broker.dead_letters import DeadLetters
+from quartet_broker.notifier import Notifier
 from quartet_broker.store import Store
 from quartet_common.errors import failed_precondition, not_found, unavailable
 
@@ -48,7 +48,7 @@ class Results:
                     raise failed_precondition(f"run '{run_id}'", description)
                 if not await waiter.wait():
                     raise unavailable("broker", "it is stopping; collect again what is missing")
-                # What was finished is told by the bell; after a broken subscription, or at the run's end, look at all.
+                # The notifier names what was finished; after a broken subscription, or at the run's end, query all.
                 finished = await self._is_finished(run_id)
                 look = set(left) if waiter.missed or finished else left & waiter.details
 

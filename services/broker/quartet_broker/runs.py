@@ -7,11 +7,12 @@ from quartet.v1 import broker_pb2
 
 from quartet_broker import keys, pages, rights, validation
 from quartet_broker.config import BrokerSection
+from quartet_broker.errors import over_share, run_not_found
 from quartet_broker.events import state_event, timestamp
 from quartet_broker.members import Members
 from quartet_broker.metrics import forget_run
 from quartet_broker.spec import complete, first_difference, script_fields
-from quartet_broker.store import Store, over_share, run_not_found
+from quartet_broker.store import Store
 from quartet_common import identity
 from quartet_common.errors import (
     aborted,

@@ -9,10 +9,11 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from typing import Any
 
-from redis.asyncio import BlockingConnectionPool, Connection, Redis
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
@@ -20,9 +21,45 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MovedError, RedisError
 
 from quartet_broker.config import BrokerSection
-from quartet_broker.connections import CONNECTIONS
 from quartet_broker.redis_url import Address, parse
 from quartet_common.log import get_logger
+
+
+class _OnUvloop(AbstractConnection):
+    """A connection whose peer has reset it raises ConnectionError when it sends.
+
+    redis-py handles OSError, which asyncio's transports raise; a closed transport of uvloop raises RuntimeError
+    (`UVHandle._ensure_alive` in uvloop/handles/handle.pyx).
+    """
+
+    async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
+        try:
+            await super().send_packed_command(command, check_health)
+        except RuntimeError as error:
+            if "closed" not in str(error):
+                raise
+            raise RedisConnectionError("the server reset the connection") from error
+
+
+class _Tcp(_OnUvloop, Connection):
+    pass
+
+
+class _Tls(_OnUvloop, SSLConnection):
+    pass
+
+
+class _Unix(_OnUvloop, UnixDomainSocketConnection):
+    pass
+
+
+CONNECTIONS: dict[type[AbstractConnection], type[AbstractConnection]] = {
+    Connection: _Tcp,
+    SSLConnection: _Tls,
+    UnixDomainSocketConnection: _Unix,
+}
+"""The class that takes the place of each of redis-py's."""
+
 
 log = get_logger(__name__)
 
@@ -63,7 +100,7 @@ class Servers(ABC):
     """The servers that have the broker's keys. Every coroutine raises RedisError or OSError when none can be found."""
 
     relayed = False
-    """True if a bell rung at one server is passed on to those who listen at another, which may get lost."""
+    """True if a message published at one server is relayed to subscribers of another, and may get lost."""
 
     def __init__(self) -> None:
         self.changes = 0
@@ -78,7 +115,7 @@ class Servers(ABC):
         """Return all servers that have keys."""
 
     async def any(self) -> Redis:
-        """Return a server at which all bells are heard; another one each time, where there are several."""
+        """Return a server at which all messages arrive; another one each time, where there are several."""
         return random.choice(await self.all())
 
     @abstractmethod

@@ -5,15 +5,16 @@ from quartet.v1 import broker_pb2, broker_pb2_grpc, experience_pb2
 
 from quartet_broker import validation
 from quartet_broker.audit import Audit
-from quartet_broker.notifier import Notifier
 from quartet_broker.config import BrokerSection
 from quartet_broker.dead_letters import DeadLetters
 from quartet_broker.evaluations import Evaluations
 from quartet_broker.events import Events
 from quartet_broker.experience import Experience
-from quartet_broker.members import Members
-from quartet_broker.prompts import Prompts
 from quartet_broker.experience_codec import put_handler
+from quartet_broker.history import History
+from quartet_broker.members import Members
+from quartet_broker.notifier import Notifier
+from quartet_broker.prompts import Prompts
 from quartet_broker.results import Results
 from quartet_broker.runs import Runs, state_value
 from quartet_broker.servers import Servers, connect
@@ -45,9 +46,10 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         self.members = Members(self.store, watched, self.notifier, most_members, section.any_member_address)
         self.runs = Runs(self.store, self.members, section, answer_bytes)
         self.prompts = Prompts(self.store, self.notifier, self.runs, answer_bytes)
-        self.dead = DeadLetters(self.store, answer_bytes)
+        self.dead_letters = DeadLetters(self.store, answer_bytes)
+        self.history = History(self.store)
         self.experience = Experience(self.store, self.notifier, section)
-        self.sessions = Sessions(self.store, self.runs, self.dead)
+        self.sessions = Sessions(self.store, self.runs, self.dead_letters)
         self.evaluations = Evaluations(self.store, self.notifier, max_message_bytes - answer_bytes)
         self.results = Results(watched, self.notifier, DeadLetters(watched, answer_bytes))
         self.events = Events(self.store, watched, self.notifier)
@@ -141,13 +143,13 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         await self._streams.show(context, self.events.watch(request))
 
     async def ListDead(self, request, context):
-        return await self.dead.list_dead(request)
+        return await self.dead_letters.list_dead(request)
 
     async def RequeueDead(self, request, context):
-        return await self.dead.requeue(request)
+        return await self.dead_letters.requeue(request)
 
     async def GetGroup(self, request, context):
-        return await self.dead.group(request)
+        return await self.history.get(request)
 
     async def AuditRun(self, request, context):
         await self._streams.show(context, self.audit.run(request))

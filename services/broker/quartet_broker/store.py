@@ -8,16 +8,16 @@ from typing import Any, cast
 
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import MovedError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import MovedError, NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from quartet_broker import keys, rights
 from quartet_broker.config import BrokerSection
+from quartet_broker.errors import other_layout, over_share, run_not_found
+from quartet_broker.pipeline import Command, Script, Value, execute, script
 from quartet_broker.redis_url import without_password
-from quartet_broker.scripts import Script, script
-from quartet_broker.servers import Servers, Single, connect
-from quartet_broker.pipeline import Command, Value, execute
-from quartet_common.errors import ContractError, failed_precondition, not_found, resource_exhausted, unavailable
+from quartet_broker.servers import Servers, Single
+from quartet_common.errors import failed_precondition, unavailable
 from quartet_common.identity import not_the_owner
 from quartet_common.wire import Bytes
 
@@ -183,7 +183,9 @@ class Store:
         """Make changes; the answers to the commands, when enough replicas have what was changed."""
         if not self._replicas:
             return await execute(server, commands, self._timeout)
-        *answers, reached = await execute(server, [*commands, ("WAIT", self._replicas, self._replicas_ms)], self._timeout)
+        *answers, reached = await execute(
+            server, [*commands, ("WAIT", self._replicas, self._replicas_ms)], self._timeout
+        )
         self._check_replicas(answers, reached)
         return answers
 
@@ -286,29 +288,3 @@ def _refuse_common(run_id: str, reply: list[Any]) -> None:
             raise over_share(f"{what} of run '{run_id}'", held, most, None if kind == "members" else 1.0)
         case b"DENIED":
             raise not_the_owner(f"{reply[1].decode()} (run '{run_id}')", reply[2].decode())
-
-
-def over_share(what: str, held: int, most: int, retry_seconds: float | None = None) -> ContractError:
-    """Return the refusal of a caller that would hold more than its share."""
-    return resource_exhausted(
-        what,
-        f"the certificate '{rights.owner()}' holds {held} and may hold at most {most} (broker.max_caller_share)",
-        retry_seconds,
-    )
-
-
-def other_layout(theirs: str, ours: str) -> ContractError:
-    """Return the error about a run, begun by another build, that this one can delete but not work on."""
-    return failed_precondition(
-        "run",
-        f"its data in Redis have layout {theirs}, and this broker's is {ours}: finish it with the build that began it, "
-        "or delete it",
-    )
-
-
-def run_not_found(run_id: str) -> ContractError:
-    """Return the error about a run that does not exist."""
-    return not_found("run", run_id, "make it with CreateRun")
-
-
-__all__ = ["RedisError", "Store", "connect", "run_not_found"]

@@ -26,14 +26,14 @@ def trace_submit(run_id: str, instance: experience_pb2.PromptInstance) -> None:
         instance.traceparent = tracing.record("submit", "", now, now, root=True, attributes=attributes)
 
 
-def trace_lease(run_id: str, holder: str, lease: broker_pb2.PromptLease, ticket: bytes) -> None:
-    """The prompt was queued from its ticket's time until now."""
+def trace_lease(run_id: str, holder: str, lease: broker_pb2.PromptLease, entry: bytes) -> None:
+    """The prompt was queued from the time of its stream entry until now."""
     if not tracing.enabled():
         return
     tracing.record(
         "prompt queued",
         lease.instance.traceparent,
-        int(ticket.split(b"-")[0]) / 1000,
+        int(entry.split(b"-")[0]) / 1000,
         kind="producer",
         attributes={
             "quartet.run": run_id,

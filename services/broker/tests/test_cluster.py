@@ -13,7 +13,7 @@ from world import World, group
 
 from quartet_broker import keys
 from quartet_broker.config import BrokerSection
-from quartet_broker.app import check_redis
+from quartet_broker.preflight import check_redis
 from quartet_common.config import ConfigError
 from quartet_common.errors import ContractError
 

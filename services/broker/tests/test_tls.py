@@ -12,7 +12,7 @@ from tls import make_certificate, tls_in_front_of
 from world import World
 
 from quartet_broker.config import BrokerSection
-from quartet_broker.app import check_redis
+from quartet_broker.preflight import check_redis
 from quartet_common.config import ConfigError
 
 

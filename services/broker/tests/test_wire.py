@@ -3,7 +3,7 @@
 import pytest
 from quartet.v1 import broker_pb2, experience_pb2
 
-from quartet_broker.wire import one_group, several_groups
+from quartet_broker.experience_codec import one_group, several_groups
 
 
 def group(size: int, transcript: bytes) -> experience_pb2.ExperienceGroup:
