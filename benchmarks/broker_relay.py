@@ -38,13 +38,13 @@ async def serve(port: int, url: str) -> None:
     """Relay until killed."""
     from redis.asyncio import Redis
 
-    from quartet_broker.pipeline import Command, trip
+    from quartet_broker.pipeline import Command
     from quartet_common.channel import channel_options
 
     redis = Redis.from_url(url, protocol=2)
 
     async def ask(commands: Sequence[Command]) -> list:
-        answers = await trip(redis, commands, 2 * BLOCK_MS / 1000)
+        answers = await execute(redis, commands, 2 * BLOCK_MS / 1000)
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer

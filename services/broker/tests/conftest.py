@@ -12,8 +12,8 @@ from redis_process import RedisProcess, redis_executable, valkey_executable
 from world import World
 
 from quartet_broker.config import BrokerSection
+from quartet_broker.servers import connect as connect_redis
 from quartet_broker.servicer import BrokerServicer, add_to
-from quartet_broker.store import connect as connect_redis
 from quartet_broker.sweeper import Sweeper
 from quartet_common.channel import connect
 from quartet_common.config import SecuritySection, ServerSection
@@ -79,7 +79,7 @@ async def serving(
     servicer = BrokerServicer(client, section, server_section.max_message_bytes)
     add_to(host.server, servicer)
     host.on_drain(servicer.notifier.close)
-    host.spawn(servicer.notifier.listen(), "bell")
+    host.spawn(servicer.notifier.listen(), "notifier")
     if sweeping:
         host.spawn(Sweeper(servicer.store, servicer.runs, host, section).run(), "sweeper")
     await host.start()

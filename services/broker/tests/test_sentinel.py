@@ -55,7 +55,7 @@ async def test_the_broker_goes_on_at_the_promoted_replica(guarded):
         await promotion(guarded)
         await health_becomes(host, "SERVING")
         assert await again(world.put, *map(group, leases)) == ["ACCEPTED", "ACCEPTED"]
-        # The bell is heard at the new master.
+        # Changes are heard at the new master.
         waiting = asyncio.create_task(world.take(1, wait=20))
         assert await world.batch(0) == ["a", "b"]
         await world.trained(0)
