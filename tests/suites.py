@@ -30,11 +30,13 @@ def buf_breaking() -> tuple[tuple[str, ...], ...]:
     return tuple(("buf", "breaking", "protos", "--against", str(image.relative_to(ROOT))) for image in images)
 
 
-# Packages without torch, whose every dependency is in the development environment.
+# What the development environment lacks (torch, vLLM, ColossalAI) counts as Any.
 TYPED = (
     "services/common/quartet_common",
     "services/broker/quartet_broker",
     "services/reward/quartet_reward",
+    "services/rollout/quartet_rollout",
+    "services/trainer/quartet_trainer",
     "client/quartet_client",
     "tests/contract/suite/quartet_contract",
     "deploy/local/quartet_local",

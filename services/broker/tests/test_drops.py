@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from quartet.v1 import broker_pb2 as pb
-from test_moments import look
+from test_history import look
 
 DROP, TRAIN = pb.PARTIAL_BATCH_POLICY_DROP, pb.PARTIAL_BATCH_POLICY_TRAIN
 

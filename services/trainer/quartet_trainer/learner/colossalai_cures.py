@@ -69,7 +69,7 @@ def apply() -> None:
         torch.distributed.is_hccl_available = lambda: False
 
 
-def _keep_shards(chunk: type) -> None:
+def _keep_shards(chunk: Any) -> None:
     """Cure 6, of the class `Chunk`."""
     close = chunk.close_chunk
     if close.__name__ != "close_chunk":

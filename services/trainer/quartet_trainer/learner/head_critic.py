@@ -96,8 +96,9 @@ class HeadCritic:
             held = plugin.trained(parameter)
             parameter.copy_(weights)
             held.copy_(plugin.piece(name, weights))
-            moments = {key: tensors.get(f"{key}/{name}") for key in ("exp_avg", "exp_avg_sq", "step")}
-            if moments["step"] is not None:
+            names = {key: f"{key}/{name}" for key in ("exp_avg", "exp_avg_sq", "step")}
+            if names["step"] in tensors:
+                moments = {key: tensors[stored] for key, stored in names.items()}
                 plugin.optimizer.unwrap().state[held] = {
                     key: value.to(held.device)
                     if value.ndim == 0

@@ -29,8 +29,9 @@ class PretrainingTexts:
         Raises:
             LearnerError: a line that is no text of this model; the sentence names it.
         """
+        assert settings.ptx.data is not None, "there are texts only where ptx.data names a file"
         self._file = settings.ptx.data
-        self._texts = read_texts(settings.ptx.data, vocabulary_size, longest)
+        self._texts = read_texts(self._file, vocabulary_size, longest)
         self._per_step = settings.ptx.sequences_per_step
         self._seed = settings.seed
         self._micro_batch_tokens = settings.micro_batch_tokens

@@ -87,6 +87,7 @@ class _SlotLayer(CacheLayerMixin):
 
     keys: torch.Tensor  # [slots, heads, positions, size]
     values: torch.Tensor
+    is_initialized: bool
 
     def __init__(self, slots: Slots) -> None:
         super().__init__()

@@ -88,9 +88,13 @@ class Sharded(Plugin):
         if not states:
             return
         step = next(iter(states.values()))["step"].detach()
+
+        def held(moment: str) -> Callable[[nn.Parameter], Tensor]:
+            return lambda parameter: states[self.trained(parameter)][moment]
+
         for name in self.specs:
             for moment in ("exp_avg", "exp_avg_sq"):
-                yield f"{moment}/{name}", self._whole(name, lambda p, m=moment: states[self.trained(p)][m])
+                yield f"{moment}/{name}", self._whole(name, held(moment))
             yield f"step/{name}", step.clone()
 
     def _whole(self, name: str, kept: Callable[[nn.Parameter], Tensor]) -> Tensor:
