@@ -1,4 +1,4 @@
-"""What is written to a terminal: no text of a policy, a service or a file can steer it. A small line chart."""
+"""What is written to a terminal: no text of a policy, a service or a file can steer it. Charts of one line."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -49,33 +49,17 @@ _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], width: int, low: float | None = None, high: float | None = None) -> str:
-    """Return the last of `values` as one row of blocks, at most `width` characters."""
-    rows = columns(values, width, 1, low, high)
-    return rows[0] if rows else ""
-
-
-def columns(
-    values: Sequence[float], width: int, height: int, low: float | None = None, high: float | None = None
-) -> list[str]:
-    """Return `values` as columns of blocks: `height` rows of at most `width` characters, top row first.
-
-    Values that do not fit are averaged in equal shares. The lowest value still shows: its block is an eighth high.
+    """Return `values` as one row of blocks, at most `width` characters; values that do not fit are averaged.
 
     Args:
-        low, high: the scale's ends; by default the values' own.
+        low, high: the scale's ends; by default the values' own. The lowest value still shows: its block is an eighth.
     """
-    if not values or width < 1 or height < 1:
-        return []
+    if not values or width < 1:
+        return ""
     shares = _resample(values, width)
     bottom = min(shares) if low is None else low
-    top = max(shares) if high is None else high
-    span = top - bottom
-    steps = height * 8
-    levels = [1 if span <= 0 else max(1, min(steps, round((value - bottom) / span * steps))) for value in shares]
-    rows = []
-    for row in range(height - 1, -1, -1):
-        rows.append("".join(_EIGHTHS[max(0, min(8, level - row * 8))] for level in levels))
-    return rows
+    span = (max(shares) if high is None else high) - bottom
+    return "".join(_EIGHTHS[1 if span <= 0 else max(1, min(8, round((x - bottom) / span * 8)))] for x in shares)
 
 
 def _resample(values: Sequence[float], width: int) -> list[float]:

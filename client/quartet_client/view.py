@@ -20,9 +20,8 @@ from quartet_client.events import EvaluationFinished, Notice, RunEvent, RunState
 from quartet_client.models import Group as SampleGroup
 from quartet_client.models import ServiceStatus
 from quartet_client.progress import EvaluationPoint, RunProgress, accuracy_text, starting
-from quartet_client.terminal import Terminal, columns, sparkline
-from quartet_common.repeats import Repeats, without_numbers
-from quartet_common.text import block, one_line
+from quartet_client.terminal import Terminal, sparkline
+from quartet_common.text import Repeats, block, one_line, without_numbers
 
 _STATE_STYLES = {
     "waiting": "yellow",
@@ -32,7 +31,6 @@ _STATE_STYLES = {
     "cancelled": "yellow",
 }
 _NOTICE_STYLES = {"warning": "yellow", "error": "red"}
-_CHART_HEIGHT = 5
 _SAMPLE_LINES = 6
 
 
@@ -178,13 +176,7 @@ def _curves(state: RunProgress, width: int) -> RenderableType:
 def _accuracy_panel(name: str, points: list[EvaluationPoint], width: int, newest: EvaluationPoint) -> RenderableType:
     values = [point.accuracy or 0.0 for point in points]
     stretch = max(1, min(6, (width - 16) // len(values)))  # few points: wide columns
-    rows = columns([value for value in values for _ in range(stretch)], max(10, width - 16), _CHART_HEIGHT, 0.0, 1.0)
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_column(justify="right", style="dim")
-    grid.add_column(style="green", no_wrap=True)
-    labels = {0: "100%", _CHART_HEIGHT // 2: "50%", _CHART_HEIGHT - 1: "0%"}
-    for index, row in enumerate(rows):
-        grid.add_row(labels.get(index, ""), row)
+    line = sparkline([value for value in values for _ in range(stretch)], max(10, width - 16), 0.0, 1.0)
     first, last = points[0], points[-1]
     title = Text.assemble(
         f"accuracy on {name}: {first.accuracy:.0%} at version {first.policy_version} → ",
@@ -193,7 +185,7 @@ def _accuracy_panel(name: str, points: list[EvaluationPoint], width: int, newest
     )
     if newest.incomplete:
         title.append(f"; {newest.incomplete} at version {newest.policy_version}", "yellow")
-    return Panel(grid, title=title, title_align="left", border_style="dim")
+    return Panel(Text(line, "green"), title=title, title_align="left", border_style="dim")
 
 
 def _services(state: RunProgress) -> RenderableType:

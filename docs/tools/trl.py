@@ -7,7 +7,7 @@ from typing import Any
 
 import run_file
 
-from quartet_common.other_names import OtherName, other_names
+from quartet_common.refusals import OtherName, other_names
 
 PAGE = Path(__file__).resolve().parents[1] / "trl.md"
 _START, _END = "<!-- made by docs/tools/write.py: change other_names.toml -->\n", "<!-- end of what is made -->\n"

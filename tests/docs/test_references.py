@@ -10,7 +10,7 @@ import run_file
 import write
 from pages import ROOT
 
-from quartet_common.other_names import other_names
+from quartet_common.refusals import other_names
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ import click
 
 from quartet_client.errors import InputError
 from quartet_common.presets import TRAINER_PRESETS
+from quartet_common.run_file import run_file_text
 from quartet_common.text import one_line, visible
-from quartet_common.toml import run_file_text
 
 # The values of `trainer.preset` that stand for `-a`.
 PRESETS = {

@@ -13,7 +13,7 @@ from quartet_client.feed import feed_and_watch, take_up
 from quartet_client.progress import RunProgress
 from quartet_client.terminal import Terminal, echo
 from quartet_client.view import RunView
-from quartet_common.toml import run_file_text
+from quartet_common.run_file import run_file_text
 from quartet_local.launch import Launch, keep_up_until, launched
 from quartet_local.preflight import Plan, check_run
 from quartet_local.supervisor import Supervisor

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quartet_common import __version__, tracing
-from quartet_common.allocator import keep_freed_memory
 from quartet_common.config import ConfigError, LoadedConfig, Section, load_config
 from quartet_common.hub import located
 from quartet_common.log import configure_logging, get_logger
 from quartet_common.ports import check_ports_free
+from quartet_common.process import Supervisor, keep_freed_memory
 from quartet_common.run_file import Problems
 from quartet_common.stderr import watched_stderr
-from quartet_common.supervision import Supervisor
 from quartet_common.text import one_line
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from quartet_common.idleness import Idleness
 from quartet_common.interceptor import CallInterceptor
 from quartet_common.log import get_logger
 from quartet_common.metrics import serve_metrics
-from quartet_common.supervision import Supervisor
+from quartet_common.process import Supervisor
 
 log = get_logger(__name__)
 

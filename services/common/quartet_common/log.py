@@ -25,8 +25,7 @@ from typing import Any, Literal
 from pythonjsonlogger.json import JsonFormatter
 
 from quartet_common import tracing
-from quartet_common.repeats import Repeats, without_numbers
-from quartet_common.text import one_line, visible
+from quartet_common.text import Repeats, one_line, visible, without_numbers
 
 LogFormat = Literal["json", "text"]
 

@@ -3,15 +3,17 @@
 Overrides (`--set rollout.engine=transformers`) win over the file. `config` validates what this module reads.
 """
 
+import json
+import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from quartet_common.other_names import meant
+from quartet_common.refusals import meant
 
 
 class ConfigError(Exception):
@@ -141,3 +143,24 @@ def _apply_override(tree: dict[str, Any], override: str) -> tuple[str, ...]:
             raise ConfigError(f"--set {override}: '{part}' is a value, not a section")
     node[parts[-1]] = value
     return parts
+
+
+def run_file_text(sections: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return sections as TOML; those without a key are left out."""
+    parts = []
+    for name, values in sections.items():
+        if values:
+            parts.append("\n".join([f"[{name}]", *(f"{_key(key)} = {_value(value)}" for key, value in values.items())]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return json.dumps(value, ensure_ascii=False, default=str)

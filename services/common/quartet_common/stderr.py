@@ -18,7 +18,7 @@ from typing import IO
 
 from quartet_common import metrics
 from quartet_common.log import get_logger
-from quartet_common.repeats import Repeats
+from quartet_common.text import Repeats
 
 log = get_logger(__name__)
 

@@ -7,7 +7,7 @@ import sys
 # A block of a message's size is taken and freed again and again: the pages that this touches for the first time.
 _PROGRAM = """
 import resource, sys
-from quartet_common.allocator import keep_freed_memory
+from quartet_common.process import keep_freed_memory
 kept = keep_freed_memory() if sys.argv[1] == "kept" else False
 bytes(b"x") * (4 << 20)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

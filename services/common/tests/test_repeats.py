@@ -1,6 +1,6 @@
 """What comes again is shown once a minute, with its count."""
 
-from quartet_common.repeats import Repeats, without_numbers
+from quartet_common.text import Repeats, without_numbers
 
 
 def test_what_comes_again_is_shown_once_a_minute_with_its_count():

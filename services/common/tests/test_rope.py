@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from quartet_common.rope import fixed_rope_length
+from quartet_common.model_folder import fixed_rope_length
 
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
 OLD = {"type": "su", "short_factor": [1.0], "long_factor": [2.0]}

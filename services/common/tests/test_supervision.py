@@ -8,7 +8,7 @@ import pytest
 
 from quartet_common.config import SecuritySection, ServerSection
 from quartet_common.host import ServiceHost
-from quartet_common.supervision import Supervisor
+from quartet_common.process import Supervisor
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from quartet.v1 import experience_pb2
 
 from quartet_common import metrics
 from quartet_common.log import get_logger
-from quartet_common.repeats import Repeats
+from quartet_common.text import Repeats
 from quartet_trainer.batches import ExperienceError
 from quartet_trainer.errors import InvalidGroupsError
 from quartet_trainer.session import Batch, BrokerSession

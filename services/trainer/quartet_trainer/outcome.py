@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from quartet.v1 import broker_pb2, experience_pb2
 
-from quartet_common.repeats import without_numbers
+from quartet_common.text import without_numbers
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quartet_common.rope import at_most, fixed_rope_length
+from quartet_common.model_folder import at_most, fixed_rope_length
 from quartet_rollout.engines.base import EngineError
 
 if TYPE_CHECKING:

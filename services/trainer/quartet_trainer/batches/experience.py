@@ -10,7 +10,7 @@ import torch
 from quartet.v1 import experience_pb2, tensor_pb2
 from torch import Tensor
 
-from quartet_common.rope import at_most
+from quartet_common.model_folder import at_most
 from quartet_common.sampling import unreplayable
 from quartet_trainer.batches.arrays import ExperienceError, all_rows, must_be_finite, one_dimension, rows
 from quartet_trainer.batches.candidates import Candidates, decode_candidates
@@ -82,7 +82,7 @@ def decode_groups(
         groups: at least one.
         vocabulary_size: token ids must be below it.
         sampling_masks: whether each group must have its sampling masks. They are left alone otherwise.
-        longest: the model's `quartet_common.rope.fixed_rope_length`.
+        longest: the model's `quartet_common.model_folder.fixed_rope_length`.
 
     Raises:
         ExperienceError: a field is missing, of another dtype or length, or has a value that cannot be trained on.

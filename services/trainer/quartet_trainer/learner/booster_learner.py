@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from quartet_common.log import get_logger
-from quartet_common.rope import fixed_rope_length
+from quartet_common.model_folder import fixed_rope_length
 from quartet_common.weights import folder_checksum
 from quartet_trainer.algorithms import create_algorithm
 from quartet_trainer.batches import ExperienceBatch, check_group, decode_groups

@@ -6,8 +6,7 @@ import shutil
 from pathlib import Path
 
 from quartet_common.config import ConfigError
-from quartet_common.model_folder import read_model_folder
-from quartet_common.rope import at_most, fixed_rope_length
+from quartet_common.model_folder import at_most, fixed_rope_length, read_model_folder
 
 COMPANIONS = (
     "generation_config.json",
