@@ -128,7 +128,7 @@ class RunData:
         train = load_prompts(section.train, require_reference)
         sets = {name: load_prompts(path, require_reference) for name, path in section.evaluation.items()}
         for path, prompts in ((section.train, train), *((section.evaluation[name], sets[name]) for name in sets)):
-            _check_chat_template(config.model.path, path, prompts)
+            _check_chat_template(None if config.model.overrides_tokenizer else config.model.path, path, prompts)
         return cls(section, train, sets)
 
     def order(self, data_pass: int) -> list[int]:

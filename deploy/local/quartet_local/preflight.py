@@ -138,15 +138,17 @@ async def check_services(services: Sequence[Service], path: Path | None, overrid
 
 
 async def download_model(plan: Plan, say: Say) -> list[str]:
-    """Download a hub model, with its weights, and return the settings that give the services its folder.
+    """Return settings that give the services the model's folder, if it is one of the hub, with its weights, or has
+    another tokenizer or chat template.
 
     Raises:
         ConfigError: it cannot be had, or does not fit the GPUs.
     """
     model = plan.config.model
-    if not is_hub_id(model.path):
+    if not is_hub_id(model.path) and not model.overrides_tokenizer:
         return []
-    say(f"model: {model.path}, from the hub or its cache")
+    if is_hub_id(model.path):
+        say(f"model: {model.path}, from the hub or its cache")
     kind = next(service.kind for service in plan.services if service.kind in ("rollout", "trainer"))
     given = [word for override in plan.overrides for word in ("--set", override)]
     command = [str(service_python(kind)), "-m", "quartet_common.hub"]
@@ -168,7 +170,8 @@ async def download_model(plan: Plan, say: Say) -> list[str]:
     config = replace(plan.config, model=model.model_copy(update={"path": Path(lines[-1])}))
     for service in plan.services:
         check_memory(service, config, plan.overrides)
-    return [f"model.path={json.dumps(lines[-1])}", "model.revision="]
+    own = ["model.revision=", "model.tokenizer=", "model.chat_template=", "model.template_arguments={}"]
+    return [f"model.path={json.dumps(lines[-1])}", *own]
 
 
 def service_command(service: Service, path: Path | None, overrides: list[str]) -> list[str]:

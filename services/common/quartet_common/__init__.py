@@ -8,7 +8,7 @@ A service's life, from the top down:
 - `config`: the sections of the run file; `run_file`: the file, overrides, `Problems`; `refusals`: what is wrong with
   a section, TRL's and verl's names for its keys; `run_spec`: the [run] section as the contract's RunSpec.
 - `model_folder`, `data_rows`: what a service's checks read of the model and the data; the longest fixed rotary length.
-- `hub`: the folder of a model that [model] names by its id at the Hugging Face hub.
+- `hub`: the folder of a model of the Hugging Face hub; `tokenizer_overrides`: one with another tokenizer.
 - `host`: the gRPC server: TLS, token, health, reflection, handshake, metrics, drain. `interceptor`: around each call.
 - `channel`, `handshake`: how a service reaches another.
 - `errors`: statuses with rich details, made by servers, described for people by clients.

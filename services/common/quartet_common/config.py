@@ -178,6 +178,16 @@ class ModelSection(Section):
         "(owner/name); or a checkpoint of a run's, for the model in it.",
     )
     revision: str = Field("", description="Branch, tag or commit of a hub model. Default: its main branch.")
+    tokenizer: str = Field("", description="Folder, or id at the hub, of another tokenizer. Default: the model's own.")
+    chat_template: str = Field("", description="File with another chat template (Jinja).")
+    template_arguments: dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], bool | int | float | str] = Field(
+        {}, description="Variables of the chat template, e.g. enable_thinking = false; exports have them as defaults."
+    )
+
+    @property
+    def overrides_tokenizer(self) -> bool:
+        """Whether tokenizer or chat template are not those of `path`."""
+        return bool(self.tokenizer or self.chat_template or self.template_arguments)
 
     @field_validator("path")
     @classmethod

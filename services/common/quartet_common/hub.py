@@ -13,6 +13,7 @@ from typing import Any
 
 from quartet_common.config import ConfigError, LoadedConfig, Section, SectionT, load_config
 from quartet_common.plugins import install_command
+from quartet_common.tokenizer_overrides import with_overrides
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SMALL = ["*.json", "*.jinja", "*.model", "*.txt"]
@@ -35,24 +36,29 @@ def located(config: LoadedConfig[SectionT], weights: bool = True) -> LoadedConfi
     Raises:
         ConfigError: the key, what came, and what to do.
     """
-    model = config.model
-    if not is_hub_id(model.path):
-        if model.revision:
-            raise ConfigError(
-                f"model.revision: got '{model.revision}'; allowed: empty, unless model.path is the id of a hub model "
-                f"(it is '{model.path}')"
-            )
-        return config
-    folder = download(str(model.path), model.revision, "model", weights)
-    return dataclasses.replace(config, model=model.model_copy(update={"path": folder}), weights=weights)
+    model, folder = config.model, config.model.path
+    if not (hub := is_hub_id(folder)) and model.revision:
+        raise ConfigError(
+            f"model.revision: got '{model.revision}'; allowed: empty, unless model.path is the id of a hub model "
+            f"(it is '{folder}')"
+        )
+    if hub:
+        folder = download(str(folder), model.revision, "model.path", weights)
+    if model.overrides_tokenizer and folder is not None and folder.is_dir():
+        tokenizer = Path(model.tokenizer) if model.tokenizer else None
+        if is_hub_id(tokenizer):
+            tokenizer = download(model.tokenizer, "", "model.tokenizer", None)
+        folder = with_overrides(folder, tokenizer, model)
+    model = model.model_copy(update={"path": folder})
+    return dataclasses.replace(config, model=model, weights=weights or not hub)
 
 
-def download(name: str, revision: str, key: str, weights: bool) -> Path:
+def download(name: str, revision: str, key: str, weights: bool | None) -> Path:
     """Return the folder of a hub model in the cache.
 
     Args:
-        key: the section of the run file whose `path` and `revision` these are, for errors.
-        weights: else only configuration and tokenizer.
+        key: of the run file, whose value the name is, for errors.
+        weights: False: only configuration and tokenizer; None: of a model that has a tokenizer, and maybe no weights.
 
     Raises:
         ConfigError: no such model or revision, no access, no connection, or not the files that are needed.
@@ -62,7 +68,7 @@ def download(name: str, revision: str, key: str, weights: bool) -> Path:
         from huggingface_hub.utils import disable_progress_bars
     except ImportError as error:
         raise ConfigError(
-            f"{key}.path: '{name}' is no folder here, and hub models need the package huggingface_hub: "
+            f"{key}: '{name}' is no folder here, and hub models need the package huggingface_hub: "
             f"{install_command('huggingface_hub')}"
         ) from error
     if not sys.stderr.isatty():
@@ -75,11 +81,11 @@ def download(name: str, revision: str, key: str, weights: bool) -> Path:
     except Exception as error:  # of huggingface_hub, of the HTTP library beneath, of the disk
         raise ConfigError(_sentence(error, name, revision, key)) from error
     files = [file.path for file in get_cached_repo_tree(name, revision=folder.name)]
-    for suffix in ("config.json", ".safetensors"):
+    for suffix in ("config.json", ".safetensors") if weights is not None else ():
         if not any(file.endswith(suffix) and "/" not in file for file in files):
             shown = ", ".join(sorted(files)[:5]) or "none"
             raise ConfigError(
-                f"{key}.path: the hub model '{name}' has no {suffix} among its files ({shown}); allowed: a model that "
+                f"{key}: the hub model '{name}' has no {suffix} among its files ({shown}); allowed: a model that "
                 "transformers loads, with weights in safetensors"
             )
     return folder
@@ -92,35 +98,33 @@ def _sentence(error: Exception, name: str, revision: str, key: str) -> str:
     where = constants.ENDPOINT
     if isinstance(error, errors.RevisionNotFoundError):
         return (
-            f"{key}.revision: '{name}' has no '{revision or 'main'}' at {where}; allowed: one of its branches, tags or "
+            f"model.revision: '{name}' has no '{revision or 'main'}' at {where}; allowed: one of its branches, tags or "
             "commits"
         )
     if isinstance(error, errors.GatedRepoError):
         return (
-            f"{key}.path: '{name}' is gated, and HF_TOKEN has no access to it; accept its terms at {where}/{name}, and "
+            f"{key}: '{name}' is gated, and HF_TOKEN has no access to it; accept its terms at {where}/{name}, and "
             "set HF_TOKEN to your token"
         )
     if isinstance(error, errors.RepositoryNotFoundError):
         return (
-            f"{key}.path: there is no folder '{name}', and no model of that id at {where}; allowed: a folder, or a "
+            f"{key}: there is no folder '{name}', and no model of that id at {where}; allowed: a folder, or a "
             "model's id, and for a private one an HF_TOKEN that may read it"
         )
     if status in (401, 403):
-        return (
-            f"{key}.path: {where} refuses HF_TOKEN for '{name}' (HTTP {status}); set it to a valid token, or unset it"
-        )
+        return f"{key}: {where} refuses HF_TOKEN for '{name}' (HTTP {status}); set it to a valid token, or unset it"
     if constants.HF_HUB_OFFLINE:
         return (
-            f"{key}.path: '{name}'{f' at {revision}' if revision else ''} is not in the cache "
+            f"{key}: '{name}'{f' at {revision}' if revision else ''} is not in the cache "
             f"({constants.HF_HUB_CACHE}), or not all of it, and HF_HUB_OFFLINE forbids to download it; unset that, or "
             "copy it there"
         )
     if isinstance(error, OSError) and error.errno is not None:
-        return f"{key}.path: '{name}' cannot be stored in {constants.HF_HUB_CACHE}: {error.strerror}"
+        return f"{key}: '{name}' cannot be stored in {constants.HF_HUB_CACHE}: {error.strerror}"
     cause = error.__cause__ or error
     reason = f"HTTP {status}" if status else f"{type(cause).__name__}: {cause}".strip().partition("\n")[0]
     return (
-        f"{key}.path: there is no folder '{name}', and the hub at {where} does not give the model of that id "
+        f"{key}: there is no folder '{name}', and the hub at {where} does not give the model of that id "
         f"({reason}); try again later, or name a folder"
     )
 

@@ -20,6 +20,7 @@ from quartet_common.model_folder import read_model_folder
 from quartet_common.ports import check_interface
 from quartet_common.run_file import Problems
 from quartet_common.run_spec import environment_spec
+from quartet_common.tokenizer_overrides import TOKENIZER_FILES
 from quartet_common.transports import load_transports
 from quartet_rollout.config import OWN_ENGINES, RolloutSection
 from quartet_rollout.engines.base import EngineError
@@ -27,8 +28,6 @@ from quartet_rollout.engines.model_folder import context_length
 from quartet_rollout.environments import load_environments
 from quartet_rollout.environments.registry import UnknownEnvironment, read_environment
 from quartet_rollout.generation import PromptRefused
-
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 
 
 def preflight(config: LoadedConfig[RolloutSection]) -> dict[str, Any]:
@@ -75,7 +74,7 @@ def _check_model(config: LoadedConfig[RolloutSection]) -> None:
     read_model_folder(folder, safetensors=False, weights=config.weights)
     assert folder is not None, "read_model_folder refuses it"
     with Problems() as problems:
-        if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        if not any((folder / name).is_file() for name in TOKENIZER_FILES):
             problems.add(
                 f"model.path: '{folder}' has no tokenizer; allowed: a folder with one of its files, such as "
                 "tokenizer.json"

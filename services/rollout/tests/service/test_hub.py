@@ -2,11 +2,15 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 sys.path.append(str(Path(__file__).resolve().parents[4] / "tests" / "hub"))
 from hub_server import TOKEN, HubServer  # noqa: E402
@@ -98,3 +102,66 @@ def test_what_cannot_be_had_is_one_sentence(hub, ask, settings, environment, wor
     status, said = ask(*(f"model.{setting}" for setting in settings), **environment)
     assert status == 2 and words.format(hub=hub.address) in said
     assert len(said.splitlines()) == 1, said
+
+
+TEMPLATE = (
+    "{{ messages[0].content }}{% if enable_thinking %}<think>{% endif %}{% if add_generation_prompt %}>{% endif %}"
+)
+
+
+def words(folder: Path, *added: str) -> Path:
+    """Make a folder with a tokenizer of whole words."""
+    tokens = {word: place for place, word in enumerate(("[UNK]", "hello", *added))}
+    tokenizer = Tokenizer(WordLevel(tokens, unk_token="[UNK]"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def plain(tmp_path):
+    """A model of four tokens, without a template."""
+    folder = words(tmp_path / "plain", "old")
+    (folder / "config.json").write_text('{"vocab_size": 4}')
+    (folder / "model.safetensors").write_bytes(WEIGHTS)
+    (tmp_path / "chat.jinja").write_text(TEMPLATE)
+    return folder
+
+
+def test_a_tokenizer_its_template_and_arguments_are_in_the_folder_that_all_read(ask, hub, plain, tmp_path):
+    hub.add_folder("own/words", words(tmp_path / "words", "new"))
+    arguments = "model.template_arguments={enable_thinking = true}"
+    settings = (f"model.path={plain}", "model.tokenizer=own/words", "model.chat_template=chat.jinja", arguments)
+    status, folder = ask(*settings)
+    assert status == 0 and (Path(folder) / "model.safetensors").resolve() == (plain / "model.safetensors").resolve()
+    assert ask(*settings) == (0, folder), "made once"
+    exported = tmp_path / "exported"  # as the trainer copies what is beside the weights
+    shutil.copytree(folder, exported)
+    for made in (Path(folder), exported):
+        tokenizer = AutoTokenizer.from_pretrained(made)
+        chat = [{"role": "user", "content": "hello"}]
+        rendered = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        assert rendered == "hello<think>>"
+        assert tokenizer.apply_chat_template(chat, tokenize=False, enable_thinking=False) == "hello", "only a default"
+        assert tokenizer.get_vocab() == {"[UNK]": 0, "hello": 1, "new": 2}
+    (tmp_path / "chat.jinja").write_text("other")
+    assert ask(*settings)[1] != folder, "another template is another folder"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["tokenizer=large"], "model.tokenizer: 'large' has tokens up to 5; allowed: below 4, the vocab_size of the"),
+        (["tokenizer=."], "model.tokenizer: '.' has no tokenizer; allowed: a folder with one of its files"),
+        (["tokenizer=own/nowhere"], "model.tokenizer: there is no folder 'own/nowhere', and no model of that id at"),
+        (["chat_template=gone.jinja"], "model.chat_template: cannot read 'gone.jinja': no such file or directory"),
+        (
+            ["template_arguments={enable_thinking=false}"],
+            "has no chat template that takes them; name one by model.chat",
+        ),
+        (["template_arguments={'a-b'=false}"], "model.template_arguments.a-b"),
+    ],
+)
+def test_what_cannot_replace_a_tokenizer_is_one_sentence(ask, plain, tmp_path, settings, said):
+    words(tmp_path / "large", "a", "b", "c", "d")
+    status, sentence = ask(f"model.path={plain}", *(f"model.{setting}" for setting in settings))
+    assert status == 2 and said in sentence and len(sentence.splitlines()) == 1, sentence
