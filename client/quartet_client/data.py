@@ -1,10 +1,13 @@
-"""Prompts from JSONL files, and the order in which a run uses them."""
+"""Prompts from JSONL files and functions, and the order in which a run uses them."""
 
+import importlib.util
 import json
 import random
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 from quartet.v1 import experience_pb2
@@ -12,29 +15,35 @@ from quartet.v1 import experience_pb2
 from quartet_client.errors import InputError
 from quartet_client.prompts import Prompt
 from quartet_common.config import LoadedConfig, Section, validate_section
+from quartet_common.plugins import install_command
 
 STDIN = Path("-")
+_FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
 
 
 class DataSection(Section):
     """[data]: the prompts of a run. The client reads it."""
 
-    train: Path | None = Field(None, description="JSONL file of training prompts.")
+    train: Path | None = Field(
+        None, description='JSONL file of training prompts, or a function that returns their rows: "data.py:train".'
+    )
     passes: int = Field(1, ge=0, description="Passes over the training prompts; 0: until run.max_steps is reached.")
     shuffle: bool = Field(True, description="Use the prompts in another order in each pass.")
     shuffle_seed: int = Field(42, description="Seed of the orders.")
-    evaluation: dict[str, Path] = Field({}, description="Evaluation sets: name = JSONL file.")
+    evaluation: dict[str, Path] = Field({}, description="Evaluation sets: name = JSONL file or function.")
     require_reference: bool = Field(
         True, description="Refuse prompts without gt_answer, test_cases or test_program. Off for learned rewards."
     )
 
 
 def load_prompts(path: Path, require_reference: bool = False) -> list[Prompt]:
-    """Read a JSONL file, "-" for standard input.
+    """Read a JSONL file, "-" for standard input, or the rows that a function returns, "FILE.py:NAME".
 
     Raises:
-        InputError: the file cannot be read or is empty, or a line is broken: which, what came, what is allowed.
+        InputError: the file cannot be read or is empty, or a line or row is broken: which, what came, what is allowed.
     """
+    if _FUNCTION.fullmatch(str(path)):
+        return _parse_rows(_rows_of(str(path)), str(path), require_reference)
     if path == STDIN:
         return parse_lines(sys.stdin, "standard input", require_reference)
     try:
@@ -48,21 +57,50 @@ def load_prompts(path: Path, require_reference: bool = False) -> list[Prompt]:
 
 def parse_lines(lines: Iterable[str], name: str, require_reference: bool = False) -> list[Prompt]:
     """Parse JSONL, one prompt a line; blank lines are skipped. `name` says in errors where the lines are from."""
+    rows = ((f"line {number}", line) for number, line in enumerate(lines, start=1) if line.strip())
+    parsed = ((place, _parse_json(line, f"{name}, {place}")) for place, line in rows)
+    return _parse_rows(parsed, name, require_reference)
+
+
+def _parse_rows(rows: Iterable[tuple[str, Any]], name: str, require_reference: bool) -> list[Prompt]:
+    """Parse rows, each with its place, "line 7"; a prompt without an id gets "line-7"."""
     prompts = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        where = f"{name}, line {number}"
-        prompt = Prompt.parse(_parse_json(line, where), where)
+    for place, row in rows:
+        where = f"{name}, {place}"
+        prompt = Prompt.parse(row, where)
         if require_reference and not prompt.has_reference:
             raise InputError(
                 f'{where}: nothing to check completions against; give "gt_answer", "test_cases" or "test_program" '
                 "(or set data.require_reference = false)"
             )
-        prompts.append(prompt if prompt.id else prompt.model_copy(update={"id": f"line-{number}"}))
+        prompts.append(prompt if prompt.id else prompt.model_copy(update={"id": place.replace(" ", "-")}))
     if not prompts:
         raise InputError(f"{name}: it holds no prompts; give one JSON object a line")
     return prompts
+
+
+def _rows_of(function: str) -> Iterator[tuple[str, Any]]:
+    """Yield what a function of a Python file returns, row by row. Raises InputError."""
+    file, _, name = function.rpartition(":")
+    if not Path(file).is_file():
+        raise InputError(f"cannot read '{file}': no such file")
+    number = 0
+    try:
+        spec = importlib.util.spec_from_file_location(f"quartet_data_{Path(file).stem}", file)
+        assert spec is not None and spec.loader is not None, "its name ends in .py"
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        if not callable(rows := getattr(module, name, None)):
+            raise InputError(f"'{file}' has no function '{name}'")
+        for number, row in enumerate(rows(), start=1):
+            yield f"row {number}", row
+    except ModuleNotFoundError as error:
+        raise InputError(f"{function}: {error}; install it here: {install_command(error.name or '')}") from error
+    except InputError:
+        raise
+    except Exception as error:  # it is the user's program
+        after = f" after row {number}" if number else ""
+        raise InputError(f"{function}: it raised {type(error).__name__}{after}: {error}") from error
 
 
 def _parse_json(line: str, where: str) -> dict:
@@ -120,7 +158,7 @@ class RunData:
         """Read all files that [data] names. Raises ConfigError, InputError before anything is submitted."""
         section = validate_section(DataSection, config.data, "data", config.file)
         if section.train is None:
-            raise InputError("data.train is missing: name the JSONL file of the training prompts")
+            raise InputError("data.train is missing: name the JSONL file of the training prompts, or a function")
         if section.passes == 0 and config.run.max_steps == 0:
             raise InputError("data.passes = 0 goes on until run.max_steps, which is not set: set either above 0")
         # A function may read any column, or none.

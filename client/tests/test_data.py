@@ -125,6 +125,62 @@ def test_files_that_cannot_be_read(tmp_path, write):
         load_prompts(tmp_path / "latin.jsonl")
 
 
+ROWS = """
+import json
+
+def rows():
+    for number in range(3):
+        yield {"prompt": f"1+{number}=?", "gt_answer": 1 + number, "level": number}
+
+def texts():
+    return ["a", "b"]
+
+def broken():
+    yield {"prompt": "a", "gt_answer": "1"}
+    yield {"prompt": "b", "gt_anwser": "1"}
+
+def raises():
+    yield {"prompt": "a", "gt_answer": "1"}
+    raise KeyError("level")
+
+def imports():
+    import a_package_that_is_not_here
+
+def none():
+    return None
+
+constant = 1
+"""
+
+
+def test_a_function_of_a_file_gives_rows_as_lines_do(write):
+    path = write("problems.py", ROWS)
+    first, *_, last = prompts = load_prompts(Path(f"{path}:rows"), require_reference=True)
+    assert [prompt.id for prompt in prompts] == ["row-1", "row-2", "row-3"]
+    assert (first.prompt, last.gt_answer, last.columns) == ("1+0=?", "3", {"level": 2})
+    assert [prompt.prompt for prompt in load_prompts(Path(f"{path}:texts"))] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("broken", '{}:broken, row 2: unknown field "gt_anwser"; did you mean "gt_answer"?'),
+        ("raises", "{}:raises: it raised KeyError after row 1: 'level'"),
+        ("imports", "{}:imports: No module named 'a_package_that_is_not_here'; install it here: "),
+        ("none", "{}:none: it raised TypeError: 'NoneType' object is not iterable"),
+        ("constant", "'{}' has no function 'constant'"),
+        ("gone", "'{}' has no function 'gone'"),
+    ],
+)
+def test_a_function_without_rows_is_named_with_the_reason(write, name, sentence):
+    path = write("problems.py", ROWS)
+    with pytest.raises(InputError) as error:
+        load_prompts(Path(f"{path}:{name}"))
+    assert str(error.value).startswith(sentence.format(path))
+    with pytest.raises(InputError, match=r"cannot read '.*gone\.py': no such file"):
+        load_prompts(path.parent / "gone.py:rows")
+
+
 def test_standard_input(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO('{"prompt": "a"}\nnonsense\n'))
     with pytest.raises(InputError, match="standard input, line 2: not valid JSON"):
