@@ -13,6 +13,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +27,12 @@ from quartet_contract.calls import OPTIONS, Caller
 from quartet_local.redis import find_server
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests" / "preloaded"))
+
+from preloaded import Pythons, process_of  # noqa: E402
+
+PYTHONS = Pythons()
+atexit.register(PYTHONS.close)
 ENVIRONMENTS = ROOT / ".quartet" / "envs"
 KINDS = ("broker", "reward", "rollout", "trainer")
 START_SECONDS = 300.0
@@ -37,15 +44,17 @@ for seed, folder in enumerate(sys.argv[1:]): save(build_model(seed), build_token
 """
 
 
-def python_of(kind: str) -> Path:
-    """Return the interpreter of an environment."""
-    return ENVIRONMENTS / kind / "bin" / "python"
+def python_of(kind: str, release: bool = False) -> Path:
+    """Return an environment's interpreter, torch and transformers imported; `release`: none of today's packages."""
+    if kind not in ("rollout", "trainer"):
+        return ENVIRONMENTS / kind / "bin" / "python"
+    return PYTHONS.libraries(kind) if release else PYTHONS[kind]
 
 
-def command_of(kind: str) -> list[str]:
+def command_of(kind: str, python: Path) -> list[str]:
     """Return what starts a service, but for its run file."""
     named = os.environ.get(f"QUARTET_CONTRACT_{kind.upper()}")
-    return shlex.split(named) if named else [str(python_of(kind)), "-m", f"quartet_{kind}"]
+    return shlex.split(named) if named else [str(python), "-m", f"quartet_{kind}"]
 
 
 def make_models(*folders: Path) -> None:
@@ -119,9 +128,16 @@ class Process:
 
     def close(self) -> None:
         """Kill it with all it started."""
-        with contextlib.suppress(ProcessLookupError):  # it ended by itself, and so did all of its group
+        # It may have ended by itself, and so all of its group.
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+            self.signal(signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait(10)
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, and all it started."""
+        os.killpg(process_of(self.popen.pid), number)
 
 
 class Redis(Process):
@@ -147,11 +163,14 @@ class Server(Process):
         token: str = "",
         environment: Mapping[str, str] | None = None,
     ):
-        """`sections` is the run file; `token` what it demands of callers."""
+        """`sections` is the run file; `token` what it demands of callers; `environment` a release's variables."""
         self.kind, self.address = kind, str(sections["addresses"][kind])
         self.token = token
         run_file = write_run_file(folder / f"{name or kind}.toml", sections)
-        super().__init__([*command_of(kind), str(run_file)], folder, name or kind, environment)
+        python = python_of(kind, release=bool(environment))
+        if sections[kind].get("engine") == "vllm":
+            python = ENVIRONMENTS / kind / "bin" / "python"
+        super().__init__([*command_of(kind, python), str(run_file)], folder, name or kind, environment)
         self._caller: Caller | None = None
 
     def caller(self) -> Caller:

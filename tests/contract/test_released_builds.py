@@ -45,7 +45,7 @@ def test_the_released_client_makes_every_call_at_todays_services(stack, release,
     status = rollout.call("RolloutService.GetStatus", rollout_pb2.RolloutServiceGetStatusRequest())
     orders = {
         "addresses": {kind: stack.servers[ENGINE if kind == "rollout" else kind].caller().address for kind in OWNERS},
-        "python": str(python_of("trainer")),
+        "python": str(python_of("trainer", release=True)),
         "model": str(stack.models[0]),
         "folder": str(tmp_path),
         "engine": ENGINE,

@@ -4,7 +4,6 @@ release, and those that have a transport of another package.
 The tests share one pool: each leaves its rollouts to the next.
 """
 
-import os
 import signal
 import subprocess
 
@@ -38,13 +37,13 @@ def test_rollouts_that_die_or_hang_in_mid_broadcast_hold_up_nobody_and_who_lives
     pool.trainer.tell(do="publish", version=2, stop_at=STOP_AT)
     assert pool.trainer.hear() == {"sending": True}
     dead, hung, *_ = pool.rollouts
-    os.killpg(pool.rollouts.pop(dead).popen.pid, signal.SIGKILL)
-    os.killpg(pool.rollouts[hung].popen.pid, signal.SIGSTOP)
+    pool.rollouts.pop(dead).signal(signal.SIGKILL)
+    pool.rollouts[hung].signal(signal.SIGSTOP)
     pool.trainer.tell(go=True)
     answer = pool.trainer.hear()
     assert answer["failures"] and answer["rollouts"] == len(pool.rollouts) - 1
     assert answer["seconds"] < rollout_pool.DEADLINE_SECONDS + 5
-    os.killpg(pool.rollouts[hung].popen.pid, signal.SIGCONT)
+    pool.rollouts[hung].signal(signal.SIGCONT)
     late = pool.rollouts[pool.add()]
 
     def all_have_it() -> bool:

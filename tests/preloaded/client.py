@@ -22,6 +22,8 @@ connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 connection.connect(os.path.join(os.path.dirname(__file__), "socket"))
 socket.send_fds(connection, [json.dumps(asked).encode()], [0, 1, 2])
 pid = int(connection.recv(32))
+with open("/proc/self/comm", "w") as name:
+    name.write(f"for {pid}")  # as `preloaded.process_of` reads it
 
 
 def pass_on(number: int, _: object) -> None:

@@ -19,6 +19,14 @@ MODULES = {
     "trainer": ("quartet_trainer", "quartet_common", QWEN2, "torch.utils.tensorboard"),
     "client": ("quartet_client", "quartet_common"),
 }
+LIBRARIES = ("torch", QWEN2)
+"""Of the trainer's and the rollout's environment, for a release's packages."""
+
+
+def process_of(pid: int) -> int:
+    """Return the process, leader of its group, for which a preloaded `python` stands; `pid` if it is ordinary."""
+    word, _, number = Path(f"/proc/{pid}/comm").read_text().strip().partition(" ")
+    return int(number) if word == "for" and number.isdigit() else pid
 
 
 class Preloaded:
@@ -66,6 +74,12 @@ class Pythons:
     def __getitem__(self, environment: str) -> Path:
         self.start(environment)
         return self._made[environment].python
+
+    def libraries(self, environment: str) -> Path:
+        """The interpreter of an environment with `LIBRARIES` alone imported."""
+        if (name := f"{environment} libraries") not in self._made:
+            self._made[name] = Preloaded(ENVIRONMENTS / environment / "bin" / "python", *LIBRARIES)
+        return self._made[name].python
 
     def close(self) -> None:
         """End them all."""
