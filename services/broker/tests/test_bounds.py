@@ -104,7 +104,7 @@ def store(world, message: Message):
 
 MEMBER = {"instance_id": "r2", "kind": common_pb2.SERVICE_KIND_ROLLOUT, "address": "h:1"}
 # Nothing is left out that the broker would fill in: it is the whole that counts.
-SPEC = complete(pb.RunSpec(run_id="b", sampling={"stop": ["x"]}, environment={"name": "e"}))
+SPEC = complete(pb.RunSpec(run_id="b", sampling={"stop": ["x"], "bad_words": ["x"]}, environment={"name": "e"}))
 # Of a prompt, which may be large, some; of the others each text.
 LIMITS = [
     *((pb.Member(**MEMBER), path) for path in paths(pb.Member.DESCRIPTOR)),
