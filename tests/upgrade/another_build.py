@@ -21,7 +21,7 @@ _SOURCES = (
 # A key of sampling that the checkout does not have: in the contract, and in the run file with a default.
 _NEW_KEYS = (
     ("protos/quartet/v1/experience.proto", "message SamplingParams {", "  optional float next_key = 1000;"),
-    ("quartet_common/config.py", '    """How completions are drawn; unset keys', "    next_key: float = 0.5"),
+    ("quartet_common/sampling.py", '    """How completions are drawn; unset keys', "    next_key: float = 0.5"),
 )
 _VERSION = re.compile(r'^__version__ = "(.+)"$', re.MULTILINE)
 
