@@ -16,6 +16,7 @@ from reward_samples import judged, program
 from sandbox_modes import MODES, settings
 
 from quartet_reward.errors import VerifierFailure
+from quartet_reward.sandbox import watch
 from quartet_reward.sandbox.api import Ending, Job, Limits, SandboxUnavailable
 from quartet_reward.sandbox.modes import open_sandbox
 from quartet_reward.sandbox.pool import IsolatedSandbox
@@ -68,6 +69,22 @@ async def under_kills(
         raise EndedBefore
     (result,) = await asyncio.gather(task, return_exceptions=True)
     return result
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, ProcessLookupError])
+async def test_a_process_that_is_reaped_while_it_is_looked_at_has_no_threads(monkeypatch, error):
+    handle = os.pidfd_open(os.getpid())
+
+    def reaped(folder: str) -> list[str]:
+        assert folder == f"/proc/{os.getpid()}/task"
+        raise error
+
+    try:
+        assert watch.has_threads(handle)
+        monkeypatch.setattr(os, "listdir", reaped)
+        assert not watch.has_threads(handle)
+    finally:
+        os.close(handle)
 
 
 # With namespaces, the oldest process is the one that only waits, the youngest the program's; else they are the same.

@@ -64,7 +64,8 @@ def usage(roots: list[int], idle: int, base_bytes: int) -> Usage:
 def has_threads(handle: int) -> bool:
     """Tell whether a pidfd's process has a thread that has not begun to exit."""
     pid = pid_of(handle)
-    with contextlib.suppress(FileNotFoundError):
+    # It may be reaped before its folder is opened, or before that is read.
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if not int(_stat(f"{pid}/task/{thread}")[6]) & _PF_EXITING:
