@@ -137,10 +137,12 @@ def test_every_rpc_while_a_run_is_trained(trainer: Start, broker: FakeBroker, tm
     listed = process.stub.ListCheckpoints(trainer_pb2.ListCheckpointsRequest(), timeout=30).checkpoints
     assert [(each.step, each.path) for each in listed] == [(2, saved.path)]
 
+    # It says so again each time that it looks for rollouts.
+    process.wait_until(lambda: list(process.status().waiting_for) == ["a rollout to join the run"])
     status = process.status()
     assert (status.run_id, status.step, status.checkpoint_step, status.session_epoch) == ("test", 2, 2, 1)
     assert (status.algorithm, status.plugin, status.world_size) == ("grpo", "torch_ddp", 1)
-    assert status.published_version == -1 and list(status.waiting_for) == ["a rollout to join the run"]
+    assert status.published_version == -1
     assert status.phase_seconds["training"] > 0 and status.phase_seconds["waiting_for_batch"] > 0
 
     stopped = process.stub.Stop(trainer_pb2.StopRequest(reason="enough"), timeout=30)
