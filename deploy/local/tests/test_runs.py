@@ -1,5 +1,6 @@
 """Whole runs: to the end, stopped at any moment, and with services killed on the way. Nothing stays behind."""
 
+import asyncio
 import io
 import os
 import re
@@ -13,6 +14,7 @@ from launched import SERVICES, preloaded_checkout
 from rich.console import Console
 
 from quartet_client.async_client import AsyncClient
+from quartet_client.models import Run
 from quartet_client.progress import RunProgress
 from quartet_client.view import RunView
 from quartet_common.config import AddressesSection, load_config
@@ -138,10 +140,12 @@ async def test_several_rollouts_of_one_run_file_are_placed_fed_shown_and_kept_up
     assert launched.visible_gpus() == gpus
     assert "rollout-2: GPU 1 (NVIDIA H100, 79.0 of 80.0 GiB free)\n" in launched.text()
     async with AsyncClient.from_config(run_file) as client:
-        run, services = await client.run("launched"), await client.status()
+        async with asyncio.timeout(READY):  # steps are made of what one of them generates while the other still loads
+            while len(members := _rollouts(run := await client.run("launched"))) < 2:
+                await asyncio.sleep(0.1)
+        services = await client.status()
     assert [service.kind for service in services] == ["broker", "reward", "rollout", "rollout", "trainer"]
     assert all(service.health == "serving" for service in services), services
-    members = {member.instance_id: member.address for member in run.members if member.kind == "rollout"}
     assert members == {service.instance_id: service.address for service in services if service.kind == "rollout"}
     progress = RunProgress("launched")
     progress.fold_run(run)
@@ -153,6 +157,10 @@ async def test_several_rollouts_of_one_run_file_are_placed_fed_shown_and_kept_up
     launched.wait_for_line("rollout-2 was killed by SIGKILL; starting it again (1 of 3)", 30)
     launched.wait_for_line("rollout-2 ready after", READY, times=2)
     interrupt(launched, "run launched is active")
+
+
+def _rollouts(run: Run) -> dict[str, str]:
+    return {member.instance_id: member.address for member in run.members if member.kind == "rollout"}
 
 
 async def its_addresses_are_its_own(launch, run_file, tmp_path):
