@@ -41,7 +41,7 @@ def new_instance_id(kind: str) -> str:
     return f"{kind}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
-def spare_loaded_objects() -> None:
+def freeze_gc_heap() -> None:
     """Exempt all objects that there are now from garbage collection.
 
     Call it once what stays to the end is loaded: a full collection, which stops every thread, otherwise takes 35 ms
@@ -176,7 +176,7 @@ class ServiceHost:
         elif self._settings.metrics:
             self._serve_metrics()
         await self.server.start()
-        spare_loaded_objects()
+        freeze_gc_heap()
         await self.set_serving(True)
         self._supervisor.tell(READY=1, STATUS=f"serving at {self.address}")
         self.spawn(self._supervisor.feed_watchdog(), "watchdog")

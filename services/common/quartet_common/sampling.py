@@ -78,7 +78,7 @@ class SamplingSection(SamplingParameters):
 
 
 FIRST_RELEASE = frozenset(
-    "n temperature top_p top_k min_p max_new_tokens stop stop_token_ids seed".split()  # noqa: SIM905
+    ("n", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "stop", "stop_token_ids", "seed")
 )
 """What every peer and every engine takes. Others are sent only where they are set, and an engine that takes one has the
 capability `capability(name)`."""

@@ -97,6 +97,7 @@ class ProcessGroup:
         else:
             options = dist.ProcessGroupGloo._Options()
             interface = interface or os.environ.get("GLOO_SOCKET_IFNAME", "")
+            # torch has only these names for where Gloo listens, which is else what the host's name resolves to.
             where = {"interface": interface} if interface else {"hostname": host}
             options._devices = [dist.ProcessGroupGloo.create_device(**where)]
         options._timeout = timeout

@@ -10,7 +10,7 @@ from quartet_common.channel import connect
 from quartet_common.config import LoadedConfig
 from quartet_common.diagnosis import Peer
 from quartet_common.errors import describe
-from quartet_common.host import ServiceHost, spare_loaded_objects
+from quartet_common.host import ServiceHost, freeze_gc_heap
 from quartet_common.log import get_logger
 from quartet_rollout.broker import BrokerLink, LeaseRenewer, UploadBatcher
 from quartet_rollout.config import RolloutSection
@@ -155,7 +155,7 @@ class RolloutService:
         self._environments.writer = AnswerWriter(engine.tokenizer())
         self.state.reader = PromptReader(engine.tokenizer(), engine.max_model_len)
         self.state.engine = engine
-        spare_loaded_objects()
+        freeze_gc_heap()
         self.state.changes.notify()
         log.info("engine loaded", extra={"engine": section.engine, "max_model_len": engine.max_model_len})
 

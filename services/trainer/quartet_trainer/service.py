@@ -10,7 +10,7 @@ from typing import Any
 from quartet.v1 import broker_pb2, common_pb2, trainer_pb2, trainer_pb2_grpc
 
 from quartet_common.config import ConfigError
-from quartet_common.host import ServiceHost, spare_loaded_objects
+from quartet_common.host import ServiceHost, freeze_gc_heap
 from quartet_common.log import get_logger
 from quartet_trainer import launch
 from quartet_trainer.control import Control
@@ -101,7 +101,7 @@ def _import_life():
     """Import torch and all that needs it: seconds, and in the training thread, so that the server answers meanwhile."""
     from quartet_trainer import life
 
-    spare_loaded_objects()
+    freeze_gc_heap()
     return life
 
 

@@ -212,7 +212,7 @@ class Engine(Protocol):
     def generate(
         self, request_id: str, prompt_token_ids: np.ndarray | list[int], n: int, sampling: SamplingSettings
     ) -> AsyncGenerator[EngineCompletion, None]:
-        """GenerationRequest `n` completions of one prompt and yield each as it finishes, in that order, not by index.
+        """Draw `n` completions of one prompt and yield each as it finishes, in that order, not by index.
 
         `request_id` is the caller's, unique among those running. While the engine is paused the request waits.
         Closing the iterator early (or cancelling the task that reads it) aborts what is left.

@@ -20,7 +20,7 @@ class Sampler:
         """Of the rows that want masks, by their number from `first` on, for the tokens drawn."""
 
     def sample(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """GenerationRequest tokens from logits [B, V]. Returns token ids (int64 [B]) and their log-probs (float32 [B]).
+        """Draw tokens from logits [B, V]. Returns token ids (int64 [B]) and their log-probs (float32 [B]).
 
         Greedy rows are drawn by argmax; their log-probs are the model's own, without temperature and filters.
         """
