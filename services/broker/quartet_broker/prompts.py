@@ -2,6 +2,7 @@
 GetUnscored.
 """
 
+import asyncio
 import hashlib
 import secrets
 
@@ -28,6 +29,7 @@ from quartet_common.errors import (
 from quartet_common.wire import Bytes
 
 _QUEUE_RETRY_SECONDS = 1.0
+_LONG_BYTES = 1 << 20
 _UNSCORED = (b"QUEUED", b"LEASED", b"DEAD")  # what is stored of an instance in one of these states has no score
 _PURPOSES = {number: name.removeprefix("PURPOSE_") for name, number in experience_pb2.Purpose.items()}
 
@@ -94,7 +96,10 @@ class Prompts:
         for n, instance in enumerate(request.instances):
             validation.instance(f"instances[{n}]", instance, request.evaluation_set)
             content = validation.bounded(f"instances[{n}]", content_of(instance), self._answer_bytes)
-            fingerprint = digest(content, request.evaluation_set)
+            if len(content) <= _LONG_BYTES:
+                fingerprint = digest(content, request.evaluation_set)
+            else:  # other calls have their turn in the event loop meanwhile
+                fingerprint = await asyncio.to_thread(digest, content, request.evaluation_set)
             if seen.get(instance.instance_id, fingerprint) != fingerprint:
                 raise invalid_argument(
                     f"instances[{n}].instance_id", came=repr(instance.instance_id), allowed="one content per id"

@@ -1,5 +1,6 @@
 """Runs: CreateRun, GetRun, ListRuns, FinishRun, DeleteRun."""
 
+import asyncio
 import math
 import time
 
@@ -125,14 +126,14 @@ class Runs:
             commands.append(("HMGET", keys.run(run_id), *_RUN_FIELDS))
             commands.append(("HMGET", keys.prefix(run_id) + "stats", *_STATS))
             commands.append(("ZCARD", keys.prefix(run_id) + "dead"))
-        replies = await self._store.read(commands)
+        replies = await self._store.read(commands, plain=True)
         return [_run(*replies[n : n + 3]) for n in range(0, len(replies), 3)]
 
     async def get(self, request: broker_pb2.GetRunRequest) -> broker_pb2.GetRunResponse:
         """Return a run and its live members."""
         run_id = validation.name("run_id", request.run_id)
-        _, members = await self._members.alive(run_id)
-        return broker_pb2.GetRunResponse(run=await self.load(run_id), members=members)
+        (_, members), run = await asyncio.gather(self._members.alive(run_id), self.load(run_id))
+        return broker_pb2.GetRunResponse(run=run, members=members)
 
     async def list_page(self, request: broker_pb2.ListRunsRequest) -> broker_pb2.ListRunsResponse:
         """Return runs, newest first."""

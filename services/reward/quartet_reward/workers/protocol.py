@@ -38,17 +38,19 @@ def unpack(body: bytes) -> dict[str, Any]:
 _PR_SET_PDEATHSIG = 1
 
 
-def begin(parent: int) -> BinaryIO:
+def begin(parent: int, nice: int = 0) -> BinaryIO:
     """Tie this process to its parent's life and return where its frames go; nothing else that is printed goes there.
 
     Args:
         parent: process id of the service; if it has died already, this process ends at once.
+        nice: by how much its priority is lowered.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)  # it died before the request was made
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which then ends its workers
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(nice)
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return output
