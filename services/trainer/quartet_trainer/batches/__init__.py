@@ -6,7 +6,7 @@
 | `plan` | which tokens are trained with which weight, and which completions on which rank in which micro-batch |
 | `dealing` | the arithmetic of sharing out and cutting |
 | `collate` | a micro-batch: its token ids, padded, and the places whose log-probs are wanted |
-| `shared_prompts` | its other layout, with each prompt once |
+| `shared_prompts` | its other layout: one packed row, with each prompt once |
 
 Everything here is done by index arithmetic on whole batches; no loop runs over tokens.
 """

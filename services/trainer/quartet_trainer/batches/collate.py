@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quartet_trainer.batches.experience import ExperienceBatch
 from quartet_trainer.batches.plan import StepPlan
-from quartet_trainer.batches.shared_prompts import SharedPrompts, share_prompts
+from quartet_trainer.batches.shared_prompts import Packing, share_prompts
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,11 @@ class MicroBatch:
     """M completions after their prompts, and their t trained tokens, flat.
 
     Either padded on the right to the longest (L): padding follows every real token, so a causal model needs no
-    attention mask. Or in one row, each prompt once, as `shared` says.
+    attention mask. Or in one row, each prompt once, as `packing` says.
     """
 
     input_ids: Tensor
-    """int64 [M, L]; with `shared` [1, S]."""
+    """int64 [M, L]; with `packing` [1, S]."""
     rows: Tensor
     """int64 [t]: the row of each trained token in `input_ids`."""
     columns: Tensor
@@ -44,7 +44,7 @@ class MicroBatch:
     old_log_probs: Tensor | None = None
     """float64 [t]: see `StepPlan.old_log_probs`."""
 
-    shared: SharedPrompts | None = None
+    packing: Packing | None = None
     """Where prompts are shared: how the row's tokens make sequences."""
 
     mask_counts: Tensor | None = None
@@ -53,12 +53,12 @@ class MicroBatch:
     """int64 [sum of the counts]: their ids."""
 
     @property
-    def states(self) -> tuple[Tensor, Tensor, Tensor, SharedPrompts | None]:
+    def states(self) -> tuple[Tensor, Tensor, Tensor, Packing | None]:
         """What tells the hidden states in which the trained tokens were chosen: the first of `inputs`."""
-        return self.input_ids, self.rows, self.columns, self.shared
+        return self.input_ids, self.rows, self.columns, self.packing
 
     @property
-    def inputs(self) -> tuple[Tensor | SharedPrompts | None, ...]:
+    def inputs(self) -> tuple[Tensor | Packing | None, ...]:
         """What the policy takes."""
         always = *self.states, self.targets, self.temperatures
         if self.mask_counts is None or self.mask_ids is None:
@@ -68,10 +68,10 @@ class MicroBatch:
     def to(self, device: torch.device, dtype: torch.dtype) -> MicroBatch:
         """The same on `device`, with all that is floating-point as `dtype`."""
 
-        def move(value: Tensor | SharedPrompts | None) -> Tensor | SharedPrompts | None:
+        def move(value: Tensor | Packing | None) -> Tensor | Packing | None:
             if value is None:
                 return None
-            if isinstance(value, SharedPrompts):
+            if isinstance(value, Packing):
                 return value.to(device)
             return value.to(device, dtype if value.is_floating_point() else value.dtype, non_blocking=True)
 
@@ -90,11 +90,11 @@ def collate(batch: ExperienceBatch, plan: StepPlan, completions: np.ndarray) -> 
     sequences, offset, token = sequences[trained], offset[trained], token[trained]
     if plan.share_prompts:
         laid = share_prompts(batch, chosen, plan.max_padding)
-        input_ids, shared, rows = laid.input_ids, laid.prompts, torch.zeros_like(sequences)
+        input_ids, packing, rows = laid.input_ids, laid.packing, torch.zeros_like(sequences)
         columns = laid.completion_starts[sequences] + offset - 1
         columns = torch.where(offset == 0, laid.prompt_ends[sequences], columns)
     else:
-        input_ids, shared, rows = _padded(batch, chosen), None, sequences
+        input_ids, packing, rows = _padded(batch, chosen), None, sequences
         columns = batch.prompt_lengths[chosen][sequences] + offset - 1
     counts, ids = (None, None) if batch.candidates is None else batch.candidates.of(token)
     return MicroBatch(
@@ -105,7 +105,7 @@ def collate(batch: ExperienceBatch, plan: StepPlan, completions: np.ndarray) -> 
         columns=columns,
         targets=batch.completion_tokens[token].long(),
         sequences=sequences,
-        shared=shared,
+        packing=packing,
         tokens=token,
         temperatures=batch.temperatures[chosen][sequences],
         rollout_log_probs=batch.rollout_log_probs[token],

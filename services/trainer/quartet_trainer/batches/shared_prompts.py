@@ -1,18 +1,19 @@
-"""A micro-batch whose completions share their group's prompt: it stands there, and is computed, once for all of them.
+"""A micro-batch in one row without padding, in which completions share their group's prompt: it is computed once.
 
-Of what a model computes only attention looks at other tokens. So everything else runs over the tokens as they are, one
-after another without padding; for attention the keys and values of a prompt are gathered for each of its completions.
-So are its queries where prompts are short, as attention that is causal throughout is fastest. Where they are long, they
-attend once and among themselves, and completions to both, which takes a mask.
+Only attention looks at other tokens; all else in a model runs over the row as it is. Attention takes the row in
+segments: a prompt attends to itself, a completion to its prompt and to itself. `Packing` says which, in the terms of
+variable-length attention (`torch.nn.attention.varlen`), and cuts the same segments into padded blocks where only
+attention by a mask is to be had.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quartet_trainer.batches.dealing import cut_alike
 from quartet_trainer.batches.experience import ExperienceBatch
@@ -22,45 +23,105 @@ MOST_MASKED = 2**24
 
 
 @dataclass(frozen=True)
-class Part:
-    """The attention of m sequences of like length, by their tokens' places in [0, S), padded on the right with 0."""
+class Block:
+    """Segments of like length, by their tokens' places in the row, padded on the right with the last of them."""
 
     queries: Tensor
     """int64 [m, q]."""
     keys: Tensor
-    """int64 [m, k]: `queries` where there is no mask."""
-    mask: Tensor | None = None
-    """bool [m, 1, q, k]: the keys that a query sees; None: itself and those before it."""
+    """int64 [m, k]: `queries` itself where a segment attends to no other."""
+    last: Tensor
+    """int64 [m, q]: the last key that each query sees."""
+    _masks: dict[int | None, Tensor | None] = field(default_factory=dict)
 
-    def to(self, device: torch.device) -> Part:
-        """The same on `device`."""
-        queries = self.queries.to(device, non_blocking=True)
-        if self.mask is None:
-            return Part(queries, queries)
-        return Part(queries, self.keys.to(device, non_blocking=True), self.mask.to(device, non_blocking=True))
+    def mask(self, window: int | None = None) -> Tensor | None:
+        """bool [m, 1, q, k]: the keys that a query sees, at most the last `window`; None: plain causal attention."""
+        if window not in self._masks:
+            key = torch.arange(self.keys.shape[1], device=self.keys.device)
+            seen = key <= self.last[..., None]
+            if window is not None and window < self.keys.shape[1]:
+                seen &= key > self.last[..., None] - window
+            elif self.queries is self.keys:
+                seen = None
+            self._masks[window] = None if seen is None else seen[:, None]
+        return self._masks[window]
 
 
 @dataclass(frozen=True)
-class SharedPrompts:
-    """How S tokens, first the prompts, then the completions, make M sequences of a prompt and a completion each."""
+class Packing:
+    """How a row of S tokens makes n segments. Their queries are the row, one segment after another."""
 
     positions: Tensor
     """int64 [1, S]: each token's place in its sequence."""
-    parts: tuple[Part, ...]
-    places: Tensor
-    """int64 [S]: where a token is among the queries of all parts, flat and one after another; of several the first."""
+    query_starts: Tensor
+    """int32 [n + 1]: where a segment's queries begin in the row, and S."""
+    keys: Tensor
+    """int64 [K]: the places in the row of the segments' keys, one segment after another. The last of a segment are its
+    queries' own."""
+    key_starts: Tensor
+    """int32 [n + 1]: where a segment's begin in `keys`, and K."""
+    longest_query: int
+    longest_key: int
+    max_padding: float = 1.0
+    """Share of padding above which segments are too unlike for one block."""
 
-    def to(self, device: torch.device) -> SharedPrompts:
+    @classmethod
+    def of_rows(cls, rows: int, length: int, device: torch.device) -> Packing:
+        """Of `rows` sequences of `length` tokens that share nothing."""
+        starts = torch.arange(rows + 1, dtype=torch.int32, device=device) * length
+        places = torch.arange(rows * length, device=device)
+        return cls((places % length)[None], starts, places, starts, length, length)
+
+    def to(self, device: torch.device) -> Packing:
         """The same on `device`."""
-        return SharedPrompts(
-            self.positions.to(device, non_blocking=True),
-            tuple(part.to(device) for part in self.parts),
-            self.places.to(device, non_blocking=True),
-        )
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **{name: value.to(device, non_blocking=True) for name, value in tensors.items()})
+
+    @cached_property
+    def blocks(self) -> tuple[tuple[Block, ...], Tensor]:
+        """Blocks that have every token among their queries, and int64 [S]: where a token is among those of all blocks,
+        flat and one after another; of several the first.
+
+        Completions are taken with their prompts, which are then copied, as attention that is causal throughout is
+        fastest; or prompts and completions each by themselves, the latter with a mask: whichever multiplies fewer
+        queries with keys.
+        """
+        device = self.keys.device
+        starts = [edges.long().cpu() for edges in (self.query_starts, self.key_starts)]
+        queries, keys = (edges.diff() for edges in starts)
+        keys_of = self.keys.cpu()
+        alone = queries == keys
+        copied = alone & (keys_of.bincount(minlength=1)[keys_of[starts[1][:-1]]] > 1)
+        whole = self._cut(~copied, keys)
+        apart = [(one, True) for one in self._cut(alone, keys)] + [(one, False) for one in self._cut(~alone, queries)]
+        masked = [len(cut) * int(queries[cut].max()) * int(keys[cut].max()) for cut, square in apart if not square]
+        scores = sum(len(cut) * int(keys[cut[0]]) ** 2 / 2 for cut in whole)
+        fewer = int((keys[alone] ** 2).sum()) / 2 + sum(masked) < scores
+        cuts = apart if fewer and max(masked, default=0) <= MOST_MASKED else [(cut, True) for cut in whole]
+        blocks = []
+        for cut, square in cuts:
+            counts = keys[cut] if square else queries[cut]
+            rows = keys_of[starts[1][cut, None] + _offsets(keys[cut])]
+            last = (keys[cut] - counts)[:, None] + _offsets(counts)
+            blocks.append((rows if square else rows.gather(1, last), rows, last))
+        flat = torch.cat([taken.flatten() for taken, _, _ in blocks])
+        first = torch.full((self.positions.numel(),), flat.numel())
+        first.scatter_reduce_(0, flat, torch.arange(flat.numel()), "amin")
+        on_device = []
+        for taken, rows, last in blocks:
+            there = rows.to(device)
+            on_device.append(Block(there if taken is rows else taken.to(device), there, last.to(device)))
+        return tuple(on_device), first.to(device)
+
+    def _cut(self, chosen: Tensor, lengths: Tensor) -> list[Tensor]:
+        """The chosen segments, those of like length together, the longest first."""
+        indices = chosen.nonzero()[:, 0].numpy()
+        longest_first = indices[np.argsort(-lengths.numpy()[indices], kind="stable")]
+        return [torch.from_numpy(part) for part in cut_alike(longest_first, lengths.numpy(), self.max_padding)]
 
 
 @dataclass(frozen=True)
-class SharedRow:
+class PackedRow:
     """The tokens of M completions and their prompts, and where they are."""
 
     input_ids: Tensor
@@ -69,44 +130,22 @@ class SharedRow:
     """int64 [M]: the place of the last token of a completion's prompt."""
     completion_starts: Tensor
     """int64 [M]: the place of its first token."""
-    prompts: SharedPrompts
+    packing: Packing
 
 
-@dataclass(frozen=True)
-class _Laid:
-    """Groups and sequences by the places of their tokens; all int64."""
-
-    prompt_starts: Tensor  # [groups]
-    prompt_lengths: Tensor  # [groups]
-    group: Tensor  # [M]
-    completion_starts: Tensor  # [M]
-    completion_lengths: Tensor  # [M]
-
-    @property
-    def prompts_of_rows(self) -> Tensor:
-        return self.prompt_lengths[self.group]
-
-
-def share_prompts(batch: ExperienceBatch, chosen: Tensor, max_padding: float) -> SharedRow:
-    """Lay out the completions `chosen` (int64 [M]), those of a group one after another.
+def share_prompts(batch: ExperienceBatch, chosen: Tensor, max_padding: float) -> PackedRow:
+    """Lay out the completions `chosen` (int64 [M]), those of a group one after another: all prompts, then they.
 
     Args:
         batch: the groups of the step.
         chosen: completions.
-        max_padding: share of padding above which sequences of a part are too unlike.
+        max_padding: see `Packing`.
     """
     _, group, sizes = torch.unique_consecutive(batch.groups[chosen], return_inverse=True, return_counts=True)
     first = chosen[sizes.cumsum(0) - sizes]
-    prompt_lengths, completion_lengths = batch.prompt_lengths[first], batch.completion_lengths[chosen]
-    laid = _Laid(
-        prompt_starts=_starts(prompt_lengths),
-        prompt_lengths=prompt_lengths,
-        group=group,
-        completion_starts=prompt_lengths.sum() + _starts(completion_lengths),
-        completion_lengths=completion_lengths,
-    )
-    of_prompt, prompt_offset = _runs(prompt_lengths)
-    of_row, offset = _runs(completion_lengths)
+    prompts, completions = batch.prompt_lengths[first], batch.completion_lengths[chosen]
+    of_prompt, prompt_offset = _runs(prompts)
+    of_row, offset = _runs(completions)
     before = batch.tokens.numel() - batch.rows.numel()
     source = torch.cat(
         [
@@ -114,95 +153,31 @@ def share_prompts(batch: ExperienceBatch, chosen: Tensor, max_padding: float) ->
             before + batch.completion_starts[chosen][of_row] + offset,
         ]
     )
-    parts = _cheapest(_whole(laid, max_padding), laid, max_padding)
-    queries = torch.cat([part.queries[held] for part, held in parts])
-    flat = torch.cat([held.flatten() for _, held in parts]).nonzero()[:, 0]
-    places = torch.empty_like(source)
-    places[queries] = flat
-    return SharedRow(
+    prompt_starts, completion_starts = _starts(prompts), prompts.sum() + _starts(completions)
+    answered = (completions > 0).nonzero()[:, 0]
+    keys_before, queries = prompts[group][answered], completions[answered]
+    begins = torch.stack([prompt_starts[group][answered], completion_starts[answered]], dim=1).flatten()
+    run, place = _runs(torch.stack([keys_before, queries], dim=1).flatten())
+    query_counts, key_counts = torch.cat([prompts, queries]), torch.cat([prompts, keys_before + queries])
+    return PackedRow(
         input_ids=batch.tokens[source].long()[None],
-        prompt_ends=(laid.prompt_starts + prompt_lengths - 1)[group],
-        completion_starts=laid.completion_starts,
-        prompts=SharedPrompts(
-            positions=torch.cat([prompt_offset, laid.prompts_of_rows[of_row] + offset])[None],
-            parts=tuple(part for part, _ in parts),
-            places=places,
+        prompt_ends=(prompt_starts + prompts - 1)[group],
+        completion_starts=completion_starts,
+        packing=Packing(
+            positions=torch.cat([prompt_offset, prompts[group][of_row] + offset])[None],
+            query_starts=nn.functional.pad(query_counts.cumsum(0), (1, 0)).int(),
+            keys=torch.cat([torch.arange(prompt_offset.numel()), begins[run] + place]),
+            key_starts=nn.functional.pad(key_counts.cumsum(0), (1, 0)).int(),
+            longest_query=int(query_counts.max()),
+            longest_key=int(key_counts.max()),
+            max_padding=max_padding,
         ),
     )
 
 
-_Held = tuple[Part, Tensor]
-"""A part, and bool [m, q]: the queries whose outputs count. Each token is one of them once."""
-
-
-def _cheapest(whole: list[_Held], laid: _Laid, max_padding: float) -> list[_Held]:
-    """Whole sequences, or prompts and completions apart: whichever multiplies fewer queries with keys."""
-    scores = sum(part.queries.numel() * part.queries.shape[1] / 2 for part, _ in whole)
-    apart = sum(length**2 / 2 for length in laid.prompt_lengths.tolist())
-    cuts = [cut for cut in _alike(laid.completion_lengths, max_padding) if laid.completion_lengths[cut[0]]]
-    masks = [_elements(laid, cut) for cut in cuts]
-    if apart + sum(masks) >= scores or max(masks, default=0) > MOST_MASKED:
-        return whole
-    return [*_prompts(laid, max_padding), *(_completions(laid, cut) for cut in cuts)]
-
-
-def _whole(laid: _Laid, max_padding: float) -> list[_Held]:
-    """Sequences from the first token of their prompts on; a prompt's outputs are those of its first completion."""
-    first = torch.ones_like(laid.group, dtype=torch.bool)
-    first[1:] = laid.group[1:] != laid.group[:-1]
-    prompts = laid.prompts_of_rows
-    parts = []
-    for cut in _alike(prompts + laid.completion_lengths, max_padding):
-        offset = torch.arange(int((prompts + laid.completion_lengths)[cut[0]]))
-        answered = offset - prompts[cut, None]
-        places = torch.where(
-            answered < 0,
-            laid.prompt_starts[laid.group[cut], None] + offset,
-            laid.completion_starts[cut, None] + answered,
-        )
-        real = answered < laid.completion_lengths[cut, None]
-        places = torch.where(real, places, 0)
-        parts.append((Part(places, places), real & (first[cut, None] | (answered >= 0))))
-    return parts
-
-
-def _prompts(laid: _Laid, max_padding: float) -> list[_Held]:
-    """Prompts, each by itself."""
-    parts = []
-    for cut in _alike(laid.prompt_lengths, max_padding):
-        places, real = _padded(laid.prompt_starts[cut], laid.prompt_lengths[cut])
-        parts.append((Part(places, places), real))
-    return parts
-
-
-def _completions(laid: _Laid, cut: Tensor) -> _Held:
-    """Completions that see their prompts and themselves."""
-    group = laid.group[cut]
-    prompts, seen = _padded(laid.prompt_starts[group], laid.prompt_lengths[group])
-    answers, real = _padded(laid.completion_starts[cut], laid.completion_lengths[cut])
-    m, q = answers.shape
-    causal = torch.ones(q, q, dtype=torch.bool).tril()
-    mask = torch.cat([seen[:, None].expand(m, q, -1), causal.expand(m, q, q)], dim=-1)
-    return Part(answers, torch.cat([prompts, answers], dim=-1), mask[:, None]), real
-
-
-def _elements(laid: _Laid, cut: Tensor) -> int:
-    """Of the mask of `_completions`."""
-    queries = int(laid.completion_lengths[cut[0]])
-    return len(cut) * queries * (int(laid.prompts_of_rows[cut].max()) + queries)
-
-
-def _alike(lengths: Tensor, max_padding: float) -> list[Tensor]:
-    """Cut by length, the longest first."""
-    longest_first = np.argsort(-lengths.numpy(), kind="stable")
-    return [torch.from_numpy(part) for part in cut_alike(longest_first, lengths.numpy(), max_padding)]
-
-
-def _padded(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Runs of places as rows padded with 0, [n, longest], and where they are no padding."""
-    offset = torch.arange(int(lengths.max()))
-    real = offset < lengths[:, None]
-    return torch.where(real, starts[:, None] + offset, 0), real
+def _offsets(lengths: Tensor) -> Tensor:
+    """0, 1, ... of runs of these lengths as rows, padded on the right with their last, int64 [n, longest]."""
+    return torch.arange(int(lengths.max())).minimum(lengths[:, None] - 1)
 
 
 def _starts(lengths: Tensor) -> Tensor:

@@ -9,7 +9,7 @@
 | `colossalai_cures` | what ColossalAI 0.5.0 needs on a CPU with this torch |
 | `policy` | the causal language model, giving log-probs of completion tokens and nothing else |
 | `loading` | loads the causal language model, and compares its log-probs with the family's own |
-| `shared_attention` | attention where the completions of a group share their prompt |
+| `attention` | attention over a packed row, by torch's variable-length kernel or SDPA |
 | `booster_learner` | `BoosterLearner`: a step, the weights, checkpoints, under any plugin |
 | `adapter` | LoRA: adapters in a model, their names, the merged model |
 | `vocab_parallel` | log-probs where each rank has a part of the vocabulary |

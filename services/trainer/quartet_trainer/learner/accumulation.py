@@ -84,7 +84,7 @@ class Accumulator:
                 completions = plan.micro_batches[index - len(texts)]
                 whole = int(batch.prompt_lengths[completions].sum() + batch.completion_lengths[completions].sum())
                 forward = micro_batch.input_ids.numel()
-                real = forward if micro_batch.shared else whole
+                real = forward if micro_batch.packing else whole
                 sizes = {"forward_tokens": forward, "real_tokens": real, "micro_batches": 1}
                 sizes["shared_prompt_tokens"] = whole - real
                 micro_sums |= {name: torch.as_tensor(float(size)) for name, size in sizes.items()}

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from quartet_common.log import get_logger
 from quartet_trainer.batches import ExperienceBatch, MicroBatch, collate
-from quartet_trainer.batches.shared_prompts import SharedPrompts
+from quartet_trainer.batches.shared_prompts import Packing
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner import distributed
+from quartet_trainer.learner.attention import attends_packed, last_hidden_state, trunk
 from quartet_trainer.learner.loading import load_causal_lm
 from quartet_trainer.learner.metrics import target_metrics
 from quartet_trainer.learner.model_folder import check_model_folder
@@ -25,7 +26,6 @@ from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
 from quartet_trainer.learner.planner import CriticTargets
 from quartet_trainer.learner.plugins import Plugin
 from quartet_trainer.learner.policy import autocast_to
-from quartet_trainer.learner.shared_attention import last_hidden_state, shares_prompts, trunk
 from quartet_trainer.learner_settings import LearnerSettings
 from quartet_trainer.losses.value import clipped_value_loss
 
@@ -44,14 +44,14 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.head.bias)
         self._autocast_dtype = autocast
 
-    def forward(self, input_ids: Tensor, rows: Tensor, columns: Tensor, shared: SharedPrompts | None) -> Tensor:
+    def forward(self, input_ids: Tensor, rows: Tensor, columns: Tensor, packing: Packing | None) -> Tensor:
         """The value [t] of each state in which a token was chosen: of all tokens up to `columns` in its row.
 
         Args:
-            input_ids, rows, columns, shared: as `Policy` takes them.
+            input_ids, rows, columns, packing: as `Policy` takes them.
         """
         with autocast_to(self._autocast_dtype, input_ids.device):
-            hidden = last_hidden_state(self.trunk, input_ids, shared)[rows, columns]
+            hidden = last_hidden_state(self.trunk, input_ids, packing)[rows, columns]
         return self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
 
 
@@ -85,7 +85,7 @@ class Critic:
         own = settings.model_copy(update={"learning_rate": rate})
         self._learning_rate = LearningRate(own, max_steps)
         causal_lm = load_causal_lm(path, plugin.dtype, share_prompts=settings.share_prompts)
-        self.shares_prompts = shares_prompts(causal_lm)
+        self.shares_prompts = attends_packed(causal_lm)
         vocabulary = plugin.causal_lm.config.vocab_size
         if causal_lm.config.vocab_size != vocabulary:
             raise LearnerError(

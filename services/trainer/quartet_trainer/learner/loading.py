@@ -13,8 +13,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from quartet_common.log import get_logger
 from quartet_trainer.errors import LearnerError
+from quartet_trainer.learner.attention import use_packed_attention
 from quartet_trainer.learner.policy import Policy
-from quartet_trainer.learner.shared_attention import use_shared_attention
 
 log = get_logger(__name__)
 
@@ -47,7 +47,7 @@ def load_causal_lm(path: Path, dtype: torch.dtype, *, share_prompts: bool = Fals
         local_files_only=True,
     )
     _check_log_probs(model)
-    if share_prompts and not use_shared_attention(model):
+    if share_prompts and not use_packed_attention(model):
         log.info(f"{type(model).__name__} attends in a way of its own: prompts are computed for each completion")
     return model
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig, PreTrainedModel
 
-from quartet_trainer.batches.shared_prompts import SharedPrompts
+from quartet_trainer.batches.shared_prompts import Packing
+from quartet_trainer.learner.attention import base_output, trunk
 from quartet_trainer.learner.router import RouterStatistics
-from quartet_trainer.learner.shared_attention import base_output, trunk
 from quartet_trainer.learner.value_head import ValueHead
 
 LOGITS_AT_ONCE = 2**26
@@ -112,7 +112,7 @@ class Policy(nn.Module):
         input_ids: Tensor,
         rows: Tensor,
         columns: Tensor,
-        shared: SharedPrompts | None,
+        packing: Packing | None,
         targets: Tensor,
         temperatures: Tensor,
         mask_counts: Tensor | None = None,
@@ -121,10 +121,10 @@ class Policy(nn.Module):
         """Log-probs of t tokens, the entropy of the distributions they were drawn from, and with a head the values.
 
         Args:
-            input_ids: int64 [M, L], padded on the right, or with `shared` [1, L].
+            input_ids: int64 [M, L], padded on the right, or with `packing` [1, L].
             rows: int64 [t], in [0, M).
             columns: int64 [t], in [0, L): the position whose output predicts the token.
-            shared: how a row's tokens make sequences, where prompts are shared.
+            packing: how a row's tokens make sequences, where prompts are shared.
             targets: int64 [t]: the token.
             temperatures: float [t]: the logits are divided by it.
             mask_counts: int64 [t]: the candidates to which the distribution is confined; 0: all of the vocabulary.
@@ -134,23 +134,23 @@ class Policy(nn.Module):
             log_probs [t] with gradient and entropy [t], in nats, and where there is a value head the value [t], with
             gradient, of each state in which a token was chosen; float32, or float64 for a float64 model.
         """
-        hidden = self._hidden(input_ids, rows, columns, shared)
+        hidden = self._hidden(input_ids, rows, columns, packing)
         columns_of_head = self.causal_lm.config.vocab_size
         chosen = in_chunks(self._head, hidden, targets, temperatures, columns_of_head, mask_counts, mask_ids)
         return chosen if self.value_head is None else (*chosen, self.value_head(hidden))
 
-    def values(self, input_ids: Tensor, rows: Tensor, columns: Tensor, shared: SharedPrompts | None) -> Tensor:
+    def values(self, input_ids: Tensor, rows: Tensor, columns: Tensor, packing: Packing | None) -> Tensor:
         """The values [t] alone, as `forward` gives them; there must be a head."""
         if self.value_head is None:
             raise RuntimeError("this policy has no value head")
-        return self.value_head(self._hidden(input_ids, rows, columns, shared))
+        return self.value_head(self._hidden(input_ids, rows, columns, packing))
 
-    def _hidden(self, input_ids: Tensor, rows: Tensor, columns: Tensor, shared: SharedPrompts | None) -> Tensor:
+    def _hidden(self, input_ids: Tensor, rows: Tensor, columns: Tensor, packing: Packing | None) -> Tensor:
         """The states [t, H]."""
         router = self._router if torch.is_grad_enabled() else None
         wanted = {"output_router_logits": True} if router else {}
         with autocast_to(self._autocast_dtype, input_ids.device):
-            output = base_output(trunk(self.causal_lm), input_ids, shared, **wanted)
+            output = base_output(trunk(self.causal_lm), input_ids, packing, **wanted)
         if router:
             router.add(output.router_logits, rows * input_ids.shape[1] + columns)
         return output.last_hidden_state[rows, columns]

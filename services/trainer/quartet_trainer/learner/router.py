@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from quartet_trainer.learner.shared_attention import trunk
+from quartet_trainer.learner.attention import base_output, trunk
 
 _PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
 """Keys of config.json: experts that each token goes to."""
@@ -31,7 +30,7 @@ class RouterStatistics:
             return None
         tokens = torch.zeros(1, 2, dtype=torch.int64, device=next(causal_lm.parameters()).device)
         with torch.no_grad():
-            output: Any = trunk(causal_lm)(input_ids=tokens, use_cache=False, output_router_logits=True)
+            output = base_output(trunk(causal_lm), tokens, None, output_router_logits=True)
         logits = getattr(output, "router_logits", None)
         if not logits or any(one.numel() != tokens.numel() * logits[0].shape[-1] for one in logits):
             return None

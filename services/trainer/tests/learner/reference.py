@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,14 @@ def load(path: Path, dtype: torch.dtype = torch.float64) -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
 
 
+@contextmanager
+def own_attention(model: Any) -> Iterator[None]:
+    """A learner's model attends as its family does, rows apart, in place of how the learner has it."""
+    before, model.config._attn_implementation = model.config._attn_implementation, "sdpa"
+    yield
+    model.config._attn_implementation = before
+
+
 class SharedTrunk(torch.nn.Module):
     """A value head's critic: its trunk is the policy's."""
 
@@ -164,7 +173,8 @@ def read(
                 ref = lp.detach() if reference is None else log_probs_of(reference, *at)[0]
             value = torch.zeros_like(lp)
             if critic is not None:
-                hidden = critic.trunk(input_ids=ids).last_hidden_state[0, len(prompt) - 1 : -1]
+                with own_attention(critic.trunk):
+                    hidden = critic.trunk(input_ids=ids).last_hidden_state[0, len(prompt) - 1 : -1]
                 value = hidden @ critic.head.weight[0] + critic.head.bias
             rollout = torch.tensor(log_probs[index].copy()).to(lp)
             of_tokens = (each[kept] for each in (lp, entropy, rollout, ref, value))

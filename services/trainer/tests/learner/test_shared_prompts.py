@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,28 @@ import torch
 from learner_helpers import VOCABULARY, Run, assert_near, comparable, make_batch, make_group, make_model, settings
 from quartet.v1 import experience_pb2
 from test_batches import plan_all
-from transformers import AutoModelForCausalLM, BioGptConfig, FalconConfig, GPTNeoXConfig, OPTConfig
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention.varlen import varlen_attn
+from transformers import (
+    AutoModelForCausalLM,
+    BioGptConfig,
+    FalconConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPTNeoXConfig,
+    GptOssConfig,
+    Llama4TextConfig,
+    MistralConfig,
+    OPTConfig,
+    Qwen2Config,
+)
 
 from quartet_trainer.batches import collate, decode_groups
 from quartet_trainer.batches.dealing import deal_groups
-from quartet_trainer.batches.shared_prompts import Part, SharedPrompts
-from quartet_trainer.learner import create_learner
-from quartet_trainer.learner import shared_attention as shared_attention_module
+from quartet_trainer.batches.shared_prompts import Packing
+from quartet_trainer.learner import attention, create_learner
+from quartet_trainer.learner.attention import attends_packed
 from quartet_trainer.learner.loading import load_causal_lm
-from quartet_trainer.learner.shared_attention import shares_prompts
 
 # --- The layout -------------------------------------------------------------------------------------------------------
 
@@ -33,19 +47,33 @@ def test_a_layout_worked_by_hand() -> None:
     rng = np.random.default_rng(0)
     groups = [make_group(rng, [2, 1], prompt=5), make_group(rng, [1], prompt=3)]
     batch = decode_groups(groups, VOCABULARY)
-    plan = plan_all(batch, share_prompts=True)
-    micro = collate(batch, plan, np.arange(3))
-    assert micro.shared is not None
-    prompts, answers = micro.shared.parts
-    assert prompts.queries.tolist() == prompts.keys.tolist() == [[0, 1, 2, 3, 4], [5, 6, 7, 0, 0]]
-    assert prompts.mask is None
-    assert answers.queries.tolist() == [[8, 9], [10, 0], [11, 0]]
-    assert answers.keys.tolist() == [[0, 1, 2, 3, 4, 8, 9], [0, 1, 2, 3, 4, 10, 0], [5, 6, 7, 0, 0, 11, 0]]
-    assert answers.mask is not None and answers.mask.shape == (3, 1, 2, 7)
-    assert answers.mask[:, 0, 0].int().tolist() == [[1, 1, 1, 1, 1, 1, 0]] * 2 + [[1, 1, 1, 0, 0, 1, 0]]
-    assert answers.mask[0, 0, 1].all()
-    assert micro.shared.places.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12, 14]
-    assert micro.shared.positions.tolist() == [[0, 1, 2, 3, 4, 0, 1, 2, 5, 6, 5, 3]]
+    packing = collate(batch, plan_all(batch, share_prompts=True), np.arange(3)).packing
+    assert packing is not None
+    assert packing.positions.tolist() == [[0, 1, 2, 3, 4, 0, 1, 2, 5, 6, 5, 3]]
+    assert packing.query_starts.tolist() == [0, 5, 8, 10, 11, 12]
+    assert packing.key_starts.tolist() == [0, 5, 8, 15, 21, 25]
+    assert packing.keys.tolist() == [*range(8), 0, 1, 2, 3, 4, 8, 9, 0, 1, 2, 3, 4, 10, 5, 6, 7, 11]
+    assert packing.query_starts.dtype == packing.key_starts.dtype == torch.int32
+    assert (packing.longest_query, packing.longest_key) == (5, 7)
+    (prompts, answers), places = packing.blocks
+    assert prompts.queries.tolist() == [[0, 1, 2, 3, 4], [5, 6, 7, 7, 7]]
+    assert prompts.queries is prompts.keys and prompts.mask() is None
+    assert answers.queries.tolist() == [[8, 9], [10, 10], [11, 11]]
+    assert answers.keys.tolist() == [[0, 1, 2, 3, 4, 8, 9], [0, 1, 2, 3, 4, 10, 10], [5, 6, 7, 11, 11, 11, 11]]
+    masks = [block.mask(window) for block, window in ((answers, None), (answers, 2), (prompts, 2))]
+    assert [None if mask is None else mask[:, 0].int().tolist() for mask in masks] == [
+        [[[1, 1, 1, 1, 1, 1, 0], [1] * 7], [[1, 1, 1, 1, 1, 1, 0]] * 2, [[1, 1, 1, 1, 0, 0, 0]] * 2],
+        [
+            [[0, 0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 0, 1, 1]],
+            [[0, 0, 0, 0, 1, 1, 0]] * 2,
+            [[0, 0, 1, 1, 0, 0, 0]] * 2,
+        ],
+        [
+            [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]],
+            [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], *[[0, 1, 1, 0, 0]] * 3],
+        ],
+    ]
+    assert places.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12, 14]
 
 
 def test_a_mask_is_not_made_larger_than_allowed(monkeypatch: Any) -> None:
@@ -53,7 +81,8 @@ def test_a_mask_is_not_made_larger_than_allowed(monkeypatch: Any) -> None:
     plan = plan_all(batch, share_prompts=True)
 
     def masked() -> bool:
-        return any(part.mask is not None for part in collate(batch, plan, np.arange(4)).shared.parts)
+        blocks, _ = collate(batch, plan, np.arange(4)).packing.blocks
+        return any(block.mask() is not None for block in blocks)
 
     monkeypatch.setattr("quartet_trainer.batches.shared_prompts.MOST_MASKED", 4 * 8 * 68)
     assert masked()
@@ -67,9 +96,11 @@ def test_a_mask_is_not_made_larger_than_allowed(monkeypatch: Any) -> None:
 def test_completions_without_a_token_stand_nowhere(lengths: list[int], prompt: int) -> None:
     batch = decode_groups([make_group(np.random.default_rng(0), lengths, prompt=prompt)], VOCABULARY)
     micro = collate(batch, plan_all(batch, share_prompts=True), np.arange(len(lengths)))
-    assert micro.shared is not None and micro.input_ids.tolist() == [batch.tokens.tolist()]
-    outputs = torch.cat([part.queries.flatten() for part in micro.shared.parts])
-    assert outputs[micro.shared.places].tolist() == list(range(prompt + sum(lengths)))
+    assert micro.packing is not None and micro.input_ids.tolist() == [batch.tokens.tolist()]
+    assert bool((micro.packing.query_starts.diff() > 0).all())
+    blocks, places = micro.packing.blocks
+    outputs = torch.cat([block.queries.flatten() for block in blocks])
+    assert outputs[places].tolist() == list(range(prompt + sum(lengths)))
 
 
 def test_groups_are_dealt_whole_where_that_spares_tokens() -> None:
@@ -98,19 +129,23 @@ def long_prompts(seed: int, prompt: int) -> list[experience_pb2.GroupTensors]:
     return [make_group(rng, rng.integers(1, 12, 4), prompt=prompt - 7 * index, mask=index == 1) for index in range(3)]
 
 
-def compare(path: Path, prompt: int | None = None, **values: Any) -> dict[str, float]:
-    """Two steps must leave the metrics, the gradient's norm among them, and weights that they leave without sharing.
+def compare(
+    path: Path, prompt: int | None = None, near: tuple[float, float] = (1e-7, 1e-9), **values: Any
+) -> dict[str, float]:
+    """Two steps must leave the metrics, the gradient's norm among them, and weights that they leave without packing,
+    where each completion has a padded row of its own and the family's own attention.
 
     Returns the metrics of the second.
     """
+    rel, abs_ = near
     apart = create_learner(settings(share_prompts=False, **values), path, Run())
     together = create_learner(settings(**values), path, Run())
     for seed in (8, 9):
         groups = make_batch(seed=seed) if prompt is None else long_prompts(seed, prompt)
         expected, found = apart.train_step(groups), together.train_step(groups)
         assert expected["shared_prompt_tokens"] == 0
-        assert comparable(found) == pytest.approx(comparable(expected), rel=1e-7, abs=1e-9)
-    assert_near(dict(together.weights()), dict(apart.weights()), rtol=1e-6, atol=1e-8)
+        assert comparable(found) == pytest.approx(comparable(expected), rel=rel, abs=abs_)
+    assert_near(dict(together.weights()), dict(apart.weights()), rtol=10 * rel, atol=10 * abs_)
     return found
 
 
@@ -129,43 +164,113 @@ def test_loss_gradient_and_metrics_are_the_same(model_path: Path, prompt: int | 
     assert compare(model_path, prompt=prompt, **values)["shared_prompt_tokens"] > 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
-def test_no_kernel_holds_all_scores_at_once(dtype: torch.dtype, autocast: bool, masked: bool, monkeypatch: Any) -> None:
-    """Beside the CPU, float32 or a mask with fewer keys' than queries' heads would fall to one that does: those are
-    repeated."""
+def varlen_reference(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_q: torch.Tensor,
+    cu_seq_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """What `varlen_attn` computes by its documentation and flash attention's: each segment by itself, its last query
+    beside its last key, of `window_size` keys to the left and right of a query (-1: all)."""
+    assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32 and enable_gqa == (query.shape[1] != key.shape[1])
+    assert cu_seq_q[0] == cu_seq_k[0] == 0 and cu_seq_q[-1] == len(query) and cu_seq_k[-1] == len(key) == len(value)
+    assert (cu_seq_q.diff().max(), cu_seq_k.diff().max()) == (max_q, max_k)
+    left, right = window_size
+    outputs = []
+    for (a, b), (c, d) in zip(cu_seq_q.unfold(0, 2, 1).tolist(), cu_seq_k.unfold(0, 2, 1).tolist(), strict=True):
+        for row in range(a, b):
+            place = c + (d - c) - (b - a) + row - a
+            first = c if left < 0 else max(c, place - left)
+            end = d if right < 0 else min(d, place + right + 1)
+            keys, values = (
+                states[first:end].repeat_interleave(query.shape[1] // key.shape[1], dim=1) for states in (key, value)
+            )
+            weights = (torch.einsum("hd,khd->hk", query[row], keys) * scale).softmax(-1)
+            outputs.append(torch.einsum("hk,khd->hd", weights, values))
+    return torch.stack(outputs)
+
+
+WINDOWED = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
+
+
+@pytest.mark.parametrize("values", [{}, WINDOWED, {"num_key_value_heads": 4}], ids=str)
+@pytest.mark.parametrize("prompt", [None, 40])
+def test_what_the_variable_length_kernel_is_given(
+    prompt: int | None, values: dict[str, Any], tmp_path: Path, monkeypatch: Any
+) -> None:
+    """The kernel is CUDA's alone: what it is handed is computed here by its definition."""
+    calls = []
+
+    def kernel(*given: Any, **named: Any) -> torch.Tensor:
+        calls.append(inspect.signature(varlen_attn).bind(*given, **named))
+        return varlen_reference(*given, **named)
+
+    monkeypatch.setattr(attention, "_takes_varlen", lambda query, value: True)
+    monkeypatch.setattr(attention, "varlen_attn", kernel)
+    found = compare(make_model(tmp_path, **values), prompt=prompt)
+    assert found["shared_prompt_tokens"] > 0
+    at_load = {(2, 0)}  # see _TELLING
+    expected = at_load | {(5, 0), (-1, 0)} if values is WINDOWED else {(-1, 0)}
+    assert {call.arguments["window_size"] for call in calls} == expected
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch's variable-length attention needs CUDA")
+@pytest.mark.parametrize("window", [(-1, 0), (3, 0)])
+def test_the_variable_length_kernel_is_as_defined(window: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(n, heads, 64, device="cuda") for n, heads in ((14, 4), (28, 2), (28, 2)))
+    starts = [torch.tensor(edges, dtype=torch.int32, device="cuda") for edges in ([0, 8, 11, 14], [0, 8, 19, 28])]
+    named = {"scale": 0.125, "window_size": window, "enable_gqa": True}
+    found = varlen_attn(*(states.bfloat16() for states in (query, key, value)), *starts, 8, 11, **named)
+    expected = varlen_reference(query, key, value, *starts, 8, 11, **named)
+    torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_which_heads_the_variable_length_kernel_takes(monkeypatch: Any) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+
+    def takes(
+        device: str = "cuda", dtype: torch.dtype = torch.bfloat16, size: int = 128, value_size: int = 128
+    ) -> bool:
+        with FakeTensorMode():
+            query, value = (torch.empty(1, 2, 4, n, dtype=dtype, device=device) for n in (size, value_size))
+        return attention._takes_varlen(query, value)
+
+    capability = (8, 0)
+    assert takes() and takes(dtype=torch.float16) and takes(size=256, value_size=256)
+    assert not takes(device="cpu") and not takes(dtype=torch.float32)
+    assert not takes(size=192) and not takes(size=264, value_size=264) and not takes(size=36, value_size=36)
+    capability = (7, 5)
+    assert not takes()
+
+
+def test_beside_the_cpu_keys_have_as_many_heads_as_queries(monkeypatch: Any) -> None:
+    """SDPA's kernels on CUDA that hold not all scores at once take no other in float32 or with a mask."""
     seen = []
 
-    def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **values: Any) -> torch.Tensor:
+    def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **values: Any) -> torch.Tensor:
         seen.append((query.shape[1], key.shape[1], value.shape[1], values["enable_gqa"]))
         return query
 
-    monkeypatch.setattr(shared_attention_module, "scaled_dot_product_attention", attention)
-    places = torch.zeros(2, 3).long()
-    part = Part(places, places, torch.ones(2, 1, 3, 3).bool() if masked else None)
-    shared = SharedPrompts(torch.zeros(1, 3).long(), (part,), torch.zeros(3).long()).to(torch.device("meta"))
-    query, key = (torch.empty(1, heads, 3, 8, dtype=dtype, device="meta") for heads in (4, 2))
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: autocast)
-    monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
-    shared_attention_module.shared_attention(torch.nn.Module(), query, key, key, None, shared_prompts=shared)
-    repeated = masked or (dtype == torch.float32 and not autocast)
-    assert seen == [(4, 4, 4, False) if repeated else (4, 2, 2, True)]
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", sdpa)
+    monkeypatch.setattr(attention, "_block", lambda states, places: states)
+    monkeypatch.setattr(torch.Tensor, "index_select", lambda states, *given: states)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)  # it has not heard of meta
+    for device in ("cpu", "meta"):
+        query, key = (torch.empty(1, heads, 3, 8, device=device) for heads in (4, 2))
+        packing = Packing.of_rows(1, 3, torch.device("cpu"))
+        attention.packed_attention(torch.nn.Module(), query, key, key, None, packing=packing)
+    assert seen == [(4, 2, 2, True), (4, 4, 4, False)]
 
 
-def test_repeated_keys_are_the_same_keys(model_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(shared_attention_module, "_takes_fewer_keys", lambda query, shared: False)
-    assert compare(model_path)["shared_prompt_tokens"] > 0
-    assert compare(model_path, prompt=60)["shared_prompt_tokens"] > 0
-
-
-# --- Where it cannot be -----------------------------------------------------------------------------------------------
-
-
-def test_a_window_keeps_prompts_apart(tmp_path: Path) -> None:
-    windowed = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 0}
-    path = make_model(tmp_path, **windowed)
-    assert compare(path)["shared_prompt_tokens"] == 0
+# --- Windows, caps and sinks ------------------------------------------------------------------------------------------
 
 
 def save(config: Any, folder: Path) -> Path:
@@ -176,6 +281,32 @@ def save(config: Any, folder: Path) -> Path:
 
 
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+LLAMA_LIKE: dict[str, Any] = {**SIZES, "intermediate_size": 64, "num_key_value_heads": 2, "head_dim": 8}
+GPT_OSS = {**LLAMA_LIKE, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_scaling": None, "pad_token_id": 0}
+
+
+@pytest.mark.parametrize("prompt", [None, 40])
+@pytest.mark.parametrize(
+    "config",
+    [
+        Qwen2Config(**SIZES, intermediate_size=64, num_key_value_heads=2, **WINDOWED),
+        MistralConfig(**LLAMA_LIKE, sliding_window=6),
+        Gemma2Config(**LLAMA_LIKE, sliding_window=6, attn_logit_softcapping=0.5, query_pre_attn_scalar=8),
+        Gemma3TextConfig(**LLAMA_LIKE, sliding_window=6),
+        GptOssConfig(**GPT_OSS, sliding_window=6),
+    ],
+    ids=lambda config: getattr(config, "model_type", None),
+)
+def test_windows_caps_and_sinks_take_part(config: Any, prompt: int | None, tmp_path: Path) -> None:
+    config.initializer_range = 0.3
+    precision = "fp32" if config.model_type == "gpt_oss" else "fp64"  # experts have no other
+    found = compare(save(config, tmp_path), prompt, near=(1e-4, 1e-6), learning_rate=1e-5, precision=precision)
+    assert found["shared_prompt_tokens"] > 0
+
+
+# --- Where it cannot be -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -191,10 +322,35 @@ def test_models_with_positions_or_norms_of_another_kind(config: Any, tmp_path: P
     assert compare(save(config, tmp_path), gradient_checkpointing=True)["shared_prompt_tokens"] > 0
 
 
-def test_a_model_that_attends_in_its_own_way_keeps_prompts_apart(tmp_path: Path, caplog: Any) -> None:
-    """Falcon takes no arguments for its attention."""
-    path = save(FalconConfig(**SIZES), tmp_path)
+@pytest.mark.parametrize(
+    "config",
+    [
+        FalconConfig(**SIZES),
+        Llama4TextConfig(
+            **LLAMA_LIKE, intermediate_size_mlp=64, attention_chunk_size=6, num_local_experts=2, pad_token_id=0
+        ),
+    ],
+    ids=["takes no arguments", "chunks"],
+)
+def test_a_model_that_attends_in_its_own_way_keeps_prompts_apart(config: Any, tmp_path: Path, caplog: Any) -> None:
+    path = save(config, tmp_path)
     with caplog.at_level("INFO"):
         model = load_causal_lm(path, torch.float32, share_prompts=True)
-    assert not shares_prompts(model) and model.config._attn_implementation == "sdpa"
-    assert "FalconForCausalLM attends in a way of its own" in caplog.text
+    assert not attends_packed(model) and model.config._attn_implementation == "sdpa"
+    assert f"{type(model).__name__} attends in a way of its own" in caplog.text
+
+
+def test_a_family_that_hides_its_window_or_cap_from_attention_is_found_out(tmp_path: Path, monkeypatch: Any) -> None:
+    """However long the window, and however small the scores that a cap would bound."""
+    forward = attention.packed_attention
+    for name, config in (
+        ("sliding_window", MistralConfig(**LLAMA_LIKE, sliding_window=4096)),
+        ("softcap", Gemma2Config(**LLAMA_LIKE, sliding_window=4096, attn_logit_softcapping=50.0)),
+    ):
+        path = save(config, tmp_path / name)
+        assert attends_packed(model := load_causal_lm(path, torch.float32, share_prompts=True))
+        assert model.config.sliding_window == 4096
+        hidden = lambda *given, _name=name, **named: forward(*given, **{**named, _name: None})  # noqa: E731
+        with monkeypatch.context() as patched:
+            patched.setattr(attention, "packed_attention", hidden)
+            assert not attends_packed(load_causal_lm(path, torch.float32, share_prompts=True))

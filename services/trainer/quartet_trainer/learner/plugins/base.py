@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 
 from quartet_trainer.batches import MicroBatch
 from quartet_trainer.learner.adapter import Adapter
+from quartet_trainer.learner.attention import attends_packed
 from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.names import untied_names
 from quartet_trainer.learner.plugins.exact import exact_buffers
 from quartet_trainer.learner.router import RouterStatistics
-from quartet_trainer.learner.shared_attention import shares_prompts
 from quartet_trainer.learner.value_head import ValueHead
 from quartet_trainer.learner_settings import LearnerSettings
 
@@ -121,8 +121,8 @@ class Plugin(ABC):
 
     @property
     def shares_prompts(self) -> bool:
-        """Whether it takes micro-batches with `shared`. Local."""
-        return shares_prompts(self.causal_lm)
+        """Whether it takes micro-batches with `packing`. Local."""
+        return attends_packed(self.causal_lm)
 
     @torch.no_grad()
     def values(self, micro_batch: MicroBatch) -> Tensor:

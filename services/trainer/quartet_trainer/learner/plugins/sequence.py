@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
-from quartet_trainer.learner.shared_attention import no_mask
+from quartet_trainer.learner.attention import no_mask
 
 _NAME = "quartet_sequence_parallel"
 

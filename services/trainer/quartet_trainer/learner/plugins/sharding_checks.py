@@ -9,9 +9,9 @@ from transformers import PreTrainedModel
 
 from quartet_trainer.batches import MicroBatch
 from quartet_trainer.errors import LearnerError
+from quartet_trainer.learner.attention import trunk
 from quartet_trainer.learner.plugins.sharding_policy import COLUMNS, HEAD_NORMS, ROWS
 from quartet_trainer.learner.policy import Policy
-from quartet_trainer.learner.shared_attention import trunk
 from quartet_trainer.plugin_settings import PluginSettings
 
 _FAMILIES = "models of Llama's form, as Llama, Qwen2, Qwen3, Mistral, Granite and OLMo are"

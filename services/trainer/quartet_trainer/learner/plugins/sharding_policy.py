@@ -18,7 +18,7 @@ from colossalai.shardformer.policies.base_policy import (
 )
 from torch import Tensor, nn
 
-from quartet_trainer.learner.shared_attention import trunk
+from quartet_trainer.learner.attention import trunk
 
 COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 """Linear layers of which each rank has some of the outputs."""

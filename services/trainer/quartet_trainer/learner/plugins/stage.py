@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from quartet_trainer.batches import MicroBatch
+from quartet_trainer.learner.attention import trunk
 from quartet_trainer.learner.plugins.sequence import SequenceParallel
 from quartet_trainer.learner.policy import after_output_layer, in_chunks
-from quartet_trainer.learner.shared_attention import trunk
 from quartet_trainer.learner.vocab_parallel import vocab_parallel_log_probs
 
 
@@ -93,7 +93,7 @@ class Stage:
         return self._sequence.join(hidden) if self._sequence and self._is_last else hidden
 
     def _whole_forward(
-        self, input_ids: Tensor, rows: Tensor, columns: Tensor, shared: None, targets: Tensor, temperatures: Tensor
+        self, input_ids: Tensor, rows: Tensor, columns: Tensor, packing: None, targets: Tensor, temperatures: Tensor
     ) -> tuple[Tensor, Tensor]:
         return in_chunks(self._head, self._hidden(input_ids)[rows, columns], targets, temperatures, self._columns)
 
