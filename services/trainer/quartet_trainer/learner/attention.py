@@ -109,7 +109,8 @@ def base_output(base_model: nn.Module, input_ids: Tensor, packing: Packing | Non
     of it, e.g. `output_router_logits`."""
     if base_model.config._attn_implementation != _NAME:
         return base_model(input_ids=input_ids, use_cache=False, **wanted)
-    packing = packing or Packing.of_rows(*input_ids.shape, input_ids.device)
+    rows, length = input_ids.shape
+    packing = packing or Packing.of_rows(rows, length, input_ids.device)
     output = base_model(
         input_ids=input_ids.reshape(1, -1),
         use_cache=False,
@@ -118,7 +119,7 @@ def base_output(base_model: nn.Module, input_ids: Tensor, packing: Packing | Non
         packing=packing,
         **wanted,
     )
-    output.last_hidden_state = output.last_hidden_state.view(*input_ids.shape, -1)
+    output.last_hidden_state = output.last_hidden_state.view(rows, length, -1)
     return output
 
 
