@@ -22,12 +22,8 @@ def check(candidate):
     assert len(set(map(candidate, range(1, 4)))) == 3
 """
 
-# Compares with data and does nothing else: a judge that stays judges by it, and by cases of a function.
-DATA = ASSERTS.replace("set(map(candidate, range(1, 4)))", "{candidate(n) for n in range(1, 4)}")
-
 STYLES = {
     "asserts": reward_pb2.Reference(test_program=ASSERTS, entry_point="answer"),
-    "data": reward_pb2.Reference(test_program=DATA, entry_point="answer"),
     "function": reward_pb2.Reference(
         test_cases=[
             reward_pb2.TestCase(input=f"[{number}]", output=f'"{secret}"') for number, secret in enumerate(SECRETS, 1)

@@ -11,11 +11,10 @@ from quartet_common.idleness import Idleness
 from quartet_reward.admission import Room
 from quartet_reward.config import RewardSection
 from quartet_reward.execution import LANGUAGES, Executor
-from quartet_reward.fair_sandbox import FairSandbox
 from quartet_reward.math.equality import MathEquality
 from quartet_reward.preflight import load_functions
 from quartet_reward.reward_model import RewardModel, model_pool
-from quartet_reward.sandbox.modes import ChosenSandbox
+from quartet_reward.sandbox.modes import LazySandbox
 from quartet_reward.scoring import Scorer
 from quartet_reward.servicer import RewardServicer
 from quartet_reward.verifiers.base import Tools
@@ -45,7 +44,7 @@ class Resources:
         model = None
         if section.reward_model.path is not None:
             model = RewardModel(model_pool(section.reward_model, section.queue_seconds), section.reward_model)
-        sandbox = FairSandbox(ChosenSandbox(section.sandbox), section.sandbox.slots, section.queue_seconds)
+        sandbox = LazySandbox(section.sandbox, section.queue_seconds)
         return cls(mathematics, Tools(MathEquality(mathematics, section.cache_bytes), sandbox, model), functions)
 
     def serve(self, verifier: str) -> bool:

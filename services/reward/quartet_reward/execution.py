@@ -6,7 +6,6 @@ from quartet.v1 import reward_pb2
 from quartet_common.durations import to_duration, to_seconds
 from quartet_common.errors import invalid_argument, resource_exhausted, unavailable
 from quartet_reward.admission import Room
-from quartet_reward.errors import VerifierFailure
 from quartet_reward.queue import CURRENT_RUN
 from quartet_reward.sandbox.api import Ending, Execution, Job, Limits, Sandbox, SandboxUnavailable
 
@@ -50,7 +49,7 @@ class Executor:
         CURRENT_RUN.set(run)  # of this call's task alone
         try:
             return _response(await self._sandbox.run(job))
-        except (SandboxUnavailable, VerifierFailure) as error:
+        except SandboxUnavailable as error:
             raise unavailable("sandbox", str(error)) from error
         finally:
             self._room.give(run)

@@ -41,7 +41,7 @@ MISBEHAVING = """
 import asyncio
 from typing import Any
 from pydantic import field_validator
-from quartet_reward.failures import VerifierFailure
+from quartet_reward.errors import VerifierFailure
 from quartet_reward.verifiers.base import Parameters, Verdict
 
 class Unprintable(Exception):

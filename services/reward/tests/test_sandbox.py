@@ -12,7 +12,7 @@ from sandbox_modes import MODES, interpreter, settings
 
 from quartet_reward.config import Mode, SandboxSection
 from quartet_reward.sandbox.api import Ending, Execution, Job, Limits, SandboxUnavailable
-from quartet_reward.sandbox.modes import ChosenSandbox, open_sandbox
+from quartet_reward.sandbox.modes import LazySandbox, open_sandbox
 from quartet_reward.sandbox.pool import IsolatedSandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -40,7 +40,7 @@ async def test_a_program_reads_writes_and_exits(sandbox):
 
 async def test_a_program_starts_afresh(sandbox):
     source = (
-        "import random, sys\nprint([name in sys.modules for name in ('quartet_reward.code.warm_up', 'solution')])\n"
+        "import random, sys\nprint([name in sys.modules for name in ('quartet_reward.code.candidate', 'solution')])\n"
         "print(repr(sys.stdin.read()))\nprint(random.random())"
     )
     (*first, one), (*second, other) = [(await run(sandbox, source)).stdout.splitlines() for _ in range(2)]
@@ -160,7 +160,7 @@ async def test_an_unknown_entry_is_refused(sandbox):
 
 
 async def test_after_its_end_it_runs_nothing():
-    sandbox = ChosenSandbox(SandboxSection())
+    sandbox = LazySandbox(SandboxSection())
     await sandbox.close()
     with pytest.raises(SandboxUnavailable):
         await sandbox.run(Job("script", b"print(1)"))

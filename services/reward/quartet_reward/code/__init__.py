@@ -6,5 +6,4 @@ In the service: `extract` finds the program in a completion, `tests` reads what 
 In the two sandboxes of judged execution, with nothing but the standard library: `candidate` holds the program, `judge`
 the tests (`assertions`, `function_cases`, `checker`), to which the program is a `program.Program`. They meet in `rpc`,
 which makes calls over a `channel`; what crosses it is the plain data of `plain`, and `proxies` for everything else.
-`shared_judge` stays from one judgment to the next, for the tests that `data_tests` finds to leave nothing behind.
 """

@@ -14,11 +14,10 @@ PEER_DESCRIPTOR = 3
 
 def main(payload: bytes) -> None:
     """Judge. `payload`: JSON with `kind` and what that kind takes."""
-    end(last_word_on(json.loads(payload), PEER_DESCRIPTOR))
+    end(_judge(json.loads(payload)))
 
 
-def last_word_on(task: dict[str, Any], descriptor: int) -> Report:
-    """Judge the program behind a socket. What ends a judgment at once ends the process, after its report."""
+def _judge(task: dict[str, Any]) -> Report:
     kind, rest = task["kind"], {name: value for name, value in task.items() if name not in _NOT_THE_KINDS}
     try:
         if kind == "output":
@@ -27,7 +26,7 @@ def last_word_on(task: dict[str, Any], descriptor: int) -> Report:
             program = Program(
                 task["seconds"],
                 task["total_seconds"],
-                Channel(descriptor),
+                Channel(PEER_DESCRIPTOR),
                 strict=task["strict"],
                 own_data=kind == "function_cases" and not task["checker"],
             )

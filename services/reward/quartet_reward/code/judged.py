@@ -138,7 +138,7 @@ async def judge(sandbox: Sandbox, program: str, tests: FunctionCases | TestProgr
     task["strict"] = isinstance(tests, FunctionCases) or (rules.strict and tests.entry_point != "")
     limits = rules.limits(seconds + _SPARE_SECONDS)
     judging, execution = await sandbox.run_judged(
-        Job("judge", json.dumps(task).encode(), limits=limits, shared=not rules.checker),
+        Job("judge", json.dumps(task).encode(), limits=limits),
         Job("candidate", json.dumps({"source": program, "usual_imports": rules.usual_imports}).encode(), limits=limits),
     )
     if execution.ending is Ending.OUTPUT_EXCEEDED:  # until it was killed, its output went nowhere

@@ -71,10 +71,9 @@ def count_passed(cases: int | None) -> None:
     _passed = cases
 
 
-def tell(report: Report, again: bool = False) -> None:
-    """Tell the last word. `again`: this process may judge once more."""
-    reason = report.reason[:_LONGEST_REASON]
-    _write({**asdict(replace(report, passed=_passed, reason=reason)), "again": again})
+def tell(report: Report) -> None:
+    """Tell the last word."""
+    _write(asdict(replace(report, passed=_passed, reason=report.reason[:_LONGEST_REASON])))
 
 
 def _write(message: dict) -> None:

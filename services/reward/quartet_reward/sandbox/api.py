@@ -35,10 +35,6 @@ class Limits:
             )
 
 
-SHARED_JUDGE = "shared_judge"
-"""The entry of judges that stay. The sandbox starts them for jobs that are `shared`; it alone is given descriptors."""
-
-
 class Ending(StrEnum):
     """How an execution ended. Every ending is a truth about the program; what is not raises SandboxUnavailable."""
 
@@ -66,8 +62,6 @@ class Job:
     stdin: bytes = b""
     """Standard input; ends after these bytes."""
     limits: Limits = field(default_factory=Limits)
-    shared: bool = False
-    """Of a `judge`: one that stays may do it, if it finds that the task leaves nothing behind; see docs/code.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +91,10 @@ class Execution:
 
 class SandboxUnavailable(Exception):
     """The sandbox could not run the job, through no fault of the program: retry, or set aside. Never a verdict."""
+
+
+class SandboxClosed(SandboxUnavailable):
+    """The service is shutting down."""
 
 
 class KilledFromOutside(SandboxUnavailable):

@@ -105,8 +105,6 @@ class Allowance:
     scratch_bytes: int
     file_bytes: int
     open_files: int
-    receives: bool = False
-    """It may be given descriptors: no program may, for they could be of files that its fences keep from it."""
 
 
 class Confinement:
@@ -123,7 +121,6 @@ class Confinement:
         self._landlock = landlock
         self._base_bytes = base_bytes
         self._filter = Filter()
-        self._receiving_filter = Filter(("recvmsg",))
         self._most = {kind: _hard_limit(kind) for kind in _LIMITED}
         header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
         none = (ctypes.c_uint32 * 6)()
@@ -183,7 +180,7 @@ class Confinement:
         os.closerange(PAYLOAD + 1, _MOST_DESCRIPTORS)
         check(LIBC.syscall(*self._drop_capabilities), "capset")
         prctl(PR_SET_DUMPABLE, 0)
-        (self._receiving_filter if allowance.receives else self._filter).put_on()
+        self._filter.put_on()
 
     def _write(self, name: str, text: str) -> None:
         descriptor = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self._proc)

@@ -7,7 +7,7 @@ import time
 
 from quartet_common.log import get_logger
 from quartet_reward.config import Mode, SandboxSection
-from quartet_reward.sandbox.api import Ending, Execution, Job, Limits, SandboxUnavailable
+from quartet_reward.sandbox.api import Ending, Execution, Job, Limits, SandboxClosed, SandboxUnavailable
 from quartet_reward.sandbox.pool import IsolatedSandbox
 
 log = get_logger(__name__)
@@ -60,7 +60,9 @@ def candidates() -> list[Mode]:
     return [Mode.NAMESPACES, Mode.UNSAFE]
 
 
-async def open_sandbox(settings: SandboxSection, only: Mode | None = None) -> IsolatedSandbox:
+async def open_sandbox(
+    settings: SandboxSection, only: Mode | None = None, queue_seconds: float = 300.0
+) -> IsolatedSandbox:
     """Start the strongest sandbox that holds here, or the mode `only`.
 
     Raises:
@@ -71,7 +73,7 @@ async def open_sandbox(settings: SandboxSection, only: Mode | None = None) -> Is
     for mode in candidates():
         if order.index(mode) > order.index(settings.minimum) or only not in (None, mode):
             continue
-        sandbox = IsolatedSandbox(settings, mode)
+        sandbox = IsolatedSandbox(settings, mode, queue_seconds)
         try:
             await sandbox.start()
             await probe(sandbox)
@@ -113,11 +115,12 @@ async def probe(sandbox: IsolatedSandbox) -> None:
 _RETRY_SECONDS = 10.0
 
 
-class ChosenSandbox:
+class LazySandbox:
     """A Sandbox that costs nothing until it is used."""
 
-    def __init__(self, settings: SandboxSection):
+    def __init__(self, settings: SandboxSection, queue_seconds: float = 300.0):
         self._settings = settings
+        self._queue_seconds = queue_seconds
         self._sandbox: IsolatedSandbox | None = None
         self._lock = asyncio.Lock()
         self._closed = False
@@ -147,7 +150,7 @@ class ChosenSandbox:
         if self._sandbox is None:
             async with self._lock:
                 if self._closed:
-                    raise SandboxUnavailable("the sandbox is closed")
+                    raise SandboxClosed("the sandbox is closed")
                 if self._sandbox is None:
                     await self._open()
         assert self._sandbox is not None
@@ -157,7 +160,7 @@ class ChosenSandbox:
         if self._refusal and time.monotonic() < self._refusal[0]:
             raise SandboxUnavailable(self._refusal[1])
         try:
-            self._sandbox = await open_sandbox(self._settings)
+            self._sandbox = await open_sandbox(self._settings, queue_seconds=self._queue_seconds)
         except SandboxUnavailable as error:
             self._refusal = time.monotonic() + _RETRY_SECONDS, str(error)
             raise

@@ -1,7 +1,6 @@
 """The sandbox of one mode: fork servers, slots, and jobs that go from one to the other."""
 
 import asyncio
-import hashlib
 import itertools
 import os
 import socket
@@ -9,35 +8,37 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from quartet_common.log import get_logger
+from quartet_reward import metrics
 from quartet_reward.config import Mode, SandboxSection
-from quartet_reward.sandbox import shared_judge
-from quartet_reward.sandbox.api import Execution, Job, KilledFromOutside, SandboxUnavailable
+from quartet_reward.queue import FairQueue, Grant, QueueClosed
+from quartet_reward.sandbox.api import Execution, Job, KilledFromOutside, SandboxClosed, SandboxUnavailable
 from quartet_reward.sandbox.run import JobRun
 from quartet_reward.sandbox.server_handle import ServerHandle, Way
-from quartet_reward.sandbox.shared_judge import SharedJudge
-from quartet_reward.sandbox.slots import Slots, Users
+from quartet_reward.sandbox.users import Users
 
 log = get_logger(__name__)
 
 _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.2, 10.0
-_MOST_DECLINED = 16384
 _Ended = TypeVar("_Ended")
 
 
 class IsolatedSandbox:
-    """A Sandbox of fork servers. Each slot belongs to one of them and, as root, to one user."""
+    """A Sandbox of fork servers. Each slot belongs to one of them and, as root, to one user.
 
-    def __init__(self, settings: SandboxSection, mode: Mode):
-        """Prepare; `start` starts."""
+    Runs take turns at the slots: the one that has used least goes next.
+    """
+
+    def __init__(self, settings: SandboxSection, mode: Mode, queue_seconds: float = 300.0):
+        """Prepare; `start` starts. `queue_seconds`: longest wait for a slot."""
         self._settings = settings
+        self._queue_seconds = queue_seconds
         self._names = itertools.count()
         self._servers: list[ServerHandle | None] = [None] * settings.fork_servers
         self._up = [asyncio.Event() for _ in self._servers]
-        self._slots = Slots(range(settings.slots))
+        self._slots: FairQueue[int] = FairQueue("code")
+        self._slots.offer(*range(settings.slots))
         self._keepers: list[asyncio.Task] = []
         self._endings: set[asyncio.Task] = set()
-        self._judges: dict[int, SharedJudge] = {}
-        self._declined: dict[bytes, None] = {}
         self._closed = False
         self.survivors = 0
         """Executions after whose end somebody still held their pipes."""
@@ -56,9 +57,14 @@ class IsolatedSandbox:
         return [server.pid for server in self._servers if server]
 
     @property
-    def judges(self) -> list[SharedJudge]:
-        """Judges that stay."""
-        return [judge for judge in self._judges.values() if judge.usable]
+    def waiting(self) -> int:
+        """Executions that wait for a slot."""
+        return self._slots.waiting
+
+    @property
+    def running(self) -> int:
+        """Executions that have theirs."""
+        return self._slots.running
 
     async def start(self) -> None:
         """Start the fork servers. Raises SandboxUnavailable if they cannot."""
@@ -81,20 +87,24 @@ class IsolatedSandbox:
 
     async def run(self, job: Job) -> Execution:
         """Run one job alone; see the Protocol."""
-        return await _twice_if_killed(lambda: self._run(job))
+        execution = await _twice_if_killed(lambda: self._run(job))
+        _count(execution)
+        return execution
 
     async def run_judged(self, judge: Job, candidate: Job) -> tuple[Execution, Execution]:
         """Run two jobs joined by a socket pair; see the Protocol."""
-        return await _twice_if_killed(lambda: self._run_judged(judge, candidate))
+        executions = await _twice_if_killed(lambda: self._run_judged(judge, candidate))
+        _count(*executions)
+        return executions
 
     async def _run(self, job: Job) -> Execution:
-        slots = await self._slots.take(1)
+        grant = await self._take(1)
         try:
-            run = await self._begin(slots[0], job, report=job.entry == "judge")  # of a checker program
+            run = await self._begin(grant.thing, job, report=job.entry == "judge")  # of a checker program
         except BaseException:
-            self._slots.give(slots)
+            self._give_back(grant)
             raise
-        self._give_back(slots, run)
+        self._give_back(grant, run)
         try:
             await run.ended.wait()
         finally:
@@ -102,63 +112,35 @@ class IsolatedSandbox:
         return run.execution()
 
     async def _run_judged(self, judge: Job, candidate: Job) -> tuple[Execution, Execution]:
-        slots = await self._slots.take(2)
-        if slots[0] not in self._judges:
-            slots.reverse()
+        grant = await self._take(2)
         ours, theirs = socket.socketpair()
         runs: list[JobRun] = []
         try:
-            with ours:
-                with theirs:
-                    runs.append(await self._begin(slots[1], candidate, theirs.fileno()))
-                judged = await self._judge_shared(slots[0], judge, ours.fileno(), runs) if judge.shared else None
-                if judged is None:
-                    runs.append(await self._begin(slots[0], judge, ours.fileno(), report=True))
-                else:
-                    runs[0].kill(None)
-            if judged is None:
-                await runs[-1].ended.wait()
+            with ours, theirs:
+                runs.append(await self._begin(grant.things[0], candidate, theirs.fileno()))
+                runs.append(await self._begin(grant.things[1], judge, ours.fileno(), report=True))
+            await runs[1].ended.wait()
             runs[0].kill(None)
             await runs[0].ended.wait()
         finally:
             for run in runs:
                 run.kill(None)
-            self._give_back(slots, *runs)
-        return judged or runs[-1].execution(), runs[0].execution()
+            self._give_back(grant, *runs)
+        return runs[1].execution(), runs[0].execution()
 
-    async def _judge_shared(self, slot: int, job: Job, pair: int, runs: list[JobRun]) -> Execution | None:
-        """Have the slot's judge that stays do it. None: it will not. If it ends, it is one of the `runs`."""
-        task = hashlib.sha256(job.payload).digest()
-        if task in self._declined or job.limits.memory_bytes < shared_judge.LEAST_MEMORY_BYTES:
-            return None
-        judge = self._judges.get(slot)
-        if judge is None or not judge.usable or judge.memory_bytes != job.limits.memory_bytes:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs:
-                try:
-                    run = await self._begin(slot, shared_judge.job(job.limits.memory_bytes), theirs.fileno())
-                except BaseException:
-                    ours.close()
-                    raise
-            judge = self._judges[slot] = SharedJudge(run, ours, job.limits.memory_bytes)
+    async def _take(self, count: int) -> Grant[int]:
+        """Wait for slots, together or not at all. Raises SandboxUnavailable."""
         try:
-            await judge.await_ready()
-            judged = await judge.judge(job, pair)
-        finally:
-            if not judge.usable:
-                del self._judges[slot]
-                runs.append(judge.run)
-        if judged is None and judge.usable:
-            while len(self._declined) >= _MOST_DECLINED:
-                del self._declined[next(iter(self._declined))]
-            self._declined[task] = None
-        return judged
+            return await self._slots.take(timeout=self._queue_seconds, count=count)
+        except TimeoutError:
+            raise SandboxUnavailable(f"no slot became free within {self._queue_seconds:g} s") from None
+        except QueueClosed as error:
+            raise SandboxClosed(str(error)) from None
 
     async def close(self) -> None:
         """Kill everything that runs and free what is held."""
         self._closed = True
-        for judge in self._judges.values():
-            judge.end()
+        self._slots.close()
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
@@ -169,11 +151,8 @@ class IsolatedSandbox:
 
     async def _begin(self, slot: int, job: Job, pair: int | None = None, report: bool = False) -> JobRun:
         index = slot % len(self._servers)
-        if (judge := self._judges.pop(slot, None)) is not None:
-            judge.end()
-            await judge.run.ended.wait()
         if self._closed:
-            raise SandboxUnavailable("the sandbox is closed")
+            raise SandboxClosed("the sandbox is closed")
         try:
             async with asyncio.timeout(_LAST_RETRY_SECONDS):
                 await self._up[index].wait()
@@ -188,14 +167,15 @@ class IsolatedSandbox:
         uid = 1 + slot // len(self._servers) if self._root and self._mode is not Mode.NAMESPACES else 0
         return JobRun(next(self._names), server, uid, job, self.mode, pair, report)
 
-    def _give_back(self, slots: list[int], *runs: JobRun) -> None:
+    def _give_back(self, grant: Grant[int], *runs: JobRun) -> None:
         """The slots are free again when the runs' process trees are gone, whoever still waits for them."""
 
         async def when_ended() -> None:
             for run in runs:
                 await run.ended.wait()
                 self.survivors += run.survived
-            self._slots.give(slots)
+            self._slots.settle(grant)
+            self._slots.offer(*grant.things)
 
         task = asyncio.create_task(when_ended())
         self._endings.add(task)
@@ -242,6 +222,11 @@ class IsolatedSandbox:
     def _users_of_a_server(self) -> int:
         """Its own and one for each of its slots."""
         return 1 + -(-self._settings.slots // self._settings.fork_servers)
+
+
+def _count(*executions: Execution) -> None:
+    for execution in executions:
+        metrics.EXECUTIONS.labels(execution.ending.value).inc()
 
 
 async def _twice_if_killed(attempt: Callable[[], Awaitable[_Ended]]) -> _Ended:

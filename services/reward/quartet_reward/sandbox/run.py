@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quartet_reward.sandbox import child, watch
-from quartet_reward.sandbox.api import SHARED_JUDGE, Ending, Execution, Job, KilledFromOutside, SandboxUnavailable
+from quartet_reward.sandbox.api import Ending, Execution, Job, KilledFromOutside, SandboxUnavailable
 from quartet_reward.sandbox.server_handle import ServerHandle
 
 _CHUNK = 65536
@@ -249,7 +249,6 @@ def _allowance(job: Job) -> dict[str, int]:
         "scratch_bytes": limits.scratch_bytes,
         "file_bytes": limits.file_bytes,
         "open_files": limits.open_files,
-        "receives": job.entry == SHARED_JUDGE,
     }
 
 

@@ -71,8 +71,8 @@ def _choose(ranges: list[tuple[int, bytes]]) -> bytes:
     return _line(_AT_LEAST, ranges[middle][0], len(below) // 8, 0) + below + above
 
 
-def assemble(more: tuple[str, ...] = ()) -> bytes:
-    """Return the program. `more`: names of calls that it allows besides.
+def assemble() -> bytes:
+    """Return the program.
 
     Each new process has the kernel check it, translate it, and try it for every call there is. One that searches by
     halves takes the kernel 0.1 ms, a list of all calls 0.24 ms.
@@ -99,7 +99,6 @@ def assemble(more: tuple[str, ...] = ()) -> bytes:
     }
     if "arch_prctl" in NUMBERS:
         special["arch_prctl"] = _only(0, (_ARCH_SET_FS,), errno.EPERM)
-    special |= dict.fromkeys(more, allow)
     bodies = dict.fromkeys(HARMLESS.values(), allow) | {NUMBERS[name]: body for name, body in special.items()}
     ranges = [(0, bodies.get(0, refuse))]
     for number in range(1, max(bodies) + 2):
@@ -115,8 +114,8 @@ def assemble(more: tuple[str, ...] = ()) -> bytes:
 class Filter:
     """The program, made once and put on by each child."""
 
-    def __init__(self, more: tuple[str, ...] = ()):
-        program = assemble(more)
+    def __init__(self) -> None:
+        program = assemble()
         self._code = ctypes.create_string_buffer(program, len(program))
         # struct sock_fprog: the number of instructions, padding, where they are.
         header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(self._code))

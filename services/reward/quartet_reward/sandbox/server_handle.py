@@ -31,15 +31,12 @@ ENTRIES = {
     "script": "quartet_reward.sandbox.script",
     "candidate": "quartet_reward.code.candidate",
     "judge": "quartet_reward.code.judge",
-    "shared_judge": "quartet_reward.code.shared_judge",
 }
 """What a job can run: modules that the fork server loads by name, each with `main(payload)`.
 
 `main` is called in the new process, confined, with the job's payload. What it raises ends the process as in any Python
 program: SystemExit with its code, MemoryError as MEMORY_EXCEEDED, anything else with a traceback and status 1.
 """
-REHEARSAL = "quartet_reward.code.warm_up"
-"""Module whose `rehearse()` the fork server calls before it knows of any job."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,6 @@ class ServerHandle:
             "packages": list(packages),
             "preload": PRELOAD,
             "entries": ENTRIES,
-            "rehearsal": REHEARSAL,
             "parent": os.getpid(),
         }
         python = python or getattr(sys, "_base_executable", sys.executable)

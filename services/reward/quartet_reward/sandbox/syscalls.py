@@ -37,8 +37,7 @@ _OTHER = """
 clone 56 220, clone3 435 435, kill 62 129, tgkill 234 131, tkill 200 130, ioctl 16 29, fcntl 72 25, prctl 157 167,
 arch_prctl 158 -, socketpair 53 199, sendto 44 206, prlimit64 302 261, mount 165 40, umount2 166 39, pivot_root 155
 41, unshare 272 97, setns 308 268, mount_setattr 442 442, capset 126 91, landlock_create_ruleset 444 444,
-landlock_add_rule 445 445, landlock_restrict_self 446 446, seccomp 317 277, pidfd_send_signal 424 424, recvmsg 47
-212
+landlock_add_rule 445 445, landlock_restrict_self 446 446, seccomp 317 277, pidfd_send_signal 424 424
 """
 _COLUMNS = {"x86_64": (1, 0xC000003E), "aarch64": (2, 0xC00000B7)}
 MACHINE = platform.machine()

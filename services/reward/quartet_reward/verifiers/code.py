@@ -11,7 +11,7 @@ from quartet_reward.code.extract import ProgramIn, find_program
 from quartet_reward.code.judged import Outcome
 from quartet_reward.code.tests import OutputCases, Rules, TestProgram, Tests, read_tests
 from quartet_reward.errors import VerifierFailure
-from quartet_reward.sandbox.api import Sandbox, SandboxUnavailable
+from quartet_reward.sandbox.api import Sandbox, SandboxClosed, SandboxUnavailable
 from quartet_reward.verifiers.base import Later, Parameters, Tools, Verdict
 
 _LARGEST_PROGRAM = 1 << 20
@@ -119,6 +119,8 @@ async def _judge(sandbox: Sandbox, source: str, tests: Tests, rules: Rules) -> O
         if isinstance(tests, OutputCases):
             return await stdio.judge(sandbox, source, tests, rules)
         return await judged.judge(sandbox, source, tests, rules)
+    except SandboxClosed as error:
+        raise VerifierFailure(reward_pb2.FAILURE_KIND_SHUT_DOWN, str(error)) from error
     except SandboxUnavailable as error:
         raise VerifierFailure(reward_pb2.FAILURE_KIND_SANDBOX_UNAVAILABLE, str(error)) from error
 

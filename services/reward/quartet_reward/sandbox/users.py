@@ -1,54 +1,16 @@
-"""Slots of the sandbox, first come, first served, and the users that root's sandbox gives to them.
+"""The users that root's sandbox gives to its slots.
 
-The users are a range that no other sandbox of this machine has: two sandboxes with the same users would kill each
+They are a range that no other sandbox of this machine has: two sandboxes with the same users would kill each
 other's programs, and a program killed so would seem to have failed.
 """
 
-import asyncio
 import fcntl
 import os
 import tempfile
-from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
 from quartet_reward.sandbox.api import SandboxUnavailable
-
-
-class Slots:
-    """Numbered places; two are taken together or not at all."""
-
-    def __init__(self, numbers: range):
-        self._free = deque(numbers)
-        self._waiting: deque[tuple[int, asyncio.Future[list[int]]]] = deque()
-
-    async def take(self, count: int) -> list[int]:
-        """Wait for `count` slots and take them."""
-        future: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((count, future))
-        self._serve()
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled():
-                self.give(future.result())
-            else:
-                self._waiting.remove((count, future))
-                self._serve()
-            raise
-
-    def give(self, numbers: list[int]) -> None:
-        """Give slots back."""
-        self._free.extend(numbers)
-        self._serve()
-
-    def _serve(self) -> None:
-        while self._waiting and self._waiting[0][0] <= len(self._free):
-            count, future = self._waiting.popleft()
-            if future.cancelled():
-                continue
-            future.set_result([self._free.popleft() for _ in range(count)])
-
 
 _BLOCK = 64  # users are taken in blocks of so many, a locked file each
 _MOST_BLOCKS = 64  # from `reward.sandbox.first_uid` on

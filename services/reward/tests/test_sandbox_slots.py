@@ -1,0 +1,79 @@
+"""Slots of the sandbox: waiting for one is never held against a program, and none is a failure."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from quartet.v1 import reward_pb2
+from reward_samples import spec, until
+
+from quartet_reward.config import SandboxSection
+from quartet_reward.math.equality import MathEquality
+from quartet_reward.sandbox.api import Job, SandboxUnavailable
+from quartet_reward.sandbox.modes import open_sandbox
+from quartet_reward.sandbox.pool import IsolatedSandbox
+from quartet_reward.scoring import Scorer
+from quartet_reward.verifiers.base import Tools
+from quartet_reward.verifiers.registry import SpecReader, load_verifiers
+
+FOR_EVER = Job("script", b"import time\ntime.sleep(600)")
+
+
+@asynccontextmanager
+async def occupied(queue_seconds: float) -> AsyncIterator[tuple[IsolatedSandbox, list[asyncio.Task]]]:
+    """A sandbox of two slots, and the programs that have them."""
+    sandbox = await open_sandbox(SandboxSection(slots=2), queue_seconds=queue_seconds)
+    busy = [asyncio.create_task(sandbox.run(FOR_EVER)) for _ in range(2)]
+    try:
+        await until(lambda: sandbox.running == 2)
+        yield sandbox, busy
+    finally:
+        for task in busy:
+            task.cancel()
+        await asyncio.gather(*busy, return_exceptions=True)
+        await sandbox.close()
+
+
+def score(sandbox: IsolatedSandbox, **parameters: object) -> asyncio.Task[reward_pb2.ScoreResult]:
+    cases = [reward_pb2.TestCase(input=str(i), output=str(i)) for i in range(3)]
+    item = reward_pb2.ScoreItem(
+        item_id="a",
+        completion="```python\nprint(input())\n```",
+        reference=reward_pb2.Reference(test_cases=cases),
+        verifiers=[spec("code", **parameters)],
+    )
+    scorer = Scorer(SpecReader(load_verifiers()), Tools(MathEquality(None), sandbox))
+    return asyncio.create_task(scorer.score(item, "item", item.ByteSize()).run())
+
+
+async def test_waiting_for_a_slot_is_no_time_of_the_programs():
+    async with occupied(60.0) as (sandbox, busy):
+        began = time.perf_counter()
+        scoring = score(sandbox, total_seconds=1.0)
+        await until(lambda: sandbox.waiting)
+        waits = time.perf_counter()
+        await asyncio.sleep(1.1)
+        waited = time.perf_counter() - waits
+        for task in busy:
+            task.cancel()
+        result = await scoring
+        taken, elapsed = time.perf_counter() - began, result.score.elapsed.ToMilliseconds() / 1000
+        assert result.score.outcome == reward_pb2.OUTCOME_CORRECT, result
+        assert 0 < elapsed <= taken - waited, (elapsed, taken, waited)
+
+
+async def test_no_slot_is_a_failure_and_never_a_verdict():
+    async with occupied(0.05) as (sandbox, _):
+        with pytest.raises(SandboxUnavailable, match="no slot became free"):
+            await sandbox.run_judged(Job("judge", b""), Job("candidate", b""))
+        assert (await score(sandbox)).failure.kind == reward_pb2.FAILURE_KIND_SANDBOX_UNAVAILABLE
+
+
+async def test_whoever_waits_when_the_service_ends_is_not_judged():
+    async with occupied(60.0) as (sandbox, _):
+        scoring = score(sandbox)
+        await until(lambda: sandbox.waiting)
+        await sandbox.close()
+        assert (await scoring).failure.kind == reward_pb2.FAILURE_KIND_SHUT_DOWN
