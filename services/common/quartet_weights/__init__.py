@@ -1,1 +1,1 @@
-"""What trainer and rollout share of the weights' way, on torch. `quartet_common` is for services without torch."""
+"""What trainer and rollout share that needs torch: process groups for weights, and float32 linear layers on a CPU."""

@@ -34,13 +34,13 @@ from quartet_trainer.learner.loading import load_causal_lm
 from quartet_trainer.learner.metrics import MEANS_OF_UPDATES, PEAKS, SUMS, batch_metrics, computed_metrics
 from quartet_trainer.learner.model_folder import check_model_folder, model_dtype
 from quartet_trainer.learner.names import as_in_files, shapes_in_files
-from quartet_trainer.learner.onednn_linear import use_onednn
 from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
 from quartet_trainer.learner.planner import Planner, Update
 from quartet_trainer.learner.plugins import create_plugin
 from quartet_trainer.learner.ptx import PretrainingTexts
 from quartet_trainer.learner.value_head import ValueHead
 from quartet_trainer.learner_settings import LearnerSettings
+from quartet_weights.onednn_linear import use_onednn
 
 log = get_logger(__name__)
 

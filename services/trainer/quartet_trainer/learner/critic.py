@@ -21,13 +21,13 @@ from quartet_trainer.learner.attention import attends_packed, last_hidden_state,
 from quartet_trainer.learner.loading import load_causal_lm
 from quartet_trainer.learner.metrics import target_metrics
 from quartet_trainer.learner.model_folder import check_model_folder
-from quartet_trainer.learner.onednn_linear import use_onednn
 from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
 from quartet_trainer.learner.planner import CriticTargets
 from quartet_trainer.learner.plugins import Plugin
 from quartet_trainer.learner.policy import autocast_to
 from quartet_trainer.learner_settings import LearnerSettings
 from quartet_trainer.losses.value import clipped_value_loss
+from quartet_weights.onednn_linear import use_onednn
 
 log = get_logger(__name__)
 

@@ -4,10 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from quartet_common import onednn
-from quartet_common.onednn import ISA
-from quartet_trainer.learner import onednn_linear
-from quartet_trainer.learner.onednn_linear import OnednnLinear, use_onednn
+from quartet_weights import onednn_linear
+from quartet_weights.onednn_linear import ISA, OnednnLinear, allow_onednn, known_rows, use_onednn
 
 CPU = torch.device("cpu")
 
@@ -15,7 +13,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def faster(monkeypatch):
     """As on a processor that gains by it. On others the same products are MKL's."""
-    monkeypatch.setattr(onednn, "faster", lambda: True)
+    monkeypatch.setattr(onednn_linear, "faster", lambda: True)
     monkeypatch.setenv(ISA, "AVX512_CORE")
 
 
@@ -30,7 +28,7 @@ def layers(inputs: int, outputs: int, bias: bool = True) -> tuple[nn.Linear, nn.
     return layer, exact
 
 
-@pytest.mark.parametrize("shape", [(700, 128), (3, 333, 128), (1, 1100, 128), (515, 1, 128), (5, 128)])
+@pytest.mark.parametrize("shape", [(700, 128), (3, 333, 128), (1, 1100, 128), (515, 1, 128), (5, 128), (5, 1, 128)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_outputs_and_gradients_are_those_of_float64(shape, bias):
     layer, exact = layers(128, 256, bias)
@@ -110,3 +108,28 @@ def test_elsewhere_a_layer_is_torchs(monkeypatch, dtype, device, isa, product):
     layer = nn.Linear(8, 8, dtype=dtype)
     assert not use_onednn(layer, torch.device(device))
     assert type(layer) is nn.Linear
+
+
+def test_few_shapes_for_many_numbers_of_rows():
+    known = {rows: known_rows(rows) for rows in range(16, 4096)}
+    assert all(0 <= rows - of_them <= max(15, rows / 16) for rows, of_them in known.items())
+    assert len(set(known.values())) <= 16 * 5
+
+
+@pytest.mark.parametrize(
+    ("faster", "before", "allowed", "after"),
+    [
+        (True, None, True, "AVX512_CORE"),
+        (True, "AVX512_CORE", True, "AVX512_CORE"),
+        (True, "ALL", False, "ALL"),
+        (False, None, False, None),
+    ],
+)
+def test_the_environment_has_its_way(monkeypatch, faster, before, allowed, after):
+    monkeypatch.setattr(onednn_linear, "faster", lambda: faster)
+    monkeypatch.setenv(ISA, "")
+    monkeypatch.delenv(ISA)
+    if before is not None:
+        monkeypatch.setenv(ISA, before)
+    assert allow_onednn() is allowed
+    assert onednn_linear.os.environ.get(ISA) == after

@@ -18,10 +18,10 @@ from quartet_rollout.engines.core import CoreCompletion
 from quartet_rollout.engines.model_folder import check_model_folder, config_dtype, context_length, load_tokenizer
 from quartet_rollout.engines.options import TransformersOptions
 from quartet_rollout.engines.transformers_engine.attention import layer_kinds, step_mask, use_grouped
-from quartet_rollout.engines.transformers_engine.onednn_linear import use_onednn
 from quartet_rollout.engines.transformers_engine.rows import Row, Table
 from quartet_rollout.engines.transformers_engine.sampler import Sampler
 from quartet_rollout.engines.transformers_engine.slots import Slots
+from quartet_weights.onednn_linear import use_onednn
 
 _ADMIT_SHARE = 8
 """Of the places, that are free together before a prompt is computed while others wait for places too."""
