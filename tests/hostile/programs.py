@@ -6,7 +6,7 @@ them all in every mode that this machine has; `docs/sandbox.md` lists them.
 
 from dataclasses import dataclass
 
-from quartet_reward.sandbox.api import Ending
+from quartet_reward.sandbox.api import ExitReason
 from quartet_reward.sandbox.syscalls import MACHINE, NUMBERS
 
 # Calls that the sandbox itself has no use for: x86-64, aarch64.
@@ -41,8 +41,8 @@ def call(number, *arguments):
     return result
 """
 
-EXITED, SIGNALLED, TIMED_OUT = Ending.EXITED, Ending.SIGNALLED, Ending.TIMED_OUT
-MEMORY, OUTPUT = Ending.MEMORY_EXCEEDED, Ending.OUTPUT_EXCEEDED
+EXITED, SIGNALLED, TIMED_OUT = ExitReason.EXITED, ExitReason.SIGNALLED, ExitReason.TIMED_OUT
+MEMORY, OUTPUT = ExitReason.MEMORY_EXCEEDED, ExitReason.OUTPUT_EXCEEDED
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Program:
     name: str
     tries: str
     source: str
-    endings: tuple[Ending, ...] = (EXITED,)
+    endings: tuple[ExitReason, ...] = (EXITED,)
     """Any of these shows that the sandbox held."""
     refused: bool = False
     """It must print REFUSED."""

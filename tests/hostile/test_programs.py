@@ -11,7 +11,7 @@ import pytest
 from sandbox_modes import MODES, interpreter
 
 from quartet_reward.config import Mode, SandboxSection
-from quartet_reward.sandbox.api import Ending, Execution, Job, Limits, SandboxUnavailable
+from quartet_reward.sandbox.api import Execution, ExitReason, Job, Limits, SandboxUnavailable
 from quartet_reward.sandbox.modes import open_sandbox
 from tests.hostile.programs import PROGRAMS, Program
 
@@ -91,7 +91,7 @@ async def besiege(mode: Mode) -> Siege:
 
 
 def limits_of(program: Program) -> Limits:
-    return ENDLESS if program.endings[0] is Ending.TIMED_OUT else LIMITS
+    return ENDLESS if program.endings[0] is ExitReason.TIMED_OUT else LIMITS
 
 
 def descriptors() -> int:

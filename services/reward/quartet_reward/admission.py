@@ -1,6 +1,6 @@
-"""A bounded number of places for items under way, shared by runs so that there always is room for one more.
+"""A bounded number of places for items under way, shared by runs so that one more always finds some.
 
-A run may hold as many places as are free: one alone gets half of the room, two a third each, n runs 1/(n + 1) each.
+A run may hold as many places as are free: one alone gets half of them, two a third each, n runs 1/(n + 1) each.
 What is left over is what a run that comes anew finds, however long the others have been flooding. (Dynamic thresholds,
 as in the shared buffers of network switches.)
 """
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 30.0
 
 
-class Room:
+class Admission:
     """`size` places. A batch takes all it needs or none; a stream waits for those of one item."""
 
     def __init__(self, size: int):
@@ -99,7 +99,7 @@ class Room:
         await self._empty.wait()
 
     def seconds_until(self, run: str, count: int) -> float:
-        """Return about how long it takes until `run` may take `count` places, by the pace since the room was empty."""
+        """Return about how long it takes until `run` may take `count` places, by the pace since all were free."""
         busy = time.monotonic() - self._busy_since
         wait = max(count - self.free_for(run), 0) * busy / self._given if self._given else 1.0
         return min(max(wait, _SHORTEST_WAIT), _LONGEST_WAIT)

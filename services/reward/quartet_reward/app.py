@@ -8,7 +8,7 @@ from quartet.v1 import reward_pb2_grpc
 from quartet_common.config import LoadedConfig
 from quartet_common.host import ServiceHost
 from quartet_common.idleness import Idleness
-from quartet_reward.admission import Room
+from quartet_reward.admission import Admission
 from quartet_reward.config import RewardSection
 from quartet_reward.execution import LANGUAGES, Executor
 from quartet_reward.math.equality import MathEquality
@@ -84,29 +84,29 @@ def assemble(config: LoadedConfig[RewardSection], host: ServiceHost) -> Resource
     section = config.section
     functions = load_functions(config)
     resources = Resources.of(section, functions)
-    room = Room(section.max_queue)
+    admission = Admission(section.max_queue)
     verifiers = load_verifiers(functions)
     scorer = Scorer(SpecReader(verifiers), resources.tools)
     offered = {name: verifier for name, verifier in verifiers.items() if resources.serve(name)}
     sandbox = resources.tools.sandbox
-    executor = Executor(sandbox, room) if sandbox is not None else None
-    servicer = RewardServicer(scorer, offered, room, executor)
+    executor = Executor(sandbox, admission) if sandbox is not None else None
+    servicer = RewardServicer(scorer, offered, admission, executor)
     reward_pb2_grpc.add_RewardServiceServicer_to_server(servicer, host.server)
     host.capabilities.append("score_stream.batches")
     host.capabilities.extend(f"verifier.{name}" for name in offered)
     if executor is not None:
         host.capabilities.extend(f"execute.{language}" for language in LANGUAGES)
 
-    host.tell_idleness(Idleness(lambda: room.busy_seconds))
+    host.tell_idleness(Idleness(lambda: admission.busy_seconds))
 
     async def finish_or_fail() -> None:
         servicer.draining = True
         try:
             async with asyncio.timeout(_SHARE_TO_FINISH * config.server.drain_seconds):
-                await room.wait_empty()
+                await admission.wait_empty()
         except TimeoutError:
             await resources.close()  # what is left is answered with FAILURE_KIND_SHUT_DOWN
-            await room.wait_empty()
+            await admission.wait_empty()
 
     host.on_drain(finish_or_fail)
     return resources

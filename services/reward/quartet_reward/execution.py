@@ -5,9 +5,9 @@ from quartet.v1 import reward_pb2
 
 from quartet_common.durations import to_duration, to_seconds
 from quartet_common.errors import invalid_argument, resource_exhausted, unavailable
-from quartet_reward.admission import Room
+from quartet_reward.admission import Admission
 from quartet_reward.queue import CURRENT_RUN
-from quartet_reward.sandbox.api import Ending, Execution, Job, Limits, Sandbox, SandboxUnavailable
+from quartet_reward.sandbox.api import Execution, ExitReason, Job, Limits, Sandbox, SandboxUnavailable
 
 LANGUAGES = ("python",)
 _LARGEST_SOURCE = 1 << 20
@@ -20,19 +20,19 @@ _OUTPUT = (1, 16 << 20)
 _DEFAULT_OUTPUT = 64 << 10
 
 _OUTCOMES = {
-    Ending.EXITED: reward_pb2.EXECUTION_OUTCOME_EXITED,
-    Ending.SIGNALLED: reward_pb2.EXECUTION_OUTCOME_SIGNALLED,
-    Ending.TIMED_OUT: reward_pb2.EXECUTION_OUTCOME_TIMED_OUT,
-    Ending.MEMORY_EXCEEDED: reward_pb2.EXECUTION_OUTCOME_MEMORY_EXCEEDED,
-    Ending.OUTPUT_EXCEEDED: reward_pb2.EXECUTION_OUTCOME_OUTPUT_EXCEEDED,
+    ExitReason.EXITED: reward_pb2.EXECUTION_OUTCOME_EXITED,
+    ExitReason.SIGNALLED: reward_pb2.EXECUTION_OUTCOME_SIGNALLED,
+    ExitReason.TIMED_OUT: reward_pb2.EXECUTION_OUTCOME_TIMED_OUT,
+    ExitReason.MEMORY_EXCEEDED: reward_pb2.EXECUTION_OUTCOME_MEMORY_EXCEEDED,
+    ExitReason.OUTPUT_EXCEEDED: reward_pb2.EXECUTION_OUTCOME_OUTPUT_EXCEEDED,
 }
 
 
 class Executor:
-    """Runs callers' programs: as many wait as the room admits, and runs take turns at the sandbox's slots."""
+    """Runs callers' programs: as many wait as are admitted, and runs take turns at the sandbox's slots."""
 
-    def __init__(self, sandbox: Sandbox, room: Room):
-        self._sandbox, self._room = sandbox, room
+    def __init__(self, sandbox: Sandbox, admission: Admission):
+        self._sandbox, self._admission = sandbox, admission
 
     async def execute(self, request: reward_pb2.ExecuteRequest) -> reward_pb2.ExecuteResponse:
         """Run one program. Cancelling the task kills it.
@@ -42,9 +42,9 @@ class Executor:
         """
         job = read_job(request)
         run = request.run_id
-        if not self._room.try_take(run, 1):
+        if not self._admission.try_take(run, 1):
             raise resource_exhausted(
-                "reward.max_queue", f"the queue has no room for run '{run}'", self._room.seconds_until(run, 1)
+                "reward.max_queue", f"the queue has no room for run '{run}'", self._admission.seconds_until(run, 1)
             )
         CURRENT_RUN.set(run)  # of this call's task alone
         try:
@@ -52,7 +52,7 @@ class Executor:
         except SandboxUnavailable as error:
             raise unavailable("sandbox", str(error)) from error
         finally:
-            self._room.give(run)
+            self._admission.give(run)
 
 
 def read_job(request: reward_pb2.ExecuteRequest) -> Job:

@@ -10,7 +10,7 @@ import grpc
 from quartet.v1 import reward_pb2, reward_pb2_grpc
 
 from quartet_common.errors import ContractError, invalid_argument, resource_exhausted, unavailable
-from quartet_reward.admission import Room
+from quartet_reward.admission import Admission
 from quartet_reward.config import MOST_ITEMS
 from quartet_reward.execution import Executor
 from quartet_reward.scoring import Result, Scorer, Work
@@ -21,12 +21,14 @@ from quartet_reward.verifiers.base import Verifier
 class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
     """Score, ScoreStream, ListVerifiers, Execute."""
 
-    def __init__(self, scorer: Scorer, verifiers: Mapping[str, Verifier], room: Room, executor: Executor | None):
+    def __init__(
+        self, scorer: Scorer, verifiers: Mapping[str, Verifier], admission: Admission, executor: Executor | None
+    ):
         """`executor`: None where there is no sandbox."""
         self._scorer = scorer
         self._executor = executor
         self._verifiers = verifiers
-        self._room = room
+        self._admission = admission
         self.draining = False
 
     async def Score(  # noqa: N802
@@ -51,27 +53,27 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
             more = min(one.places - 1, extra)
             wanted[items[i].run_id] += more
             extra -= more
-        if not self._room.try_take_all(wanted):
+        if not self._admission.try_take_all(wanted):
             raise self._full(wanted)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = {i: group.create_task(one.run()) for i, one in work.items()}
         finally:
             for run, count in wanted.items():
-                self._room.give(run, count)
+                self._admission.give(run, count)
         return [tasks[i].result() if i in tasks else one for i, one in enumerate(results)]
 
     def _full(self, wanted: Counter[str]) -> ContractError:
-        run, count = max(wanted.items(), key=lambda entry: entry[1] - self._room.free_for(entry[0]))
+        run, count = max(wanted.items(), key=lambda entry: entry[1] - self._admission.free_for(entry[0]))
         return resource_exhausted(
             "reward.max_queue",
-            f"the queue has room for {self._room.free_for(run)} items of run '{run}' and this call needs {count}",
-            self._room.seconds_until(run, count),
+            f"the queue has room for {self._admission.free_for(run)} items of run '{run}' and this call needs {count}",
+            self._admission.seconds_until(run, count),
         )
 
     async def ScoreStream(self, request_iterator, context: grpc.aio.ServicerContext) -> None:  # noqa: N802
         """Verify items as they come."""
-        await ScoreStream(self._scorer, self._room, context.write, lambda: self.draining).run(request_iterator)
+        await ScoreStream(self._scorer, self._admission, context.write, lambda: self.draining).run(request_iterator)
 
     async def ListVerifiers(  # noqa: N802
         self, request: reward_pb2.ListVerifiersRequest, context: grpc.aio.ServicerContext

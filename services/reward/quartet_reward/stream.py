@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from quartet.v1 import reward_pb2
 
 from quartet_common.errors import ContractError, invalid_argument
-from quartet_reward.admission import Room
+from quartet_reward.admission import Admission
 from quartet_reward.config import MOST_ITEMS
 from quartet_reward.errors import VerifierFailure
 from quartet_reward.scoring import LONG_BYTES, Result, Scorer, Work, failure, invalid_item
@@ -40,12 +40,12 @@ class ScoreStream:
     def __init__(
         self,
         scorer: Scorer,
-        room: Room,
+        admission: Admission,
         write: Callable[[reward_pb2.ScoreStreamResponse], Awaitable[None]],
         draining: Callable[[], bool],
     ):
         self._scorer = scorer
-        self._room = room
+        self._admission = admission
         self._write = write
         self._draining = draining
         self._writing = asyncio.Lock()
@@ -113,13 +113,13 @@ class ScoreStream:
     async def _begin(self, item: reward_pb2.ScoreItem, work: Work, send: Send, group: asyncio.TaskGroup) -> None:
         """Wait for room, then have an item worked on beside the others."""
         run, places = item.run_id, work.places
-        await self._room.take(run, places)
+        await self._admission.take(run, places)
 
         async def finish() -> None:
             try:
                 result = await work.run()
             finally:
-                self._room.give(run, places)
+                self._admission.give(run, places)
             await send(result)
 
         group.create_task(finish())

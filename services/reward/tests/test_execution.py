@@ -10,7 +10,7 @@ from reward_samples import until
 
 from quartet_common.errors import ContractError, describe
 from quartet_reward import metrics
-from quartet_reward.admission import Room
+from quartet_reward.admission import Admission
 from quartet_reward.execution import Executor, read_job
 from quartet_reward.sandbox.api import Job
 
@@ -89,8 +89,8 @@ class Held:
 
 
 async def test_a_full_queue_says_when_to_come_again_and_a_cancelled_call_frees_its_place():
-    room, sandbox = Room(2), Held()  # of two places a run alone may hold one
-    executor = Executor(sandbox, room)
+    admission, sandbox = Admission(2), Held()  # of two places a run alone may hold one
+    executor = Executor(sandbox, admission)
     first = asyncio.create_task(executor.execute(request("1", run_id="demo")))
     await asyncio.wait_for(sandbox.started.wait(), TIMEOUT)
     with pytest.raises(ContractError) as caught:
@@ -98,7 +98,7 @@ async def test_a_full_queue_says_when_to_come_again_and_a_cancelled_call_frees_i
     assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED and len(caught.value.details) == 2
     first.cancel()
     await asyncio.wait({first})
-    assert sandbox.killed.is_set() and room.free == 2
+    assert sandbox.killed.is_set() and admission.free == 2
 
 
 async def test_a_call_that_is_cancelled_kills_its_program(service):

@@ -11,7 +11,7 @@ import pytest
 from sandbox_modes import MODES, interpreter, settings
 
 from quartet_reward.config import Mode, SandboxSection
-from quartet_reward.sandbox.api import Ending, Execution, Job, Limits, SandboxUnavailable
+from quartet_reward.sandbox.api import Execution, ExitReason, Job, Limits, SandboxUnavailable
 from quartet_reward.sandbox.modes import LazySandbox, open_sandbox
 from quartet_reward.sandbox.pool import IsolatedSandbox
 
@@ -31,7 +31,7 @@ async def run(sandbox: IsolatedSandbox, source: str, stdin: bytes = b"", limits:
 async def test_a_program_reads_writes_and_exits(sandbox):
     source = "import sys\nprint(sys.stdin.read().upper())\nprint('oh', file=sys.stderr)\nsys.exit(7)"
     execution = await run(sandbox, source, b"hello")
-    assert (execution.ending, execution.exit_code, execution.signal) == (Ending.EXITED, 7, None)
+    assert (execution.ending, execution.exit_code, execution.signal) == (ExitReason.EXITED, 7, None)
     assert (execution.stdout, execution.stderr, execution.report) == (b"HELLO\n", b"oh\n", b"")
     assert execution.mode == sandbox.mode
     assert 0 < execution.cpu_seconds < 2
@@ -65,7 +65,7 @@ async def test_a_program_starts_afresh(sandbox):
 )  # fmt: skip
 async def test_a_program_ends_as_python_ends_it(sandbox, source, status, says):
     execution = await run(sandbox, source)
-    assert (execution.ending, execution.exit_code) == (Ending.EXITED, status), execution
+    assert (execution.ending, execution.exit_code) == (ExitReason.EXITED, status), execution
     assert says in execution.stderr
     assert b"quartet_reward" not in execution.stderr
 
@@ -73,16 +73,16 @@ async def test_a_program_ends_as_python_ends_it(sandbox, source, status, says):
 @pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV, signal.SIGTERM])
 async def test_the_true_signal_is_told(sandbox, number):
     execution = await run(sandbox, f"import os; os.kill(os.getpid(), {number:d})")
-    assert (execution.ending, execution.signal, execution.exit_code) == (Ending.SIGNALLED, number, None)
+    assert (execution.ending, execution.signal, execution.exit_code) == (ExitReason.SIGNALLED, number, None)
 
 
 @pytest.mark.parametrize(
     ("source", "limits", "ending"),
     [
-        ("while True: pass", Limits(wall_seconds=20, cpu_seconds=1), Ending.TIMED_OUT),
-        ("import os\nos.fork()\nwhile True: pass", Limits(wall_seconds=20, cpu_seconds=1), Ending.TIMED_OUT),
-        ("print('x' * 2000)", Limits(output_bytes=1000), Ending.OUTPUT_EXCEEDED),
-        ("print('x' * 999)", Limits(output_bytes=1000), Ending.EXITED),
+        ("while True: pass", Limits(wall_seconds=20, cpu_seconds=1), ExitReason.TIMED_OUT),
+        ("import os\nos.fork()\nwhile True: pass", Limits(wall_seconds=20, cpu_seconds=1), ExitReason.TIMED_OUT),
+        ("print('x' * 2000)", Limits(output_bytes=1000), ExitReason.OUTPUT_EXCEEDED),
+        ("print('x' * 999)", Limits(output_bytes=1000), ExitReason.EXITED),
     ],
 )
 async def test_limits_hold(sandbox, source, limits, ending):
@@ -98,16 +98,16 @@ JUDGE = "import os, socket\ns = socket.socket(fileno=3)\n"
     ("judge", "candidate", "report", "printed", "ending"),
     [
         ("s.send(b'ask')\nos.write(4, s.recv(99))", "s.send(s.recv(99) * 2)\nimport time\ntime.sleep(60)", b"askask",
-         b"", Ending.SIGNALLED),
-        ("s.recv(1)", "try: os.write(4, b'forged')\nexcept OSError: print('none')", b"", b"none\n", Ending.EXITED),
-        ("os.write(4, b'end' if not s.recv(9) else b'')", "os._exit(0)", b"end", b"", Ending.EXITED),
+         b"", ExitReason.SIGNALLED),
+        ("s.recv(1)", "try: os.write(4, b'forged')\nexcept OSError: print('none')", b"", b"none\n", ExitReason.EXITED),
+        ("os.write(4, b'end' if not s.recv(9) else b'')", "os._exit(0)", b"end", b"", ExitReason.EXITED),
     ],
     ids=["one socket between them", "the report is the judge's", "the judge hears of the end"],
 )  # fmt: skip
 async def test_a_judge_and_a_candidate(sandbox, judge, candidate, report, printed, ending):
     jobs = (Job("script", (JUDGE + each).encode()) for each in (judge, candidate))
     judged, answered = await sandbox.run_judged(*jobs)
-    assert (judged.ending, judged.report) == (Ending.EXITED, report)
+    assert (judged.ending, judged.report) == (ExitReason.EXITED, report)
     assert (answered.ending, answered.stdout, answered.report) == (ending, printed, b"")
 
 

@@ -17,7 +17,7 @@ from sandbox_modes import MODES, settings
 
 from quartet_reward.errors import VerifierFailure
 from quartet_reward.sandbox import watch
-from quartet_reward.sandbox.api import Ending, Job, Limits, SandboxUnavailable
+from quartet_reward.sandbox.api import ExitReason, Job, Limits, SandboxUnavailable
 from quartet_reward.sandbox.modes import open_sandbox
 from quartet_reward.sandbox.pool import IsolatedSandbox
 from quartet_reward.verifiers.base import Verdict
@@ -94,7 +94,7 @@ async def test_what_is_killed_once_is_run_again(sandbox, choose):
     while execution is None:
         with contextlib.suppress(EndedBefore):
             execution = await under_kills(sandbox, sandbox.run(SLOW), 1, choose)
-    assert (execution.ending, execution.stdout) == (Ending.EXITED, b"1\n")
+    assert (execution.ending, execution.stdout) == (ExitReason.EXITED, b"1\n")
 
 
 @pytest.mark.parametrize("choose", [min, max])
@@ -109,7 +109,7 @@ async def test_what_the_kernel_kills_at_a_limit_is_not_run_again():
     try:
         deaf = b"import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nprint(1, flush=True)\nwhile True: pass"
         execution = await sandbox.run(Job("script", deaf, limits=Limits(cpu_seconds=1, processes=1)))
-        assert (execution.ending, execution.stdout) == (Ending.TIMED_OUT, b"1\n")
+        assert (execution.ending, execution.stdout) == (ExitReason.TIMED_OUT, b"1\n")
     finally:
         await sandbox.close()
 

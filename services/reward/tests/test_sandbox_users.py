@@ -8,7 +8,7 @@ import pytest
 
 from quartet_reward.config import SandboxSection
 from quartet_reward.sandbox import users
-from quartet_reward.sandbox.api import Ending, Job, Limits, SandboxUnavailable
+from quartet_reward.sandbox.api import ExitReason, Job, Limits, SandboxUnavailable
 from quartet_reward.sandbox.modes import open_sandbox
 from quartet_reward.sandbox.users import Users
 
@@ -51,4 +51,4 @@ async def test_two_sandboxes_leave_each_others_programs_alone() -> None:
     job = Job("script", b"import time\ntime.sleep(0.3)", limits=Limits(wall_seconds=20))
     executions = await asyncio.gather(*(each.run(job) for each in sandboxes for _ in range(6)))
     await asyncio.gather(*(each.close() for each in sandboxes))
-    assert [(each.ending, each.exit_code) for each in executions] == [(Ending.EXITED, 0)] * 12
+    assert [(each.ending, each.exit_code) for each in executions] == [(ExitReason.EXITED, 0)] * 12

@@ -14,7 +14,7 @@ from quartet_reward.code import report
 from quartet_reward.code.report import Finding, Report
 from quartet_reward.code.tests import FunctionCases, Rules, TestProgram
 from quartet_reward.errors import VerifierFailure
-from quartet_reward.sandbox.api import Ending, Execution, Job, Sandbox
+from quartet_reward.sandbox.api import Execution, ExitReason, Job, Sandbox
 
 _LONGEST_LAST_LINE = 300
 
@@ -42,12 +42,12 @@ OF_FINDING = {
 def of_limits(execution: Execution) -> Outcome | None:
     """Return the outcome of a program that met a limit, None if it met none."""
     match execution.ending:
-        case Ending.TIMED_OUT:
+        case ExitReason.TIMED_OUT:
             seconds = f"{execution.wall_seconds:.1f} s, of processor time {execution.cpu_seconds:.1f} s"
             return Outcome(reward_pb2.OUTCOME_TIMED_OUT, f"killed after {seconds}")
-        case Ending.MEMORY_EXCEEDED:
+        case ExitReason.MEMORY_EXCEEDED:
             return Outcome(reward_pb2.OUTCOME_RESOURCE_EXCEEDED, "the program took more memory than allowed")
-        case Ending.OUTPUT_EXCEEDED:
+        case ExitReason.OUTPUT_EXCEEDED:
             return Outcome(reward_pb2.OUTCOME_RESOURCE_EXCEEDED, "the program printed more than allowed")
     return None
 
@@ -57,7 +57,7 @@ def of_end(execution: Execution) -> Outcome:
     limits = of_limits(execution)
     if limits is not None:
         return limits
-    how = f"signal {execution.signal}" if execution.ending is Ending.SIGNALLED else f"status {execution.exit_code}"
+    how = f"signal {execution.signal}" if execution.ending is ExitReason.SIGNALLED else f"status {execution.exit_code}"
     said = _last_line(execution.stderr)
     return Outcome(reward_pb2.OUTCOME_RUNTIME_ERROR, f"the program ended with {how}" + (f": {said}" if said else ""))
 
@@ -86,7 +86,7 @@ def last_word(judge: Execution) -> Report | Outcome:
         return Outcome(limits.outcome, f"judging what it answered: {limits.reason}")
     if limits is not None:
         raise bad_reference(f"the test exceeded its limits before it asked the program anything: {limits.reason}")
-    how = f"signal {judge.signal}" if judge.ending is Ending.SIGNALLED else f"status {judge.exit_code}"
+    how = f"signal {judge.signal}" if judge.ending is ExitReason.SIGNALLED else f"status {judge.exit_code}"
     said = judge.stderr[-500:].decode(errors="replace").strip()
     reason = f"the judge ended with {how}: {said}"
     if begun:
@@ -141,7 +141,7 @@ async def judge(sandbox: Sandbox, program: str, tests: FunctionCases | TestProgr
         Job("judge", json.dumps(task).encode(), limits=limits),
         Job("candidate", json.dumps({"source": program, "usual_imports": rules.usual_imports}).encode(), limits=limits),
     )
-    if execution.ending is Ending.OUTPUT_EXCEEDED:  # until it was killed, its output went nowhere
+    if execution.ending is ExitReason.OUTPUT_EXCEEDED:  # until it was killed, its output went nowhere
         return of_end(execution)
     last = last_word(judging)
     if isinstance(last, Outcome):

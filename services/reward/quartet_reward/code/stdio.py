@@ -7,7 +7,7 @@ from quartet.v1 import reward_pb2
 from quartet_reward.code.judged import Outcome, last_word, of_end, outcome_of
 from quartet_reward.code.tests import OutputCases, Rules
 from quartet_reward.code.values import close, match_in_any_order
-from quartet_reward.sandbox.api import Ending, Execution, Job, Sandbox
+from quartet_reward.sandbox.api import Execution, ExitReason, Job, Sandbox
 
 # A traceback that begins with its file has no frames: there was nothing to run yet.
 _NOT_COMPILED = b'  File "program.py", line '
@@ -41,7 +41,7 @@ async def judge(sandbox: Sandbox, program: str, tests: OutputCases, rules: Rules
 
 
 def _ended_badly(execution: Execution) -> Outcome | None:
-    if execution.ending is Ending.EXITED and execution.exit_code == 0:
+    if execution.ending is ExitReason.EXITED and execution.exit_code == 0:
         return None
     last = execution.stderr.strip().rpartition(b"\n")[2]
     if execution.stderr.startswith(_NOT_COMPILED) and last.startswith(_SYNTAX_ERRORS):

@@ -35,7 +35,7 @@ class Limits:
             )
 
 
-class Ending(StrEnum):
+class ExitReason(StrEnum):
     """How an execution ended. Every ending is a truth about the program; what is not raises SandboxUnavailable."""
 
     EXITED = "exited"
@@ -68,7 +68,7 @@ class Job:
 class Execution:
     """How a job ended."""
 
-    ending: Ending
+    ending: ExitReason
     exit_code: int | None
     """Status of a program that EXITED."""
     signal: int | None

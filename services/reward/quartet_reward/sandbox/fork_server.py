@@ -14,8 +14,8 @@ from typing import Any
 
 from quartet_reward.sandbox import child, messages
 from quartet_reward.sandbox.confine import PAIR, PAYLOAD, REPORT, STATUS, Allowance
+from quartet_reward.sandbox.process_trees import ProcessTree, ProcessTrees
 from quartet_reward.sandbox.syscalls import WAIT_ALL
-from quartet_reward.sandbox.trees import Forest, Tree
 
 _STREAMS = {"payload": PAYLOAD, "stdin": 0, "stdout": 1, "stderr": 2, "status": STATUS, "pair": PAIR, "report": REPORT}
 Entries = dict[str, Callable[[bytes], None]]
@@ -24,16 +24,16 @@ Entries = dict[str, Callable[[bytes], None]]
 class ForkServer:
     """Serves one channel until it closes."""
 
-    def __init__(self, channel: socket.socket, forest: Forest, entries: Entries):
+    def __init__(self, channel: socket.socket, trees: ProcessTrees, entries: Entries):
         self._channel = channel
-        self._forest = forest
+        self._trees = trees
         self._entries = entries
         self._poll = select.poll()
-        self._main: dict[int, tuple[int, Tree]] = {}
-        self._last: dict[int, tuple[int, Tree, dict[str, Any]]] = {}
+        self._main: dict[int, tuple[int, ProcessTree]] = {}
+        self._last: dict[int, tuple[int, ProcessTree, dict[str, Any]]] = {}
 
     @property
-    def trees(self) -> list[Tree]:
+    def trees(self) -> list[ProcessTree]:
         """What runs now."""
         return [tree for _, tree in self._main.values()]
 
@@ -63,7 +63,7 @@ class ForkServer:
         entry = self._entries[message["entry"]]
         streams = {_STREAMS[name]: number for name, number in zip(message["streams"], descriptors, strict=True)}
         try:
-            tree = self._forest.start(
+            tree = self._trees.start(
                 message["uid"], Allowance(**message["allowance"]), streams, lambda confine: child.run(confine, entry)
             )
         except OSError as error:
@@ -79,7 +79,7 @@ class ForkServer:
         job, tree = self._main.pop(handle)
         _, status, usage = os.wait4(tree.main, WAIT_ALL)
         self._close(handle)
-        self._forest.finish(tree)
+        self._trees.kill(tree)
         self._poll.register(tree.last_handle, select.POLLIN)
         self._last[tree.last_handle] = (
             job,
@@ -94,7 +94,7 @@ class ForkServer:
 
     def _tree_ended(self, handle: int) -> None:
         job, tree, result = self._last.pop(handle)
-        gone = self._forest.bury(tree)
+        gone = self._trees.reap(tree)
         self._close(handle)
         event = {"event": "ended", **result} if gone else {"event": "failed", "reason": "its processes do not die"}
         messages.send(self._channel, {"job": job, **event})

@@ -14,6 +14,7 @@ from typing import Any
 from quartet_reward.sandbox import messages
 from quartet_reward.sandbox.confine import USER, Confinement, Landlock, landlock_version, limit_all
 from quartet_reward.sandbox.fork_server import Entries, ForkServer, ignore_signals
+from quartet_reward.sandbox.process_trees import NamespaceTrees, ProcessTrees, UserTrees
 from quartet_reward.sandbox.syscalls import (
     LIBC,
     MNT_DETACH,
@@ -37,7 +38,6 @@ from quartet_reward.sandbox.syscalls import (
     mount,
     prctl,
 )
-from quartet_reward.sandbox.trees import Forest, NamespaceForest, UserForest
 
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
@@ -172,7 +172,7 @@ def serve_namespaces(
     prepare()
     own_pids = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
     fences = Landlock(["/"], ["/dev/null"]) if landlock_version() else None
-    serve(channel, entries, proc, NamespaceForest(Confinement(proc, fences, own_bytes(proc)[0]), own_pids, users))
+    serve(channel, entries, proc, NamespaceTrees(Confinement(proc, fences, own_bytes(proc)[0]), own_pids, users))
 
 
 def serve_users(channel: socket.socket, entries: Entries, proc: int, settings: dict[str, Any]) -> None:
@@ -182,10 +182,10 @@ def serve_users(channel: socket.socket, entries: Entries, proc: int, settings: d
         fences = Landlock(readable_paths(settings["packages"]), list(DEVICES))
     prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become children of this process, which ignores SIGCHLD
     confinement = Confinement(proc, fences, own_bytes(proc)[0], settings["first_uid"])
-    serve(channel, entries, proc, UserForest(confinement, settings["uids"] if settings["first_uid"] else 0))
+    serve(channel, entries, proc, UserTrees(confinement, settings["uids"] if settings["first_uid"] else 0))
 
 
-def serve(channel: socket.socket, entries: Entries, proc: int, forest: Forest) -> None:
+def serve(channel: socket.socket, entries: Entries, proc: int, trees: ProcessTrees) -> None:
     """Say that all is ready and serve."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with open(os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=proc), "w") as file:
@@ -194,13 +194,13 @@ def serve(channel: socket.socket, entries: Entries, proc: int, forest: Forest) -
     prctl(PR_SET_DUMPABLE, 0)
     ignore_signals()
     LIBC.mallopt(_M_ARENA_MAX, _ARENAS)
-    forest.clear([])
-    server = ForkServer(channel, forest, entries)
+    trees.clear([])
+    server = ForkServer(channel, trees, entries)
     messages.send(channel, {"event": "ready", "entries": sorted(entries), "resident_bytes": own_bytes(proc)[1]})
     try:
         server.serve()
     finally:
-        forest.clear(server.trees)
+        trees.clear(server.trees)
 
 
 def own_bytes(proc: int) -> list[int]:

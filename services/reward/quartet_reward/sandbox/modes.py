@@ -7,7 +7,7 @@ import time
 
 from quartet_common.log import get_logger
 from quartet_reward.config import Mode, SandboxSection
-from quartet_reward.sandbox.api import Ending, Execution, Job, Limits, SandboxClosed, SandboxUnavailable
+from quartet_reward.sandbox.api import Execution, ExitReason, Job, Limits, SandboxClosed, SandboxUnavailable
 from quartet_reward.sandbox.pool import IsolatedSandbox
 
 log = get_logger(__name__)
@@ -102,7 +102,7 @@ async def probe(sandbox: IsolatedSandbox) -> None:
     survivors = sandbox.survivors
     facts = json.dumps([secrets, os.getpid()]).encode()
     execution = await sandbox.run(Job("script", _PROBE, facts, _PROBE_LIMITS))
-    if execution.ending is not Ending.EXITED or execution.exit_code != 0:
+    if execution.ending is not ExitReason.EXITED or execution.exit_code != 0:
         ending = f"{execution.ending}, {execution.stderr.decode(errors='replace')[-300:]}"
         raise SandboxUnavailable(f"the probe did not end well: {ending}")
     leaks = json.loads(execution.stdout)

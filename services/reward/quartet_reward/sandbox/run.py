@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quartet_reward.sandbox import child, watch
-from quartet_reward.sandbox.api import Ending, Execution, Job, KilledFromOutside, SandboxUnavailable
+from quartet_reward.sandbox.api import Execution, ExitReason, Job, KilledFromOutside, SandboxUnavailable
 from quartet_reward.sandbox.server_handle import ServerHandle
 
 _CHUNK = 65536
@@ -78,7 +78,7 @@ class JobRun:
     ):
         """`pair`: the descriptor of a socket for the program, which stays the caller's. Raises SandboxUnavailable."""
         self._name, self._server, self._job, self.mode = name, server, job, mode
-        self._killed_for: Ending | None = None
+        self._killed_for: ExitReason | None = None
         self._doomed = False
         self._killed = False
         self._lost = False
@@ -94,13 +94,13 @@ class JobRun:
         self._streams: list[_Stream] = []
         passed: dict[str, int] = {}
         try:
-            self._out = self._stream(job.limits.output_bytes, lambda: self.kill(Ending.OUTPUT_EXCEEDED))
-            self._err = self._stream(job.limits.output_bytes, lambda: self.kill(Ending.OUTPUT_EXCEEDED))
+            self._out = self._stream(job.limits.output_bytes, lambda: self.kill(ExitReason.OUTPUT_EXCEEDED))
+            self._err = self._stream(job.limits.output_bytes, lambda: self.kill(ExitReason.OUTPUT_EXCEEDED))
             self._status = self._stream(_STATUS_BYTES, None)
             passed |= {"stdout": self._out.theirs, "stderr": self._err.theirs, "status": self._status.theirs}
             self._report: _Stream | None = None
             if report:
-                self._report = self._stream(job.limits.output_bytes, lambda: self.kill(Ending.OUTPUT_EXCEEDED))
+                self._report = self._stream(job.limits.output_bytes, lambda: self.kill(ExitReason.OUTPUT_EXCEEDED))
                 passed["report"] = self._report.theirs
             passed["payload"] = sealed(job.payload)
             if job.stdin:
@@ -119,7 +119,7 @@ class JobRun:
                 os.close(descriptor)
         self._timer = asyncio.get_running_loop().call_later(_START_SECONDS, self._give_up, "it did not begin")
 
-    def kill(self, reason: Ending | None) -> None:
+    def kill(self, reason: ExitReason | None) -> None:
         """Kill the process tree. `reason`: the ending to report; the first one given counts."""
         self._killed_for = self._killed_for or reason
         self._doomed = True
@@ -136,7 +136,7 @@ class JobRun:
             raise KilledFromOutside(self._problem)
         status = bytes(self._status.data)
         foreign = self._result.get("signal") == signal.SIGKILL and not self._killed
-        if foreign and self._ending(status) is Ending.SIGNALLED:
+        if foreign and self._ending(status) is ExitReason.SIGNALLED:
             raise KilledFromOutside(
                 "something outside the sandbox killed the program, as the kernel does without memory"
             )
@@ -149,8 +149,8 @@ class JobRun:
         result = self._result
         return Execution(
             ending=ending,
-            exit_code=result["exit_code"] if ending is Ending.EXITED else None,
-            signal=result["signal"] if ending is Ending.SIGNALLED else None,
+            exit_code=result["exit_code"] if ending is ExitReason.EXITED else None,
+            signal=result["signal"] if ending is ExitReason.SIGNALLED else None,
             stdout=bytes(self._out.data),
             stderr=bytes(self._err.data),
             report=bytes(self._report.data) if self._report else b"",
@@ -160,20 +160,20 @@ class JobRun:
             mode=self.mode,
         )
 
-    def _ending(self, status: bytes) -> Ending:
+    def _ending(self, status: bytes) -> ExitReason:
         limits, result = self._job.limits, self._result
-        if self._killed_for is Ending.OUTPUT_EXCEEDED:
-            return Ending.OUTPUT_EXCEEDED
+        if self._killed_for is ExitReason.OUTPUT_EXCEEDED:
+            return ExitReason.OUTPUT_EXCEEDED
         if child.OUT_OF_MEMORY in status:
-            return Ending.MEMORY_EXCEEDED
+            return ExitReason.MEMORY_EXCEEDED
         if result["exit_code"] is not None:
-            return Ending.EXITED  # by itself, even if just before it was to be killed
+            return ExitReason.EXITED  # by itself, even if just before it was to be killed
         if self._killed_for:
             return self._killed_for
         spent = result["cpu_seconds"] / limits.cpu_seconds
         if result["signal"] in _SPENT and spent > _SPENT[result["signal"]]:
-            return Ending.TIMED_OUT
-        return Ending.SIGNALLED
+            return ExitReason.TIMED_OUT
+        return ExitReason.SIGNALLED
 
     def _hear(self, message: dict[str, Any], descriptors: list[int]) -> None:
         event = message["event"]
@@ -183,7 +183,7 @@ class JobRun:
             if self._doomed:
                 self.kill(None)
             else:
-                self._set_timer(self._job.limits.wall_seconds, self.kill, Ending.TIMED_OUT)
+                self._set_timer(self._job.limits.wall_seconds, self.kill, ExitReason.TIMED_OUT)
                 if self._job.limits.processes > 1:  # of one process the kernel limits all
                     self._watching = asyncio.get_running_loop().call_later(watch.INTERVAL_SECONDS, self._watch)
             return
@@ -200,9 +200,9 @@ class JobRun:
         used = watch.usage([main], first if first != main else 0, self._server.base_bytes)
         limits = self._job.limits
         if used.processes > 1 and used.memory_bytes > limits.memory_bytes - limits.scratch_bytes:
-            self.kill(Ending.MEMORY_EXCEEDED)
+            self.kill(ExitReason.MEMORY_EXCEEDED)
         elif used.cpu_seconds > limits.cpu_seconds:
-            self.kill(Ending.TIMED_OUT)
+            self.kill(ExitReason.TIMED_OUT)
         else:
             self._watching = asyncio.get_running_loop().call_later(watch.INTERVAL_SECONDS, self._watch)
 

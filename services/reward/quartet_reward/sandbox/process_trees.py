@@ -32,7 +32,7 @@ Body = Callable[[Callable[[], None]], None]
 
 
 @dataclass
-class Tree:
+class ProcessTree:
     """A process and all that it starts. The two handles are pidfds."""
 
     main: int
@@ -40,28 +40,28 @@ class Tree:
     kill_handle: int
     """Killing this process kills the tree, or makes the fork server kill it."""
     last: int = 0
-    """The process whose end means that the tree is gone, once `finish` was called."""
+    """The process whose end means that the tree is gone, once `kill` was called."""
     last_handle: int = -1
     stack: ctypes.Array | None = None
     uid: int = 0
 
 
-class Forest(Protocol):
-    """Starts trees and fells them."""
+class ProcessTrees(Protocol):
+    """Starts process trees, kills and reaps them."""
 
-    def start(self, uid: int, allowance: Allowance, streams: dict[int, int], body: Body) -> Tree:
+    def start(self, uid: int, allowance: Allowance, streams: dict[int, int], body: Body) -> ProcessTree:
         """Start a process. Raises OSError."""
         ...
 
-    def finish(self, tree: Tree) -> None:
+    def kill(self, tree: ProcessTree) -> None:
         """Kill what is left after the main process was reaped; `last_handle` becomes readable when all is gone."""
         ...
 
-    def bury(self, tree: Tree) -> bool:
+    def reap(self, tree: ProcessTree) -> bool:
         """Reap the last process. Return whether the tree is gone."""
         ...
 
-    def clear(self, trees: list[Tree]) -> None:
+    def clear(self, trees: list[ProcessTree]) -> None:
         """Kill everything there is: `trees`, and what a fork server before this one may have left."""
         ...
 
@@ -90,7 +90,7 @@ class _Fork:
         return pid, self._handle.value
 
 
-class NamespaceForest:
+class NamespaceTrees:
     """Each tree in namespaces of its own; the kernel fells it with the first process of its pid namespace."""
 
     def __init__(self, confinement: Confinement, own_pids: int, users: bool):
@@ -102,7 +102,7 @@ class NamespaceForest:
         self._handle = ctypes.c_int()
         self._fork = _Fork(NEWNS if users else NEWNS | NEWUSER)
 
-    def start(self, uid: int, allowance: Allowance, streams: dict[int, int], body: Body) -> Tree:
+    def start(self, uid: int, allowance: Allowance, streams: dict[int, int], body: Body) -> ProcessTree:
         """Start a process as the second of a new pid namespace. Raises OSError."""
         call("unshare", NEWPID)
         try:
@@ -112,8 +112,8 @@ class NamespaceForest:
                 if main == 0:
                     body(lambda: self._confinement.enter(allowance, streams, uid))
             except OSError:
-                self.finish(tree)
-                self.bury(tree)
+                self.kill(tree)
+                self.reap(tree)
                 os.close(tree.last_handle)
                 raise
         finally:
@@ -121,21 +121,21 @@ class NamespaceForest:
         tree.main, tree.main_handle = main, main_handle
         return tree
 
-    def finish(self, tree: Tree) -> None:
+    def kill(self, tree: ProcessTree) -> None:
         """Kill the pid namespace's first process: the kernel kills all others."""
         signal.pidfd_send_signal(tree.last_handle, signal.SIGKILL)
 
-    def bury(self, tree: Tree) -> bool:
+    def reap(self, tree: ProcessTree) -> bool:
         """Reap the first process, which ends after all others."""
         os.waitpid(tree.last, WAIT_ALL)
         if tree.stack is not None:
             self._stacks.append(tree.stack)
         return True
 
-    def clear(self, trees: list[Tree]) -> None:
+    def clear(self, trees: list[ProcessTree]) -> None:
         """Nothing to do: this process is the first of its own pid namespace, and all end with it."""
 
-    def _clone_init(self) -> Tree:
+    def _clone_init(self) -> ProcessTree:
         """Start the new pid namespace's first process: libc's pause() in this memory, on a stack of its own.
 
         It shares this process's pages, so it costs next to nothing; it ignores SIGCHLD as this process does, so the
@@ -146,10 +146,10 @@ class NamespaceForest:
         arguments = (ctypes.c_void_p(top), CLONE_VM | CLONE_PIDFD, None, ctypes.byref(self._handle), None, None)
         init = check(LIBC.clone(self._pause, *arguments), "clone of the first process")
         handle = self._handle.value
-        return Tree(0, -1, kill_handle=handle, last=init, last_handle=handle, stack=stack)
+        return ProcessTree(0, -1, kill_handle=handle, last=init, last_handle=handle, stack=stack)
 
 
-class UserForest:
+class UserTrees:
     """Each tree under a user of its own, which has no other process: it is felled by that user's kill(-1)."""
 
     def __init__(self, confinement: Confinement, users: int):
@@ -158,25 +158,25 @@ class UserForest:
         self._users = users
         self._fork = _Fork(0)
 
-    def start(self, uid: int, allowance: Allowance, streams: dict[int, int], body: Body) -> Tree:
+    def start(self, uid: int, allowance: Allowance, streams: dict[int, int], body: Body) -> ProcessTree:
         """Start a process under a user. Raises OSError."""
         main, handle = self._fork()
         if main == 0:
             body(lambda: self._confinement.enter_as(allowance, streams, uid if self._users else 0))
-        return Tree(main, handle, kill_handle=os.dup(handle), uid=uid)
+        return ProcessTree(main, handle, kill_handle=os.dup(handle), uid=uid)
 
-    def finish(self, tree: Tree) -> None:
+    def kill(self, tree: ProcessTree) -> None:
         """Start a process that kills everything of the user, and ends when there is nothing left."""
         os.close(tree.kill_handle)
         tree.last, tree.last_handle = self._fork()
         if tree.last == 0:
             os._exit(_sweep(self._confinement.user(tree.uid) if self._users else 0, tree.main))
 
-    def bury(self, tree: Tree) -> bool:
+    def reap(self, tree: ProcessTree) -> bool:
         """Reap that process."""
         return os.waitpid(tree.last, WAIT_ALL)[1] == 0
 
-    def clear(self, trees: list[Tree]) -> None:
+    def clear(self, trees: list[ProcessTree]) -> None:
         """Kill all processes of all slots' users, or, without users, the process groups of `trees`."""
         targets = [(self._confinement.user(uid), 0) for uid in range(1, self._users)]
         for uid, group in targets or [(0, tree.main) for tree in trees]:
