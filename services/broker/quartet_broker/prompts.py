@@ -72,6 +72,33 @@ def overflow(run_id: str, reply: list) -> ContractError:
     )
 
 
+def _refuse_submission(run_id: str, request: broker_pb2.SubmitPromptsRequest, reply: list) -> None:
+    """Raise what the script's answer refuses, if it does."""
+    match reply[0]:
+        case b"FORGOTTEN":
+            raise _forgotten(run_id, request.follows_instance_id)
+        case b"CONFLICT":
+            raise already_exists("prompt instance", reply[1].decode(), "it was submitted before with other content")
+        case b"ENDED":
+            raise failed_precondition(f"run '{run_id}'", "its training prompts have ended (EndPrompts)")
+        case b"TOO_MANY":
+            raise invalid_argument(
+                "instances",
+                came=f"{len(request.instances)} of them",
+                allowed=f"at most max_queued_prompts ({reply[1]})",
+            )
+        case b"OVERFLOW":
+            raise overflow(run_id, reply)
+        case b"SET_FULL":
+            raise resource_exhausted(
+                f"evaluation set '{request.evaluation_set}'",
+                f"it has {reply[1]} prompts and at most {validation.MOST_EVALUATION_PROMPTS} are stored",
+            )
+        case b"FULL":
+            description = f"{reply[1]} prompts wait and at most {reply[2]} may (max_queued_prompts)"
+            raise resource_exhausted(f"queue of run '{run_id}'", description, _QUEUE_RETRY_SECONDS)
+
+
 class Prompts:
     """The queue of prompts and their leases."""
 
@@ -118,29 +145,7 @@ class Prompts:
                 validation.stored(f"instances[{n}]", instance, self._answer_bytes) if instance.traceparent else content,
             ]
         reply = await self._store.run("submit_prompts", run_id, *arguments)
-        match reply[0]:
-            case b"FORGOTTEN":
-                raise _forgotten(run_id, request.follows_instance_id)
-            case b"CONFLICT":
-                raise already_exists("prompt instance", reply[1].decode(), "it was submitted before with other content")
-            case b"ENDED":
-                raise failed_precondition(f"run '{run_id}'", "its training prompts have ended (EndPrompts)")
-            case b"TOO_MANY":
-                raise invalid_argument(
-                    "instances",
-                    came=f"{len(request.instances)} of them",
-                    allowed=f"at most max_queued_prompts ({reply[1]})",
-                )
-            case b"OVERFLOW":
-                raise overflow(run_id, reply)
-            case b"SET_FULL":
-                raise resource_exhausted(
-                    f"evaluation set '{request.evaluation_set}'",
-                    f"it has {reply[1]} prompts and at most {validation.MOST_EVALUATION_PROMPTS} are stored",
-                )
-            case b"FULL":
-                description = f"{reply[1]} prompts wait and at most {reply[2]} may (max_queued_prompts)"
-                raise resource_exhausted(f"queue of run '{run_id}'", description, _QUEUE_RETRY_SECONDS)
+        _refuse_submission(run_id, request, reply)
         repeats = len(request.instances) - len(seen)
         return broker_pb2.SubmitPromptsResponse(accepted=reply[1], duplicates=reply[2] + repeats)
 
