@@ -60,7 +60,7 @@ def _check_trainer(service: Service, keys: TrainerKeys, model: Path) -> None:
 def rank_bytes(keys: TrainerKeys, ranks: int) -> dict[str, float]:
     """Return what a rank holds at the least, in bytes a parameter of the model, by docs/plugins.md."""
     sharded = keys.plugin in ("torch_fsdp", "gemini")  # all of it over all ranks
-    half = keys.precision == "bf16" and keys.plugin in ("low_level_zero", "hybrid_parallel", "gemini")
+    half = keys.precision in ("auto", "bf16") and keys.plugin in ("low_level_zero", "hybrid_parallel", "gemini")
     size = 8 if keys.precision == "fp64" else 2 if half else 4
     zero = keys.zero_stage or (1 if keys.plugin == "low_level_zero" else 0)
     by_model = ranks if sharded else keys.tp_size * keys.pp_size
@@ -70,7 +70,9 @@ def rank_bytes(keys: TrainerKeys, ranks: int) -> dict[str, float]:
         return {"weights": weights}
     gradients = 0 if keys.plugin == "gemini" else size / (ranks if zero == 2 else by_model)
     moments = (16 if size == 8 else 8) / by_optimizer
-    parts = {"weights": weights, "gradients": gradients, "float32 weights": half * 4 / by_optimizer, "Adam": moments}
+    parts = {"weights": weights, "gradients": gradients}
+    if not keys.offload_optimizer:
+        parts |= {"float32 weights": half * 4 / by_optimizer, "Adam": moments}
     return {**parts, "reference model": weights if keys.kl_coefficient else 0}
 
 

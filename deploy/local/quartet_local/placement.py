@@ -56,10 +56,11 @@ class TrainerKeys(_Keys):
     ranks: int | None = None
     algorithm: str = "grpo"
     plugin: str = "torch_ddp"
-    precision: str = "fp32"
+    precision: str = "auto"
     tp_size: int = 1
     pp_size: int = 1
     zero_stage: int | None = None
+    offload_optimizer: bool = False
     kl_coefficient: float = 0.0
     lora: LoraKeys = LoraKeys()
 

@@ -189,9 +189,10 @@ class LearnerSettings(PluginSettings):
         description="Compute a group's prompt once for its completions in a micro-batch, where plugin and model can.",
     )
     gradient_checkpointing: bool = Field(default=False, description="Recompute activations in backward: less memory.")
-    precision: Literal["fp32", "bf16", "fp64"] = Field(
-        default="fp32",
-        description="Arithmetic of the model. bf16 keeps fp32 weights and log-softmax; fp64 is for numerical checks.",
+    precision: Literal["auto", "fp32", "bf16", "fp64"] = Field(
+        default="auto",
+        description="Arithmetic of the model: bf16 keeps fp32 weights and log-softmax; fp64 is for numerical checks; "
+        "auto is bf16 on CUDA and with gemini, else fp32.",
     )
     seed: int = Field(default=42, ge=0, description="Seed of the ranks' random generators.")
 
@@ -203,6 +204,13 @@ class LearnerSettings(PluginSettings):
         the mean log-prob of a completion.
         """
         return self.old_log_probs or ("recompute" if self.algorithm == "gspo" else "rollout")
+
+    def on(self, device: str) -> LearnerSettings:
+        """With the `precision` that they have on "cuda" or "cpu"."""
+        if self.precision != "auto":
+            return self
+        half = device == "cuda" or self.plugin == "gemini"
+        return self.model_copy(update={"precision": "bf16" if half else "fp32"})
 
     @property
     def masks_truncated(self) -> bool:
@@ -256,7 +264,7 @@ class LearnerSettings(PluginSettings):
                 f"correction: {self.correction!r} compares the trainer's log-probs with the rollout's; "
                 'it needs old_log_probs = "recompute"'
             )
-        if self.plugin == "gemini" and self.precision != "bf16":
+        if self.plugin == "gemini" and self.precision not in ("auto", "bf16"):
             raise ValueError(
                 f'precision: {self.precision!r} is not possible with plugin = "gemini", which computes in bf16; '
                 'set precision = "bf16", or another plugin'

@@ -99,6 +99,11 @@ class PluginSettings(Section):
         description="What data-parallel ranks share out: 1 the optimizer's state, 2 the gradients too. "
         "Unset: low_level_zero 1, hybrid_parallel nothing.",
     )
+    offload_optimizer: bool = Field(
+        default=False,
+        description="Keep the optimizer's state and its float32 weights in the host's memory and step there "
+        "(low_level_zero, gemini, hybrid_parallel with zero_stage).",
+    )
     lora: LoraSection = Field(default=LoraSection(), description="Low-rank adapters.")
 
     @model_validator(mode="after")
@@ -115,6 +120,12 @@ class PluginSettings(Section):
             raise ValueError(
                 f"zero_stage: 2 exchanges gradients with every micro-batch; with pp_size {self.pp_size} "
                 "only 1 is possible"
+            )
+        zero = self.plugin in ("low_level_zero", "gemini") or (self.plugin == "hybrid_parallel" and self.zero_stage)
+        if self.offload_optimizer and not zero:
+            raise ValueError(
+                'offload_optimizer: true needs plugin = "low_level_zero" or "gemini", or "hybrid_parallel" with '
+                f"zero_stage, not {self.plugin!r} alone"
             )
         self._check_sequence_parallel()
         if self.lora.r and self.plugin not in ("torch_ddp", "low_level_zero", "hybrid_parallel"):

@@ -73,7 +73,6 @@ class BoosterLearner:
         """Load the model and boost it. See `quartet_trainer.learner.base.create_learner`."""
         config = check_model_folder(model_path)
         self.step = 0
-        self._settings = settings
         self._model_path = model_path
         self._algorithm = create_algorithm(settings)
         critic = settings.critic.model if self._algorithm.has_critic else None
@@ -84,6 +83,7 @@ class BoosterLearner:
         self._sampling_masks = run.sampling_masks
         check_sampling_masks(settings, run.sampling_masks)
         self._ranks = distributed.initialize(settings.seed)
+        self._settings = settings = settings.on(self._ranks.device.type)
         # The folder's own dtype is what the rollouts run in; training may need more digits.
         self._published_dtype = getattr(torch, model_dtype(config))
 

@@ -13,6 +13,9 @@
 None touches a machine with CUDA: there ColossalAI takes its CudaAccelerator, and NCCL answers the second question
 before it is asked. Remove a cure when the pinned ColossalAI no longer needs it.
 
+Importing it sets CUDA_DEVICE_MAX_CONNECTIONS=1 for the process and its children, which puts the kernels of all streams
+into one queue: weights that are sent would wait behind training. It is put back as it was, before CUDA starts.
+
 Importing and using it also prints advice that is not for our users: to install TensorNVMe, apex and the kernels
 package, and what is deprecated in its own calls. That is silenced here, message by message.
 """
@@ -20,6 +23,7 @@ package, and what is deprecated in its own calls. That is silenced here, message
 from __future__ import annotations
 
 import logging
+import os
 import re
 import warnings
 from contextlib import nullcontext
@@ -29,6 +33,7 @@ from typing import Any
 import torch
 import torch.distributed
 
+_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _ADVICE = (
     "Please install the latest tensornvme",
     "Please install apex from source",
@@ -48,12 +53,16 @@ def apply() -> None:
     logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
         lambda record: "kernels-community" not in record.getMessage()
     )
+    before = os.environ.get(_CONNECTIONS)
     import colossalai  # noqa: F401 - everything that it imports on its way, under the filters above
     from colossalai.accelerator.cpu_accelerator import CpuAccelerator
     from colossalai.booster.plugin import torch_fsdp_plugin
     from colossalai.zero.gemini.chunk import Chunk
     from colossalai.zero.low_level import LowLevelZeroOptimizer
 
+    os.environ.pop(_CONNECTIONS, None)
+    if before is not None:
+        os.environ[_CONNECTIONS] = before
     CpuAccelerator.get_rng_state = lambda self, device=None: torch.get_rng_state()
     CpuAccelerator.set_rng_state = lambda self, new_state, device=None: torch.set_rng_state(new_state)
     CpuAccelerator.manual_seed = lambda self, seed: torch.manual_seed(seed)

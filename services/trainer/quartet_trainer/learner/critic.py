@@ -24,6 +24,7 @@ from quartet_trainer.learner.model_folder import check_model_folder
 from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
 from quartet_trainer.learner.planner import CriticTargets
 from quartet_trainer.learner.plugins import Plugin
+from quartet_trainer.learner.plugins.base import Phases
 from quartet_trainer.learner.policy import autocast_to
 from quartet_trainer.learner_settings import LearnerSettings
 from quartet_trainer.losses.value import clipped_value_loss
@@ -108,7 +109,8 @@ class Critic:
 
     def learn(self, batch: ExperienceBatch, targets: CriticTargets, step: int) -> dict[str, float]:
         """One optimizer step towards the returns; metrics, the same on every rank."""
-        started = self._plugin.clock()
+        phases = Phases(self._plugin.ranks.device)
+        phases.begin("all")
         sums = self.accumulate(batch, targets)
         grad_norm = self._optimizer.clip_grad_by_norm(self._max_grad_norm, foreach=True).item()
         for group in self._optimizer.param_groups:
@@ -118,7 +120,7 @@ class Critic:
         else:
             log.warning("the critic's gradient is not finite; its weights stay", extra={"step": step})
         self._optimizer.zero_grad()
-        seconds = torch.tensor([self._plugin.clock() - started], dtype=torch.float64, device=sums.device)
+        seconds = torch.tensor([phases.end()["all"]], dtype=torch.float64, device=sums.device)
         distributed.sum_and_max(sums, seconds)
 
         mask = targets.plan.mask

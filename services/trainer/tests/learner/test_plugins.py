@@ -35,7 +35,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "fsdp": {"plugin": "torch_fsdp"},
     "zero 1": ZERO,
     "zero 2": {**ZERO, "zero_stage": 2},
+    "zero 1, offload": {**ZERO, "offload_optimizer": True},
     "gemini": {"plugin": "gemini"},
+    "gemini, offload": {"plugin": "gemini", "offload_optimizer": True},
     "tp2-dp2": {**HYBRID, "tp_size": 2},
     "tp2-dp2, zero 1": {**HYBRID, "tp_size": 2, "zero_stage": 1},
     "tp2-dp2, zero 2": {**HYBRID, "tp_size": 2, "zero_stage": 2},
@@ -125,6 +127,7 @@ JOBS = [
     *(Job(layout, case) for layout in ("tp2-dp2", "pp2-dp2") for case in SPREAD),
     *(Job("fsdp", case) for case in ("reinforce_pp", "ptx", "passes")),
     *(Job("zero 2", case) for case in ("ppo", "ptx", "lora")),
+    Job("zero 1, offload", "grpo"),
     *(Job("sp2-dp2", case) for case in ("ppo", "ptx")),
     *(Job(layout, "checkpointing") for layout in ("tp2-pp2", "sp2-dp2, zero 2")),
     Job("tp2-dp2, zero 2", "dapo"),
@@ -152,6 +155,7 @@ GEMINI_STANDS = Job("gemini", "standing still", "bf16", FSDP_BF16)
 NEAR = [
     *(Job(layout, "grpo", "bf16") for layout in ("pp2-dp2", "tp2-dp2, zero 1", "sp2-dp2, zero 1", "zero 2")),
     FSDP_BF16,
+    Job("gemini, offload", "dapo", "bf16"),
     *(Job("gemini", case, "bf16") for case in ("dapo", "checkpointing", "reinforce_pp")),
 ]
 """In bf16, of a model with small weights."""

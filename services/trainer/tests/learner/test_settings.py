@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from pydantic import ValidationError
 from quartet_trainer.learner import LearnerSettings, create_learner
 from quartet_trainer.learner.model_folder import ModelFolderError, check_model_folder
 from quartet_trainer.learner.optimizer import create_optimizer
+from quartet_trainer.learner.plugins.base import Phases
 
 HEAD: dict[str, Any] = {"algorithm": "ppo", "critic": {"form": "head"}}
 
@@ -25,7 +27,7 @@ HEAD: dict[str, Any] = {"algorithm": "ppo", "critic": {"form": "head"}}
     ("values", "message"),
     [
         (
-            {"plugin": "gemini"},
+            {"plugin": "gemini", "precision": "fp32"},
             "'fp32' is not possible with plugin = \"gemini\", which computes in bf16; set precision",
         ),
         (
@@ -47,6 +49,10 @@ HEAD: dict[str, Any] = {"algorithm": "ppo", "critic": {"form": "head"}}
             "sequence_parallel: 'all_to_all' needs plugin = \"hybrid_parallel\", not 'low_level_zero'",
         ),
         ({"mini_batches": 0}, "mini_batches"),
+        (
+            {"offload_optimizer": True, "plugin": "hybrid_parallel", "tp_size": 2},
+            "\"hybrid_parallel\" with zero_stage, not 'hybrid_parallel' alone",
+        ),
         ({"lora": {"r": 4}, "plugin": "hybrid_parallel", "tp_size": 2}, "with adapters tp_size must be 1, not 2"),
         ({"adam_betas": (0.9, 1.0)}, r"each must be in \[0, 1\), got \[0.9, 1.0\]"),
         ({"schedule_steps": 10, "warmup_steps": 10}, r"warmup_steps \(10\) must be smaller than schedule_steps \(10\)"),
@@ -135,3 +141,57 @@ def test_folders_that_are_no_models(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(ModelFolderError, match=r"has no model\.safetensors"):
         check_model_folder(tmp_path)
+
+
+def test_precision_that_nobody_wrote() -> None:
+    plugins = ("torch_ddp", "torch_fsdp", "low_level_zero", "gemini", "hybrid_parallel")
+    found = {
+        (plugin, device): LearnerSettings(plugin=plugin).on(device).precision
+        for plugin in plugins
+        for device in ("cuda", "cpu")
+    }
+    half = {(plugin, "cuda") for plugin in plugins} | {("gemini", "cpu")}
+    assert found == {key: "bf16" if key in half else "fp32" for key in found}
+    written = LearnerSettings(precision="fp32")
+    assert written.on("cuda") is written
+
+
+@pytest.mark.parametrize("before", [None, "8"])
+def test_importing_colossalai_leaves_cudas_queues_as_they_were(before: str | None) -> None:
+    code = """
+import os
+from quartet_trainer.learner import colossalai_cures
+colossalai_cures.apply()
+print(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"))
+"""
+    given = {**os.environ, **({} if before is None else {"CUDA_DEVICE_MAX_CONNECTIONS": before})}
+    if before is None:
+        given.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+    answer = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == [str(before)]
+
+
+def test_phases_are_timed_by_events_and_only_the_end_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            said.append("record")
+            self.at = 1000.0 * 2 ** said.count("record")
+
+        def elapsed_time(self, end: Event) -> float:
+            assert said[-1] == "wait"
+            return end.at - self.at
+
+        def synchronize(self) -> None:
+            said.append("wait")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    phases = Phases(torch.device("cuda"))
+    for phase in ("forward", "backward", "forward"):
+        phases.begin(phase)
+    assert phases.end() == {"forward": 2.0 + 8.0, "backward": 4.0}
+    assert said == ["record"] * 4 + ["wait"]

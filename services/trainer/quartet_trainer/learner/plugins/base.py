@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from colossalai.booster import Booster
@@ -39,6 +41,33 @@ class Seconds:
 
     forward: float = 0.0
     backward: float = 0.0
+
+
+class Phases:
+    """Times phases one after another: on CUDA by events in its stream, so that none waits for the one before."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._begun: list[tuple[str, Any]] = []
+
+    def begin(self, phase: str) -> None:
+        """The phase before has ended."""
+        mark: Any = time.perf_counter()
+        if self._cuda:
+            mark = torch.cuda.Event(enable_timing=True)
+            mark.record()
+        self._begun.append((phase, mark))
+
+    def end(self) -> dict[str, float]:
+        """The last phase has ended: seconds of all phases by name, once the device is done with them."""
+        self.begin("")
+        if self._cuda:
+            self._begun[-1][1].synchronize()
+        seconds: dict[str, float] = {}
+        for (phase, begin), (_, end) in itertools.pairwise(self._begun):
+            took = begin.elapsed_time(end) / 1000 if self._cuda else end - begin
+            seconds[phase] = seconds.get(phase, 0.0) + took
+        return seconds
 
 
 class Plugin(ABC):
@@ -138,12 +167,6 @@ class Plugin(ABC):
     def clip_gradient(self, max_norm: float) -> float:
         """Scale the gradient down to `max_norm`; returns its norm before, over all parameters of the whole model."""
         return self.optimizer.clip_grad_by_norm(max_norm, foreach=True).item()
-
-    def clock(self) -> float:
-        """Seconds, after all that was asked of the device is done. Local."""
-        if self.ranks.device.type == "cuda":
-            torch.cuda.synchronize(self.ranks.device)
-        return time.perf_counter()
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's parameters, or their pieces, by the whole tensor's name. Local."""

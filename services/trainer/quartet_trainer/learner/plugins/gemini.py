@@ -70,7 +70,8 @@ class Gemini(Ranged):
         cuda = self.ranks.device.type == "cuda"
         gemini = GeminiPlugin(
             precision="bf16",
-            placement_policy="static",  # everything stays on the device
+            placement_policy="static",
+            offload_optim_frac=float(self.settings.offload_optimizer),
             enable_gradient_accumulation=True,
             enable_async_reduce=cuda,
             pin_memory=cuda,

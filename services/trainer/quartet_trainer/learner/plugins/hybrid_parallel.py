@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from quartet_trainer.batches import MicroBatch
 from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.hybrid_checks import check_model, check_ranks
-from quartet_trainer.learner.plugins.base import CreateOptimizer, Criterion, Load, Seconds
+from quartet_trainer.learner.plugins.base import CreateOptimizer, Criterion, Load, Phases, Seconds
 from quartet_trainer.learner.plugins.exact import exact_buffers
 from quartet_trainer.learner.plugins.sequence import SequenceParallel
 from quartet_trainer.learner.plugins.sharded import Sharded
@@ -92,7 +92,9 @@ class HybridParallel(Sharded):
             self.model.shared_params = []  # a tied matrix has no gradient to exchange between its two stages
         if self._zero_stage:
             self.optimizer = self._zero_optimizer(optimizer)
-            self._rows = ZeroRows(self.optimizer, self._parallel.mixed_dp_group, partitions=self._zero_stage == 2)
+            self._rows = ZeroRows(
+                self.optimizer, self._parallel.mixed_dp_group, self.ranks.device, partitions=self._zero_stage == 2
+            )
         self.model.convert_fn = None  # it would round the temperatures to bf16
         self.causal_lm = self.model.unwrap()
         self._find_shards(self.adapter, tied, tp_group=self._parallel.tp_group, pp_group=self._parallel.pp_group)
@@ -112,6 +114,7 @@ class HybridParallel(Sharded):
             tp_process_group=parallel.tp_group,
             pp_process_group=parallel.pp_group,
             partition_grad=self._zero_stage == 2,
+            cpu_offload=self.settings.offload_optimizer,
             # Stages exchange at the end, where nothing would wait for another stream.
             overlap_communication=self.ranks.device.type == "cuda" and not self._staged,
             clip_grad_norm=0.0,  # clip_gradient does it, before it is known whether the step is taken
@@ -142,9 +145,9 @@ class HybridParallel(Sharded):
             most = torch.tensor(count, device=self.ranks.device)
             dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._parallel.dp_group)
             total = int(most)
-        seconds = Seconds()
+        phases = Phases(self.ranks.device)
         for index in range(total):
-            started = self.clock()
+            phases.begin("forward")
             micro_batch = load(min(index, count - 1))
             self._exchange_next(partitions or index == total - 1)
             log_probs, entropy = self.model(*micro_batch.inputs)
@@ -153,11 +156,9 @@ class HybridParallel(Sharded):
                 loss = criterion(index, micro_batch, log_probs, entropy, reference)
             else:
                 loss = 0.0 * log_probs.sum()
-            forward_ended = self.clock()
+            phases.begin("backward")
             self.booster.backward(loss * self.data_size, self.optimizer)
-            seconds.forward += forward_ended - started
-            seconds.backward += self.clock() - forward_ended
-        return seconds
+        return Seconds(**phases.end())
 
     def _exchange_next(self, exchange: bool) -> None:
         """Whether the next backward exchanges gradients: among data-parallel ranks, and those that share sequences."""
@@ -173,7 +174,8 @@ class HybridParallel(Sharded):
             references = [self.reference_log_probs(load(index)) for index in range(count)]
         # The schedule wants at least as many micro-batches as stages: the last, the least, stands in, without weight.
         padded = max(count, self.settings.pp_size)
-        started = self.clock()
+        phases = Phases(self.ranks.device)
+        phases.begin("all")
         self._stage.begin(lambda index: load(min(index, count - 1)))
 
         def loss(outputs: dict[str, Tensor], inputs: dict[str, Tensor]) -> Tensor:
@@ -187,7 +189,7 @@ class HybridParallel(Sharded):
             self._schedule(padded), self.model, loss, self.optimizer, return_loss=False, return_outputs=False
         )
         forward = self._stage.end()
-        return Seconds(forward=forward, backward=self.clock() - started - forward)
+        return Seconds(forward=forward, backward=phases.end()["all"] - forward)
 
     def _schedule(self, micro_batches: int) -> Iterator[dict[str, Tensor]]:
         """Prepare the schedule for that many micro-batches; the "batch" it cuts up is only their numbers."""

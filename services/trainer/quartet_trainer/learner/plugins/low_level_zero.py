@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from quartet_trainer.batches import MicroBatch
 from quartet_trainer.learner.distributed import Ranks
-from quartet_trainer.learner.plugins.base import CreateOptimizer, Criterion, Load, Plugin, Seconds
+from quartet_trainer.learner.plugins.base import CreateOptimizer, Criterion, Load, Phases, Plugin, Seconds
 from quartet_trainer.learner.plugins.clipping import clip_parts
 from quartet_trainer.learner.plugins.exact import exact_buffers
 from quartet_trainer.learner.plugins.zero_rows import ZeroRows
@@ -36,6 +36,7 @@ class LowLevelZero(Plugin):
             stage=settings.zero_stage or 1,
             precision="bf16" if bf16 else "fp32",  # fp32 leaves the weights as they are loaded
             cast_inputs=False,  # temperatures keep their digits
+            cpu_offload=settings.offload_optimizer,
             overlap_communication=ranks.device.type == "cuda",
             max_norm=0.0,  # clip_gradient does it, before it is known whether the step is taken
         )
@@ -53,7 +54,9 @@ class LowLevelZero(Plugin):
         )
         self.causal_lm = causal_lm
         self.model, self.optimizer, *_ = self.booster.boost(policy, create_optimizer(policy))
-        self._rows = ZeroRows(self.optimizer, dist.group.WORLD, partitions=self.settings.zero_stage == 2)
+        self._rows = ZeroRows(
+            self.optimizer, dist.group.WORLD, self.ranks.device, partitions=self.settings.zero_stage == 2
+        )
 
     def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
         """In the policy's own precision, not boosted: it has no optimizer. Under an adapter it is there already."""
@@ -81,10 +84,10 @@ class LowLevelZero(Plugin):
             most = torch.tensor(count, device=self.ranks.device)
             dist.all_reduce(most, op=dist.ReduceOp.MAX)
             total = int(most)
-        seconds = Seconds()
+        phases = Phases(self.ranks.device)
         with_reference = self.settings.kl_coefficient > 0 and self.reference_in_loss
         for index in range(total):
-            started = self.clock()
+            phases.begin("forward")
             micro_batch = load(min(index, count - 1))
             exchanges = partitions or index == total - 1
             with nullcontext() if exchanges else self.booster.no_sync(self.model, self.optimizer):
@@ -94,11 +97,9 @@ class LowLevelZero(Plugin):
                     loss = criterion(index, micro_batch, log_probs, entropy, reference, *values)
                 else:
                     loss = 0.0 * sum(output.sum() for output in (log_probs, *values))
-                forward_ended = self.clock()
+                phases.begin("backward")
                 self.booster.backward(loss * self.data_size, self.optimizer)  # the exchange averages over ranks
-            seconds.forward += forward_ended - started
-            seconds.backward += self.clock() - forward_ended
-        return seconds
+        return Seconds(**phases.end())
 
     def clip_gradient(self, max_norm: float) -> float:
         return clip_parts([(row, 1.0) for _, row in self._rows.gradients()], max_norm, self.ranks.device)

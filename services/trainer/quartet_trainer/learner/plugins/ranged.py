@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from quartet_trainer.batches import MicroBatch
-from quartet_trainer.learner.plugins.base import Criterion, Load, Plugin, Seconds
+from quartet_trainer.learner.plugins.base import Criterion, Load, Phases, Plugin, Seconds
 from quartet_trainer.learner.plugins.clipping import clip_parts
 
 
@@ -67,10 +67,10 @@ class Ranged(Plugin):
         return self._forward(self._reference, micro_batch)[0]
 
     def accumulate(self, count: int, load: Load, criterion: Criterion) -> Seconds:
-        seconds = Seconds()
+        phases = Phases(self.ranks.device)
         with_reference = self._reference is not None and self.reference_in_loss
         for index in range(self.passes(count)):
-            started = self.clock()
+            phases.begin("forward")
             micro_batch = load(min(index, count - 1))
             reference = self.reference_log_probs(micro_batch) if with_reference else None
             log_probs, entropy = self._forward(self.model, micro_batch)
@@ -78,11 +78,9 @@ class Ranged(Plugin):
                 loss = criterion(index, micro_batch, log_probs, entropy, reference)
             else:
                 loss = 0.0 * log_probs.sum()
-            forward_ended = self.clock()
+            phases.begin("backward")
             self.booster.backward(loss * self.data_size, self.optimizer)  # the exchange averages over ranks
-            seconds.forward += forward_ended - started
-            seconds.backward += self.clock() - forward_ended
-        return seconds
+        return Seconds(**phases.end())
 
     def clip_gradient(self, max_norm: float) -> float:
         return clip_parts([(gradient, 1.0) for gradient in self._gradients()], max_norm, self.ranks.device)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from quartet_trainer.batches import MicroBatch
 from quartet_trainer.learner.distributed import Ranks
-from quartet_trainer.learner.plugins.base import CreateOptimizer, Criterion, Load, Plugin, Seconds
+from quartet_trainer.learner.plugins.base import CreateOptimizer, Criterion, Load, Phases, Plugin, Seconds
 from quartet_trainer.learner.policy import Policy
 from quartet_trainer.learner_settings import LearnerSettings
 
@@ -63,10 +63,10 @@ class DataParallel(Plugin):
         return log_probs
 
     def accumulate(self, count: int, load: Load, criterion: Criterion) -> Seconds:
-        seconds = Seconds()
+        phases = Phases(self.ranks.device)
         for index in range(count):
             is_last = index == count - 1
-            started = self.clock()
+            phases.begin("forward")
             micro_batch = load(index)
             with nullcontext() if is_last else self.booster.no_sync(self.model, self.optimizer):
                 log_probs, entropy, *values = self.model(*micro_batch.inputs)
@@ -74,9 +74,7 @@ class DataParallel(Plugin):
                 if self._has_reference and self.reference_in_loss:
                     reference = self.reference_log_probs(micro_batch)
                 loss = criterion(index, micro_batch, log_probs, entropy, reference, *values)
-                forward_ended = self.clock()
+                phases.begin("backward")
                 # DDP averages over the ranks; every token has its final weight already.
                 self.booster.backward(loss * self.data_size, self.optimizer)
-            seconds.forward += forward_ended - started
-            seconds.backward += self.clock() - forward_ended
-        return seconds
+        return Seconds(**phases.end())

@@ -13,8 +13,14 @@ from torch import Tensor, nn
 class ZeroRows:
     """A row is the tensor flattened, padded to a multiple of the group's ranks, and cut in the order of the ranks."""
 
-    def __init__(self, optimizer: LowLevelZeroOptimizer, group: dist.ProcessGroup, *, partitions: bool) -> None:
-        """Take ZeRO's optimizer over `group`; `partitions`: it is stage 2, which keeps this rank's gradients only."""
+    def __init__(
+        self, optimizer: LowLevelZeroOptimizer, group: dist.ProcessGroup, device: torch.device, *, partitions: bool
+    ) -> None:
+        """Take ZeRO's optimizer over `group`, whose ranks exchange on `device`, wherever the optimizer's rows are.
+
+        `partitions`: it is stage 2, which keeps this rank's gradients only.
+        """
+        self._device = device
         self._optimizer = optimizer
         self._group = group
         self._partitions = partitions
@@ -41,6 +47,7 @@ class ZeroRows:
 
     def join(self, row: Tensor, shape: torch.Size) -> Tensor:
         """The tensor of that shape, from the rows of all ranks of the group. All of them call."""
-        rows = [torch.empty_like(row) for _ in range(self._size)]
-        dist.all_gather(rows, row.detach().contiguous(), group=self._group)
+        mine = row.detach().to(self._device).contiguous()
+        rows = [torch.empty_like(mine) for _ in range(self._size)]
+        dist.all_gather(rows, mine, group=self._group)
         return torch.cat(rows)[: shape.numel()].view(shape)
