@@ -220,7 +220,7 @@ class Checkpointer:
             state = {**identity, "consumed": self.consumed.to_json(), "extra": extra}
             facts = {**identity, "ledger": mark, "first_remembered_pass": self._first_remembered_pass}
             if self._settings.background and self._learner.has_snapshots:
-                done = self._executor.submit(self._learner.snapshot(state, facts), folder)
+                done = self._executor.submit(self._learner.snapshot(folder, state, facts))
                 done.add_done_callback(lambda _: self._on_durable())
             else:
                 self._learner.save(folder, state, facts)

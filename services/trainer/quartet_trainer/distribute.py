@@ -6,6 +6,7 @@ deadline of the training's collectives, nor occupy a GPU. An announcement is one
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -106,10 +107,10 @@ class Ensemble:
         """Whether `snapshot` may be called."""
         return hasattr(self._learner, "snapshot")
 
-    def snapshot(self, state: dict[str, Any], facts: dict[str, Any] | None = None) -> Callable[[Path], None]:
+    def snapshot(self, folder: Path, state: dict[str, Any], facts: dict[str, Any] | None = None) -> Callable[[], None]:
         """As Learner.snapshot."""
-        self._announcements.send("snapshot", state=state, facts=facts)
-        return self._learner.snapshot(state, facts)
+        self._announcements.send("snapshot", folder=str(folder), state=state, facts=facts)
+        return self._learner.snapshot(folder, state, facts)
 
     def load(self, folder: Path) -> dict[str, Any]:
         """As Learner.load."""
@@ -157,6 +158,11 @@ class Alone:
 
 def follow(learner: Learner, announcements: Announcements) -> None:
     """Ranks above 0: call what rank 0 announces, until it says stop. Raises RuntimeError if rank 0 is gone."""
+    with ThreadPoolExecutor(1, thread_name_prefix="write-checkpoint") as executor:
+        _follow(learner, announcements, executor)
+
+
+def _follow(learner: Learner, announcements: Announcements, executor: ThreadPoolExecutor) -> None:
     while True:
         command, payloads, arguments = announcements.receive()
         if command == "train_step":
@@ -169,7 +175,8 @@ def follow(learner: Learner, announcements: Announcements) -> None:
         elif command == "save":
             learner.save(Path(arguments["folder"]), arguments["state"], arguments["facts"])
         elif command == "snapshot":
-            learner.snapshot(arguments["state"], arguments["facts"])
+            write = learner.snapshot(Path(arguments["folder"]), arguments["state"], arguments["facts"])
+            executor.submit(write)  # whether it failed rank 0 hears from the writing itself
         elif command == "load":
             learner.load(Path(arguments["folder"]))
         elif command == "export":

@@ -81,12 +81,11 @@ class Learner(Protocol):
             LearnerError: the folder could not be written; on every rank.
         """
 
-    def snapshot(self, state: dict[str, Any], facts: dict[str, Any] | None = None) -> Callable[[Path], None]:
-        """Copy into memory all that `save` would write, and return what writes it as `save` does.
+    def snapshot(self, folder: Path, state: dict[str, Any], facts: dict[str, Any] | None = None) -> Callable[[], None]:
+        """Copy into memory what this rank would write in `save`, and return what writes it as `save` does.
 
-        The function returned is not collective: rank 0 calls it, once, in any thread, while training goes on; on other
-        ranks it does nothing. It raises LearnerError. A learner that cannot do this has no such method, and is saved by
-        `save`.
+        Every rank calls the function returned, once, in any thread, while training goes on, and before the next
+        snapshot. It raises LearnerError. A learner that cannot do this has no such method, and is saved by `save`.
         """
 
     def load(self, folder: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from colossalai.interface import OptimizerWrapper
 from quartet.v1 import experience_pb2, rollout_pb2, tensor_pb2
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
@@ -51,7 +50,6 @@ _WIRE_DTYPE = {
     torch.bfloat16: tensor_pb2.DTYPE_BFLOAT16,
     torch.float16: tensor_pb2.DTYPE_FLOAT16,
 }
-_WRITE_ERRORS = (OSError, TypeError, ValueError, RuntimeError, SafetensorError)
 
 
 @dataclass(frozen=True)
@@ -83,6 +81,7 @@ class BoosterLearner:
         self._sampling_masks = run.sampling_masks
         check_sampling_masks(settings, run.sampling_masks)
         self._ranks = distributed.initialize(settings.seed)
+        self._writing_ranks = distributed.WritingRanks(self._ranks)
         self._settings = settings = settings.on(self._ranks.device.type)
         # The folder's own dtype is what the rollouts run in; training may need more digits.
         self._published_dtype = getattr(torch, model_dtype(config))
@@ -238,49 +237,76 @@ class BoosterLearner:
 
     def save(self, folder: Path, state: dict[str, Any], facts: dict[str, Any] | None = None) -> None:
         """See `Learner.save`."""
+        self._writer(folder, state, facts)(*self._shares())
+
+    def snapshot(self, folder: Path, state: dict[str, Any], facts: dict[str, Any] | None = None) -> Callable[[], None]:
+        """See `Learner.snapshot`."""
+        copies = [[(name, tensor.detach().to("cpu", copy=True)) for name, tensor in share] for share in self._shares()]
         write = self._writer(folder, state, facts)
-        self._write_together(
-            write, self._plugin.weights(), self._plugin.moments(), what=f"write the checkpoint {folder}"
+        return lambda: write(*map(iter, copies))
+
+    def _dealt(self, specs: Mapping[str, torch.Size]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+        """The names in each file of tensors that all ranks write, and in those that this one does."""
+        ranks = self._ranks
+        files = storage.model_files(specs, self._plugin.dtype, ranks.world_size)
+        own = {file: files[file] for index, file in enumerate(files) if index % ranks.world_size == ranks.rank}
+        return files, own
+
+    def _shares(self) -> tuple[Tensors, Tensors]:
+        """What this rank writes of weights, by their names in files, and moments. Collective, one after the other."""
+        plugin = self._plugin
+        weights, own = plugin.weights(), set(plugin.specs if self._ranks.is_first else ())
+        if not plugin.adapter:  # which is small: rank 0 writes it
+            weights = as_in_files(self._causal_lm, weights)
+            own = {name for names in self._dealt(self._shapes_in_files())[1].values() for name in names}
+        moments = {name for names in self._dealt(plugin.specs)[1].values() for name in names}
+        return (
+            ((name, tensor) for name, tensor in weights if name in own),
+            ((key, tensor) for key, tensor in plugin.moments() if key.partition("/")[2] in moments),
         )
 
-    def snapshot(self, state: dict[str, Any], facts: dict[str, Any] | None = None) -> Callable[[Path], None]:
-        """See `Learner.snapshot`."""
-        copies: list[list[tuple[str, torch.Tensor]]] = []
-        for tensors in (self._plugin.weights(), self._plugin.moments()):  # collective: every rank goes through them
-            copies.append([])
-            for name, tensor in tensors:
-                if self._ranks.is_first:
-                    copies[-1].append((name, tensor.detach().to("cpu", copy=True)))
-        write = self._writer(Path(), state, facts)
-
-        def write_copies(folder: Path) -> None:
-            try:
-                write(*map(iter, copies), folder)
-            except _WRITE_ERRORS as error:
-                raise LearnerError(f"could not write the checkpoint {folder}: {error}") from error
-
-        return write_copies if self._ranks.is_first else lambda folder: None
-
-    def _writer(self, place: Path, state: dict[str, Any], facts: dict[str, Any] | None) -> Callable[..., None]:
-        """What writes weights and moments of the present step as a checkpoint, whenever it is called."""
-        step, settings, causal_lm = self.step, self._settings.model_dump(mode="json"), self._causal_lm
+    def _writer(self, folder: Path, state: dict[str, Any], facts: dict[str, Any] | None) -> Callable[..., None]:
+        """What writes this rank's shares of the present step's checkpoint, whenever it is called, with all ranks."""
+        step, settings, shapes = self.step, self._settings.model_dump(mode="json"), self._shapes_in_files()
+        files, own = self._dealt(shapes)
         dtype, adapter = self._plugin.dtype, self._plugin.adapter
         critic_file, critic = self._critic.file if self._critic else "", {}
         if self._critic and (self._plugin.value_head is not None or self._ranks.is_first):
             critic = self._critic.copies()  # a head's may be in pieces; a model of its own is whole on every rank
 
-        def write(weights: Tensors, moments: Tensors, folder: Path = place) -> None:
-            with atomic_folder(folder, {**(facts or {}), "format": storage.FORMAT, "step": step}) as writing:
+        def write(weights: Tensors, moments: Tensors) -> None:
+            def share(writing: Path) -> None:
+                try:
+                    if adapter is None:
+                        storage.write_weights(weights, own, writing / "model", dtype)
+                    elif self._ranks.is_first:
+                        storage.write_adapter(weights, writing / "adapter")
+                    for _ in weights:  # other ranks go through them too
+                        pass
+                    storage.write_optimizer(moments, writing, self._ranks.rank, self._ranks.world_size)
+                finally:
+                    drain()
+
+            def rest(writing: Path) -> None:
                 if adapter is None:
-                    named = as_in_files(causal_lm, weights)
-                    storage.write_model(named, self._shapes_in_files(), writing / "model", self._model_path, dtype)
+                    storage.write_model_frame(files, shapes, writing / "model", self._model_path, dtype)
                 else:
-                    storage.write_adapter(weights, writing / "adapter")
                     write_adapter_files(writing / "adapter", self._settings.lora, self._model_path, self._base_checksum)
-                storage.write_optimizer(moments, writing / "optimizer.safetensors")
                 if critic:
                     save_file(critic, writing / critic_file)
                 storage.write_learner(writing / "learner.json", step, settings, state)
+
+            def drain() -> None:
+                for tensors in (weights, moments):
+                    for _ in tensors:
+                        pass
+
+            try:
+                self._writing_ranks.write(
+                    folder, {**(facts or {}), "format": storage.FORMAT, "step": step}, share, rest
+                )
+            finally:
+                drain()
 
         return write
 
@@ -292,20 +318,15 @@ class BoosterLearner:
                 named = as_in_files(self._causal_lm, weights)
                 storage.write_model(named, self._shapes_in_files(), writing, self._model_path, self._published_dtype)
 
-        self._write_together(write, self._plugin.model_weights(), what=f"write the model {folder}")
-
-    def _write_together(self, write: Callable[..., None], *collective: Tensors, what: str) -> None:
-        """Have rank 0 write what all ranks gather. The others go through the same, and so does rank 0 if it fails."""
-        error = None
+        error, weights = None, self._plugin.model_weights()
         if self._ranks.is_first:
             try:
-                write(*collective)
-            except _WRITE_ERRORS as caught:
+                write(weights)
+            except distributed.WRITE_ERRORS as caught:
                 error = caught
-        for tensors in collective:
-            for _ in tensors:
-                pass
-        distributed.raise_together(self._ranks, error, what)
+        for _ in weights:  # the others go through them too, and so does rank 0 if it fails
+            pass
+        distributed.raise_together(self._ranks, error, f"write the model {folder}")
 
     def load(self, folder: Path) -> dict[str, Any]:
         """See `Learner.load`."""
@@ -319,7 +340,7 @@ class BoosterLearner:
         if self._plugin.adapter:
             check_base(trained, self._model_path)
         storage.read_model(self._plugin, trained)
-        storage.read_optimizer(self._plugin, folder / "optimizer.safetensors")
+        storage.read_optimizer(self._plugin, folder)
         if self._critic:
             self._critic.load(folder / self._critic.file)
         self.step = saved["step"]

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from safetensors import SafetensorError
+from torch import Tensor, nn
 
+from quartet_trainer.checkpoints import atomic_folder
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner import colossalai_cures
+
+WRITE_ERRORS = (OSError, TypeError, ValueError, RuntimeError, SafetensorError)
+WRITING_TIME = timedelta(minutes=30)
+"""How long a rank that has written its share waits for the slowest."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,68 @@ def sum_and_max(sums: Tensor, peaks: Tensor) -> None:
     if dist.get_world_size() > 1:
         dist.all_reduce(sums)
         dist.all_reduce(peaks, op=dist.ReduceOp.MAX)
+
+
+class WritingRanks:
+    """Ranks that write one folder together, each in a thread of its own if it likes: they talk in a group apart."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        """All ranks call."""
+        self._ranks = ranks
+        self._group = dist.new_group(backend="gloo", timeout=WRITING_TIME) if ranks.world_size > 1 else None
+
+    def write(
+        self, folder: Path, facts: dict[str, Any], share: Callable[[Path], None], rest: Callable[[Path], None]
+    ) -> None:
+        """Have every rank write its `share` of `folder`, and rank 0 the `rest`; it is there whole, or not at all.
+
+        Raises:
+            LearnerError: a rank could not; on every rank.
+        """
+        what = f"write the checkpoint {folder}"
+        if not self._ranks.is_first:
+            place = self._exchange("")[0]
+            error = _failure(share, Path(place)) if place else ""
+            if place:
+                self._exchange(error)
+            failed = self._exchange(error)[0]
+            if failed:
+                raise LearnerError(f"could not {what}: {failed}")
+            return
+        told = False
+        try:
+            with atomic_folder(folder, facts) as writing:
+                told = bool(self._exchange(str(writing)))
+                failures = self._exchange(_failure(share, writing))
+                if failed := next(filter(None, failures), ""):
+                    raise OSError(failed)
+                rest(writing)
+        except WRITE_ERRORS as error:
+            if not told:
+                self._exchange("")
+            self._exchange(str(error) or repr(error))
+            raise LearnerError(f"could not {what}: {error}") from error
+        self._exchange("")
+
+    def _exchange(self, text: str) -> list[str]:
+        """Every rank's text, by rank."""
+        if self._group is None:
+            return [text]
+        mine = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self._ranks.world_size)]
+        dist.all_gather(lengths, torch.tensor([mine.numel()]), group=self._group)
+        longest = int(max(lengths))
+        padded = [torch.empty(longest, dtype=torch.uint8) for _ in lengths]
+        dist.all_gather(padded, nn.functional.pad(mine, (0, longest - mine.numel()), value=32), group=self._group)
+        return [bytes(one.numpy()).decode().rstrip(" ") for one in padded]
+
+
+def _failure(share: Callable[[Path], None], writing: Path) -> str:
+    try:
+        share(writing)
+    except WRITE_ERRORS as error:
+        return str(error) or repr(error)
+    return ""
 
 
 def raise_together(ranks: Ranks, error: Exception | None, what: str) -> None:

@@ -12,7 +12,9 @@ step-00000012/
                           {"run_id", "run_created_at", "ledger"}; see `quartet_common.ledger`
 ```
 
-Both hold whole tensors under Hugging Face's names, whatever the plugin: any plugin reads them, on any number of ranks.
+Of N ranks each writes a file of the weights and one of AdamW's state, NAME-IIIII-of-NNNNN.safetensors, into one folder
+that all of them reach. Both hold whole tensors under Hugging Face's names, whatever the plugin: any plugin reads them,
+on any number of ranks.
 There is no random state in it: training draws no random number (no dropout, batches come from the broker).
 """
 
@@ -40,7 +42,6 @@ from quartet_trainer.learner.plugins import Plugin
 FORMAT = 1
 FILE_BYTES = 4 << 30
 """Size at which a model folder's weights go on in another file."""
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 def write_model(
@@ -59,8 +60,33 @@ def write_model(
         source: the folder of the model's origin: all but the weights is as there.
         dtype: of the weights written.
     """
+    files = model_files(specs, dtype)
+    write_weights(tensors, files, folder, dtype)
+    write_model_frame(files, specs, folder, source, dtype)
+
+
+def model_files(specs: Mapping[str, torch.Size], dtype: torch.dtype, least: int = 1) -> dict[str, list[str]]:
+    """The names in each file of a model folder: `least` files, or more where one would be above `FILE_BYTES`."""
+    sizes = {name: math.prod(shape) * dtype.itemsize for name, shape in specs.items()}
+    limit = min(FILE_BYTES, -(-sum(sizes.values()) // least))
+    parts: list[list[str]] = [[]]
+    size = 0
+    for name, bytes_ in sizes.items():
+        if parts[-1] and size + bytes_ > limit and (limit == FILE_BYTES or len(parts) < least):
+            parts.append([])
+            size = 0
+        parts[-1].append(name)
+        size += bytes_
+    if len(parts) == 1:
+        return {"model.safetensors": parts[0]}
+    return {f"model-{i:05d}-of-{len(parts):05d}.safetensors": names for i, names in enumerate(parts, start=1)}
+
+
+def write_weights(
+    tensors: Iterable[tuple[str, Tensor]], files: Mapping[str, list[str]], folder: Path, dtype: torch.dtype
+) -> None:
+    """Write the files whose tensors come, in their order, each as soon as it is full."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = _files(specs, dtype.itemsize)
     weights = iter(tensors)
     for file, names in files.items():
         state: dict[str, Tensor] = {}
@@ -70,6 +96,12 @@ def write_model(
                 raise ValueError(f"the tensor {came} came where {name} was announced")
             state[name] = tensor.detach().to("cpu", dtype).contiguous()
         save_file(state, folder / file, metadata={"format": "pt"})
+
+
+def write_model_frame(
+    files: Mapping[str, list[str]], specs: Mapping[str, torch.Size], folder: Path, source: Path, dtype: torch.dtype
+) -> None:
+    """Write all of a model folder but its weights."""
     if len(files) > 1:
         size = sum(math.prod(shape) for shape in specs.values()) * dtype.itemsize
         index = {
@@ -88,22 +120,6 @@ def write_adapter(weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in weights}
     save_file(state, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-
-
-def _files(specs: Mapping[str, torch.Size], itemsize: int) -> dict[str, list[str]]:
-    """The names in each file of a model folder, none much above `FILE_BYTES`."""
-    parts: list[list[str]] = [[]]
-    size = 0
-    for name, shape in specs.items():
-        bytes_ = math.prod(shape) * itemsize
-        if parts[-1] and size + bytes_ > FILE_BYTES:
-            parts.append([])
-            size = 0
-        parts[-1].append(name)
-        size += bytes_
-    if len(parts) == 1:
-        return {"model.safetensors": parts[0]}
-    return {f"model-{i:05d}-of-{len(parts):05d}.safetensors": names for i, names in enumerate(parts, start=1)}
 
 
 def read_model(plugin: Plugin, folder: Path) -> None:
@@ -137,37 +153,36 @@ def _saved(plugin: Plugin, folder: Path) -> Iterator[tuple[str, list[int], Calla
                 yield name, weights.get_slice(name).get_shape(), partial(weights.get_tensor, name)
 
 
-def write_optimizer(moments: Iterable[tuple[str, Tensor]], path: Path) -> None:
-    """Write AdamW's state, `Plugin.moments`."""
-    save_file({key: value.cpu().contiguous() for key, value in moments}, path)
+def write_optimizer(moments: Iterable[tuple[str, Tensor]], folder: Path, rank: int, ranks: int) -> None:
+    """Write a rank's share of AdamW's state, `Plugin.moments`."""
+    of_rank = f"-{rank + 1:05d}-of-{ranks:05d}" if ranks > 1 else ""
+    save_file({key: value.cpu().contiguous() for key, value in moments}, folder / f"optimizer{of_rank}.safetensors")
 
 
-def read_optimizer(plugin: Plugin, path: Path) -> None:
-    """Set this rank's part of AdamW's state to what `write_optimizer` wrote, under whatever plugin.
+def read_optimizer(plugin: Plugin, folder: Path) -> None:
+    """Set this rank's part of AdamW's state to what `write_optimizer` wrote, under whatever plugin and by any ranks.
 
     Raises:
-        LearnerError: the file has a state of something that is no parameter of this model.
+        LearnerError: a file has a state of something that is no parameter of this model, or there is no file.
     """
     state = plugin.optimizer.unwrap().state
     state.clear()
-    with safe_open(path, framework="pt") as moments:
-        keys = set(moments.keys())
-        strange = {key for key in keys if key.partition("/")[2] not in plugin.specs}
-        if strange:
-            raise LearnerError(f"{path} has the state of {min(strange)}, which this model has not")
-        for name, parameter in plugin.parameters():
-            found = {
-                moment: moments.get_tensor(f"{moment}/{name}") for moment in _MOMENTS if f"{moment}/{name}" in keys
-            }
-            if found:
-                key = plugin.trained(parameter)
-                state[key] = {
-                    # AdamW keeps its step count beside the parameter when it is fused.
-                    moment: value.to(key.device)
-                    if value.ndim == 0
-                    else plugin.piece(name, value).to(key.device, key.dtype).contiguous()
-                    for moment, value in found.items()
-                }
+    held = dict(plugin.parameters())
+    files = sorted(folder.glob("optimizer*.safetensors"))
+    if not files:
+        raise LearnerError(f"{folder} is no complete checkpoint")
+    for file in files:
+        with safe_open(file, framework="pt") as moments:
+            for key in moments.keys():  # noqa: SIM118 - safe_open has no iterator
+                moment, _, name = key.partition("/")
+                if name not in plugin.specs:
+                    raise LearnerError(f"{file} has the state of {key}, which this model has not")
+                if name not in held:
+                    continue
+                of, value = plugin.trained(held[name]), moments.get_tensor(key)
+                # AdamW keeps its step count beside the parameter when it is fused.
+                own = value if value.ndim == 0 else plugin.piece(name, value).to(of.dtype).contiguous()
+                state.setdefault(of, {})[moment] = own.to(of.device)
 
 
 def write_learner(path: Path, step: int, settings: dict[str, Any], state: dict[str, Any]) -> None:

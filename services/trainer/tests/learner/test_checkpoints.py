@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ import torch
 from learner_helpers import Run, all_parameters, make_batch, make_model, settings
 from processes import FORKS, Forked
 
+from quartet_common.ports import free_port
 from quartet_trainer.checkpoints import atomic_folder, checkpoint_folder, find_checkpoints, prune
+from quartet_trainer.launch import leave_process
 from quartet_trainer.learner import LearnerError, create_learner, storage
 
 
@@ -144,10 +148,10 @@ def test_resumed_training_takes_identical_steps(
     if at_once:
         unbroken.save(folder, state)
     else:
-        write = unbroken.snapshot(state)
+        write = unbroken.snapshot(folder, state)
     expected = [unbroken.train_step(groups) for groups in batches[3:]]
     if not at_once:
-        write(folder)
+        write()
 
     resumed.train_step(batches[5])  # whatever it did before the load is forgotten
     assert resumed.load(folder) == state
@@ -187,3 +191,52 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(model_path: Path, tmp_p
     with pytest.raises(LearnerError, match="could not write the checkpoint .*not JSON serializable"):
         learner.save(tmp_path / "step-00000000", {"tensor": torch.zeros(1)})
     assert find_checkpoints(tmp_path) == []
+
+
+def rank_of_two(rank: int, port: int, model: Path, root: Path) -> None:
+    """Two ranks: a checkpoint of which one cannot write its share, one in a place that is none, one that is written."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    learner = create_learner(settings(plugin="torch_fsdp"), model, Run())
+    learner.train_step(make_batch(seed=1))
+    write_optimizer = storage.write_optimizer
+
+    def full(*arguments: Any) -> None:
+        raise OSError("disk full")
+
+    for attempt in (lambda: learner.save(root / "full", {}), learner.snapshot(root / "full", {})):
+        storage.write_optimizer = full if rank == 1 else write_optimizer
+        with pytest.raises(LearnerError, match="could not write the checkpoint .*full: disk full"):
+            attempt()
+    storage.write_optimizer = write_optimizer
+    with pytest.raises(LearnerError, match=r"could not write the checkpoint .*File exists"):
+        learner.save(root / "file" / "step-00000001", {})
+    write = learner.snapshot(root / "step-00000001", {"seen": 1})
+    with ThreadPoolExecutor(1) as executor:
+        done = executor.submit(write)
+        learner.train_step(make_batch(seed=2))  # its collectives go on beside the writing
+        done.result()
+    leave_process(0)
+
+
+def test_each_rank_writes_its_share_and_a_single_one_reads_them_all(model_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    port = free_port()
+    ranks = [Forked(tmp_path / f"stderr-{n}", rank_of_two, n, port, model_path, tmp_path) for n in (0, 1)]
+    try:
+        assert [rank.wait(200) for rank in ranks] == [0, 0], [rank.said()[-3000:] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.end()
+    (checkpoint,) = find_checkpoints(tmp_path)
+    assert not (tmp_path / "full").exists() and not list(tmp_path.glob(".writing-*"))
+    for pattern in ("model/model-*.safetensors", "optimizer-*.safetensors"):
+        shares = [path.stat().st_size for path in sorted(checkpoint.path.glob(pattern))]
+        assert len(shares) == 2 and max(shares) < 0.65 * sum(shares), pattern
+    learner, unbroken = (create_learner(settings(), model_path, Run()) for _ in range(2))
+    assert learner.load(checkpoint.path) == {"seen": 1}
+    unbroken.train_step(make_batch(seed=1))
+    for one in (learner, unbroken):
+        one.train_step(make_batch(seed=2))
+    for (name, ours), (_, theirs) in zip(learner.weights(), unbroken.weights(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8, msg=name)

@@ -52,12 +52,12 @@ class CountingLearner:
         yield "count", torch.full((4,), float(self.step))
 
     def save(self, folder: Path, state: dict[str, Any], facts: dict[str, Any] | None = None) -> None:
-        self.snapshot(state, facts)(folder)
+        self.snapshot(folder, state, facts)()
 
-    def snapshot(self, state: dict[str, Any], facts: dict[str, Any] | None = None) -> Callable[[Path], None]:
+    def snapshot(self, folder: Path, state: dict[str, Any], facts: dict[str, Any] | None = None) -> Callable[[], None]:
         step = self.step
 
-        def write(folder: Path) -> None:
+        def write() -> None:
             self.before_write(step)
             with atomic_folder(folder, {**(facts or {}), "step": step}) as writing:
                 (writing / "learner.json").write_text(json.dumps({"step": step, "state": state}))
