@@ -48,6 +48,7 @@ BENCHMARKS = (
     Benchmark("memory", "trainer", 300),
     Benchmark("trl_grpo", "dev", 900),
     Benchmark("weights", "trainer", 240),
+    Benchmark("weights_memory", "trainer", 300),
     Benchmark("weight_stall", "rollout", 900),
     Benchmark("engines", "dev", 1200),
     Benchmark("simulate", "dev", 600),

@@ -46,8 +46,8 @@ class Packer:
             sizes = self.manifest.bucket_bytes
             pinned = self._device.type == "cpu" and torch.cuda.is_available()
             self._buffers = [
-                torch.zeros(max(sizes), dtype=torch.uint8, device=self._device, pin_memory=pinned)
-                for _ in range(min(BUFFERS, len(sizes)))
+                torch.zeros(max(sizes[buffer::BUFFERS]), dtype=torch.uint8, device=self._device, pin_memory=pinned)
+                for buffer in range(min(BUFFERS, len(sizes)))  # a large tensor, in a bucket of its own, enlarges one
             ]
         return fill(self.manifest, weights, lambda index, size: self._buffers[index % BUFFERS][:size])
 

@@ -1,0 +1,120 @@
+"""Memory that rank 0 of a trainer needs beyond its own when weights leave it.
+
+A model of 1 GB in float32 on two ranks under `torch_fsdp`, each with half of it. Measured on rank 0, as by how much the
+greatest resident memory exceeds what was resident before: every tensor is gathered and packed into buckets as for
+`trainer.weights.overlap = false`, which sends from a few reused buckets, and as for `overlap = true`, which sends from
+a copy of the model. The transport's own memory is not in it. The limit: this rank's half of the model and two buckets.
+"""
+
+import gc
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from measuring import ROOT, Figure, report
+
+sys.path.extend([f"{ROOT}/services/trainer/tests", f"{ROOT}/services/trainer/tests/learner"])
+
+from learner_helpers import Run
+from memory import resident
+from processes import FORKS, Forked
+from quartet.v1 import rollout_pb2
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from quartet_common.ports import free_port
+from quartet_common.weights import plan_buckets
+from quartet_trainer.config import WeightsSection
+from quartet_trainer.launch import leave_process
+from quartet_trainer.learner import LearnerSettings, create_learner
+from quartet_trainer.publisher.packing import Packer, Snapshot
+
+RANKS = 2
+MIB = 2**20
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "model"
+        size = make_model(path) / MIB
+        port, (ours, theirs) = free_port(), FORKS.Pipe()
+        ranks = [Forked(Path(name) / f"rank-{n}", work, n, port, path, theirs) for n in range(RANKS)]
+        try:
+            assert ours.poll(240), ranks[0].said()[-3000:]
+            found = ours.recv()
+            assert [rank.wait(60) for rank in ranks] == [0] * RANKS, [rank.said()[-3000:] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.end()
+    limit = size / RANKS + 2 * WeightsSection().bucket_bytes / MIB
+    report(
+        *(
+            Figure(
+                f"weights_memory: rank 0 of {RANKS}, {size:.0f} MiB of weights, {how}",
+                "MiB",
+                mib,
+                limit,
+                "limit",
+                "lower",
+            )
+            for how, mib in found.items()
+        )
+    )
+
+
+def make_model(folder: Path) -> int:
+    """Returns its bytes."""
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=32768,
+            hidden_size=1024,
+            intermediate_size=2816,
+            num_hidden_layers=17,
+            num_attention_heads=16,
+            num_key_value_heads=16,
+            tie_word_embeddings=True,
+            use_sliding_window=False,
+            sliding_window=None,
+        )
+    )
+    model.save_pretrained(folder)
+    return sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
+
+
+def work(rank: int, port: int, model: Path, said) -> None:
+    """A rank: the same collectives on each, the memory of rank 0."""
+    torch.set_num_threads(1)
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    learner = create_learner(LearnerSettings(plugin="torch_fsdp"), model, Run())
+    manifest = plan_buckets(rollout_pb2.WEIGHT_KIND_FULL, learner.weight_specs(), WeightsSection().bucket_bytes)
+    packer, snapshot = Packer(manifest), Snapshot(manifest)
+
+    def straight() -> None:
+        for _ in packer.pack(learner.weights()):
+            pass
+
+    def copied() -> None:
+        snapshot.take(0, learner.weights())
+        snapshot.checksum()
+
+    found = {}
+    for how, send in (("overlap = false", straight), ("overlap = true", copied)):
+        gc.collect()
+        before, _ = resident()
+        Path("/proc/self/clear_refs").write_text("5")
+        if rank:
+            for _ in learner.weights():
+                pass
+        else:
+            send()
+        found[how] = resident()[1] - before
+    if rank == 0:
+        said.send(found)
+    leave_process(0)
+
+
+if __name__ == "__main__":
+    main()
