@@ -58,7 +58,9 @@ class Prompt(Section):
     """A problem: exactly one of `messages`, `prompt` and `token_ids`, and what completions are checked against."""
 
     messages: list[Message] | None = Field(
-        None, min_length=1, description="A chat: one message or a list; rendered with the model's chat template."
+        None,
+        min_length=1,
+        description="A chat: a user's text, one message or a list; rendered with the model's chat template.",
     )
     prompt: str | None = Field(None, min_length=1, description="Text, tokenized as it stands, without a template.")
     token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = Field(
@@ -105,7 +107,8 @@ class Prompt(Section):
     @field_validator("messages", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
-        return [value] if isinstance(value, Mapping) else value
+        turn = {"role": "user", "content": value} if isinstance(value, str) else value
+        return [turn] if isinstance(turn, Mapping) else turn
 
     @field_validator("verifiers", mode="before")
     @classmethod

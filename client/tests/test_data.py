@@ -8,10 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from quartet_client.data import DataSection, RunData, load_prompts, parse_lines
+from quartet_client.data import DataSection, RunData, load_prompts, parse_rows
 from quartet_client.errors import InputError
 from quartet_client.prompts import Prompt
+from quartet_client.sources import parse_lines
 from quartet_common.config import load_config
+
+
+def parsed(lines: list[str], require_reference: bool = False) -> list[Prompt]:
+    return parse_rows(parse_lines(lines, "x"), "x", require_reference)
 
 
 def test_colossalchat_lines_load_as_they_are():
@@ -20,7 +25,7 @@ def test_colossalchat_lines_load_as_they_are():
         '{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], "gt_answer": 6}',
         '{"messages": {"role": "user", "content": "sum"}, "test_cases": {"inputs": ["1 2"], "outputs": ["3"]}}',
     ]
-    one, many, code = (prompt.to_proto() for prompt in parse_lines(lines, "x.jsonl", require_reference=True))
+    one, many, code = (prompt.to_proto() for prompt in parsed(lines, require_reference=True))
     assert [(turn.role, turn.content) for turn in one.chat.messages] == [("user", "2+3?")]
     assert one.reference.answer == "5" and one.prompt_id == "line-1"
     assert len(many.chat.messages) == 2 and many.reference.answer == "6"
@@ -32,7 +37,7 @@ def test_our_own_fields():
         '{"prompt": "2+3=?", "gt_answer": "5", "id": "p", "verifiers": ["boxed", {"name": "exact", "weight": 2}], '
         '"sampling": {"n": 4, "temperature": 0}, "metadata": {"level": 3}}'
     )
-    proto = parse_lines([line], "x")[0].to_proto()
+    proto = parsed([line])[0].to_proto()
     assert proto.text == "2+3=?" and proto.prompt_id == "p" and proto.metadata == {"level": "3"}
     assert [(verifier.name, verifier.weight) for verifier in proto.verifiers] == [("boxed", 1.0), ("exact", 2.0)]
     assert proto.sampling.n == 4 and proto.sampling.temperature == 0
@@ -42,7 +47,7 @@ def test_our_own_fields():
 def test_a_prompt_may_name_its_environment():
     environments = ('"python_tool"', '{"name": "game", "max_turns": 3, "parameters": {"level": 7}}')
     lines = [f'{{"prompt": "a", "environment": {each}}}' for each in environments]
-    named, told, unset = (prompt.to_proto() for prompt in parse_lines([*lines, '{"prompt": "a"}'], "x"))
+    named, told, unset = (prompt.to_proto() for prompt in parsed([*lines, '{"prompt": "a"}']))
     assert named.environment.name == "python_tool" and named.environment.max_turns == 8
     assert told.environment.max_turns == 3 and dict(told.environment.parameters) == {"level": 7}
     assert not unset.HasField("environment")
@@ -50,7 +55,7 @@ def test_a_prompt_may_name_its_environment():
 
 def test_function_style_cases_travel_as_json():
     line = '{"prompt": "f", "test_cases": {"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}}'
-    reference = parse_lines([line], "x")[0].reference()
+    reference = parsed([line])[0].reference()
     assert (reference.test_cases[0].input, reference.test_cases[0].output) == ("[1, 2]", "3")
     assert reference.entry_point == "add"
 

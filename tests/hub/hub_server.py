@@ -107,11 +107,14 @@ class _Handler(BaseHTTPRequestHandler):
         files, inner = repo.commits[commit], "/".join(rest[2:])
         if repo.gated and verb in ("resolve", "tree"):
             return self._refuse(403, "GatedRepo", "Access to model is restricted")
+        if verb == "auth-check":
+            return self._json({}) if not repo.gated else self._refuse(403, "GatedRepo", "Access is restricted")
         if verb == "revision":
             siblings = [{"rfilename": file} for file in files]
             return self._json({"id": name, "sha": commit, "private": repo.private, "tags": [], "siblings": siblings})
         if verb == "tree":
-            return self._json([_entry(file, files[file]) for file in files if file.startswith(inner)])
+            entries = _tree(files, inner, recursive="recursive=true" in self.path.lower())
+            return self._json(entries) if entries else self._refuse(404, "EntryNotFound", "Entry not found")
         if verb == "paths-info":
             asked = json.loads(body)["paths"]
             return self._json([_entry(file, files[file]) for file in files if file in asked])
@@ -144,6 +147,16 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _oid(content: bytes) -> str:
     return hashlib.sha1(content).hexdigest()
+
+
+def _tree(files: dict[str, bytes], folder: str, recursive: bool) -> list[dict[str, Any]]:
+    """The files in a folder and below, or the files and folders in it."""
+    start = f"{folder}/" if folder else ""
+    below = [path for path in sorted(files) if path.startswith(start)]
+    folders = {start + path.removeprefix(start).partition("/")[0] for path in below if "/" in path.removeprefix(start)}
+    here = below if recursive else [path for path in below if "/" not in path.removeprefix(start)]
+    entries = [{"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in sorted(folders)]
+    return [*(_entry(path, files[path]) for path in here), *([] if recursive else entries)]
 
 
 def _entry(path: str, content: bytes) -> dict[str, Any]:

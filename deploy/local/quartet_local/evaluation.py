@@ -98,7 +98,7 @@ def _prompts(path: Path, overrides: Sequence[str], name: str, file: Path | None)
     if file is None and name not in section.evaluation:
         known = ", ".join(section.evaluation) or "none yet"
         raise InputError(f"[data.evaluation] of {path} has no set '{name}'; allowed: {known}, or one by --prompts FILE")
-    return load_prompts(file or section.evaluation[name], section.require_reference)
+    return load_prompts(file or section.evaluation[name], section.require_reference, f"data.evaluation.{name}")
 
 
 def _apart(config: LoadedConfig, folder: Path, model: Path, version: int) -> list[str]:

@@ -11,9 +11,9 @@ from typing import Generic, TypeVar
 
 from pydantic import ConfigDict
 
-from quartet_client.data import RunData
+from quartet_client.data import DataSection, RunData
 from quartet_client.errors import InputError
-from quartet_common.config import ConfigError, LoadedConfig, Section, load_config
+from quartet_common.config import ConfigError, LoadedConfig, Section, load_config, validate_section
 from quartet_common.gpus import GpuError, read_gpus
 from quartet_common.hub import is_hub_id
 from quartet_common.run_file import Problems, RunFile
@@ -104,7 +104,7 @@ async def _check(
     services = [Service(name, name, "") for name in names]
     reading: asyncio.Task | None = None
     found: list[str] = []
-    held, overrides, own_redis = "", asked, True
+    held, overrides, own_redis, lines_alone = "", asked, True, True
     with Problems() as problems:
         with problems.collecting(LaunchError):
             config = load_config("launcher", LauncherSection, path, asked)
@@ -113,16 +113,59 @@ async def _check(
                 overrides = [*asked, *found]
                 config = load_config("launcher", LauncherSection, path, overrides)
             reading = asyncio.create_task(asyncio.to_thread(read, config))
+            lines_alone = _lines_alone(config)
             own_redis = not load_config("broker", _BrokerSection, path, overrides).section.redis_url
             services = _placed(config, names, overrides)
             say("checking the run file with every service")
-        complaints = await _dry_runs(services, path, overrides, redis_later=own_redis)
+        with tempfile.TemporaryDirectory(prefix="quartet-data-") as folder:
+            settings, titles = [], {}
+            if reading is not None and not lines_alone:
+                await asyncio.wait([reading])
+                if reading.exception() is None and isinstance(read_data := reading.result(), RunData):
+                    settings, titles = await asyncio.to_thread(_as_lines, read_data, Path(folder))
+            complaints = await _dry_runs(services, path, [*overrides, *settings], redis_later=own_redis)
         if reading is not None:
             with problems.collecting(InputError):
                 data = await reading
                 complaints = await asyncio.gather(*(_with_holder(config, complaint) for complaint in complaints))
+                complaints = [_with_titles(complaint, titles) for complaint in complaints]
         problems.add(*complaints)
     return Plan(config, asked, found, held, services, own_redis, data)
+
+
+def _lines_alone(config: LoadedConfig) -> bool:
+    """Whether the services can read the data themselves: JSONL alone has prompts as they stand."""
+    section = validate_section(DataSection, config.data, "data", config.file)
+    return all(source.is_lines for _, source in section.sources())
+
+
+def _as_lines(data: RunData, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Write the prompts as JSONL, for the services' checks.
+
+    Returns:
+        Settings that name the files, and what errors about a line of each begin with, by what they should.
+    """
+    files, titles = [], {}
+    for (_, source), prompts in zip(data.section.sources(), [data.train, *data.evaluation.values()], strict=True):
+        files.append(str(source.path))
+        if source.is_lines:
+            continue
+        files[-1] = str(folder / f"{len(files)}.jsonl")
+        with open(files[-1], "w", encoding="utf-8") as lines:
+            for prompt in prompts:
+                lines.write(prompt.model_dump_json(exclude_defaults=True, exclude={"columns"}) + "\n")
+        titles[f"{files[-1]}, line "] = f"{source.title}, row "
+    train, *sets = (json.dumps(file, ensure_ascii=False) for file in files)
+    names = (json.dumps(name, ensure_ascii=False) for name in data.evaluation)
+    table = ", ".join(f"{name} = {file}" for name, file in zip(names, sets, strict=True))
+    return [f"data.train={train}", f"data.evaluation={{{table}}}"], titles
+
+
+def _with_titles(complaint: str, titles: dict[str, str]) -> str:
+    """Return a complaint about a line of a file of `_as_lines` as one about its source's row."""
+    for line, row in titles.items():
+        complaint = complaint.replace(line, row)
+    return complaint
 
 
 async def _with_holder(config: LoadedConfig, complaint: str) -> str:

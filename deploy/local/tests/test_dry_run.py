@@ -129,6 +129,16 @@ def test_every_mistake_in_what_a_section_names_is_reported(dry_run, model, run_f
     assert_each_is_reported_once(lines, [*expected, *(words for _, words in ROWS)])
 
 
+def test_rows_of_a_function_are_checked_by_the_services_as_lines_are(dry_run, tmp_path):
+    source = tmp_path / "data.py"
+    source.write_text(f"def train():\n    return {[{**row, 'gt_answer': '1'} for row, _ in ROWS[:3]]!r}\n")
+    lines = dry_run(f"data.train={{path='{source}:train', fields={{prompt='prompt', gt_answer='gt_answer'}}}}")
+    assert_each_is_reported_once(lines, [f"{source}:train, row 1: the prompt has 303 tokens"])
+    lines = dry_run(f"data.train={source}:train")
+    rows = [f"{source}:train, row {at}: {words}" for at, words in ((2, "verifiers[0].name"), (3, "environment.name"))]
+    assert_each_is_reported_once(lines, [f"{source}:train, row 1: the prompt has 303 tokens", *rows])
+
+
 def cut_off(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])

@@ -1,12 +1,18 @@
 """The prompts that [data] names, as far as a service needs them for its checks before the start.
 
-Files that are not on this host, and lines that are no prompts, are the client's business.
+Files that are not on this host, and lines that are no prompts, are the client's business. `quartet run` gives the
+services what other sources hold as JSONL.
 """
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
+
+from quartet_common.config import SectionT
 
 
 def data_rows(data: Mapping[str, Any], field: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -29,7 +35,27 @@ def data_rows(data: Mapping[str, Any], field: str = "") -> Iterator[tuple[str, d
                     yield f"{path}, line {number}", row
 
 
+def sections_of_rows(data: Mapping[str, Any], field: str, section: type[SectionT]) -> Iterator[tuple[str, SectionT]]:
+    """Yield each section that rows of the data have of their own, where it is first: "FILE, line 7: verifiers[0]".
+
+    Args:
+        field: of a row: a section, its name alone, or a list of them. What is neither is the client's business.
+    """
+    seen = set()
+    for where, row in data_rows(data, field):
+        many = isinstance(row[field], list)
+        for i, value in enumerate(row[field] if many else [row[field]]):
+            if repr(value) in seen:
+                continue
+            seen.add(repr(value))
+            with suppress(ValidationError):
+                one = section.model_validate({"name": value} if isinstance(value, str) else value)
+                yield f"{where}: {field}{f'[{i}]' if many else ''}", one
+
+
 def _files(data: Mapping[str, Any]) -> list[Path]:
     evaluation = data.get("evaluation", {})
     named = [data.get("train"), *(evaluation.values() if isinstance(evaluation, dict) else ())]
-    return [path for name in named if isinstance(name, str) and (path := Path(name)).is_file()]
+    return [
+        path for name in named if isinstance(name, str) and (path := Path(name)).is_file() and path.suffix != ".parquet"
+    ]

@@ -1,4 +1,5 @@
-"""Models of the Hugging Face hub: their files in the cache, as folders that everything else reads.
+"""Models of the Hugging Face hub: their files in the cache, as folders that everything else reads; what is wrong with
+an id of the hub, in a sentence.
 
 huggingface_hub, which transformers brings, does the work and reads the environment: HF_TOKEN, HF_HOME, HF_ENDPOINT,
 HF_HUB_OFFLINE. `python -m quartet_common.hub FILE --set KEY=VALUE` downloads what a run file's [model] names.
@@ -79,7 +80,7 @@ def download(name: str, revision: str, key: str, weights: bool | None) -> Path:
             snapshot_download(name, revision=revision or None, allow_patterns=wanted, ignore_patterns=_NOT_TRANSFORMERS)
         )
     except Exception as error:  # of huggingface_hub, of the HTTP library beneath, of the disk
-        raise ConfigError(_sentence(error, name, revision, key)) from error
+        raise ConfigError(hub_sentence(error, name, revision, key)) from error
     files = [file.path for file in get_cached_repo_tree(name, revision=folder.name)]
     for suffix in ("config.json", ".safetensors") if weights is not None else ():
         if not any(file.endswith(suffix) and "/" not in file for file in files):
@@ -91,41 +92,72 @@ def download(name: str, revision: str, key: str, weights: bool | None) -> Path:
     return folder
 
 
-def _sentence(error: Exception, name: str, revision: str, key: str) -> str:
+def check_dataset(name: str, revision: str, key: str) -> None:
+    """Ask the hub for a dataset; where it cannot be asked, the cache may have it.
+
+    Args:
+        key: of the run file, whose value the name is, for errors.
+
+    Raises:
+        ConfigError: there is none of that name or revision, or no access.
+        ImportError: huggingface_hub is not installed here.
+    """
+    from huggingface_hub import HfApi, errors
+
+    hub = HfApi()
+    try:
+        hub.auth_check(name, repo_type="dataset")
+        hub.dataset_info(name, revision=revision or None)
+    except Exception as error:
+        status = getattr(getattr(error, "response", None), "status_code", 500)
+        if status < 500 or isinstance(error, errors.HFValidationError):
+            raise ConfigError(hub_sentence(error, name, revision, key, "dataset")) from error
+
+
+def hub_sentence(error: Exception, name: str, revision: str, key: str, kind: str = "model") -> str:
+    """Return what an error of huggingface_hub, or of the HTTP library beneath, means.
+
+    Args:
+        name: of what was asked for at the hub, with its revision.
+        key: of the run file, whose value the name is.
+        kind: "model", which may also be a folder, or "dataset".
+    """
     from huggingface_hub import constants, errors
 
     status = getattr(getattr(error, "response", None), "status_code", None)
     where = constants.ENDPOINT
     if isinstance(error, errors.RevisionNotFoundError):
+        key = f"{key.rpartition('.')[0]}.revision"
         return (
-            f"model.revision: '{name}' has no '{revision or 'main'}' at {where}; allowed: one of its branches, tags or "
-            "commits"
+            f"{key}: '{name}' has no '{revision or 'main'}' at {where}; allowed: one of its branches, tags or commits"
         )
     if isinstance(error, errors.GatedRepoError):
+        page = f"{where}/{name}" if kind == "model" else f"{where}/{kind}s/{name}"
         return (
-            f"{key}: '{name}' is gated, and HF_TOKEN has no access to it; accept its terms at {where}/{name}, and "
+            f"{key}: '{name}' is gated, and HF_TOKEN has no access to it; accept its terms at {page}, and "
             "set HF_TOKEN to your token"
         )
-    if isinstance(error, errors.RepositoryNotFoundError):
+    folder, allowed = (f"there is no folder '{name}', and ", "a folder, or ") if kind == "model" else ("", "")
+    if isinstance(error, (errors.RepositoryNotFoundError, errors.HFValidationError)):
         return (
-            f"{key}: there is no folder '{name}', and no model of that id at {where}; allowed: a folder, or a "
-            "model's id, and for a private one an HF_TOKEN that may read it"
+            f"{key}: {folder}no {kind} {'of that id' if folder else repr(name)} at {where}; allowed: {allowed}a "
+            f"{kind}'s id, and for a private one an HF_TOKEN that may read it"
         )
     if status in (401, 403):
         return f"{key}: {where} refuses HF_TOKEN for '{name}' (HTTP {status}); set it to a valid token, or unset it"
     if constants.HF_HUB_OFFLINE:
+        cache = constants.HF_HUB_CACHE if kind == "model" else constants.HF_HOME
         return (
-            f"{key}: '{name}'{f' at {revision}' if revision else ''} is not in the cache "
-            f"({constants.HF_HUB_CACHE}), or not all of it, and HF_HUB_OFFLINE forbids to download it; unset that, or "
-            "copy it there"
+            f"{key}: '{name}'{f' at {revision}' if revision else ''} is not in the cache ({cache}), or not all of it, "
+            "and HF_HUB_OFFLINE forbids to download it; unset that, or copy it there"
         )
     if isinstance(error, OSError) and error.errno is not None:
         return f"{key}: '{name}' cannot be stored in {constants.HF_HUB_CACHE}: {error.strerror}"
     cause = error.__cause__ or error
     reason = f"HTTP {status}" if status else f"{type(cause).__name__}: {cause}".strip().partition("\n")[0]
     return (
-        f"{key}: there is no folder '{name}', and the hub at {where} does not give the model of that id "
-        f"({reason}); try again later, or name a folder"
+        f"{key}: {folder}the hub at {where} does not give the {kind} {'of that id' if folder else repr(name)} "
+        f"({reason}); try again later{', or name a folder' if folder else ''}"
     )
 
 

@@ -5,10 +5,8 @@ from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from pydantic import ValidationError
-
 from quartet_common.config import LoadedConfig, VerifierSection
-from quartet_common.data_rows import data_rows
+from quartet_common.data_rows import sections_of_rows
 from quartet_common.errors import ContractError
 from quartet_common.run_file import Problems
 from quartet_reward.config import RewardSection, check_reward_model
@@ -31,7 +29,9 @@ def preflight(config: LoadedConfig[RewardSection]) -> dict[str, Any]:
             problems.add("the package math-verify is not installed in the reward service's environment")
         with problems.collecting():
             verifiers = load_verifiers(load_functions(config))
-            problems.add(*_refused(SpecReader(verifiers), [*named, *_of_data(config.data)]))
+            problems.add(
+                *_refused(SpecReader(verifiers), [*named, *sections_of_rows(config.data, "verifiers", VerifierSection)])
+            )
         for where, one in named:
             if one.name == "reward_model" and section.reward_model.path is None:
                 problems.add(
@@ -69,18 +69,3 @@ def _refused(specs: SpecReader, named: Iterable[tuple[str, VerifierSection]]) ->
             specs.bind(one.spec_name, one.weight, one.parameters, where)
         except ContractError as error:
             yield error.message
-
-
-def _of_data(data: dict[str, Any]) -> Iterator[tuple[str, VerifierSection]]:
-    """Yield each verifier that rows of the data name for themselves, where it is named first."""
-    seen = set()
-    for where, row in data_rows(data, "verifiers"):
-        for i, value in enumerate(row["verifiers"] if isinstance(row["verifiers"], list) else ()):
-            if repr(value) in seen:
-                continue
-            seen.add(repr(value))
-            try:
-                one = VerifierSection.model_validate({"name": value} if isinstance(value, str) else value)
-            except ValidationError:
-                continue  # the client refuses it
-            yield f"{where}: verifiers[{i}]", one

@@ -12,10 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from quartet_common.config import ConfigError, EnvironmentSection, LoadedConfig
-from quartet_common.data_rows import data_rows
+from quartet_common.data_rows import data_rows, sections_of_rows
 from quartet_common.model_folder import read_model_folder
 from quartet_common.ports import check_interface
 from quartet_common.run_file import Problems
@@ -92,17 +90,7 @@ def _environments(config: LoadedConfig[RolloutSection]) -> Iterator[tuple[str, E
     """Yield the run's environment, and those that rows of the data name for themselves, where they are named first."""
     if config.run.environment is not None:
         yield "run.environment", config.run.environment
-    seen = set()
-    for where, row in data_rows(config.data, "environment"):
-        value = row["environment"]
-        if repr(value) in seen:
-            continue
-        seen.add(repr(value))
-        try:
-            section = EnvironmentSection.model_validate({"name": value} if isinstance(value, str) else value)
-        except ValidationError:
-            continue  # the client refuses it
-        yield f"{where}: environment", section
+    yield from sections_of_rows(config.data, "environment", EnvironmentSection)
 
 
 def check_prompt_lengths(config: LoadedConfig, max_model_len: int | None) -> None:
@@ -141,6 +129,8 @@ def _text(row: dict[str, Any]) -> str:
     if isinstance(row.get("prompt"), str):
         return row["prompt"]
     messages = row.get("messages") or []
+    if isinstance(messages, str):
+        return messages
     turns = messages if isinstance(messages, list) else [messages]
     return "".join(str(turn["content"]) for turn in turns if isinstance(turn, dict) and "content" in turn)
 
@@ -189,6 +179,7 @@ def _template(model: Path) -> tuple[str, dict[str, str]]:
 
 
 def _messages(given: Any, system_prompt: str) -> Messages:
+    given = {"role": "user", "content": given} if isinstance(given, str) else given
     turns = given if isinstance(given, list) else [given]
     messages = [
         {"role": str(turn.get("role")), "content": str(turn.get("content"))} for turn in turns if isinstance(turn, dict)

@@ -1,0 +1,204 @@
+"""Rows of Parquet files, of datasets of the hub and of functions of modules, the map of columns, and what is wrong."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+import pyarrow
+import pyarrow.parquet
+
+from quartet_client.data import DataSection, RunData, load_prompts
+from quartet_client.errors import InputError
+from quartet_client.prompts import Prompt
+from quartet_client.sources import DataSource
+from quartet_common.config import ConfigError, load_config
+
+HUB = Path(__file__).parents[2] / "tests" / "hub"
+sys.path.append(str(HUB))
+from hub_server import TOKEN, HubServer  # noqa: E402
+
+ROWS = [{"question": f"1+{number}=?", "answer": str(1 + number), "level": number} for number in range(4)]
+GSM8K = {"question": "How many?", "answer": "4"}
+CARD = b"""---
+configs:
+- config_name: main
+  data_files:
+  - {split: train, path: main/train.parquet}
+  - {split: test, path: main/test.parquet}
+- config_name: hard
+  data_files: hard.parquet
+---
+"""
+FIELDS = {"messages": "question", "gt_answer": "answer"}
+
+
+def parquet(rows: list[dict]) -> bytes:
+    buffer = io.BytesIO()
+    columns = dict.fromkeys(key for row in rows for key in row)
+    pyarrow.parquet.write_table(pyarrow.table({key: [row.get(key) for row in rows] for key in columns}), buffer)
+    return buffer.getvalue()
+
+
+def test_a_parquet_file_gives_what_the_same_lines_give(tmp_path, write):
+    rows = [
+        {"prompt": "a", "gt_answer": "1", "level": 1, "made": None},
+        {"prompt": "b", "test_cases": {"inputs": ["1"], "outputs": ["2"]}, "level": 2, "made": date(2026, 1, 2)},
+    ]
+    (tmp_path / "train.parquet").write_bytes(parquet(rows))
+    lines = [{**rows[0], "id": "row-1"}, {**rows[1], "id": "row-2", "made": "2026-01-02"}]
+    path = write("train.jsonl", "".join(json.dumps(row) + "\n" for row in lines))
+    assert load_prompts(tmp_path / "train.parquet", require_reference=True) == load_prompts(path)
+
+
+def test_a_map_takes_columns_as_fields_and_leaves_the_others_to_reward_functions(tmp_path, write):
+    table, lines = tmp_path / "train.parquet", write("train.jsonl", "".join(json.dumps(row) + "\n" for row in ROWS))
+    table.write_bytes(parquet(ROWS))
+    for path in (table, lines):
+        first, *_, last = load_prompts(DataSource(path=path, fields=FIELDS), require_reference=True)
+        assert [(turn.role, turn.content) for turn in first.messages] == [("user", "1+0=?")]
+        assert (last.gt_answer, last.columns) == ("4", {"level": 3})
+    taken = [{"prompt": "not this", "text": "a", "id": 7}]
+    table.write_bytes(parquet(taken))
+    (prompt,) = load_prompts(DataSource(path=table, fields={"prompt": "text"}))
+    assert (prompt.prompt, prompt.id, prompt.columns) == ("a", "row-1", {"prompt": "not this", "id": 7})
+
+
+def test_a_function_of_an_installed_module_gives_rows(tmp_path, write, monkeypatch):
+    write("my_problems.py", 'def train():\n    yield {"prompt": "a", "gt_answer": "1"}\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    assert [prompt.prompt for prompt in load_prompts(Path("my_problems:train"))] == ["a"]
+    with pytest.raises(InputError, match="'my_problems' has no function 'gone'"):
+        load_prompts(Path("my_problems:gone"))
+    with pytest.raises(InputError, match="no_such_module:train: No module named 'no_such_module'; install it here: "):
+        load_prompts(Path("no_such_module:train"))
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ({"path": "gone.parquet"}, "cannot read 'gone.parquet': no such file or directory"),
+        (
+            {"path": "text.parquet"},
+            "cannot read 'text.parquet': it is no Parquet file, or not all of it: Parquet magic",
+        ),
+        ({"path": "cut.parquet"}, "cannot read 'cut.parquet': it is no Parquet file, or not all of it: "),
+        (
+            {"path": "train.parquet", "fields": {"prompt": "questoin"}},
+            "data.train.fields.prompt: train.parquet, row 1 has no column 'questoin'; did you mean 'question'?",
+        ),
+        (
+            {"path": "train.parquet", "fields": {"promt": "question"}},
+            "data.train.fields: in run.toml: a prompt has no field 'promt'; did you mean 'prompt'?",
+        ),
+        ({"path": "train.parquet"}, "train.parquet, row 1: got none of them, but question, answer, level; exactly one"),
+        ({"path": "train.jsonl", "dataset": "own/set"}, "data.train: in run.toml: exactly one of path and dataset"),
+        ({}, "data.train: in run.toml: exactly one of path and dataset is allowed"),
+        (
+            {"path": "train.parquet", "split": "test"},
+            "data.train: in run.toml: split belongs to a dataset of the hub; there is path instead",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_source_is_one_sentence(tmp_path, write, monkeypatch, source, sentence):
+    monkeypatch.chdir(tmp_path)
+    content = parquet(ROWS)
+    for name, of_it in (("train", content), ("cut", content[: len(content) // 2]), ("text", b"prompt,answer\n" * 9)):
+        Path(f"{name}.parquet").write_bytes(of_it)
+    write("run.toml", "")
+    config = load_config("none", DataSection.__base__, Path("run.toml"))
+    config.data["train"] = source
+    with pytest.raises((InputError, ConfigError)) as error:
+        RunData.load(config)
+    assert str(error.value).startswith(sentence), str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.fixture
+def hub():
+    with HubServer() as server:
+        files = {"README.md": CARD, "main/train.parquet": parquet(ROWS), "main/test.parquet": parquet([GSM8K] * 2)}
+        files["hard.parquet"] = parquet([{"question": "Hard?", "answer": "9"}])
+        server.add("datasets", "own/set", {**files, "main/train.parquet": parquet(ROWS[:1])}, ref="old")
+        server.add("datasets", "own/set", files)
+        server.add("datasets", "own/private", files, private=True)
+        server.add("datasets", "own/gated", files, gated=True)
+        yield server
+
+
+@pytest.fixture
+def load(hub, tmp_path):
+    """Load [data] in a process of its own, as huggingface_hub reads its variables at imports; return what it prints."""
+
+    def run(*settings: str, **variables: str) -> str:
+        program = (
+            "import sys\nfrom quartet_client.data import DataSection, RunData\n"
+            "from quartet_client.errors import InputError\nfrom quartet_common.config import load_config\n"
+            "try:\n    data = RunData.load(load_config('data', DataSection, None, sys.argv[1:]))\n"
+            "except InputError as error:\n    print(error)\n"
+            "else:\n    print(*(f'{p.id} {p.messages[0].content} {p.gt_answer}' for p in data.train), sep=', ')\n"
+            "    print({n: len(p) for n, p in data.evaluation.items()}, data.order(0))\n"
+        )
+        environment = {**os.environ, **hub.environment(tmp_path / "home"), **variables}
+        command = [sys.executable, "-c", program, *settings]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    return run
+
+
+def of(dataset: str, key: str = "data.train", **more: str) -> str:
+    table = ", ".join(f"{name} = {json.dumps(value)}" for name, value in {"dataset": dataset, **more}.items())
+    return f"{key}={{{table}, fields = {{messages = 'question', gt_answer = 'answer'}}}}"
+
+
+def test_a_dataset_of_the_hub_trains_and_evaluates_and_is_read_from_the_cache_when_offline(load, hub):
+    settings = (of("own/set", name="main"), of("own/set", "data.evaluation.test", name="main", split="test"))
+    lines, order = load(*settings), RunData(DataSection(), [Prompt(prompt="as many lines")] * 4, {}).order(0)
+    assert lines.splitlines() == [
+        "row-1 1+0=? 1, row-2 1+1=? 2, row-3 1+2=? 3, row-4 1+3=? 4",
+        f"{{'test': 2}} {order}",
+    ]
+    asked = len(hub.requests)
+    assert load(*settings, HF_HUB_OFFLINE="1") == lines, "the same rows in the same order"
+    assert len(hub.requests) == asked
+    assert load(of("own/set", name="main", split="train[:2]", revision="old")).startswith("row-1 1+0=? 1\n")
+    assert load(of("own/set", name="hard")).startswith("row-1 Hard? 9\n")
+    assert load(of("own/private", name="main"), HF_TOKEN=TOKEN).startswith("row-1")
+
+
+def test_what_is_wrong_with_a_dataset_is_one_sentence(load, hub, tmp_path):
+    nowhere = f"data.train.dataset: no dataset 'own/gone' at {hub.address}; allowed: a dataset's id, and for a private"
+    expected = {
+        of("own/gone"): nowhere,
+        of("own/private", name="main"): nowhere.replace("gone", "private"),
+        of(
+            "own/gated", name="main"
+        ): "data.train.dataset: 'own/gated' is gated, and HF_TOKEN has no access to it; accept",
+        of("own/set", name="main", revision="v9"): "data.train.revision: 'own/set' has no 'v9' at",
+        of("own/set", name="main", split="trian"): (
+            "data.train.split: own/set: unknown split \"trian\". Should be one of ['train', 'test']."
+        ),
+        of(
+            "own/set", name="mian"
+        ): "data.train.name: own/set: builderConfig 'mian' not found. Available: ['main', 'hard']",
+        of("own/set"): "data.train.name: own/set: config name is missing. Please pick one among the available configs",
+        "data.train={dataset='own/set', name='main', fields={prompt='questions'}}": (
+            "data.train.fields.prompt: own/set (train), row 1 has no column 'questions'; did you mean 'question'?"
+        ),
+        of("own/../set"): "data.train.dataset: no dataset 'own/../set' at",
+    }
+    for setting, sentence in expected.items():
+        said = load(setting)
+        assert said.startswith(sentence) and "\n" not in said, said
+    assert "refuses HF_TOKEN for 'own/set' (HTTP 401)" in load(of("own/set", name="main"), HF_TOKEN="hf_wrong")
+    offline = load(of("own/set", name="main"), HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "empty"))
+    assert "data.train.dataset: 'own/set' is not in the cache" in offline and "HF_HUB_OFFLINE forbids" in offline
