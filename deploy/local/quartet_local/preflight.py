@@ -113,12 +113,13 @@ async def _check(
                 overrides = [*asked, *found]
                 config = load_config("launcher", LauncherSection, path, overrides)
             reading = asyncio.create_task(asyncio.to_thread(read, config))
-            lines_alone = _lines_alone(config)
             own_redis = not load_config("broker", _BrokerSection, path, overrides).section.redis_url
             services = _placed(config, names, overrides)
+            lines_alone = _lines_alone(config)
             say("checking the run file with every service")
         with tempfile.TemporaryDirectory(prefix="quartet-data-") as folder:
-            settings, titles = [], {}
+            settings: list[str] = []
+            titles: dict[str, str] = {}
             if reading is not None and not lines_alone:
                 await asyncio.wait([reading])
                 if reading.exception() is None and isinstance(read_data := reading.result(), RunData):
