@@ -81,7 +81,15 @@ class WeightsSection(Section):
     )
     bucket_bytes: int = Field(32 << 20, ge=1 << 10, description="Size of the packed buckets.")
     timeout_seconds: float = Field(
-        60.0, gt=0, description="Time in which an update must reach the rollouts, retries included."
+        60.0,
+        gt=0,
+        description="Time in which an update must reach the rollouts, retries included, beside that of its bytes.",
+    )
+    least_bandwidth: float = Field(
+        50e6,
+        gt=0,
+        description="Bytes per second at which the trainer sends at least, to all rollouts together: an update has "
+        "timeout_seconds + bytes * rollouts / least_bandwidth.",
     )
     store_host: str = Field(
         "",

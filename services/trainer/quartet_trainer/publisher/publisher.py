@@ -159,17 +159,18 @@ class Publisher:
         return Snapshot(self._manifest, self._transport.device)
 
     def publish(self, version: int, weights: Weights | Snapshot) -> Published | None:
-        """Bring every rollout that is behind to `version`, within the configured time. None: none is behind.
+        """Bring every rollout that is behind to `version`, in the time that its bytes take. None: none is behind.
 
         Args:
             weights: called for each attempt; or a copy of `version`.
         """
         began = time.monotonic()
-        deadline = began + self._settings.timeout_seconds
         failures: list[str] = []
         targets = self.behind(version)
         if not targets:
             return None
+        seconds = self._seconds(sum(self._manifest.bucket_bytes), len(targets))
+        deadline = began + seconds
         while targets and time.monotonic() < deadline and not self._stopping():
             try:
                 self._attempt(version, targets, weights, deadline)
@@ -182,9 +183,7 @@ class Publisher:
                 self._leave_out(failure.blame)
             targets = self.behind(version)
         if targets and not self._stopping():
-            failures.append(
-                f"{', '.join(targets)} did not get version {version} in {self._settings.timeout_seconds:g} s"
-            )
+            failures.append(f"{', '.join(targets)} did not get version {version} in {seconds:.3g} s")
             self._leave_out(dict.fromkeys(targets, "not in time"))
         return Published(
             version=version,
@@ -257,9 +256,13 @@ class Publisher:
             targets,
             stubs,
             self._ranks,
-            self._settings.timeout_seconds,
+            self._seconds(max(self._manifest.bucket_bytes, default=0), len(targets)),
             self._worth_waiting_for,
         )
+
+    def _seconds(self, size: int, rollouts: int) -> float:
+        """Return how long `size` bytes may take to so many rollouts."""
+        return self._settings.timeout_seconds + size * rollouts / self._settings.least_bandwidth
 
     def _epoch_at(self, name: str) -> int:
         """Ask a rollout for its epoch: an earlier life of this trainer may have gone further than the broker knows."""

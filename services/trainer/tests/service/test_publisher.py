@@ -63,10 +63,14 @@ def members() -> StaticMembers:
 def publisher(request: pytest.FixtureRequest, members: StaticMembers, tmp_path: Path) -> Iterator[Publisher]:
     transport = getattr(request, "param", "gloo")
     settings = WeightsSection(transport=transport, bucket_bytes=BUCKET_BYTES, timeout_seconds=40)
-    store = WeightStore("127.0.0.1")
-    publisher = Publisher("test", settings, store, members, SecuritySection(), specs(), folder=tmp_path / "weights")
+    publisher = make_publisher(settings, members, tmp_path)
     yield publisher
     publisher.close()
+
+
+def make_publisher(settings: WeightsSection, members: StaticMembers, folder: Path) -> Publisher:
+    store = WeightStore("127.0.0.1")
+    return Publisher("test", settings, store, members, SecuritySection(), specs(), folder=folder / "weights")
 
 
 def publish(publisher: Publisher, version: int) -> Published | None:
@@ -147,6 +151,22 @@ def test_a_rollout_killed_in_mid_broadcast_costs_one_group(
     ended = publisher._settings.transport == "file" and publisher.epoch == -1
     assert publisher.epoch > before or ended, "the group with the dead one is no more"
     assert publish(publisher, 2) is None, "the dead one rests, and nobody else is behind"
+
+
+def test_a_rollout_that_hangs_has_the_time_that_the_bytes_take(
+    members: StaticMembers, receiver: Receivers, tmp_path: Path
+):
+    size = sum(tensor.nbytes for tensor in tensors(0).values())
+    settings = WeightsSection(bucket_bytes=BUCKET_BYTES, timeout_seconds=0.5, least_bandwidth=size / 2)
+    publisher = make_publisher(settings, members, tmp_path)
+    hangs = receiver("hangs", at=(1, 2, signal.SIGSTOP))
+    members.add(hangs)
+    began = time.monotonic()
+    published = publish(publisher, 1)
+    assert published.rollouts == 0 and 2.5 <= time.monotonic() - began < 20
+    assert any("in time" in failure for failure in published.failures), published.failures
+    hangs.send(signal.SIGCONT)
+    publisher.close()
 
 
 def test_a_rollout_that_got_other_bytes_is_synchronised_again(
