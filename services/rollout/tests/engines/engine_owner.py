@@ -3,7 +3,8 @@ OPTIONS FOLDER` says {"processes": ids} when it is up, then answers one JSON ord
 
 {"do": "generate", "prompt", "length"}, greedily, answers {"tokens", "log_probs", "spans"};
 {"do": "update", "folder", "files", "version"} installs a folder's weights from files that it
-writes, and answers {"version"}.
+writes, and answers {"version"}; with "group" instead of "files", those that come through that weight group, while a
+completion of "prompt" is under way, and answers as "generate".
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import psutil
 from harness import BUCKET_BYTES, PATIENCE
 from models import read_weights
-from packing import write
+from packing import pack, write
 
 from quartet_rollout.engines import Engine, SamplingSettings, WeightGroupInfo, create_engine
 
@@ -31,7 +32,8 @@ async def main(name: str, options: str, folder: str) -> None:
     say({"processes": [child.pid for child in psutil.Process().children(recursive=True)]})
     while line := await asyncio.to_thread(sys.stdin.readline):
         order = json.loads(line)
-        say(await (generate if order["do"] == "generate" else update)(engine, order))
+        do = generate if order["do"] == "generate" else update_in_flight if "group" in order else update
+        say(await do(engine, order))
     await engine.close()
 
 
@@ -52,6 +54,21 @@ async def update(engine: Engine, order: dict) -> dict:
     return {"version": engine.policy_version}
 
 
+async def update_in_flight(engine: Engine, order: dict) -> dict:
+    group = order["group"]
+    await engine.join_weight_group(WeightGroupInfo(**group | {"secret": bytes.fromhex(group["secret"])}))
+    before = engine.stats().tokens_total
+    generating = asyncio.create_task(generate(engine, order))
+    while engine.stats().tokens_total < before + 5:
+        await asyncio.sleep(0.002)
+    await engine.pause("keep")
+    manifest, _ = pack(read_weights(Path(order["folder"])), BUCKET_BYTES)
+    await engine.receive_weights(manifest, PATIENCE)
+    await engine.install_weights(order["version"])
+    await engine.resume()
+    return await generating
+
+
 def say(answer: dict) -> None:
     print(json.dumps(answer), flush=True)
 
@@ -66,14 +83,17 @@ class Owner:
             stdout=subprocess.PIPE,
             text=True,
         )
-        processes = [psutil.Process(pid) for pid in self._hear()["processes"]]
+        processes = [psutil.Process(pid) for pid in self.answer()["processes"]]
         self.processes = [each for each in processes if "resource_tracker" not in " ".join(each.cmdline())]
 
     def order(self, **order: Any) -> dict:
+        self.begin(**order)
+        return self.answer()
+
+    def begin(self, **order: Any) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
-        return self._hear()
 
     def stop(self) -> None:
         self.process.kill()
@@ -82,7 +102,7 @@ class Owner:
             if process.is_running():
                 process.kill()
 
-    def _hear(self) -> dict:
+    def answer(self) -> dict:
         assert self.process.stdout is not None
         return json.loads(self.process.stdout.readline())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import psutil
 import pytest
 import torch
 from engine_owner import Owner
-from harness import PATIENCE, PROMPT
+from harness import PATIENCE, PROMPT, Sender
 from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.timeout(3 * PATIENCE)
@@ -26,20 +27,37 @@ def owner(models: dict) -> Iterator[Owner]:
     started.stop()
 
 
+def check(folder: Path, made: dict, begin: int = 0) -> None:
+    """Compare tokens and log-probs from `begin` on with plain transformers on the folder's weights."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits = model(torch.tensor([[*PROMPT, *made["tokens"]]])).logits[0, len(PROMPT) - 1 : -1][begin:]
+    assert logits.argmax(-1).tolist() == made["tokens"][begin:]
+    expected = torch.log_softmax(logits, dim=-1).max(-1).values
+    np.testing.assert_allclose(made["log_probs"][begin:], expected, atol=TOLERANCE)
+
+
 def test_two_workers_share_the_layers_and_take_new_weights_and_end_with_their_owner(
-    owner: Owner, models: dict, tmp_path: Path
+    owner: Owner, models: dict, tmp_path: Path, sender: Sender
 ) -> None:
-    for version, folder in ((-1, models[True, 0]), (5, models[True, 1])):
-        if version >= 0:
-            assert owner.order(do="update", folder=str(folder), files=str(tmp_path), version=version) == {"version": 5}
-        made = owner.order(do="generate", prompt=PROMPT, length=20)
-        assert made["spans"] == [[version, 0, len(made["tokens"])]]
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        with torch.no_grad():
-            logits = model(torch.tensor([[*PROMPT, *made["tokens"]]])).logits[0, len(PROMPT) - 1 : -1]
-        assert logits.argmax(-1).tolist() == made["tokens"]
-        expected = torch.log_softmax(logits, dim=-1).max(-1).values
-        np.testing.assert_allclose(made["log_probs"], expected, atol=TOLERANCE)
+    made = owner.order(do="generate", prompt=PROMPT, length=20)
+    assert made["spans"] == [[-1, 0, 20]]
+    check(models[True, 0], made)
+
+    # Each worker is a member of the group: the trainer is rank 0, they are 1 and 2.
+    group = asdict(sender.open(world_size=3))
+    order = {"prompt": PROMPT, "length": 60, "folder": str(models[True, 1]), "version": 5}
+    owner.begin(do="update", group=group | {"secret": group["secret"].hex()}, **order)
+    assert sender.answer() == {"joined": True}
+    sender.send(models[True, 1])
+    made = owner.answer()
+    (_, _, cut), new = made["spans"]
+    assert 0 < cut < 60 and new == [5, cut, 60]
+    check(models[True, 1], made, begin=cut)
+
+    files = {"folder": str(models[True, 0]), "files": str(tmp_path)}
+    assert owner.order(do="update", version=6, **files) == {"version": 6}
+    check(models[True, 0], owner.order(do="generate", prompt=PROMPT, length=20))
     assert len(owner.processes) == 3  # The engine core and two workers.
     owner.process.send_signal(signal.SIGKILL)
     _, alive = psutil.wait_procs(owner.processes, timeout=PATIENCE)
