@@ -63,7 +63,7 @@ INTERNAL = {
     "quartet_local/guard.py": "of the launcher's guard process",
     "quartet_trainer/learner/plugins/shards.py": "two parts of the trainer that disagree",
     "quartet_trainer/publisher/packing.py": "two parts of the trainer that disagree",
-    "quartet_trainer/losses/": "refused by the run file's model before",
+    "quartet_trainer/algorithms/losses.py": "refused by the run file's model before",
     "quartet_rollout/engines/registry.py": "refused by the run file's model before",
 }
 

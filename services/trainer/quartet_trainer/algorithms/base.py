@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from quartet_trainer.algorithms.losses import TokenLosses
 from quartet_trainer.learner_settings import AggregationName, LearnerSettings
-from quartet_trainer.losses.policy import TokenLosses
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from quartet_trainer.algorithms.base import AdvantageEstimator, Algorithm, Correction, Estimate, PolicyLoss, Scored
-from quartet_trainer.learner_settings import AggregationName, LearnerSettings
-from quartet_trainer.losses.correction import (
+from quartet_trainer.algorithms.losses import (
+    clipped_ratio_loss,
     masked_importance_weight,
     masked_sequence_weight,
     truncated_importance_weight,
 )
-from quartet_trainer.losses.policy import clipped_ratio_loss
+from quartet_trainer.learner_settings import AggregationName, LearnerSettings
 
 
 def compose(

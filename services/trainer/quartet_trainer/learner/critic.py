@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from quartet_common.log import get_logger
+from quartet_trainer.algorithms.losses import clipped_value_loss
 from quartet_trainer.batches import ExperienceBatch, MicroBatch, collate
 from quartet_trainer.batches.shared_prompts import Packing
 from quartet_trainer.errors import LearnerError
@@ -27,7 +28,6 @@ from quartet_trainer.learner.plugins import Plugin
 from quartet_trainer.learner.plugins.base import Phases
 from quartet_trainer.learner.policy import autocast_to
 from quartet_trainer.learner_settings import LearnerSettings
-from quartet_trainer.losses.value import clipped_value_loss
 from quartet_weights.onednn_linear import use_onednn
 
 log = get_logger(__name__)

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from quartet_trainer.algorithms.losses import clipped_value_loss
 from quartet_trainer.batches import ExperienceBatch, MicroBatch
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner.metrics import target_metrics
@@ -15,7 +16,6 @@ from quartet_trainer.learner.optimizer import LearningRate
 from quartet_trainer.learner.planner import CriticTargets
 from quartet_trainer.learner.plugins import Plugin
 from quartet_trainer.learner_settings import LearnerSettings
-from quartet_trainer.losses.value import clipped_value_loss
 
 
 class HeadCritic:

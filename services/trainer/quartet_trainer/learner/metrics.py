@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quartet_trainer.algorithms.advantages import group_std
 from quartet_trainer.batches.experience import ExperienceBatch
 from quartet_trainer.batches.plan import StepPlan
-from quartet_trainer.losses.advantages import group_std
 
 METRICS: dict[str, str] = {
     "loss": "The policy's loss: policy_loss, and KL and entropy as far as they are in it; PTX apart.",

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from quartet_trainer.algorithms import Algorithm
+from quartet_trainer.algorithms.losses import KL_ESTIMATORS, importance_ratio, k3
 from quartet_trainer.batches import MicroBatch
 from quartet_trainer.learner_settings import LearnerSettings
-from quartet_trainer.losses.kl import KL_ESTIMATORS, k3
-from quartet_trainer.losses.policy import importance_ratio
 
 
 class Objective:

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from quartet_trainer.algorithms import Algorithm, Scored
+from quartet_trainer.algorithms.losses import KL_ESTIMATORS, token_weights
 from quartet_trainer.batches import ExperienceBatch, MicroBatch, StepPlan, collate, plan_step
 from quartet_trainer.learner import distributed
 from quartet_trainer.learner.plugins import Plugin
 from quartet_trainer.learner_settings import LearnerSettings
-from quartet_trainer.losses.aggregation import token_weights
-from quartet_trainer.losses.kl import KL_ESTIMATORS
 
 Forward = Callable[[MicroBatch], Tensor]
 """Without gradient, from a micro-batch to one number, or some, for each of its t tokens: [t], or [numbers, t]."""

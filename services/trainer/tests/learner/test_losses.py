@@ -11,18 +11,29 @@ import reference
 import torch
 from torch import Tensor, tensor
 
-from quartet_trainer.learner.metrics import target_metrics
-from quartet_trainer.losses.advantages import group_centered, group_normalized, group_std, leave_one_out
-from quartet_trainer.losses.aggregation import token_weights
-from quartet_trainer.losses.correction import (
+from quartet_trainer.algorithms.advantages import (
+    generalized_advantages,
+    group_centered,
+    group_normalized,
+    group_std,
+    leave_one_out,
+    returns_to_go,
+    token_rewards,
+    whitened,
+)
+from quartet_trainer.algorithms.losses import (
+    KL_ESTIMATORS,
+    clipped_ratio_loss,
+    clipped_value_loss,
+    clipped_weight_loss,
+    k3,
     masked_importance_weight,
     masked_sequence_weight,
+    sequence_ratio_loss,
+    token_weights,
     truncated_importance_weight,
 )
-from quartet_trainer.losses.kl import KL_ESTIMATORS, k3
-from quartet_trainer.losses.policy import clipped_ratio_loss, clipped_weight_loss, sequence_ratio_loss
-from quartet_trainer.losses.returns import generalized_advantages, returns_to_go, token_rewards, whitened
-from quartet_trainer.losses.value import clipped_value_loss
+from quartet_trainer.learner.metrics import target_metrics
 
 DIFFERENCES = [-400.0, -20.5, -19.5, -3.0, -0.25, 0.0, 0.25, 1.5, 3.0, 19.5, 20.5, 400.0]
 """log p_new - log p_old; 400 overflows float32 and, squared, float64's exponent."""

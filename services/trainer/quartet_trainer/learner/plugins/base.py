@@ -20,7 +20,7 @@ from quartet_trainer.learner.adapter import Adapter
 from quartet_trainer.learner.attention import attends_packed
 from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.names import untied_names
-from quartet_trainer.learner.plugins.exact import exact_buffers
+from quartet_trainer.learner.plugins.numerics import exact_buffers
 from quartet_trainer.learner.router import RouterStatistics
 from quartet_trainer.learner.value_head import ValueHead
 from quartet_trainer.learner_settings import LearnerSettings

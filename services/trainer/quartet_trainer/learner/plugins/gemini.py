@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from quartet_trainer.batches import MicroBatch
 from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.plugins.base import CreateOptimizer
-from quartet_trainer.learner.plugins.exact import exact_buffers
+from quartet_trainer.learner.plugins.numerics import exact_buffers
 from quartet_trainer.learner.plugins.ranged import Ranged
 from quartet_trainer.learner.policy import Policy
 from quartet_trainer.learner_settings import LearnerSettings

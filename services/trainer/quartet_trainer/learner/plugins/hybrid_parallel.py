@@ -17,7 +17,7 @@ from quartet_trainer.batches import MicroBatch
 from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.hybrid_checks import check_model, check_ranks
 from quartet_trainer.learner.plugins.base import CreateOptimizer, Criterion, Load, Phases, Seconds
-from quartet_trainer.learner.plugins.exact import exact_buffers
+from quartet_trainer.learner.plugins.numerics import exact_buffers
 from quartet_trainer.learner.plugins.sequence import SequenceParallel
 from quartet_trainer.learner.plugins.sharded import Sharded
 from quartet_trainer.learner.plugins.sharding_checks import check_log_probs, check_modules, probe

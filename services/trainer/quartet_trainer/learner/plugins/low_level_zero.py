@@ -16,8 +16,7 @@ from transformers import PreTrainedModel
 from quartet_trainer.batches import MicroBatch
 from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.plugins.base import CreateOptimizer, Criterion, Load, Phases, Plugin, Seconds
-from quartet_trainer.learner.plugins.clipping import clip_parts
-from quartet_trainer.learner.plugins.exact import exact_buffers
+from quartet_trainer.learner.plugins.numerics import clip_parts, exact_buffers
 from quartet_trainer.learner.plugins.zero_rows import ZeroRows
 from quartet_trainer.learner.policy import Policy
 from quartet_trainer.learner_settings import LearnerSettings

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from quartet_trainer.batches import MicroBatch
 from quartet_trainer.learner.plugins.base import Criterion, Load, Phases, Plugin, Seconds
-from quartet_trainer.learner.plugins.clipping import clip_parts
+from quartet_trainer.learner.plugins.numerics import clip_parts
 
 
 class Ranged(Plugin):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from quartet_trainer.learner.adapter import Adapter, merge
 from quartet_trainer.learner.plugins.base import Plugin
-from quartet_trainer.learner.plugins.clipping import clip_parts
+from quartet_trainer.learner.plugins.numerics import clip_parts
 from quartet_trainer.learner.plugins.shards import Shards
 from quartet_trainer.learner.plugins.zero_rows import ZeroRows
 
