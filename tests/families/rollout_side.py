@@ -20,8 +20,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 PROMPTS = ([18, 11, 19, 11, 17, 29, 31], [5, 6, 7, 80])
 GROUP = 3
-BEFORE, RUNNING, AFTER = 24, 220, 24
-"""Tokens of a completion: of the batch that is trained on, of those that an update meets, of those after it."""
+BEFORE, RUNNING, AFTER = (24, 24), (220, 170), (24, 24)
+"""Tokens of a completion of each prompt: of the batch that is trained on, of those that an update meets (not all end at
+once), of those after it."""
 NO_MEETING = WeightGroupInfo("file", "", 0, 1, 2, 60.0, b"", 1)
 SECONDS = 240.0
 
@@ -76,29 +77,37 @@ class Side:
     async def update(self, manifest: str, folder: str) -> dict:
         """Install the weights of a folder while completions are generated. Returns {"met": the groups that the update
         met, "after": groups that were begun after it}."""
-        engine, generated = self._engine, self._engine.stats().tokens_total
-        met = asyncio.create_task(self._groups(RUNNING))
+        engine, generated, installed = self._engine, self._engine.stats().tokens_total, asyncio.Event()
+
+        async def last(prompt: list[int], length: int) -> dict:
+            """The group that was under way when the weights came."""
+            while True:
+                group = await self._group(prompt, length)
+                if installed.is_set():
+                    return group
+
+        met = asyncio.gather(*map(last, PROMPTS, RUNNING))
         while engine.stats().tokens_total < generated + GROUP * len(PROMPTS) * 4:
-            assert not met.done(), "the completions ended before the update"
             await asyncio.sleep(0.001)
         await engine.pause("keep")
         await engine.join_weight_group(NO_MEETING)
         await engine.receive_weights(rollout_pb2.WeightManifest.FromString(bytes.fromhex(manifest)), SECONDS, folder)
         await engine.install_weights(1)
+        installed.set()
         await engine.resume()
         return {"met": await met, "after": await self._groups(AFTER)}
 
     async def stop(self) -> None:
         await self._engine.close()
 
-    async def _groups(self, length: int) -> list[dict]:
-        async def group(prompt: list[int]) -> dict:
-            self._count += 1
-            sampling = SamplingSettings(max_new_tokens=length, seed=self._count)
-            stream = self._engine.generate(str(self._count), prompt, GROUP, sampling)
-            return {"prompt": prompt, "completions": [shown(completion) async for completion in stream]}
+    async def _groups(self, lengths: tuple[int, int]) -> list[dict]:
+        return await asyncio.gather(*map(self._group, PROMPTS, lengths))
 
-        return await asyncio.gather(*map(group, PROMPTS))
+    async def _group(self, prompt: list[int], length: int) -> dict:
+        self._count += 1
+        sampling = SamplingSettings(max_new_tokens=length, seed=self._count)
+        stream = self._engine.generate(str(self._count), prompt, GROUP, sampling)
+        return {"prompt": prompt, "completions": [shown(completion) async for completion in stream]}
 
 
 def shown(completion: EngineCompletion) -> dict:

@@ -99,5 +99,6 @@ class Orders:
             causes = _CAUSE.findall(log.read())
         # An engine core that does not start says why in a process of its own.
         own = [cause for cause in causes if "Engine core" not in cause]
-        text = own[-1] if own and "root cause above" in error else error
+        said_elsewhere = "root cause above" in error or "core has ended" in error
+        text = own[-1] if own and said_elsewhere else error
         return " ".join(text.split())[:400]

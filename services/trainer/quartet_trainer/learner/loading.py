@@ -46,7 +46,13 @@ def load_causal_lm(path: Path, dtype: torch.dtype, *, share_prompts: bool = Fals
         use_safetensors=True,
         local_files_only=True,
     )
-    _check_log_probs(model)
+    with torch.device("meta"):
+        fresh = AutoModelForCausalLM.from_config(
+            copy.deepcopy(model.config), dtype=dtype, attn_implementation="eager"
+        ).eval()
+    for name, parameter in fresh.named_parameters():  # `from_pretrained` trains those that the family does not
+        model.get_parameter(name).requires_grad_(parameter.requires_grad)
+    _check_log_probs(model, fresh)
     if share_prompts and not use_packed_attention(model):
         log.info(f"{type(model).__name__} attends in a way of its own: prompts are computed for each completion")
     return model
@@ -61,23 +67,18 @@ def _remove_randomness(config: PretrainedConfig) -> None:
             setattr(config, name, type(value)(0))  # a configuration checks the types of its values
 
 
-def _check_log_probs(model: PreTrainedModel) -> None:
+def _check_log_probs(model: PreTrainedModel, reference: PreTrainedModel) -> None:
     """Compare `Policy` in training mode with the family's own forward pass in evaluation mode, with eager attention.
 
-    The output layer's logits are scaled up for it, in both alike.
+    The output layer's logits are scaled up for it, in both alike. `reference` is a model on the meta device, whose
+    tensors are the model's for it.
     """
     tokens = torch.arange(8)[None] % model.config.vocab_size
     targets, positions = tokens[0, 1:], torch.arange(7)
     policy, scale = Policy(model), 1.0
-    reference = model
-    if model.config._attn_implementation != "eager":
-        with torch.device("meta"):  # its tensors are the model's
-            reference = AutoModelForCausalLM.from_config(
-                copy.deepcopy(model.config), dtype=model.dtype, attn_implementation="eager"
-            ).eval()
-        for name, module in reference.named_modules():  # those that are no buffers, as rotary frequencies may be
-            held = vars(model.get_submodule(name))
-            vars(module).update({key: value for key, value in held.items() if isinstance(value, Tensor)})
+    for name, module in reference.named_modules():  # those that are no buffers, as rotary frequencies may be
+        held = vars(model.get_submodule(name))
+        vars(module).update({key: value for key, value in held.items() if isinstance(value, Tensor)})
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
     def logits() -> Tensor:
