@@ -90,6 +90,7 @@ SUITES = (
     Suite("docs", "dev", 400, "tests/docs", quick="links names references"),
     Suite("contract", "dev", 900, "tests/contract", quick="protos"),
     Suite("integration", "dev", 1200, "tests/integration"),
+    Suite("families", "dev", 500, "tests/families"),
     Suite("hostile", "reward", 500, "tests/hostile"),
     Suite("chaos", "dev", 600, "tests/chaos"),
     Suite("attacks", "dev", 400, "tests/attacks"),

@@ -23,8 +23,8 @@ trainer, both in fp32, differ by at most 1e-4; the number is the largest differe
 under each other plugin: its log-probs are near the engine's and its gradient's norm is that of one process (to 1e-3;
 `gemini`, which computes in bf16, to 5e-2).
 
-This page is made of `tests/families/results.json`, which `make families` writes (transformers {transformers}, vLLM
-{vllm}), family by family. It has more families than were run yet: one that is not here may well work.
+This page is made of `tests/families/results.json`, which `make families` writes (transformers {transformers}, vLLM's
+build for CPUs {vllm}); six families are part of `make test`. A family that is not here may well work.
 [trainer.md](trainer.md#models) says what is checked when a model is loaded.
 
 A number in brackets is a reason, below. An empty field was not run.
@@ -47,7 +47,7 @@ def page() -> str:
     columns = [column for column in COLUMNS if any(column in found for found in results.values())]
 
     def row(family: str) -> str:
-        cells = [cell(results[family].get(column), reasons) for column in columns]
+        cells = [cell(family, results[family].get(column), reasons) for column in columns]
         return f"| `{family}` | {' | '.join(cells)} |"
 
     def table(families: dict[str, Any]) -> str:
@@ -63,13 +63,15 @@ def page() -> str:
     return f"{head}\n## Dense and hybrid models\n\n{dense}\n{_EXPERTS}\n{experts}\n\n## Reasons\n\n{why}\n"
 
 
-def cell(found: dict[str, Any] | None, reasons: dict[str, int]) -> str:
+def cell(family: str, found: dict[str, Any] | None, reasons: dict[str, int]) -> str:
     """A field of the table; a reason that is not known yet gets the next number."""
     if found is None:
         return ""
     if "refused" in found:
         by = {"both": "", "trainer": "The trainer: ", "rollout": "The engine: "}[found["by"]]
-        return f"({reasons.setdefault(by + plain(found['refused']), len(reasons) + 1)})"
+        why = models.WHY.get(family, "") if found["by"] == "both" else ""
+        reason = by + plain(found["refused"]) + (f" ({why})" if why else "")
+        return f"({reasons.setdefault(reason, len(reasons) + 1)})"
     return f"{max(found['before'], found['after']):.0e}" if "before" in found else "yes"
 
 

@@ -34,7 +34,10 @@ MAMBA = {
     "mamba_d_ssm": 128, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 1, "mamba_d_state": 16,
     "mamba_d_conv": 4, "mamba_chunk_size": 16,
 }  # fmt: skip
-MLA = {"q_lora_rank": 64, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 64, "v_head_dim": 64}
+MLA = {
+    "q_lora_rank": 64, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 64, "v_head_dim": 64,
+    "head_dim": 64, "num_key_value_heads": 4,
+}  # fmt: skip
 
 DENSE: dict[str, dict[str, Any]] = {
     "llama": COMMON,
@@ -80,7 +83,7 @@ DENSE: dict[str, dict[str, Any]] = {
     "mamba": {"vocab_size": VOCABULARY, "hidden_size": 128, "num_hidden_layers": 2, "state_size": 16},
     "mamba2": {"vocab_size": VOCABULARY, "hidden_size": 128, "num_hidden_layers": 2, "state_size": 16, "num_heads": 8,
                "head_dim": 32, "n_groups": 1, "chunk_size": 16},
-    "lfm2": {**COMMON, "layer_types": ["conv", "full_attention"], "conv_dim": 128},
+    "lfm2": {**COMMON, "layer_types": ["conv", "full_attention"], "conv_dim": 128, "block_dim": 128},
     "olmo_hybrid": COMMON,
     "qwen3_5_text": COMMON,
 }  # fmt: skip
@@ -104,13 +107,13 @@ EXPERT: dict[str, dict[str, Any]] = {
     "dots1": {**COMMON, **ROUTED_EXPERTS},
     "exaone_moe": {**COMMON, **EXPERTS, **WINDOW, "num_shared_experts": 1, "n_group": 1, "topk_group": 1},
     "afmoe": {**COMMON, **EXPERTS, **WINDOW, "num_shared_experts": 1, "num_dense_layers": 1,
-              "score_func": "sigmoid"},
+              "score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
     "phimoe": {**COMMON, **LOCAL_EXPERTS},
     "lfm2_moe": {**COMMON, **EXPERTS, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"]},
-    "minimax_m2": {**COMMON, **LOCAL_EXPERTS, "rotary_dim": 16, "scoring_func": "sigmoid"},
+    "minimax_m2": {**COMMON, **LOCAL_EXPERTS, "rotary_dim": 16, "scoring_func": "sigmoid", "use_routing_bias": True},
     "jamba": {**COMMON, **LOCAL_EXPERTS, "attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
-    "deepseek_v2": {**COMMON, **ROUTED_EXPERTS, **MLA, "num_key_value_heads": 4},
-    "deepseek_v3": {**COMMON, **ROUTED_EXPERTS, **MLA, "num_key_value_heads": 4, "topk_method": "noaux_tc"},
+    "deepseek_v2": {**COMMON, **ROUTED_EXPERTS, **MLA},
+    "deepseek_v3": {**COMMON, **ROUTED_EXPERTS, **MLA, "topk_method": "noaux_tc"},
     "qwen3_next": {**COMMON, **EXPERTS, "shared_expert_intermediate_size": 64},
     "dbrx": {"vocab_size": VOCABULARY, "d_model": 128, "n_heads": 4, "n_layers": 2, "max_seq_len": 256,
              "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4},
@@ -118,6 +121,13 @@ EXPERT: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 FAMILIES = {**DENSE, **EXPERT}
 """Values of config.json, by `model_type`."""
+WHY = {
+    "cohere2": "vLLM's sliding windows are one token longer than transformers': longer texts than the window differ",
+    "apertus": "vLLM rounds the parameters of its activation, xIELU, to bf16",
+    "bloom": "vLLM computes its GELU exactly, transformers by a tanh",
+    "ernie4_5_moe": "vLLM's router for CPUs leaves out the bias by which experts are chosen",
+}
+"""What makes log-probs of rollout and trainer differ, where that is known."""
 
 
 def save(family: str, folder: Path) -> None:
@@ -129,11 +139,13 @@ def save(family: str, folder: Path) -> None:
     config = CONFIG_MAPPING[family](**FAMILIES[family])
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
+        for name, tensor in model.state_dict().items():
+            if not tensor.ndim:
+                continue  # a constant
+            if tensor.ndim == 1 or name.endswith("_bias"):  # also biases of the choice of experts
+                tensor.add_(torch.randn_like(tensor) * 0.1)
             else:
-                parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
+                tensor.copy_(torch.randn_like(tensor) * tensor.shape[-1] ** -0.5)
     model.save_pretrained(folder)
     _write_tokenizer(folder)
 

@@ -2,11 +2,12 @@
 
 `make families` runs all, also spreads each over two ranks by every plugin, and writes what came of it to
 `results.json`, of which docs/models.md is made. Without FAMILIES in the environment six that differ most are compared
-with that.
+with that, each with one engine.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -23,8 +24,11 @@ from quartet_common.ports import free_port
 RESULTS = Path(__file__).with_name("results.json")
 ALL = os.environ.get("FAMILIES", "")
 """Unset: six; "all"; or some names."""
-SIX = ("qwen3", "gemma2", "gpt2", "falcon_h1", "gpt_oss", "granitemoe")
-CHOSEN = tuple(models.FAMILIES) if ALL == "all" else tuple(ALL.split()) or SIX
+SIX = {
+    "qwen3": "vllm", "gemma2": "vllm", "gpt2": "vllm", "falcon_h1": "vllm", "granitemoe": "vllm",
+    "gpt_oss": "transformers",
+}  # fmt: skip
+CHOSEN = tuple(models.FAMILIES) if ALL == "all" else tuple(ALL.split())
 ENGINES = ("vllm", "transformers")
 PLUGINS: dict[str, dict[str, Any]] = {
     "low_level_zero": {"plugin": "low_level_zero"},
@@ -112,8 +116,7 @@ def note(family: str, column: str, found: dict[str, Any]) -> None:
         assert before is not None and ("refused" in before) == ("refused" in found), f"was {before}, is {found}"
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("family", CHOSEN)
+@pytest.mark.parametrize(("family", "engine"), list(itertools.product(CHOSEN, ENGINES)) if ALL else SIX.items())
 def test_a_family(family: str, engine: str, sides: Sides, folders: Any) -> None:
     """Tokens that the engine draws have the trainer's log-probs, before a step, and after it, also those of completions
     that the update met."""
@@ -164,7 +167,7 @@ def through(sides: Sides, engine: str, place: Path) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)
-@pytest.mark.parametrize("family", CHOSEN if ALL else ())
+@pytest.mark.parametrize("family", CHOSEN)
 def test_a_family_over_two_ranks(family: str, plugin: str, sides: Sides, folders: Any) -> None:
     """The loss, the gradient's norm and the log-probs are those of one process."""
     place = folders(family)
@@ -189,9 +192,8 @@ def test_a_family_over_two_ranks(family: str, plugin: str, sides: Sides, folders
             "grad_norm": abs(first["grad_norm"] / expected["grad_norm"] - 1),
         }
         if found["log_prob_diff_mean"] > (0.05 if half else NEAR) or found["grad_norm"] > (0.05 if half else 1e-3):
-            found = {
-                "refused": "other numbers than one process: " + ", ".join(f"{k} {v:.2g}" for k, v in found.items())
-            }
+            differ = ", ".join(f"{key} {value:.2g}" for key, value in found.items())
+            found = {"refused": f"other numbers than one process: {differ}", "by": "trainer"}
     except Refused as refused:
         found = refused.found
         sides.end_ranks()  # one may wait for the other

@@ -13,7 +13,10 @@ import pytest
 import torch
 from engine_owner import Owner
 from harness import PATIENCE, PROMPT, Sender
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2Config
+from vllm import ModelRegistry
+
+from quartet_rollout.engines.vllm_engine.engine import lacking
 
 pytestmark = pytest.mark.timeout(3 * PATIENCE)
 OPTIONS = {"kv_cache_gib": 0.0625, "max_num_seqs": 8, "tensor_parallel_size": 2}
@@ -62,3 +65,13 @@ def test_two_workers_share_the_layers_and_take_new_weights_and_end_with_their_ow
     owner.process.send_signal(signal.SIGKILL)
     _, alive = psutil.wait_procs(owner.processes, timeout=PATIENCE)
     assert not alive
+
+
+def test_a_package_that_a_models_module_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lacks.py").write_text("import no_such_package")
+    monkeypatch.syspath_prepend(tmp_path)
+    ModelRegistry.register_model("LacksForCausalLM", "lacks:LacksForCausalLM")
+    Qwen2Config(architectures=["LacksForCausalLM"]).save_pretrained(tmp_path)
+    assert lacking(str(tmp_path)) == (
+        "vLLM's LacksForCausalLM needs the package no_such_package, which the rollout's environment lacks"
+    )

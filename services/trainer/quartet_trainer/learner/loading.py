@@ -41,6 +41,7 @@ def load_causal_lm(path: Path, dtype: torch.dtype, *, share_prompts: bool = Fals
         path,
         config=config,
         dtype=dtype,
+        experts_implementation="eager" if dtype == torch.float64 else None,  # torch's grouped products have no float64
         # torch's fused attention has no cap. None: fused where the family has it.
         attn_implementation="eager" if getattr(config, "attn_logit_softcapping", None) else None,
         use_safetensors=True,

@@ -11,6 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from transformers import AutoConfig
+from vllm import ModelRegistry
 from vllm.config import VllmConfig
 from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -129,7 +131,8 @@ class VllmEngine(WeightUpdates):
             raise
         except Exception as error:
             log.exception("the engine did not start")
-            raise EngineError(f"the vllm engine did not start: {error}") from error
+            cause = lacking(self._model_path) or error
+            raise EngineError(f"the vllm engine did not start: {cause}") from error
         self._gives_masks = all(await self._workers("quartet_attach_masks"))
         await self._call(self._llm.update_weight_version(str(self._version)))
         await self.load_spec()
@@ -444,3 +447,15 @@ class VllmEngine(WeightUpdates):
             raise EngineError("the engine is closed" if self._closed else "the engine has not been started")
         if self.failure:
             raise EngineError(self.failure)
+
+
+def lacking(model_path: str) -> str:
+    """The package that the module of the model's class needs and the environment lacks, of which vLLM says only that
+    the class "failed to be inspected"; empty if there is none."""
+    for name in AutoConfig.from_pretrained(model_path, local_files_only=True).architectures or ():
+        try:
+            if name in ModelRegistry.models:
+                ModelRegistry.models[name].load_model_cls()
+        except ModuleNotFoundError as error:
+            return f"vLLM's {name} needs the package {error.name}, which the rollout's environment lacks"
+    return ""
