@@ -70,7 +70,7 @@ def cell(family: str, found: dict[str, Any] | None, reasons: dict[str, int]) -> 
     if "refused" in found:
         by = {"both": "", "trainer": "The trainer: ", "rollout": "The engine: "}[found["by"]]
         why = models.WHY.get(family, "") if found["by"] == "both" else ""
-        reason = by + plain(found["refused"]) + (f" ({why})" if why else "")
+        reason = by + plain(found["refused"]) + (f": {why}" if why else "")
         return f"({reasons.setdefault(reason, len(reasons) + 1)})"
     return f"{max(found['before'], found['after']):.0e}" if "before" in found else "yes"
 

@@ -198,3 +198,7 @@ def test_a_family_over_two_ranks(family: str, plugin: str, sides: Sides, folders
         found = refused.found
         sides.end_ranks()  # one may wait for the other
     note(family, plugin, found)
+
+
+if not ALL:
+    del test_a_family_over_two_ranks

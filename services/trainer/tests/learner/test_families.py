@@ -108,6 +108,28 @@ def test_where_the_tokens_of_a_mixture_of_experts_go(tmp_path: Path) -> None:
         assert found["router_entropy"] == pytest.approx(float(torch.cat(entropies).mean() / np.log(4)), rel=1e-5)
 
 
+def test_experts_are_trained_in_fp64_and_not_by_gemini(tmp_path: Path) -> None:
+    path = save(tmp_path, "Mixtral", **FAMILIES["Mixtral"])
+    groups = [make_group(np.random.default_rng(0), [4, 9])]
+    exact, rounded = (create_learner(settings(precision=each), path, Run()) for each in ("fp64", "fp32"))
+    for found, expected in zip(*(gradients(each, groups).values() for each in (rounded, exact)), strict=True):
+        torch.testing.assert_close(found.double(), expected.double(), rtol=1e-3, atol=1e-5)
+    with pytest.raises(LearnerError, match="'gemini' does not gather the stacked experts of a 'mixtral' model; use"):
+        create_learner(settings(plugin="gemini", precision="bf16"), path, Run())
+
+
+def test_what_a_family_does_not_train_stays(tmp_path: Path) -> None:
+    """The bias by which ERNIE 4.5 chooses experts: `from_pretrained` makes it trainable, and it gets no gradient."""
+    path = save(tmp_path, "Ernie4_5_Moe", **SIZES, moe_num_experts=4, moe_k=2, moe_intermediate_size=32,
+                moe_layer_start_index=1)  # fmt: skip
+    learner = create_learner(settings(precision="fp32"), path, Run())
+    for _ in range(2):  # DDP waits for every gradient that it was told of
+        learner.train_step([make_group(np.random.default_rng(0), [4, 9])])
+    parameters = load_causal_lm(path, torch.float32).named_parameters()
+    kept = [name for name, parameter in parameters if not parameter.requires_grad]
+    assert kept == ["model.layers.1.mlp.gate.moe_statics.e_score_correction_bias"]
+
+
 @pytest.mark.parametrize("family", ["Gemma2", "Cohere"])
 def test_what_small_weights_hide_at_load_counts_once_they_have_grown(family: str, tmp_path: Path) -> None:
     path = save(tmp_path, family, size=1e-3, **FAMILIES[family])

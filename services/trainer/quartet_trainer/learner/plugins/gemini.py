@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from quartet_trainer.batches import MicroBatch
+from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.plugins.base import CreateOptimizer
 from quartet_trainer.learner.plugins.numerics import exact_buffers
@@ -65,6 +66,12 @@ class Gemini(Ranged):
         super().__init__(settings, ranks, Booster())  # the plugin is made with the model's sizes, see _boost
 
     def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None:
+        own = (m for m in causal_lm.modules() if not isinstance(m, nn.Conv1d))
+        if any(parameter.ndim > 2 for module in own for parameter in module.parameters(recurse=False)):
+            raise LearnerError(
+                f"plugin 'gemini' does not gather the stacked experts of a {causal_lm.config.model_type!r} model; use "
+                "plugin 'torch_fsdp' or 'low_level_zero'"
+            )
         elements = sum(parameter.numel() for parameter in causal_lm.parameters())
         chunk = min(CHUNK_ELEMENTS, elements / 8) / 2**20
         cuda = self.ranks.device.type == "cuda"
