@@ -47,7 +47,7 @@ def page() -> str:
     columns = [column for column in COLUMNS if any(column in found for found in results.values())]
 
     def row(family: str) -> str:
-        cells = [cell(family, results[family].get(column), reasons) for column in columns]
+        cells = [cell(family, column, results[family].get(column), reasons) for column in columns]
         return f"| `{family}` | {' | '.join(cells)} |"
 
     def table(families: dict[str, Any]) -> str:
@@ -63,14 +63,16 @@ def page() -> str:
     return f"{head}\n## Dense and hybrid models\n\n{dense}\n{_EXPERTS}\n{experts}\n\n## Reasons\n\n{why}\n"
 
 
-def cell(family: str, found: dict[str, Any] | None, reasons: dict[str, int]) -> str:
+def cell(family: str, column: str, found: dict[str, Any] | None, reasons: dict[str, int]) -> str:
     """A field of the table; a reason that is not known yet gets the next number."""
     if found is None:
         return ""
     if "refused" in found:
-        by = {"both": "", "trainer": "The trainer: ", "rollout": "The engine: "}[found["by"]]
-        why = models.WHY.get(family, "") if found["by"] == "both" else ""
-        reason = by + plain(found["refused"]) + (f": {why}" if why else "")
+        by = {"both": "", "trainer": "The trainer: ", "rollout": "vLLM: " if column == "vllm" else "The engine: "}[
+            found["by"]
+        ]
+        why = models.WHY.get(family, "") if column == "vllm" else ""
+        reason = by + plain(found["refused"]).rstrip(".") + (f": {why}" if why else "")
         return f"({reasons.setdefault(reason, len(reasons) + 1)})"
     return f"{max(found['before'], found['after']):.0e}" if "before" in found else "yes"
 

@@ -123,11 +123,16 @@ FAMILIES = {**DENSE, **EXPERT}
 """Values of config.json, by `model_type`."""
 WHY = {
     "cohere2": "vLLM's sliding windows are one token longer than transformers': longer texts than the window differ",
-    "apertus": "vLLM rounds the parameters of its activation, xIELU, to bf16",
+    "apertus": "vLLM rounds the parameters of the activation, xIELU, to bf16",
     "bloom": "vLLM computes its GELU exactly, transformers by a tanh",
     "ernie4_5_moe": "vLLM's router for CPUs leaves out the bias by which experts are chosen",
+    "mamba": "its build for CPUs has no selective scan",
+    "jamba": "its build for CPUs has no selective scan",
+    "olmo_hybrid": "its gated delta nets need Triton, which has no CPUs",
+    "qwen3_next": "it computes gated delta nets in bf16 only on a CPU",
+    "dbrx": "it does not know the names that transformers 5 gives the experts",
 }
-"""What makes log-probs of rollout and trainer differ, where that is known."""
+"""What keeps vLLM's column from a number, where more is known than the error says."""
 
 
 def save(family: str, folder: Path) -> None:
