@@ -58,6 +58,18 @@ def test_kept_keys_and_values_are_stale_as_asked_for(harness: Harness) -> None:
     assert max(differences) > 0.01
 
 
+def test_prefixes_of_old_weights_are_not_reused_where_running_completions_keep_theirs(harness: Harness) -> None:
+    prompt = [16 + (7 * position) % 60 for position in range(300)]  # Several blocks of a prefix cache.
+    sampling = SamplingSettings(temperature=0.0, max_new_tokens=10)
+    for version, folder in ((0, harness.folders[0]), (1, harness.folders[1])):
+        if version:
+            harness.run(harness.update(folder, version, keep_kv_cache=True))
+        for _ in range(2):  # The second finds the prefix of the first.
+            (completion,) = harness.run(harness.collect(prompt, 1, sampling))
+            expected = harness.log_probs(folder, prompt, completion.token_ids)
+            np.testing.assert_allclose(completion.log_probs, expected, atol=TOLERANCE)
+
+
 def test_discarded_weights_leave_model_and_version_as_they_were(harness: Harness) -> None:
     async def body() -> None:
         await harness.engine.pause("keep")
