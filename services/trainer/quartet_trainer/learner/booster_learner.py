@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,16 +89,21 @@ class BoosterLearner:
 
         dtype = torch.float64 if settings.precision == "fp64" else torch.float32
         self._plugin = create_plugin(settings, self._ranks)
-        causal_lm = self._load(dtype)
-        if self._algorithm.has_critic and settings.critic.form == "head":
-            self._plugin.value_head = ValueHead(causal_lm.config.hidden_size, dtype)
-        self._plugin.boost(causal_lm, lambda model: create_optimizer(model, settings, self._plugin.value_head))
+        turns = distributed.in_turn if self._plugin.loads_in_turn else nullcontext
+        with turns(self._ranks):
+            causal_lm = self._load(dtype)
+            if self._algorithm.has_critic and settings.critic.form == "head":
+                self._plugin.value_head = ValueHead(causal_lm.config.hidden_size, dtype)
+            self._plugin.boost(causal_lm, lambda model: create_optimizer(model, settings, self._plugin.value_head))
+            del causal_lm
+        self._plugin.meet()
         self._base_checksum = folder_checksum(model_path) if settings.lora.r else 0
         if settings.lora.path:
             check_base(settings.lora.path, model_path)
             storage.read_model(self._plugin, settings.lora.path)
         if settings.kl_coefficient > 0:
-            self._plugin.keep_reference(lambda: self._load(dtype, frozen=True))
+            with turns(self._ranks):
+                self._plugin.keep_reference(lambda: self._load(dtype, frozen=True))
         self._kl_in_loss = settings.kl_coefficient > 0 and self._algorithm.kl_in == "loss"
         self._plugin.reference_in_loss = self._kl_in_loss
         texts, config = None, self._causal_lm.config

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -75,6 +76,20 @@ def shutdown() -> None:
     if dist.is_initialized():
         _left_groups.append(dist.group.WORLD)
         dist.destroy_process_group()
+
+
+@contextmanager
+def in_turn(ranks: Ranks) -> Iterator[None]:
+    """The ranks of a host go through the block one after another, those of several hosts side by side. All call."""
+    if ranks.world_size == 1:
+        yield
+        return
+    place = int(os.environ.get("LOCAL_RANK", ranks.rank))
+    for _ in range(place):
+        dist.barrier()
+    yield
+    for _ in range(int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size)) - place):
+        dist.barrier()
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:

@@ -90,6 +90,9 @@ class Plugin(ABC):
     """A head that the policy is to have too; set before `boost`, of plugins in `settings.HEAD_PLUGINS` only."""
     router: RouterStatistics | None = None
     """Of a mixture of experts, under a plugin that runs `Policy`."""
+    loads_in_turn = False
+    """Whether `boost` and `keep_reference` are local, and leave a rank its share only: ranks may then load one after
+    another, so that a host never holds the model more than once."""
     reference_in_loss = True
     """Whether `accumulate` gives the reference model's log-probs to its criterion; may be set."""
 
@@ -117,12 +120,15 @@ class Plugin(ABC):
             self.router = RouterStatistics.of(causal_lm, self.ranks.device)
         with exact_buffers(causal_lm):
             self._boost(causal_lm, create_optimizer)
-        if self.settings.precision == "bf16" and not self.adapter:
+        if self.settings.precision == "bf16" and not self.adapter and not self.loads_in_turn:
             for name in self.specs:  # the optimizer's are in float32, and may have been made of rounded ones
                 self.assign(name, state[name])
 
     @abstractmethod
     def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None: ...
+
+    def meet(self) -> None:  # noqa: B027 - nothing, for most
+        """Exchange what the ranks must know of each other; called once all have boosted."""
 
     @abstractmethod
     def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:

@@ -43,6 +43,8 @@ class TorchFsdp(Ranged):
     A unit's tensors are flattened, put one after another and cut evenly.
     """
 
+    loads_in_turn = True
+
     def __init__(self, settings: LearnerSettings, ranks: Ranks) -> None:
         precision = None
         if settings.precision == "bf16":
@@ -68,6 +70,8 @@ class TorchFsdp(Ranged):
         # one. There is no need: the parameters stay the same objects.
         self.model, *_ = self.booster.boost(_Shell(policy))
         self.optimizer = FSDPOptimizerWrapper(optimizer, self.model)
+
+    def meet(self) -> None:
         self._share_ranges({name: parameter.numel() for name, parameter in self._held.items()})
 
     def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
