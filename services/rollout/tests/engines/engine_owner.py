@@ -57,12 +57,16 @@ async def update(engine: Engine, order: dict) -> dict:
 async def update_in_flight(engine: Engine, order: dict) -> dict:
     group = order["group"]
     await engine.join_weight_group(WeightGroupInfo(**group | {"secret": bytes.fromhex(group["secret"])}))
-    before = engine.stats().tokens_total
-    generating = asyncio.create_task(generate(engine, order))
-    while engine.stats().tokens_total < before + 5:
-        await asyncio.sleep(0.002)
-    await engine.pause("keep")
     manifest, _ = pack(read_weights(Path(order["folder"])), BUCKET_BYTES)
+    while True:  # Until a completion is cut: one may end before the pause comes.
+        begun = engine.stats().tokens_total
+        generating = asyncio.create_task(generate(engine, order))
+        while engine.stats().tokens_total < begun + 5:
+            await asyncio.sleep(0.002)
+        if await engine.pause("keep"):
+            break
+        await engine.resume()
+        await generating
     await engine.receive_weights(manifest, PATIENCE)
     await engine.install_weights(order["version"])
     await engine.resume()
