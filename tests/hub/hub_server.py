@@ -39,6 +39,7 @@ class HubServer:
     def __init__(self) -> None:
         self.repos: dict[tuple[str, str], Repo] = {}
         self.requests: list[str] = []
+        self.large: dict[str, bytes] = {}  # by its SHA-256, what came by Git's large file storage
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self._server.daemon_threads = True
         self.address = f"http://127.0.0.1:{self._server.server_port}"
@@ -72,7 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
-    do_HEAD = do_POST = do_GET
+    do_HEAD = do_POST = do_PUT = do_GET
 
     def log_message(self, *_: object) -> None:
         pass
@@ -86,14 +87,17 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(401, "", "Invalid credentials in Authorization header")
         parts = path.strip("/").split("/")
         if parts[:3] == ["api", "repos", "create"]:
-            wanted = json.loads(body)
-            name = "/".join(filter(None, (wanted.get("organization") or "tester", wanted["name"])))
-            if not token:
-                return self._refuse(401, "", "Invalid username or password.")
-            self.hub.repos.setdefault(("models", name), Repo()).commit({})
-            return self._json({"url": f"{self.hub.address}/{name}"})
+            return self._create(json.loads(body), token)
+        if parts == ["api", "validate-yaml"]:  # of a card
+            return self._json({"errors": [], "warnings": []})
+        if parts[0] == "lfs" and self.command == "PUT":
+            self.hub.large[parts[1]] = body
+            return self._json({})
         if parts[0] == "api" and parts[1:] == ["whoami-v2"]:
             return self._json({"type": "user", "name": "tester", "orgs": []})
+        if parts[2:] == ["info", "lfs", "objects", "batch"]:
+            objects = [{**one, **self._upload(one["oid"])} for one in json.loads(body)["objects"]]
+            return self._json({"transfer": "basic", "objects": objects})
         kind = parts.pop(1) if parts[0] == "api" else parts.pop(0) if parts[0] == "datasets" else "models"
         api = parts[0] == "api"
         name, rest = "/".join(parts[api : api + 2]), parts[api + 2 :]
@@ -101,6 +105,11 @@ class _Handler(BaseHTTPRequestHandler):
         if repo is None or (repo.private and not token):
             return self._refuse(401 if not token else 404, "RepoNotFound", "Repository not found")
         verb, revision = rest[0] if rest else "revision", rest[1] if len(rest) > 1 else "main"
+        if not token and verb in ("branch", "preupload", "commit"):
+            return self._refuse(401, "", "Invalid username or password.")
+        if verb == "branch":
+            repo.refs.setdefault(revision, repo.refs["main"])
+            return self._json({})
         commit = repo.refs.get(revision, revision)
         if commit not in repo.commits:
             return self._refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
@@ -119,16 +128,42 @@ class _Handler(BaseHTTPRequestHandler):
             asked = json.loads(body)["paths"]
             return self._json([_entry(file, files[file]) for file in files if file in asked])
         if verb == "preupload":
-            modes = [{"path": file["path"], "uploadMode": "regular"} for file in json.loads(body)["files"]]
-            return self._json({"files": modes})
+            paths = [file["path"] for file in json.loads(body)["files"]]
+            modes = {path: "lfs" if path.endswith(".safetensors") else "regular" for path in paths}
+            answers = [{"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in modes.items()]
+            return self._json({"files": answers})
         if verb == "commit":
-            lines = [json.loads(line)["value"] for line in body.splitlines() if json.loads(line)["key"] == "file"]
-            added = {line["path"]: base64.b64decode(line["content"]) for line in lines}
+            lines = [json.loads(line) for line in body.splitlines()]
+            added = {
+                line["value"]["path"]: base64.b64decode(line["value"]["content"])
+                if line["key"] == "file"
+                else self.hub.large[line["value"]["oid"]]
+                for line in lines
+                if line["key"] != "header"
+            }
             oid = repo.commit({**files, **added}, revision)
             return self._json({"commitOid": oid, "commitUrl": f"{self.hub.address}/{name}/commit/{oid}"})
         if verb != "resolve" or inner not in files:
             return self._refuse(404, "EntryNotFound", "Entry not found")
         return self._send(200, files[inner], {"X-Repo-Commit": commit, "ETag": f'"{_oid(files[inner])}"'})
+
+    def _create(self, wanted: dict[str, Any], token: str) -> None:
+        owner = wanted.get("organization") or "tester"
+        name = f"{owner}/{wanted['name']}"
+        if not token:
+            return self._refuse(401, "", "Invalid username or password.")
+        if owner not in ("own", "tester"):
+            return self._refuse(403, "", f"You don't have the rights to create a model under {owner}")
+        if ("models", name) in self.hub.repos:
+            there = {"error": "You already created this model repo", "url": f"{self.hub.address}/{name}"}
+            return self._send(409, json.dumps(there).encode(), {"Content-Type": "application/json"})
+        self.hub.repos["models", name] = repo = Repo(private=wanted.get("visibility") == "private")
+        repo.commit({})
+        return self._json({"url": f"{self.hub.address}/{name}", "name": name})
+
+    def _upload(self, oid: str) -> dict[str, Any]:
+        upload = {"href": f"{self.hub.address}/lfs/{oid}", "header": {}}
+        return {} if oid in self.hub.large else {"actions": {"upload": upload}}
 
     def _json(self, value: Any) -> None:
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})

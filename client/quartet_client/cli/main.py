@@ -15,6 +15,7 @@ from quartet_client import __version__
 from quartet_client.cli.contract_test import contract_test
 from quartet_client.cli.dashboard import dashboard
 from quartet_client.cli.dead import dead
+from quartet_client.cli.export import export
 from quartet_client.cli.host import certs, completion, doctor, env
 from quartet_client.cli.logs import logs
 from quartet_client.cli.migrate import migrate_colossalchat
@@ -51,6 +52,7 @@ for command in (
     dead,
     evaluate,
     plot,
+    export,
     certs,
     doctor,
     env,

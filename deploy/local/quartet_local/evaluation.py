@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from quartet_client.async_client import AsyncClient
+from quartet_client.cli.export import find_model
 from quartet_client.data import DataSection, load_prompts
 from quartet_client.errors import InputError, QuartetError
 from quartet_client.models import Evaluation
 from quartet_client.prompts import Prompt
 from quartet_client.terminal import Terminal, echo
-from quartet_common.checkpoints import part_of, read_manifest
 from quartet_common.config import LoadedConfig, load_config
 from quartet_common.ports import free_ports
 from quartet_local.checkout import SERVICES
@@ -53,7 +53,7 @@ def evaluate(
     def make() -> Launch:
         config = load_config("launcher", LauncherSection, config_path, overrides)
         prompts = _prompts(config_path, overrides, evaluation_set, prompts_path)
-        model, version = find_model(checkpoint)
+        model, version = find_model(checkpoint, "--checkpoint")
         folder = Path(tempfile.mkdtemp(prefix="quartet-eval-"))
         settings = [*overrides, *_apart(config, folder, model, version)]
         plan = check(_NEEDED, config_path, settings, lambda _: None, partial(echo, err=True))
@@ -69,28 +69,6 @@ def evaluate(
         return _EvaluationLaunch(plan, ask, show)
 
     return launched(make)
-
-
-def find_model(folder: Path) -> tuple[Path, int]:
-    """Return a checkpoint's model folder and policy version, or the folder of a model itself and 0.
-
-    Raises:
-        InputError: there is none.
-    """
-    if not folder.is_dir():
-        raise InputError(f"--checkpoint: there is no folder '{folder}'")
-    model, step = part_of(folder, "model"), (read_manifest(folder) or {}).get("step", 0)
-    if (model / "config.json").is_file():
-        return model, step
-    if (folder / "adapter").is_dir():
-        raise InputError(
-            f"--checkpoint: '{folder}' holds an adapter without its base; allowed: the whole model, which a run leaves "
-            "in its folder's 'model' at its end"
-        )
-    raise InputError(
-        f"--checkpoint: '{folder}' holds no model; allowed: a complete checkpoint, such as checkpoints/step-00000040 "
-        "in a run's folder, or the folder of a model, with config.json"
-    )
 
 
 def _prompts(path: Path, overrides: Sequence[str], name: str, file: Path | None) -> list[Prompt]:

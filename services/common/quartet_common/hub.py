@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from quartet_common.config import ConfigError, LoadedConfig, Section, SectionT, 
 from quartet_common.plugins import install_command
 from quartet_common.tokenizer_overrides import with_overrides
 
-_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SMALL = ["*.json", "*.jinja", "*.model", "*.txt"]
 _WEIGHTS = ["*.safetensors"]
 _NOT_TRANSFORMERS = ["*/*.safetensors", "*/*.json", "consolidated*"]
@@ -25,7 +26,7 @@ _NOT_TRANSFORMERS = ["*/*.safetensors", "*/*.json", "consolidated*"]
 
 def is_hub_id(path: Path | None) -> bool:
     """Whether a path names a model of the hub: "owner/name", and no folder of that name is here."""
-    return path is not None and _ID.fullmatch(str(path)) is not None and not path.exists()
+    return path is not None and HUB_ID.fullmatch(str(path)) is not None and not path.exists()
 
 
 def located(config: LoadedConfig[SectionT], weights: bool = True) -> LoadedConfig[SectionT]:
@@ -159,6 +160,63 @@ def hub_sentence(error: Exception, name: str, revision: str, key: str, kind: str
         f"{key}: {folder}the hub at {where} does not give the {kind} {'of that id' if folder else repr(name)} "
         f"({reason}); try again later{', or name a folder' if folder else ''}"
     )
+
+
+def push_folder(folder: Path, name: str, revision: str, private: bool, more: Mapping[str, bytes]) -> str:
+    """Send a model's folder to the hub in one commit, and return the commit's address.
+
+    Args:
+        revision: the branch, made if there is none; empty: main.
+        private: make a private model; one that is there must be private.
+        more: further files.
+
+    Raises:
+        ConfigError: no token, no right to write, no connection, or a public model where a private one was asked for.
+    """
+    try:
+        from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
+        from huggingface_hub.utils import disable_progress_bars
+    except ImportError as error:
+        raise ConfigError(
+            f"--push: it needs the package huggingface_hub, not installed here; install it: "
+            f"{install_command('huggingface_hub')}"
+        ) from error
+    if not get_token():
+        raise ConfigError(
+            f"--push: there is no token for {constants.ENDPOINT}; set HF_TOKEN to one that may write to '{name}', or "
+            "log in: hf auth login"
+        )
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    hub = HfApi()
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    operations = [CommitOperationAdd(path, content) for path, content in {**files, **more}.items()]
+    try:
+        hub.create_repo(name, private=private or None, exist_ok=True)
+        if private and not hub.model_info(name).private:
+            raise ConfigError(
+                f"--private: '{name}' is there, and public; make it private at {constants.ENDPOINT}/{name}"
+            )
+        if revision:
+            hub.create_branch(name, branch=revision, exist_ok=True)
+        commit = hub.create_commit(
+            name, operations, commit_message="Upload model trained with Quartet", revision=revision or None
+        )
+    except ConfigError:
+        raise
+    except Exception as error:  # of huggingface_hub, of the HTTP library beneath
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        where = constants.ENDPOINT
+        if status in (401, 403):
+            raise ConfigError(
+                f"--push: {where} does not let this token write to '{name}' (HTTP {status}); set HF_TOKEN to one that "
+                "may"
+            ) from error
+        reason = f"HTTP {status}" if status else f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ConfigError(
+            f"--push: the hub at {where} did not take the files of '{name}' ({reason}); none of them is there"
+        ) from error
+    return str(commit.commit_url)
 
 
 class _Nothing(Section):

@@ -1,0 +1,136 @@
+"""`quartet export`: the model of a run or of a checkpoint with a card of the run's facts, as a folder or at the hub."""
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+
+from quartet_client.cli.plot import read_curves
+from quartet_client.errors import InputError, QuartetError
+from quartet_client.progress import accuracy_text
+from quartet_client.terminal import echo
+from quartet_common.checkpoints import part_of, read_manifest
+from quartet_common.config import ConfigError
+from quartet_common.hub import HUB_ID, is_hub_id, push_folder
+
+_CARD = "README.md"
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--to", type=click.Path(path_type=Path), help="A new folder for the model and its card.")
+@click.option("--push", metavar="ORG/NAME", help="A model of the hub that it becomes, made if there is none.")
+@click.option("--revision", default="", help="With --push: the branch that gets it, made if there is none.")
+@click.option("--private", is_flag=True, help="With --push: only those who may read it see the model.")
+def export(folder: Path, to: Path | None, push: str | None, revision: str, private: bool) -> int:
+    """Export the model of FOLDER: a run's, a checkpoint's (checkpoints/step-00000040 in it) or a model's.
+
+    A card, README.md, says what the run was, unless the model has one. The token for the hub is HF_TOKEN, or the one
+    that `hf auth login` has stored; with --push all files arrive in one commit, or none.
+    """
+    if to is None and push is None:
+        raise click.UsageError("give --to FOLDER, --push ORG/NAME or both")
+    if push is None and (revision or private):
+        raise click.UsageError("--revision and --private are for --push ORG/NAME")
+    if push is not None and not HUB_ID.fullmatch(push):
+        raise InputError(f"--push: got '{push}'; allowed: the owner and the name of a model at the hub, ORG/NAME")
+    if to is not None and to.exists():
+        raise InputError(f"--to: '{to}' exists; allowed: a folder that is not there yet")
+    model, version = find_model(folder / "model" if (folder / "run.toml").is_file() else folder, "FOLDER")
+    card = None if (model / _CARD).is_file() else model_card((push or folder.resolve().name), folder, version)
+    if to is not None:
+        shutil.copytree(model, to)
+        if card is not None:
+            (to / _CARD).write_text(card, encoding="utf-8")
+        echo(f"{to}: {sum(file.stat().st_size for file in to.rglob('*') if file.is_file()) / 1e6:,.1f} MB")
+    if push is not None:
+        try:
+            echo(push_folder(model, push, revision, private, {} if card is None else {_CARD: card.encode()}))
+        except ConfigError as error:
+            raise QuartetError(str(error)) from error
+    return 0
+
+
+def find_model(folder: Path, argument: str) -> tuple[Path, int]:
+    """Return a checkpoint's model folder and policy version, or the folder of a model itself and 0.
+
+    Args:
+        argument: of the command line, which named the folder, for errors.
+
+    Raises:
+        InputError: there is none.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{argument}: there is no folder '{folder}'")
+    model, step = part_of(folder, "model"), (read_manifest(folder) or {}).get("step", 0)
+    if (model / "config.json").is_file():
+        return model, step
+    if (folder / "adapter").is_dir():
+        raise InputError(
+            f"{argument}: '{folder}' holds an adapter without its base; allowed: the whole model, which a run leaves "
+            "in its folder's 'model' at its end"
+        )
+    raise InputError(
+        f"{argument}: '{folder}' holds no model; allowed: a complete checkpoint, such as checkpoints/step-00000040 "
+        "in a run's folder, or the folder of a model, with config.json"
+    )
+
+
+def model_card(title: str, folder: Path, version: int) -> str:
+    """Return the card of a model: what the run file and the metrics beside it say, if there are any.
+
+    Args:
+        folder: a run's, or one of its checkpoints'.
+        version: optimizer steps of the checkpoint; 0: all.
+    """
+    home = next((one for one in (folder, *folder.resolve().parents[:2]) if (one / "run.toml").is_file()), None)
+    sections = tomllib.loads((home / "run.toml").read_text(encoding="utf-8")) if home else {}
+    run, model, data, trainer = (sections.get(name, {}) for name in ("run", "model", "data", "trainer"))
+    facts: dict[str, Any] = {}
+    evaluations: list[str] = []
+    if home and (home / "metrics.jsonl").is_file():
+        curves = read_curves(home)
+        steps = [step + 1 for step in curves.steps if not version or step < version]
+        facts["optimizer steps"] = max(steps, default=0)
+        evaluations = _evaluations([one for one in curves.evaluations if not version or one[0] <= version])
+    for name, value in (
+        ("algorithm", trainer.get("algorithm")),
+        ("completions per step", f"{run.get('groups_per_step', '?')} prompts × {run.get('group_size', '?')}"),
+        ("learning rate", trainer.get("learning_rate")),
+        ("KL coefficient", trainer.get("kl_coefficient")),
+        ("rewards", ", ".join(one.get("name") or Path(one["file"]).name for one in run.get("verifiers", ()))),
+    ):
+        if home and value not in (None, ""):
+            facts[name] = value
+    base = str(model.get("path", ""))
+    sources = [data.get("train"), *data.get("evaluation", {}).values()]
+    datasets = dict.fromkeys(one["dataset"] for one in sources if isinstance(one, dict) and one.get("dataset"))
+    header = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        **({"base_model": base} if base and is_hub_id(Path(base)) else {}),
+        **({"datasets": list(datasets)} if datasets else {}),
+        "tags": ["quartet", "reinforcement-learning", *([trainer["algorithm"]] if "algorithm" in trainer else [])],
+    }
+    lines = ["---", *(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in header.items()), "---", ""]
+    lines += [f"# {title.rpartition('/')[2]}", "", "Trained by reinforcement learning with Quartet."]
+    if facts:
+        lines += ["", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items())]
+    return "\n".join([*lines, *evaluations, ""])
+
+
+def _evaluations(points: list[tuple[int, dict[str, float]]]) -> list[str]:
+    """Return a table of the first and the last accuracy on each set."""
+    sets: dict[str, list[str]] = {}
+    for version, metrics in points:
+        for name in (key.split("/")[1] for key in metrics if key.endswith("/ans_acc")):
+            value, low, high, judged = (
+                metrics.get(f"eval/{name}/{key}") for key in ("ans_acc", "ans_acc_low", "ans_acc_high", "judged")
+            )
+            interval = (low, high) if low is not None and high is not None else None
+            sets.setdefault(name, []).append(f"{accuracy_text(value, interval, int(judged or 0))} at version {version}")
+    rows = [f"| {name} | {found[0]} | {found[-1]} |" for name, found in sets.items()]
+    return ["", "| evaluation | before | after |", "|---|---|---|", *rows] if rows else []
