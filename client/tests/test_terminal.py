@@ -145,7 +145,7 @@ def quartet(hostile, monkeypatch):
     return run
 
 
-WITHOUT_SERVICES = ("certs", "completion", "contract-test", "env", "migrate-colossalchat", "plot", "top")
+WITHOUT_SERVICES = ("certs", "completion", "contract-test", "env", "export", "migrate-colossalchat", "plot", "top")
 DEAD = f"poison{LINE}"
 # What each command is given to show: a file, an argument or an answer with hostile text.
 COMMANDS = {
@@ -168,6 +168,7 @@ COMMANDS = {
     "dead": [["list", "demo"], ["list", "demo", "--json"], ["show", "demo", DEAD], ["show", "demo", DEAD, "--json"]],
     "eval": [[LINE, "held"]],
     "plot": [[LINE]],
+    "export": [[LINE, "--push", "own/mine"], ["FOLDER", "--push", LINE]],
     "certs": [["issue", "FOLDER", LINE, "--role", "rollout"]],
     "doctor": [["reward", "--set", f"run.id={LINE}"]],
     "contract-test": [["--service", "reward", "--target", LINE]],
