@@ -27,7 +27,10 @@ from quartet_trainer.session import BrokerSession
 from quartet_trainer.status import Status
 
 if TYPE_CHECKING:
-    from quartet_trainer.distribute import Alone, Ensemble  # imports torch, which the servicer must not wait for
+    from quartet_trainer.distribute import (  # imports torch, which the servicer must not wait for
+        DistributedLearner,
+        LocalLearner,
+    )
 
 log = get_logger(__name__)
 
@@ -87,7 +90,7 @@ class Checkpointer:
         root: Path,
         settings: CheckpointSection,
         run: broker_pb2.Run,
-        learner: Alone | Ensemble,
+        learner: LocalLearner | DistributedLearner,
         session: BrokerSession,
         status: Status,
         on_durable: Callable[[], None] = lambda: None,

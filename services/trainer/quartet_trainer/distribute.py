@@ -21,7 +21,7 @@ from quartet_trainer.learner.base import Learner
 
 log = get_logger(__name__)
 
-# Followers hear at least an `idle` from a leader that lives; see Ensemble.idle.
+# Followers hear at least an `idle` from a leader that lives; see DistributedLearner.idle.
 FOLLOWER_SECONDS = 1800.0
 
 
@@ -56,7 +56,7 @@ class Announcements:
         return parsed["command"], payloads, parsed["arguments"]
 
 
-class Ensemble:
+class DistributedLearner:
     """The learner of all ranks, as rank 0 uses it: the `Learner` protocol, each call announced."""
 
     def __init__(self, learner: Learner, announcements: Announcements):
@@ -131,7 +131,7 @@ class Ensemble:
         self._announcements.send("stop")
 
 
-class Alone:
+class LocalLearner:
     """The learner of a world of one: nothing to announce."""
 
     def __init__(self, learner: Learner):
@@ -156,13 +156,13 @@ class Alone:
         """Nobody follows."""
 
 
-def follow(learner: Learner, announcements: Announcements) -> None:
+def worker_loop(learner: Learner, announcements: Announcements) -> None:
     """Ranks above 0: call what rank 0 announces, until it says stop. Raises RuntimeError if rank 0 is gone."""
     with ThreadPoolExecutor(1, thread_name_prefix="write-checkpoint") as executor:
-        _follow(learner, announcements, executor)
+        _worker_loop(learner, announcements, executor)
 
 
-def _follow(learner: Learner, announcements: Announcements, executor: ThreadPoolExecutor) -> None:
+def _worker_loop(learner: Learner, announcements: Announcements, executor: ThreadPoolExecutor) -> None:
     while True:
         command, payloads, arguments = announcements.receive()
         if command == "train_step":

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from quartet_common import tracing
-from quartet_trainer.distribute import Alone, Ensemble
+from quartet_trainer.distribute import DistributedLearner, LocalLearner
 from quartet_trainer.publisher import Published, Publisher
 from quartet_trainer.publisher.packing import Snapshot, Weights
 
@@ -20,7 +20,7 @@ class WeightHandout:
     def __init__(
         self,
         publisher: Publisher,
-        learner: Alone | Ensemble,
+        learner: LocalLearner | DistributedLearner,
         overlap: bool,
         on_end: Callable[[], None] = lambda: None,
         on_sent: Callable[[str, float, float], None] | None = None,

@@ -22,7 +22,7 @@ from quartet_trainer.checkpointing import Checkpointer
 from quartet_trainer.checkpoints.best import Patience
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control, Stopped
-from quartet_trainer.distribute import Alone, Announcements, Ensemble, follow
+from quartet_trainer.distribute import Announcements, DistributedLearner, LocalLearner, worker_loop
 from quartet_trainer.dynamic_sampling import DynamicSampling
 from quartet_trainer.errors import TrainingError
 from quartet_trainer.evaluation import Evaluator
@@ -62,7 +62,7 @@ class Surroundings:
 
 def follow_rank_0(config: LoadedConfig[TrainerSection]) -> None:
     """Be a rank above 0, from loading the model to the end of the training."""
-    follow(_load(config), Announcements())
+    worker_loop(_load(config), Announcements())
     shutdown()
 
 
@@ -84,7 +84,7 @@ def live(around: Surroundings) -> str:
         patience=config.section.broker_timeout_seconds,
     )
     loaded = _load(config)
-    learner = Ensemble(loaded, Announcements()) if launch.world_size() > 1 else Alone(loaded)
+    learner = DistributedLearner(loaded, Announcements()) if launch.world_size() > 1 else LocalLearner(loaded)
     try:
         status.enter(trainer_pb2.TRAINER_PHASE_WAITING_FOR_BROKER)
         run = session.wait_for_run(while_waiting=learner.idle)
@@ -103,7 +103,9 @@ def live(around: Surroundings) -> str:
         channel.close()
 
 
-def _train(around: Surroundings, session: BrokerSession, learner: Alone | Ensemble, run: broker_pb2.Run) -> str:
+def _train(
+    around: Surroundings, session: BrokerSession, learner: LocalLearner | DistributedLearner, run: broker_pb2.Run
+) -> str:
     settings, control, status = around.config.section, around.control, around.status
     checkpointer = Checkpointer(
         around.checkpoint_root,
@@ -144,7 +146,7 @@ def _patience(settings: TrainerSection, checkpointer: Checkpointer) -> Patience 
 def _run_loop(
     around: Surroundings,
     session: BrokerSession,
-    learner: Alone | Ensemble,
+    learner: LocalLearner | DistributedLearner,
     run: broker_pb2.Run,
     checkpointer: Checkpointer,
     patience: Patience | None,

@@ -13,7 +13,7 @@ from quartet_trainer.checkpointing import Checkpointer
 from quartet_trainer.checkpoints.best import Patience
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control, Stopped
-from quartet_trainer.distribute import Alone, Ensemble
+from quartet_trainer.distribute import DistributedLearner, LocalLearner
 from quartet_trainer.errors import InvalidGroupsError
 from quartet_trainer.evaluation import Evaluator, RunEnded
 from quartet_trainer.fetching import BatchFetcher, Fetched
@@ -84,7 +84,7 @@ class TrainingLoop:
     """0: until the prompts end."""
     folder: Path
     """The run's folder."""
-    learner: Alone | Ensemble
+    learner: LocalLearner | DistributedLearner
     session: BrokerSession
     batches: BatchFetcher
     handout: WeightHandout

@@ -1,8 +1,8 @@
 """What the server of forks imports before the first fork; see `processes`."""
 
-from quartet_trainer.learner import colossalai_cures
+from quartet_trainer.learner import colossalai_patches
 
-colossalai_cures.apply()
+colossalai_patches.apply()
 
 import pytest  # noqa: E402, F401
 import safetensors.torch  # noqa: E402, F401

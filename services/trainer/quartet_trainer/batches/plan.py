@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quartet_trainer.batches.dealing import by_group, cut_alike, cut_full, deal_completions, deal_groups
 from quartet_trainer.batches.experience import ExperienceBatch
+from quartet_trainer.batches.sharding import by_group, cut_alike, cut_full, shard_completions, shard_groups
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ def plan_step(
     longest_first = chosen[np.argsort(-lengths[chosen], kind="stable")]
     if share_prompts:
         groups = batch.groups.numpy()
-        dealt_to = deal_groups(
+        dealt_to = shard_groups(
             longest_first, groups, batch.prompt_lengths.numpy(), batch.completion_lengths.numpy(), world_size
         )
         share = by_group(longest_first[dealt_to == rank], groups)
     else:
-        share = longest_first[deal_completions(longest_first, world_size) == rank]
+        share = longest_first[shard_completions(longest_first, world_size) == rank]
     idle = share.size == 0
     if idle:
         share = np.array([int(lengths.argmin())])

@@ -25,9 +25,9 @@ def create_learner(settings: LearnerSettings, model_path: Path, run: RunLike) ->
         quartet_trainer.learner.model_folder.ModelFolderError: the folder cannot be used; the text says why.
         LearnerError: settings that this machine or this model cannot serve.
     """
-    from quartet_trainer.learner import colossalai_cures
+    from quartet_trainer.learner import colossalai_patches
 
-    colossalai_cures.apply()  # before ColossalAI's plugins are imported
+    colossalai_patches.apply()  # before ColossalAI's plugins are imported
     from quartet_trainer.learner.booster_learner import BoosterLearner
 
     return BoosterLearner(settings, model_path, run)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from quartet_trainer.checkpoints import atomic_folder
 from quartet_trainer.errors import LearnerError
-from quartet_trainer.learner import colossalai_cures
+from quartet_trainer.learner import colossalai_patches
 
 WRITE_ERRORS = (OSError, TypeError, ValueError, RuntimeError, SafetensorError)
 WRITING_TIME = timedelta(minutes=30)
@@ -43,7 +43,7 @@ def initialize(seed: int) -> Ranks:
 
     torchrun's environment variables say how many ranks there are; without them this process is the only one.
     """
-    colossalai_cures.apply()
+    colossalai_patches.apply()
     import colossalai
     from colossalai.utils import get_current_device
 

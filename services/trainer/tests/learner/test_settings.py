@@ -160,8 +160,8 @@ def test_precision_that_nobody_wrote() -> None:
 def test_importing_colossalai_leaves_cudas_queues_as_they_were(before: str | None) -> None:
     code = """
 import os
-from quartet_trainer.learner import colossalai_cures
-colossalai_cures.apply()
+from quartet_trainer.learner import colossalai_patches
+colossalai_patches.apply()
 print(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"))
 """
     given = {**os.environ, **({} if before is None else {"CUDA_DEVICE_MAX_CONNECTIONS": before})}

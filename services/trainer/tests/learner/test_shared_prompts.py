@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from quartet_trainer.batches import collate, decode_groups
-from quartet_trainer.batches.dealing import deal_groups
+from quartet_trainer.batches.sharding import shard_groups
 from quartet_trainer.batches.shared_prompts import Packing
 from quartet_trainer.learner import attention, create_learner
 from quartet_trainer.learner.attention import attends_packed
@@ -107,17 +107,17 @@ def test_groups_are_dealt_whole_where_that_spares_tokens() -> None:
     groups = np.repeat(np.arange(4), 3)
     prompts, answers = np.repeat([100, 90, 80, 70], 3), np.full(12, 10)
     longest_first = np.arange(12)
-    ranks = deal_groups(longest_first, groups, prompts, answers, 2)
+    ranks = shard_groups(longest_first, groups, prompts, answers, 2)
     # 130 and 100 tokens, 120 and 110: the largest and the smallest together.
     assert ranks.tolist() == [0] * 3 + [1] * 6 + [0] * 3
     # One group, or completions that dwarf their prompts: single ones.
-    assert np.bincount(deal_groups(longest_first[:3], groups, prompts, answers, 2), minlength=2).min() > 0
+    assert np.bincount(shard_groups(longest_first[:3], groups, prompts, answers, 2), minlength=2).min() > 0
     long = np.array([4000, 10, 10] * 4)
     longest_first = np.argsort(-long, kind="stable")
-    ranks = deal_groups(longest_first[:3], groups, np.ones(12, dtype=np.int64), long, 3)
+    ranks = shard_groups(longest_first[:3], groups, np.ones(12, dtype=np.int64), long, 3)
     assert sorted(ranks.tolist()) == [0, 1, 2]
-    assert deal_groups(longest_first, groups, prompts, answers, 1).tolist() == [0] * 12
-    assert deal_groups(longest_first[:0], groups, prompts, answers, 2).size == 0
+    assert shard_groups(longest_first, groups, prompts, answers, 1).tolist() == [0] * 12
+    assert shard_groups(longest_first[:0], groups, prompts, answers, 2).size == 0
 
 
 # --- The numbers ------------------------------------------------------------------------------------------------------

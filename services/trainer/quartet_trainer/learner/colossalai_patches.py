@@ -1,4 +1,4 @@
-"""What ColossalAI 0.5.0 needs on a CPU with the torch of our requirements. Defects of upstream, cured here alone.
+"""What ColossalAI 0.5.0 needs on a CPU with the torch of our requirements. Defects of upstream, patched here alone.
 
 1. `CpuAccelerator.get_rng_state`, `set_rng_state` and `manual_seed` pass on a device, or refuse to work, where the
    CPU's generator is meant: sharded layers seed their parameters through them.
@@ -11,7 +11,7 @@
    Where the device is the CPU it moves shards to the second and finds none: there the first is made the only one.
 
 None touches a machine with CUDA: there ColossalAI takes its CudaAccelerator, and NCCL answers the second question
-before it is asked. Remove a cure when the pinned ColossalAI no longer needs it.
+before it is asked. Remove a patch when the pinned ColossalAI no longer needs it.
 
 Importing it sets CUDA_DEVICE_MAX_CONNECTIONS=1 for the process and its children, which puts the kernels of all streams
 into one queue: weights that are sent would wait behind training. It is put back as it was, before CUDA starts.
@@ -47,7 +47,7 @@ _ADVICE = (
 
 
 def apply() -> None:
-    """Import ColossalAI and apply the cures; again is harmless. Call before anything else imports ColossalAI."""
+    """Import ColossalAI and apply the patches; again is harmless. Call before anything else imports ColossalAI."""
     for message in _ADVICE:
         warnings.filterwarnings("ignore", message=re.escape(message))
     logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
@@ -79,10 +79,10 @@ def apply() -> None:
 
 
 def _keep_shards(chunk: Any) -> None:
-    """Cure 6, of the class `Chunk`."""
+    """Patch 6, of the class `Chunk`."""
     close = chunk.close_chunk
     if close.__name__ != "close_chunk":
-        return  # it is cured
+        return  # it is patched
 
     def close_and_keep(self: Any) -> None:
         close(self)

@@ -10,13 +10,13 @@ ENOUGH_TOKENS = 512
 """Tokens from which a forward pass is worth its overhead: smaller ones are not cut to spare padding."""
 
 
-def deal_completions(longest_first: np.ndarray, world_size: int) -> np.ndarray:
+def shard_completions(longest_first: np.ndarray, world_size: int) -> np.ndarray:
     """The rank of each completion: dealt to and fro, so that the ranks' tokens are nearly even."""
     rounds, seats = np.divmod(np.arange(longest_first.size), world_size)
     return np.where(rounds % 2 == 0, seats, world_size - 1 - seats)
 
 
-def deal_groups(
+def shard_groups(
     chosen: np.ndarray, groups: np.ndarray, prompt_lengths: np.ndarray, completion_lengths: np.ndarray, world_size: int
 ) -> np.ndarray:
     """The rank of each completion, where a rank computes a prompt once for all completions that it has of a group.
@@ -29,7 +29,7 @@ def deal_groups(
         groups, prompt_lengths, completion_lengths: int64 [N], of all completions.
         world_size: ranks.
     """
-    singly = deal_completions(chosen, world_size)
+    singly = shard_completions(chosen, world_size)
     if world_size == 1:
         return singly
     names, first, group = np.unique(groups[chosen], return_index=True, return_inverse=True)
