@@ -164,7 +164,10 @@ def test_a_rollout_that_hangs_has_the_time_that_the_bytes_take(
     began = time.monotonic()
     published = publish(publisher, 1)
     assert published.rollouts == 0 and 2.5 <= time.monotonic() - began < 20
-    assert any("in time" in failure for failure in published.failures), published.failures
+    # Whose clock ends the call first, gRPC's or the publisher's, is chance.
+    assert "hangs: " in published.failures[0] and (
+        "in time" in published.failures[0] or "DEADLINE" in published.failures[0]
+    )
     hangs.send(signal.SIGCONT)
     publisher.close()
 
