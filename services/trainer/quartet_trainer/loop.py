@@ -25,8 +25,7 @@ from quartet_trainer.records.disk import writing
 from quartet_trainer.records.group_traces import GroupTraces
 from quartet_trainer.records.journal import Journal
 from quartet_trainer.records.reporter import Reporter
-from quartet_trainer.records.rollout_log import append_rollouts
-from quartet_trainer.records.samples import write_sample
+from quartet_trainer.records.samples import append_rollouts, write_sample
 from quartet_trainer.records.step_metrics import batch_metrics, public_names, time_metrics, update_metrics
 from quartet_trainer.session import BrokerSession
 from quartet_trainer.status import Status

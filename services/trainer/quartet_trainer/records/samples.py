@@ -1,5 +1,6 @@
-"""Readable samples: what the policy was asked, what it said, what that was worth and why."""
+"""What the policy says in training: readable samples, and a log in ColossalChat's form."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +9,18 @@ from quartet.v1 import experience_pb2, reward_pb2
 from quartet_common.text import one_line, visible
 
 LONGEST_TEXT = 4000
+
+
+def append_rollouts(path: Path, step: int, transcripts: Sequence[experience_pb2.GroupTranscript]) -> None:
+    """Append `{"train_step", "rollout"}` to a JSONL file: of each group the prompt and its first completion.
+
+    A step that is trained again after a resume stands there again, further down.
+    """
+    # A transcript is for people: who puts experience may leave it out.
+    texts = [told.prompt_text + told.completions[0].text for told in transcripts if told.completions]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(visible(json.dumps({"train_step": step, "rollout": texts}, ensure_ascii=False)) + "\n")
 
 
 def write_sample(folder: Path, step: int, transcripts: Sequence[experience_pb2.GroupTranscript]) -> Path:
