@@ -5,6 +5,7 @@ config       [rollout] of the run file
 preflight    the checks before a start
 app          makes the parts; starts and drains them
 servicer     RolloutService: status, weights, sleep
+sleep        the engine's sleep, and who ends it
 metrics      every Prometheus name
 state        what the parts share: run, engine, version, and the event that something changed
 

@@ -35,6 +35,7 @@ from quartet_rollout.prompt_loop import PromptLoop
 from quartet_rollout.prompts import PromptReader
 from quartet_rollout.scoring import Scorer
 from quartet_rollout.servicer import RolloutServicer
+from quartet_rollout.sleep import Sleep
 from quartet_rollout.state import RolloutState
 from quartet_rollout.weight_updates import WeightUpdates
 
@@ -113,7 +114,8 @@ class RolloutService:
             reserved=lambda: self.admission.reserved,
         )
         self._direct = DirectGeneration(self.state, self.admission)
-        self._servicer = RolloutServicer(self.state, host, section, self._direct, self._rate, link)
+        self._sleep = Sleep(self.state, host.spawn)
+        self._servicer = RolloutServicer(self.state, host, section, self._direct, self._rate, link, self._sleep)
 
     async def run(self) -> None:
         """Serve until the host stops."""
@@ -151,7 +153,7 @@ class RolloutService:
         host.capabilities.extend(f"environment.{name}" for name in self._environments.names)
         host.libraries.update(_libraries())
         host.waiting.discard(_LOADING)
-        self._servicer.updates = WeightUpdates(self.state, engine, host.spawn, self._weights_lost)
+        self._servicer.updates = WeightUpdates(self.state, engine, self._sleep, host.spawn, self._weights_lost)
         self._environments.writer = AnswerWriter(engine.tokenizer())
         self.state.reader = PromptReader(engine.tokenizer(), engine.max_model_len)
         self.state.engine = engine

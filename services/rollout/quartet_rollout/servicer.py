@@ -1,7 +1,5 @@
 """RolloutService on the wire: checks what comes, hands it on, words the answer."""
 
-from typing import cast
-
 import grpc
 from quartet.v1 import broker_pb2, rollout_pb2, rollout_pb2_grpc
 
@@ -15,8 +13,9 @@ from quartet_common.weights import check_manifest
 from quartet_rollout.broker import BrokerLink
 from quartet_rollout.config import RolloutSection
 from quartet_rollout.direct import DirectGeneration
-from quartet_rollout.engines.base import EngineError, PauseMode, SleepLevel, WeightGroupInfo
+from quartet_rollout.engines.base import PauseMode, WeightGroupInfo
 from quartet_rollout.metrics import TokenRate
+from quartet_rollout.sleep import Sleep
 from quartet_rollout.state import RolloutState
 from quartet_rollout.weight_updates import NO_EPOCH, UpdateRequest, WeightUpdates
 
@@ -49,7 +48,9 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         direct: DirectGeneration,
         rate: TokenRate,
         link: BrokerLink,
+        sleep: Sleep,
     ):
+        self._sleep = sleep
         self._state, self._host, self._section, self._link = state, host, section, link
         self._trainer = ("", "")  # a run, and the certificate that is known to have its session
         self._direct, self._rate = direct, rate
@@ -147,7 +148,8 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
 
     async def SetSleep(self, request, context):  # noqa: N802
         await self._check_trainer()
-        return rollout_pb2.SetSleepResponse(policy_version=await set_sleep(self._state, request.level))
+        seconds = _seconds(request.timeout, "unset for no limit")
+        return rollout_pb2.SetSleepResponse(policy_version=await self._sleep.set(request.level, seconds))
 
     async def Generate(self, request, context):  # noqa: N802
         completions = [completion async for completion in self._direct.completions(request)]
@@ -183,10 +185,14 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         self._trainer = run_id, run.trained_by
 
     def _timeout(self, duration) -> float:
-        seconds = to_seconds(duration)
-        if not 0 <= seconds <= _MAX_TIMEOUT_SECONDS:
-            raise invalid_argument("timeout", f"{seconds:g} s", f"above 0 to {_MAX_TIMEOUT_SECONDS:g} s, or unset")
-        return seconds or self._section.weight_update_timeout_seconds
+        return _seconds(duration, "unset") or self._section.weight_update_timeout_seconds
+
+
+def _seconds(timeout, unset: str) -> float:
+    seconds = to_seconds(timeout)
+    if not 0 <= seconds <= _MAX_TIMEOUT_SECONDS:
+        raise invalid_argument("timeout", f"{seconds:g} s", f"above 0 to {_MAX_TIMEOUT_SECONDS:g} s, or {unset}")
+    return seconds
 
 
 def _policy_version(request) -> int:
@@ -207,38 +213,3 @@ def _transport_of(request) -> str:
     if request.transport not in _TRANSPORTS:
         raise unimplemented("transport", "this rollout receives weights by GLOO, NCCL, FILE and CUSTOM")
     return _TRANSPORTS[request.transport]
-
-
-AWAKE = 0
-_LEVELS = (AWAKE, 1, 2)
-
-
-async def set_sleep(state: RolloutState, level: int) -> int:
-    """Put the engine to sleep, or wake it; return the policy version that it has then. Raises ContractError.
-
-    Asleep, nothing is leased or generated, and leases of what was running are kept.
-    """
-    if level not in _LEVELS:
-        raise invalid_argument("level", level, "0 (awake), 1 or 2")
-    if (engine := state.engine) is None:
-        raise unavailable("engine", "it is still loading", retry_after_seconds=1.0)
-    if level != AWAKE and "sleep" not in engine.capabilities():
-        raise unimplemented("level", "this engine cannot sleep; allowed: 0, or a rollout with the capability 'sleep'")
-    if level != AWAKE and state.sleep_level not in (AWAKE, level):
-        raise failed_precondition("level", f"it sleeps at level {state.sleep_level}: wake it first")
-    if state.updating:
-        raise failed_precondition("rollout", "it is taking new weights: ask again when they are installed")
-    before, state.sleep_level = state.sleep_level, max(level, state.sleep_level)
-    try:
-        if level != AWAKE:
-            await engine.sleep(cast(SleepLevel, level))
-        else:
-            await engine.wake()
-    except EngineError as error:
-        state.sleep_level = before
-        raise unavailable("engine", str(error)) from error
-    state.sleep_level = level
-    state.changes.notify()
-    if level != before:
-        log.info("the engine sleeps" if level else "the engine is awake", extra={"level": level})
-    return engine.policy_version

@@ -14,11 +14,12 @@
     any        join of a newer epoch                   JOINING
 
 A transfer fills buffers and touches no parameter: until the installation the old weights stand, and tokens are
-generated with them. One task owns an update from begin to end, under one deadline: a trainer that
+generated with them. Where the engine sleeps, the transfer goes on, and its end wakes the engine. One task owns an update from begin to end, under one deadline: a trainer that
 vanishes costs nothing else.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ from quartet_rollout.engines.base import (
     WeightGroupInfo,
 )
 from quartet_rollout.metrics import PAUSE_SECONDS, POLICY_VERSION, WEIGHT_UPDATES
+from quartet_rollout.sleep import Sleep
 from quartet_rollout.state import RolloutState
 
 log = get_logger(__name__)
@@ -106,12 +108,13 @@ class WeightUpdates:
         self,
         state: RolloutState,
         engine: Engine,
+        sleep: Sleep,
         spawn: Callable[..., asyncio.Task],
         on_weights_lost: Callable[[], Awaitable[None]],
     ):
         """`spawn(coroutine, name)` runs a task whose failure stops the service; `on_weights_lost` is awaited, with
         generation paused, when the weights have become unknown."""
-        self._state, self._engine, self._spawn = state, engine, spawn
+        self._state, self._engine, self._sleep, self._spawn = state, engine, sleep, spawn
         self._on_weights_lost = on_weights_lost
         self._lock = asyncio.Lock()
         self._info: WeightGroupInfo | None = None
@@ -187,8 +190,10 @@ class WeightUpdates:
                     "policy_version", f"version {update.request.policy_version} is being received already"
                 )
             self._require_epoch(request.epoch)
-            if self._state.sleep_level:
-                raise failed_precondition("rollout", "it sleeps: wake it (SetSleep, level 0) before it takes weights")
+            if self._state.sleep_level and request.pause_mode == "wait":
+                raise failed_precondition(
+                    "pause_mode", "it sleeps, so no completion can end: allowed: keep, abort, or wake it first"
+                )
             try:
                 self._engine.check_manifest(request.manifest)
             except ManifestError as error:
@@ -249,6 +254,7 @@ class WeightUpdates:
         try:
             async with asyncio.timeout(request.timeout_seconds):
                 await self._engine.pause(request.pause_mode, request.keep_kv_cache)
+                await self._sleep.end()  # paused: nothing is generated with the old weights
         except (EngineError, TimeoutError) as error:
             why = str(error) or f"{request.timeout_seconds:g} s have passed"
             await self._fail(update, aborted("pause", f"generation did not pause: {why}"), "given_up")
@@ -280,6 +286,8 @@ class WeightUpdates:
         update.settling = True
         await self._leave(error.message)
         await self._engine.discard_weights()
+        with contextlib.suppress(EngineError):  # else its alarm tries again
+            await self._sleep.end()
         if update.paused_at is not None:
             await self._resume(update.paused_at)
         self._update, self._state.updating = None, False

@@ -82,10 +82,12 @@ class RolloutServiceGetStatusResponse(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., engine: _Optional[str] = ..., policy_version: _Optional[int] = ..., group_epoch: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_cache_use: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., paused: _Optional[bool] = ..., waiting_for: _Optional[_Iterable[str]] = ..., tokens_total: _Optional[int] = ..., groups_total: _Optional[int] = ..., max_model_len: _Optional[int] = ..., sleep_level: _Optional[int] = ...) -> None: ...
 
 class SetSleepRequest(_message.Message):
-    __slots__ = ("level",)
+    __slots__ = ("level", "timeout")
     LEVEL_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     level: int
-    def __init__(self, level: _Optional[int] = ...) -> None: ...
+    timeout: _duration_pb2.Duration
+    def __init__(self, level: _Optional[int] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class SetSleepResponse(_message.Message):
     __slots__ = ("policy_version",)

@@ -138,12 +138,13 @@ class RolloutServiceServicer:
 
     def SetSleep(self, request, context):
         """SetSleep lets somebody else have the accelerator's memory, or takes it back. Asleep, the rollout leases and generates
-        nothing; what was running stands still, its leases are kept, and it goes on when the rollout is awake again.
+        nothing; what was running stands still, its leases are kept, and it goes on when the rollout is awake again. A weight
+        update may come meanwhile: its installation wakes the rollout, which generates on with the new weights.
 
         Called by: the trainer, or whoever shares the accelerator. Idempotent; safe to retry. Errors: INVALID_ARGUMENT for a
         level that there is not; UNIMPLEMENTED where the engine cannot sleep (capability "sleep" is lacking);
         FAILED_PRECONDITION in a weight update, and from one level to the other; UNAVAILABLE while it loads. Asleep, it
-        refuses BeginWeightUpdate with FAILED_PRECONDITION and Generate with UNAVAILABLE.
+        refuses BeginWeightUpdate with PAUSE_MODE_WAIT by FAILED_PRECONDITION, and Generate by UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -88,8 +88,32 @@ def test_cancelling_a_pause_undoes_it(harness: Harness) -> None:
     harness.run(body())
 
 
-def test_without_a_gpu_sleeping_is_refused_and_changes_nothing(harness: Harness) -> None:
-    assert "sleep" not in harness.engine.capabilities()
+def test_asleep_nothing_is_generated_and_afterwards_what_ran_goes_on_as_if_it_never_slept(harness: Harness) -> None:
+    if "sleep" not in harness.engine.capabilities():
+        return without_a_gpu_vllm_refuses_to_sleep_and_changes_nothing(harness)
+    greedy = SamplingSettings(max_new_tokens=300, temperature=0.0)
+
+    async def body() -> tuple[list, list]:
+        undisturbed = await harness.collect(PROMPT, 4, greedy)
+        reading = asyncio.create_task(harness.collect(PROMPT, 4, greedy))
+        await harness.started(4)
+        await harness.engine.sleep(1)
+        tokens = harness.engine.stats().tokens_total
+        parked = asyncio.create_task(harness.collect(PROMPT, 1, LONG))
+        await harness.engine.sleep(1)  # again, behind the request that just came
+        assert harness.engine.stats().tokens_total == tokens and not reading.done() and not parked.done()
+        await harness.engine.pause("keep")
+        await harness.engine.wake()
+        assert harness.engine.stats().tokens_total == tokens, "a pause outlasts the sleep"
+        await harness.engine.resume()
+        assert len(await parked) == 1
+        return undisturbed, await reading
+
+    for before, after in zip(*harness.run(body()), strict=True):
+        assert before.token_ids.tolist() == after.token_ids.tolist() and after.version_spans == before.version_spans
+
+
+def without_a_gpu_vllm_refuses_to_sleep_and_changes_nothing(harness: Harness) -> None:
     with pytest.raises(EngineError, match="cannot sleep; allowed: an engine on a GPU"):
         harness.run(harness.engine.sleep(1))
     harness.run(harness.engine.wake())

@@ -83,7 +83,7 @@ class ScriptedEngine:
         self.arrive.set()
         self.checksum = 0xC0FFEE
         self.errors: dict[str, EngineError] = {}  # what calls of these names raise
-        self.gives_masks = self.can_sleep = False
+        self.gives_masks = self.can_sleep = self.asleep = self.paused = False
         self.takes: list[str] = []  # capabilities of sampling parameters
         self.group: WeightGroupInfo | None = None
 
@@ -152,13 +152,15 @@ class ScriptedEngine:
         if mode == "abort":
             self.aborting = True
             self._moved.notify()
+        self.paused = True
         self.unpaused.clear()
         return self.running
 
     async def resume(self) -> None:
         self.calls.append("resume")
-        self.aborting = False
-        self.unpaused.set()
+        self.aborting = self.paused = False
+        if not self.asleep:
+            self.unpaused.set()
 
     def stats(self) -> EngineStats:
         return EngineStats(self.running, 0, -1.0, self.tokens_total)
@@ -170,11 +172,15 @@ class ScriptedEngine:
     async def sleep(self, level: int = 1) -> None:
         self.calls.append(f"sleep {level}")
         self._fail("sleep")
+        self.asleep = True
         self.unpaused.clear()
 
     async def wake(self) -> None:
         self.calls.append("wake")
-        self.unpaused.set()
+        self._fail("wake")
+        self.asleep = False
+        if not self.paused:
+            self.unpaused.set()
 
     def check_manifest(self, manifest) -> None:
         self._fail("check_manifest")

@@ -1,15 +1,20 @@
 """SetSleep over a real socket: what a rollout does and refuses while somebody else has its memory."""
 
+from datetime import timedelta
+
 import grpc
 import pytest
 from quartet.v1 import rollout_pb2
-from world import begin_request, instance, join_request, refused
+from world import begin_request, finish_request, instance, join_request, refused
 
 from quartet_rollout.engines import EngineError
 
 
-async def set_sleep(world, level: int) -> int:
-    return (await world.stub.SetSleep(rollout_pb2.SetSleepRequest(level=level), timeout=5)).policy_version
+async def set_sleep(world, level: int, seconds: float = 0.0) -> int:
+    request = rollout_pb2.SetSleepRequest(level=level)
+    if seconds:
+        request.timeout.FromTimedelta(timedelta(seconds=seconds))
+    return (await world.stub.SetSleep(request, timeout=5)).policy_version
 
 
 async def level_of(world) -> int:
@@ -50,16 +55,58 @@ async def test_each_call_may_be_repeated_and_a_deeper_sleep_begins_awake(able):
     await set_sleep(able, 0)
 
 
-async def test_weights_and_sleep_exclude_each_other(able):
+async def test_weights_that_come_asleep_wake_it_and_nothing_is_generated_with_the_old_ones(able):
     await able.stub.JoinWeightGroup(join_request(), timeout=5)
+    able.engine.hold(1)
+    await able.broker.submit(instance("running"))
+    await able.until(lambda: able.engine.tokens_total > 0)
     await set_sleep(able, 1)
-    error = await refused(able.stub.BeginWeightUpdate(begin_request(4), timeout=5), grpc.StatusCode.FAILED_PRECONDITION)
-    assert "wake it (SetSleep, level 0) before it takes weights" in error
-    await set_sleep(able, 0)
-    able.engine.arrive.clear()
+    able.engine.let_go()
+    tokens = able.engine.tokens_total
+    for_ever = begin_request(4)
+    for_ever.pause_mode = rollout_pb2.PAUSE_MODE_WAIT
+    error = await refused(able.stub.BeginWeightUpdate(for_ever, timeout=5), grpc.StatusCode.FAILED_PRECONDITION)
+    assert "pause_mode: it sleeps, so no completion can end: allowed: keep, abort" in error
     await able.stub.BeginWeightUpdate(begin_request(4), timeout=5)
     error = await refused(set_sleep(able, 1), grpc.StatusCode.FAILED_PRECONDITION)
-    assert "it is taking new weights" in error and await level_of(able) == 0
+    assert "it is taking new weights" in error and await level_of(able) == 1
+    able.engine.calls.clear()
+    assert able.engine.tokens_total == tokens
+    await able.stub.FinishWeightUpdate(finish_request(4), timeout=5)
+    assert able.engine.calls == ["pause keep False", "wake", "install 4", "resume"] and await level_of(able) == 0
+    await able.broker.until(lambda: able.broker.puts)
+
+
+async def test_an_update_that_fails_leaves_it_awake(able):
+    await able.stub.JoinWeightGroup(join_request(), timeout=5)
+    await set_sleep(able, 1)
+    able.engine.errors["receive"] = EngineError("connection reset")
+    await able.stub.BeginWeightUpdate(begin_request(4), timeout=5)
+    await refused(able.stub.FinishWeightUpdate(finish_request(4), timeout=5), grpc.StatusCode.ABORTED)
+    assert await level_of(able) == 0 and able.service.state.policy_version == able.engine.policy_version != 4
+
+
+async def test_a_trainer_that_is_gone_is_not_waited_for(able):
+    await set_sleep(able, 1, 0.05)
+    await able.until(lambda: able.engine.calls[-2:] == ["sleep 1", "wake"])
+    await able.put(instance("goes on"))
+    able.engine.errors["wake"] = EngineError("its memory is not free yet")
+    await set_sleep(able, 1, 0.05)
+    await able.until(lambda: able.engine.calls[-3:] == ["sleep 1", "wake", "wake"])  # it tries again
+    assert await level_of(able) == 1
+    del able.engine.errors["wake"]
+    await able.until(lambda: able.service.state.sleep_level == 0)
+    error = await refused(set_sleep(able, 1, -1), grpc.StatusCode.INVALID_ARGUMENT)
+    assert "timeout" in error and "unset for no limit" in error
+
+
+async def test_each_call_counts_the_time_anew(able):
+    await set_sleep(able, 1, 5)
+    alarm = able.service._sleep._alarm
+    await set_sleep(able, 1, 50)
+    assert alarm.cancelled() and not able.service._sleep._alarm.cancelled()
+    await set_sleep(able, 0)
+    assert able.service._sleep._alarm.cancelled() and await level_of(able) == 0
 
 
 async def test_an_engine_that_fails_to_sleep_is_awake(able):

@@ -58,7 +58,7 @@ class TransformersCore:
         )
         self._model = model.to(self._device).eval()
         use_onednn(self._model, self._device)
-        self.can_sleep = self._device.type == "cuda"
+        self.can_sleep = True  # On a CPU the keys and values alone are freed: there the weights are in host memory.
         self._tokenizer = load_tokenizer(model_path)
         self._max_rows = options.max_num_seqs
         self._max_prefill_tokens = options.max_prefill_tokens

@@ -1,0 +1,103 @@
+"""The engine's sleep, for whoever shares its accelerator: set, ended by a weight update, or when nobody renews it."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+from quartet_common.errors import (
+    ContractError,
+    failed_precondition,
+    invalid_argument,
+    unavailable,
+    unimplemented,
+)
+from quartet_common.log import get_logger
+from quartet_rollout.engines.base import EngineError, SleepLevel
+from quartet_rollout.state import RolloutState
+
+log = get_logger(__name__)
+
+AWAKE = 0
+_LEVELS = (AWAKE, 1, 2)
+
+
+class Sleep:
+    """Puts the engine to sleep and wakes it, one call at a time.
+
+    Asleep, nothing is leased or generated, and leases of what was running are kept.
+    """
+
+    def __init__(self, state: RolloutState, spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task]):
+        """`spawn(coroutine, name)` runs a task whose failure stops the service."""
+        self._state, self._spawn = state, spawn
+        self._lock = asyncio.Lock()
+        self._alarm: asyncio.TimerHandle | None = None
+
+    async def set(self, level: int, seconds: float = 0.0) -> int:
+        """Sleep at a level, or wake (0); return the policy version of the weights then. Raises ContractError.
+
+        Args:
+            seconds: to sleep at most, counted anew by each call; 0: until woken.
+        """
+        state = self._state
+        if level not in _LEVELS:
+            raise invalid_argument("level", level, "0 (awake), 1 or 2")
+        if (engine := state.engine) is None:
+            raise unavailable("engine", "it is still loading", retry_after_seconds=1.0)
+        if level != AWAKE and "sleep" not in engine.capabilities():
+            raise unimplemented(
+                "level", "this engine cannot sleep; allowed: 0, or a rollout with the capability 'sleep'"
+            )
+        async with self._lock:
+            if level != AWAKE and state.sleep_level not in (AWAKE, level):
+                raise failed_precondition("level", f"it sleeps at level {state.sleep_level}: wake it first")
+            if state.updating:
+                raise failed_precondition("rollout", "it is taking new weights: ask again when they are installed")
+            try:
+                await self._change(level)
+            except EngineError as error:
+                raise unavailable("engine", str(error)) from error
+            if level != AWAKE and seconds:
+                self._alarm = asyncio.get_running_loop().call_later(seconds, self._expire, level, seconds)
+        return engine.policy_version
+
+    async def end(self) -> None:
+        """Wake the engine if it sleeps, in a weight update as well. Raises EngineError."""
+        async with self._lock:
+            if self._state.sleep_level != AWAKE:
+                await self._change(AWAKE)
+
+    def _expire(self, level: int, seconds: float) -> None:
+        self._spawn(self._wake_forgotten(level, seconds), "wake")
+
+    async def _wake_forgotten(self, level: int, seconds: float) -> None:
+        state = self._state
+        if state.sleep_level == AWAKE or state.updating:  # the update's end wakes it
+            return
+        log.warning("nobody asked for the sleep again within %g s: the engine wakes", seconds)
+        try:
+            await self.set(AWAKE)
+        except ContractError as error:
+            log.error("the engine does not wake, trying again: %s", error.message)
+            if state.sleep_level != AWAKE:
+                self._alarm = asyncio.get_running_loop().call_later(seconds, self._expire, level, seconds)
+
+    async def _change(self, level: int) -> None:
+        """Called with the lock held. Raises EngineError; the level is what it was then."""
+        state = self._state
+        assert state.engine is not None
+        before, state.sleep_level = state.sleep_level, max(level, state.sleep_level)
+        if self._alarm is not None:
+            self._alarm.cancel()
+        try:
+            if level != AWAKE:
+                await state.engine.sleep(cast(SleepLevel, level))
+            else:
+                await state.engine.wake()
+        except EngineError:
+            state.sleep_level = before
+            raise
+        state.sleep_level = level
+        state.changes.notify()
+        if level != before:
+            log.info("the engine sleeps" if level else "the engine is awake", extra={"level": level})
