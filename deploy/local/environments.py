@@ -192,12 +192,10 @@ def profiled(environment: Environment, profile: str, progress: Progress) -> Envi
 
 
 def choose_profile(progress: Progress) -> str:
-    """What suits this host: GPUs if a rollout and the trainer can have one each. Says why others are left unused."""
+    """What suits this host. Says why GPUs are left unused."""
     gpus = read_gpus()
-    old = old_driver(gpus)
-    if gpus and (old or len(gpus) == 1):
-        one = "a rollout and the trainer need a GPU each, and there is one; for one of them alone take --gpu"
-        progress.say(f"packages for the CPU: {old or one}")
+    if old := old_driver(gpus):
+        progress.say(f"packages for the CPU: {old}")
         return "cpu"
     return "gpu" if gpus else "cpu"
 

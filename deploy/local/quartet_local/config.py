@@ -1,6 +1,6 @@
 """[launcher] of the run file."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -25,6 +25,11 @@ class LauncherSection(Section):
     )
     reward_gpus: list[Annotated[int, Field(ge=0)]] = Field(
         [], description="GPUs of the reward service, for a learned reward model."
+    )
+    colocate: Literal["sleep", "split"] | None = Field(
+        None,
+        description="Rollout and trainer on one GPU. sleep: the rollout gives its memory up while a step is trained; "
+        "split: its KV cache has a fixed size, the rest is the trainer's. Unset: sleep on an only GPU.",
     )
     restart: bool = Field(True, description="Start a service again that died while the run is under way.")
     max_restarts: int = Field(

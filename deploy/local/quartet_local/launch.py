@@ -62,6 +62,8 @@ class Launch(ABC):
         for service in services:
             if service.gpus:
                 self.say(f"{service.name}: {', '.join(map(str, service.gpus))}")
+            if service.kind == "trainer" and "trainer.weights.sleep_rollouts=true" in service.settings:
+                self.say("the rollout sleeps while a step is trained (launcher.colocate)")
         logs = self._folder / "logs"
         with (
             _private_files(),

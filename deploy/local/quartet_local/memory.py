@@ -10,8 +10,8 @@ from quartet_common.model_folder import read_safetensors_header
 from quartet_local.placement import RolloutKeys, Service, TrainerKeys, VllmKeys
 
 
-def check_memory(service: Service, config: LoadedConfig, overrides: Sequence[str]) -> None:
-    """Check a rollout or trainer that is to run on GPUs.
+def check_memory(services: Sequence[Service], config: LoadedConfig, overrides: Sequence[str]) -> None:
+    """Check the rollouts and the trainer that are to run on GPUs, also those that share one.
 
     Args:
         overrides: those that `config` was loaded with.
@@ -20,41 +20,56 @@ def check_memory(service: Service, config: LoadedConfig, overrides: Sequence[str
         ConfigError: a GPU has too little memory, with the sum.
     """
     model = config.model.path
-    if not service.gpus or model is None or not model.is_dir():
-        return  # without a model the service's own check has the reason
-    if service.kind == "rollout":
-        rollout = load_config("rollout", RolloutKeys, config.path, overrides).section
-        if rollout.engine == "vllm":
-            _check_vllm(service, rollout.vllm, model)
-    elif service.kind == "trainer":
-        _check_trainer(service, load_config("trainer", TrainerKeys, config.path, overrides).section, model)
+    if model is None or not model.is_dir():
+        return  # the service's own check has the reason
+    held: dict[Gpu, list[tuple[str, float, str]]] = {}
+    for service in services:
+        own = [*overrides, *service.settings]
+        for gpu in service.gpus or ():
+            if service.kind == "rollout":
+                needs = _rollout_needs(
+                    service, gpu, load_config("rollout", RolloutKeys, config.path, own).section, model
+                )
+            elif service.kind == "trainer":
+                needs = _trainer_needs(service, load_config("trainer", TrainerKeys, config.path, own).section, model)
+            else:
+                continue
+            _check(service.name, gpu, *needs, gpu.free, "free memory")
+            held.setdefault(gpu, []).append((service.name, *needs))
+    for gpu, sharing in held.items():
+        names, sizes, words = zip(*sharing, strict=True)
+        together = "; ".join(f"{name}: {word}" for name, word in zip(names, words, strict=True))
+        _check(" and ".join(names), gpu, sum(sizes), together, gpu.free, "free memory")
 
 
-def _check_vllm(service: Service, keys: VllmKeys, model: Path) -> None:
-    """vLLM starts if its share of a GPU is free, and fits weights and KV cache into it; a KV cache of a given size may
-    go beyond that share."""
+def _rollout_needs(service: Service, gpu: Gpu, rollout: RolloutKeys, model: Path) -> tuple[float, str]:
+    """Return bytes on a GPU, and the sum in words.
+
+    vLLM starts if its share of a GPU is free, and fits weights and KV cache into it; a KV cache of a given size may go
+    beyond that share. The transformers engine has no limit, so its weights alone count.
+    """
+    keys = rollout.vllm if rollout.engine == "vllm" else VllmKeys(kv_cache_gib=0)
     stored = sum(path.stat().st_size for path in model.glob("*.safetensors"))
     size = {"auto": 0, "float32": 4}.get(keys.dtype, 2)
     weights = (parameter_count(model) * size or stored) / len(service.gpus or ())
     own = f"weights {weights / GIB:.2f} GiB"
+    if rollout.engine != "vllm":
+        return weights, own
     share = f"rollout.vllm.gpu_memory_utilization ({keys.gpu_memory_utilization:g})"
-    for gpu in service.gpus or ():
-        usable = keys.gpu_memory_utilization * gpu.memory
-        _check(service, gpu, usable, share, gpu.free, "free memory")
-        if keys.kv_cache_gib is None:
-            _check(service, gpu, weights, own, usable, share)
-        else:
-            cache = f"KV cache {keys.kv_cache_gib:g} GiB (rollout.vllm.kv_cache_gib)"
-            _check(service, gpu, weights + keys.kv_cache_gib * GIB, f"{own} + {cache}", gpu.free, "free memory")
+    usable = keys.gpu_memory_utilization * gpu.memory
+    _check(service.name, gpu, usable, share, gpu.free, "free memory")
+    if keys.kv_cache_gib is None:
+        _check(service.name, gpu, weights, own, usable, share)
+        return usable, f"{share} of {gpu.memory / GIB:.1f} GiB"
+    cache = f"KV cache {keys.kv_cache_gib:g} GiB (rollout.vllm.kv_cache_gib)"
+    return weights + keys.kv_cache_gib * GIB, f"{own} + {cache}"
 
 
-def _check_trainer(service: Service, keys: TrainerKeys, model: Path) -> None:
-    gpus = service.gpus or ()
-    count, parts = parameter_count(model), rank_bytes(keys, len(gpus))
+def _trainer_needs(service: Service, keys: TrainerKeys, model: Path) -> tuple[float, str]:
+    """Return bytes on each GPU of a rank, and the sum in words."""
+    count, parts = parameter_count(model), rank_bytes(keys, len(service.gpus or ()))
     terms = " + ".join(f"{name} {size:.4g}" for name, size in parts.items() if size)
-    sum_ = f"{count / 1e9:.3g} billion parameters × ({terms}) bytes"
-    for gpu in gpus:
-        _check(service, gpu, count * sum(parts.values()), sum_, gpu.free, "free memory")
+    return count * sum(parts.values()), f"{count / 1e9:.3g} billion parameters × ({terms}) bytes"
 
 
 def rank_bytes(keys: TrainerKeys, ranks: int) -> dict[str, float]:
@@ -86,9 +101,9 @@ def parameter_count(model: Path) -> int:
     return sum(math.prod(tensor["shape"]) for header in headers for tensor in header.values())
 
 
-def _check(service: Service, gpu: Gpu, needed: float, held: str, there: float, what: str) -> None:
+def _check(name: str, gpu: Gpu, needed: float, held: str, there: float, what: str) -> None:
     if needed > there:
         raise ConfigError(
-            f"launcher: {service.name} on {gpu} needs at least {needed / GIB:.2f} GiB: {held}; "
+            f"launcher: {name} on {gpu} needs at least {needed / GIB:.2f} GiB: {held}; "
             f"allowed: {there / GIB:.2f} GiB, its {what} (docs/gpu.md#memory)"
         )

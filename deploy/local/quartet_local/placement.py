@@ -6,15 +6,14 @@ from dataclasses import dataclass, field
 from pydantic import ConfigDict, model_validator
 
 from quartet_common.config import ConfigError, LoadedConfig, Section, load_config, split_address
-from quartet_common.gpus import Gpu
+from quartet_common.gpus import GIB, Gpu
 from quartet_common.ports import free_ports
 from quartet_common.presets import with_preset
 from quartet_local.config import LauncherSection
 
-_ONE_GPU = (
-    "is the only GPU, and a rollout and the trainer cannot share one; allowed: a second GPU, launcher.rollouts = 0 "
-    "with rollouts elsewhere, or the CPU: python3 deploy/local/environments.py --cpu"
-)
+# What a rollout that shares its GPU may have, unless the run file says: a share while the trainer sleeps or waits, or
+# a KV cache, for which vLLM's start asks that the share be free although it is not used.
+_SLEEP_UTILIZATION, _SPLIT_UTILIZATION, _SPLIT_KV_CACHE = 0.5, 0.1, 1 / 8
 
 
 class _Keys(Section):
@@ -50,6 +49,12 @@ class LoraKeys(_Keys):
     r: int = 0
 
 
+class WeightsKeys(_Keys):
+    """Of [trainer.weights]."""
+
+    transport: str = "gloo"
+
+
 class TrainerKeys(_Keys):
     """Of [trainer], those that say what a rank holds; `ranks` is None if the run file leaves it out."""
 
@@ -63,6 +68,7 @@ class TrainerKeys(_Keys):
     offload_optimizer: bool = False
     kl_coefficient: float = 0.0
     lora: LoraKeys = LoraKeys()
+    weights: WeightsKeys = WeightsKeys()
 
     @model_validator(mode="before")
     @classmethod
@@ -110,8 +116,10 @@ def place(
         ConfigError: [launcher] asks for ports or GPUs that are not there.
     """
     rollout = load_config("rollout", RolloutKeys, config.path, overrides).section
-    ranks = load_config("trainer", TrainerKeys, config.path, overrides).section.ranks
+    trainer = load_config("trainer", TrainerKeys, config.path, overrides).section
+    ranks = trainer.ranks
     shares = divide(gpus, config.section, rollout.gpus, ranks, kinds)
+    shared = colocated(config.section, shares, rollout, trainer, kinds)
     single = {"trainer": shares.trainer, "reward": shares.reward}
     services = []
     for kind in kinds:
@@ -122,7 +130,43 @@ def place(
         else:
             settings = [f"trainer.ranks={len(own)}"] if kind == "trainer" and own and not ranks else []
             services.append(Service(kind, kind, address, settings, own))
+    for service in services:
+        service.settings.extend(shared.get(service.kind, []))
     return services
+
+
+def colocated(
+    launcher: LauncherSection, shares: "Shares", rollout: RolloutKeys, trainer: TrainerKeys, kinds: Sequence[str]
+) -> dict[str, list[str]]:
+    """Return the settings, by service, with which rollout and trainer share a GPU, or take turns on a CPU.
+
+    Raises:
+        ConfigError: the engine cannot sleep here, or weights cannot go from one to the other.
+    """
+    mode = launcher.colocate or ("sleep" if set(shares.trainer) & set(sum(shares.rollouts, ())) else None)
+    if mode is None or not shares.rollouts or "trainer" not in kinds:
+        return {}
+    vllm, settings = rollout.vllm, list[str]()
+    written = vllm.model_fields_set
+    if shares.trainer and trainer.weights.transport == "nccl":
+        raise ConfigError(
+            "trainer.weights.transport: got 'nccl', which refuses two members on one GPU; allowed where rollout and "
+            "trainer share one: gloo, through host memory, or file"
+        )
+    if rollout.engine == "vllm" and not shares.trainer and mode == "sleep":
+        raise ConfigError(
+            "launcher.colocate: got 'sleep' with rollout.engine 'vllm', which cannot sleep on a CPU; allowed here: the "
+            "transformers engine, or unset"
+        )
+    if rollout.engine == "vllm" and shares.trainer:
+        share = _SLEEP_UTILIZATION if mode == "sleep" else _SPLIT_UTILIZATION
+        if "gpu_memory_utilization" not in written:
+            settings.append(f"rollout.vllm.gpu_memory_utilization={share:g}")
+        if mode == "sleep":
+            settings.append("rollout.vllm.sleep_mode=true")
+        elif vllm.kv_cache_gib is None:
+            settings.append(f"rollout.vllm.kv_cache_gib={_SPLIT_KV_CACHE * shares.trainer[0].memory / GIB:.4g}")
+    return {"rollout": settings, "trainer": ["trainer.weights.sleep_rollouts=true"] if mode == "sleep" else []}
 
 
 @dataclass(frozen=True)
@@ -164,8 +208,13 @@ def divide(
         held = max(1, len(here) - rollouts * per_rollout)
     needed = rollouts * per_rollout
     there = "; ".join(map(str, here))
-    if len(here) == 1 and rollouts and held:
-        raise ConfigError(f"launcher: {there} {_ONE_GPU}")
+    if trained == own == [] and len(here) == needed == held == 1:
+        return Shares([tuple(here)], tuple(here), tuple(reward))
+    if launcher.colocate and rollouts and held:
+        raise ConfigError(
+            f"launcher.colocate: got '{launcher.colocate}' with {needed} GPUs for rollouts and {held} for the trainer "
+            f"of {len(here)}; allowed: one rollout and one rank on one GPU (CUDA_VISIBLE_DEVICES=0)"
+        )
     if needed + held > len(here):
         raise ConfigError(
             f"launcher: got {rollouts} × {per_rollout} GPUs for rollouts (launcher.rollouts × "

@@ -212,8 +212,7 @@ async def download_model(plan: Plan, say: Say) -> list[str]:
     if process.returncode or not lines:
         raise LaunchError(f"model.path: the download of '{model.path}' failed; the reason is above")
     config = replace(plan.config, model=model.model_copy(update={"path": Path(lines[-1])}))
-    for service in plan.services:
-        check_memory(service, config, plan.overrides)
+    check_memory(plan.services, config, plan.overrides)
     own = ["model.revision=", "model.tokenizer=", "model.chat_template=", "model.template_arguments={}"]
     return [f"model.path={json.dumps(lines[-1])}", *own]
 
@@ -236,8 +235,7 @@ def _placed(config: LoadedConfig[LauncherSection], names: Sequence[str], overrid
     except GpuError as error:
         raise ConfigError(str(error)) from error
     services = place(config, names, gpus if gpus and made_for_gpus() else [], overrides)
-    for service in services:
-        check_memory(service, config, overrides)
+    check_memory(services, config, overrides)
     return services
 
 

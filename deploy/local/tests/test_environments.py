@@ -179,7 +179,7 @@ TOO_OLD = f"the NVIDIA driver is {OLD}, and CUDA 13.0 needs {NEW} or newer"
     [
         (0, NEW, "", None, "cpu", ""),
         (0, NEW, "gpu", None, "gpu", ""),
-        (1, NEW, "", None, "cpu", "packages for the CPU: a rollout and the trainer need a GPU each"),
+        (1, NEW, "", None, "gpu", ""),
         (1, NEW, "gpu", None, "gpu", ""),
         (2, NEW, "", None, "gpu", ""),
         (2, NEW, "cpu", None, "cpu", ""),

@@ -39,8 +39,8 @@ def test_a_run_file_that_is_not_there_or_not_toml(launch, run_file, tmp_path):
 def test_one_gpu_for_a_rollout_and_the_trainer(launch, run_file, pythons, tmp_path, monkeypatch):
     fake_nvidia_smi.install(tmp_path / "bin", monkeypatch, count=1)
     by_hand = preloaded_checkout(tmp_path / "by-hand", pythons)
-    sentence = refused(launch(run_file, checkout=by_hand))
-    assert sentence.startswith("quartet: launcher: GPU 0 (NVIDIA H100, 79.0 of 80.0 GiB free) is the only GPU")
+    sentence = refused(launch(run_file, "--set", "trainer.ranks=2", checkout=by_hand))
+    assert sentence.endswith("3 in all; allowed: at most 1: GPU 0 (NVIDIA H100, 79.0 of 80.0 GiB free)")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     sentence = refused(launch(run_file, checkout=by_hand))
     assert sentence == "quartet: CUDA_VISIBLE_DEVICES: got '1'; allowed: 0, or UUIDs as `nvidia-smi -L` lists them"

@@ -78,10 +78,42 @@ def test_gpus_are_shared_out(count, settings, kinds, rollouts, trainer):
         assert services[-1].settings == [f"trainer.ranks={len(trainer.split(','))}"]
 
 
+ASLEEP = "trainer.weights.sleep_rollouts=true"
+
+
+@pytest.mark.parametrize(
+    ("settings", "rollout", "trainer"),
+    [
+        ([], ["rollout.vllm.gpu_memory_utilization=0.5", "rollout.vllm.sleep_mode=true"], [ASLEEP]),
+        (["rollout.vllm.gpu_memory_utilization=0.6"], ["rollout.vllm.sleep_mode=true"], [ASLEEP]),
+        (["launcher.colocate=split"],
+         ["rollout.vllm.gpu_memory_utilization=0.1", "rollout.vllm.kv_cache_gib=10"], []),
+        (["launcher.colocate=split", "rollout.vllm.kv_cache_gib=4"], ["rollout.vllm.gpu_memory_utilization=0.1"], []),
+        (["rollout.engine=transformers"], [], [ASLEEP]),
+    ],
+)  # fmt: skip
+def test_one_gpu_is_shared_in_turns_or_split(settings, rollout, trainer):
+    services = {service.kind: service for service in placed(1, *settings)}
+    assert services["rollout"].settings == rollout
+    assert services["trainer"].settings == ["trainer.ranks=1", *trainer]
+    assert {services[kind].environment["CUDA_VISIBLE_DEVICES"] for kind in ("rollout", "trainer")} == {"0"}
+    assert services["broker"].environment["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_on_a_cpu_they_take_turns_if_asked():
+    on_cpu = placed(0, "launcher.colocate=sleep", "rollout.engine=transformers")
+    assert [service.settings for service in on_cpu if service.settings] == [[ASLEEP]]
+    assert not any(service.settings for service in placed(0, "launcher.colocate=split"))
+
+
 @pytest.mark.parametrize(
     ("count", "settings", "words"),
     [
-        (1, [], "launcher: GPU 0 (H100, 79.0 of 80.0 GiB free) is the only GPU, and a rollout and the trainer cannot"),
+        (1, ["launcher.rollouts=2"], "launcher: got 2 × 1 GPUs for rollouts"),
+        (1, ["trainer.ranks=2"], "2 for the trainer (trainer.ranks), 3 in all; allowed: at most 1: GPU 0 (H100"),
+        (2, ["launcher.colocate=sleep"], "launcher.colocate: got 'sleep' with 1 GPUs for rollouts and 1 for"),
+        (1, ["trainer.weights.transport=nccl"], "got 'nccl', which refuses two members on one GPU"),
+        (0, ["launcher.colocate=sleep"], "with rollout.engine 'vllm', which cannot sleep on a CPU; allowed here: the"),
         (2, [TWO_EACH], "launcher: got 1 × 2 GPUs for rollouts"),
         (4, ["launcher.rollouts=4"], "1 for the trainer (trainer.ranks), 5 in all; allowed: at most 4: GPU 0 (H100"),
         (4, ["trainer.ranks=4"], "launcher: got 1 × 1 GPUs for rollouts (launcher.rollouts × "),
@@ -112,11 +144,10 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def check(model: Path, free: float, *settings: str) -> None:
+def check(model: Path, free: float, *settings: str, count: int = 8) -> None:
     settings = (f"model.path={model}", *settings)
     config = load_config("launcher", LauncherSection, None, settings)
-    for service in place(config, ALL, gpus(8, free), settings):
-        check_memory(service, config, settings)
+    check_memory(place(config, ALL, gpus(count, free), settings), config, settings)
 
 
 ZERO = ("trainer.plugin=low_level_zero", "trainer.precision=bf16")
@@ -140,6 +171,20 @@ def test_what_gpus_cannot_hold_is_refused_with_the_sum(model, free, settings, wo
     with pytest.raises(ConfigError) as error:
         check(model, free, *settings)
     assert words in str(error.value)
+
+
+def test_one_gpu_has_to_hold_both(model):
+    lora = (*ZERO, "trainer.lora.r=8")
+    check(model, 79, *lora, count=1)
+    check(model, 79, *lora, "launcher.colocate=split", count=1)
+    with pytest.raises(ConfigError) as error:
+        check(model, 50, *lora, count=1)
+    assert (
+        "launcher: rollout and trainer on GPU 0 (H100, 50.0 of 80.0 GiB free) needs at least 54.19 GiB: rollout: "
+        "rollout.vllm.gpu_memory_utilization (0.5) of 80.0 GiB; trainer: 7.62 billion parameters × (weights 2) bytes"
+    ) in str(error.value)
+    with pytest.raises(ConfigError, match=r"rollout: weights 14.19 GiB \+ KV cache 60 GiB .*; trainer: 7.62 billion"):
+        check(model, 79, *lora, "launcher.colocate=split", "rollout.vllm.kv_cache_gib=60", count=1)
 
 
 def test_what_gpus_hold_passes(model):

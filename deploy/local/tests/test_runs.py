@@ -159,6 +159,39 @@ async def test_several_rollouts_of_one_run_file_are_placed_fed_shown_and_kept_up
     interrupt(launched, "run launched is active")
 
 
+def test_on_one_gpu_they_take_turns_also_after_the_trainer_was_killed_while_the_rollout_slept(
+    launch, run_file, pythons, tmp_path, monkeypatch
+):
+    """On a machine that seems to have a GPU, which the tiny model does without."""
+    fake_nvidia_smi.install(tmp_path / "bin", monkeypatch, count=1)
+    by_hand = preloaded_checkout(tmp_path / "by-hand", pythons)
+    launched = launch(run_file, "--set", "run.max_steps=12", checkout=by_hand)
+    launched.wait_for_line("step 1/", READY)
+    assert launched.visible_gpus() == {"broker": "", "reward": "", "rollout": "0", "trainer": "0"}
+    log, trainer = tmp_path / "run" / "logs" / "rollout.log", launched.service("trainer")
+
+    def sleeps() -> bool:
+        said = log.read_text()
+        return said.count("the engine sleeps") > said.count("the engine is awake")
+
+    def stopped_asleep() -> bool:
+        if sleeps():
+            os.kill(trainer, signal.SIGSTOP)
+            if sleeps():
+                return True
+            os.kill(trainer, signal.SIGCONT)
+        return False
+
+    launched.wait_until(stopped_asleep, READY, "the trainer is stopped while the rollout sleeps")
+    os.kill(trainer, signal.SIGKILL)
+    assert launched.wait(240) == 0, launched.text()
+    assert "the rollout sleeps while a step is trained (launcher.colocate)\n" in launched.text()
+    assert "trainer was killed by SIGKILL; starting it again (1 of 3)" in launched.text()
+    assert exactly_once(launched, steps=12)
+    assert log.read_text().count("the engine sleeps") >= 12 and not sleeps()
+    launched.assert_gone(within=1.0)
+
+
 def _rollouts(run: Run) -> dict[str, str]:
     return {member.instance_id: member.address for member in run.members if member.kind == "rollout"}
 

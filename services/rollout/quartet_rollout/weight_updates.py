@@ -14,8 +14,8 @@
     any        join of a newer epoch                   JOINING
 
 A transfer fills buffers and touches no parameter: until the installation the old weights stand, and tokens are
-generated with them. Where the engine sleeps, the transfer goes on, and its end wakes the engine. One task owns an update from begin to end, under one deadline: a trainer that
-vanishes costs nothing else.
+generated with them. Where the engine sleeps, the transfer goes on, and its end wakes the engine. One task owns an
+update from begin to end, under one deadline: a trainer that vanishes costs nothing else.
 """
 
 import asyncio

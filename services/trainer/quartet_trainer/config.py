@@ -108,6 +108,11 @@ class WeightsSection(Section):
     overlap: bool = Field(
         True, description="Send from a copy while the next step is trained; false: training waits for the update."
     )
+    sleep_rollouts: bool = Field(
+        False,
+        description="Rollouts sleep while a step is trained, and the new weights wake them: for a GPU that both share "
+        "(launcher.colocate).",
+    )
     keep_kv_cache: bool = Field(
         False, description="Keep the old weights' KV cache: faster, and wrong by the change of weights."
     )
@@ -125,6 +130,12 @@ class WeightsSection(Section):
         if transport not in transport_names():
             raise ValueError(f"there is no such transport here; allowed: {str(transport_names())[1:-1]}")
         return transport
+
+    @model_validator(mode="after")
+    def _completions_need_not_end_asleep(self) -> Self:
+        if self.sleep_rollouts and self.pause_mode == "wait":
+            raise ValueError("pause_mode: got 'wait' with sleep_rollouts, and none ends asleep; allowed: keep, abort")
+        return self
 
     @model_validator(mode="after")
     def _transport_parameters_are_of_another(self) -> Self:

@@ -4,14 +4,22 @@ At most one update is under way. A snapshot is of one version and is not touched
 ended; its memory is used again for the next, because fresh pages cost more than the copy.
 """
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+import torch
 
 from quartet_common import tracing
+from quartet_common.log import get_logger
 from quartet_trainer.distribute import DistributedLearner, LocalLearner
 from quartet_trainer.publisher import Published, Publisher
 from quartet_trainer.publisher.packing import Snapshot, Weights
+from quartet_trainer.publisher.publisher import SLEEP_SECONDS
+
+log = get_logger(__name__)
 
 
 class WeightHandout:
@@ -22,6 +30,7 @@ class WeightHandout:
         publisher: Publisher,
         learner: LocalLearner | DistributedLearner,
         overlap: bool,
+        sleep: bool = False,
         on_end: Callable[[], None] = lambda: None,
         on_sent: Callable[[str, float, float], None] | None = None,
     ):
@@ -29,6 +38,7 @@ class WeightHandout:
 
         Args:
             overlap: send from a snapshot while the caller goes on; else `begin` returns when the update has ended.
+            sleep: see `rollouts_asleep`.
             on_end: called, in the sending thread, when an update has ended.
             on_sent: called with (what was sent, when that began by time.perf_counter, seconds), in the same thread.
         """
@@ -36,6 +46,7 @@ class WeightHandout:
         self._publisher = publisher
         self._learner = learner
         self._overlap = overlap
+        self._sleep = sleep
         self._on_end = on_end
         self._snapshot = publisher.snapshot()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="publish-weights")
@@ -88,6 +99,42 @@ class WeightHandout:
             return None
         update, self._update = self._update, None
         return update.result()
+
+    @contextmanager
+    def rollouts_asleep(self) -> Iterator[dict[str, str]]:
+        """Have the rollouts sleep within, if it is so set, while no update is under way.
+
+        The GPU memory that they share is the caller's then, and is given back at the end. The next update wakes them,
+        an exception at once, and the end of this process within `SLEEP_SECONDS`.
+
+        Yields:
+            Why each rollout that does not sleep does not, by instance id.
+        """
+        if not self._sleep:
+            yield {}
+            return
+        assert self._update is None, "an update is under way"
+        done = threading.Event()
+        renewing = threading.Thread(target=self._renew_sleep, args=[done], name="renew-sleep", daemon=True)
+        awake = self._publisher.set_sleep(1)
+        renewing.start()
+        try:
+            yield awake
+        except BaseException:
+            self._end_sleep(done, renewing)
+            self._publisher.set_sleep(0)
+            raise
+        self._end_sleep(done, renewing)
+
+    def _end_sleep(self, done: threading.Event, renewing: threading.Thread) -> None:
+        done.set()
+        renewing.join()
+        torch.cuda.empty_cache()  # what waking needs
+
+    def _renew_sleep(self, done: threading.Event) -> None:
+        while not done.wait(SLEEP_SECONDS / 3):
+            for name, why in self._publisher.set_sleep(1).items():
+                log.warning("a rollout does not sleep", extra={"rollout": name, "why": why})
 
     def current(self) -> int:
         """Return the number of live rollouts that have the learner's version, while no update is under way."""

@@ -189,6 +189,7 @@ def _run_loop(
         publisher,
         learner,
         settings.weights.overlap,
+        settings.weights.sleep_rollouts,
         on_end=control.attention.call_for,
         on_sent=partial(trace.span, "weights") if trace else None,
     )

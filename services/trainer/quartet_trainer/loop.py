@@ -187,8 +187,12 @@ class TrainingLoop:
         step, groups = self.learner.step, fetched.groups
         if self.settings.prefetch and not self._last_batch and not 0 < self.max_steps <= step + 1:
             self.batches.ask(step + 1)
-        self.callbacks.batch(step, fetched.tensors, groups)
-        with self.traces.step(step, groups):
+        if self.settings.weights.sleep_rollouts:
+            self._collect_update(wait=True)
+        with self.handout.rollouts_asleep() as awake, self.traces.step(step, groups):
+            for name, why in awake.items():
+                self.reporter.notice("warning", f"{name} does not sleep while step {step} is trained: {why}")
+            self.callbacks.batch(step, fetched.tensors, groups)
             learned = public_names(self.learner.train_step(fetched.tensors))
             self.session.mark_trained(step, fetched.manifest.instance_ids)
         self.checkpointer.trained(step, list(fetched.manifest.instance_ids))

@@ -14,6 +14,7 @@ from quartet.v1 import broker_pb2, common_pb2, rollout_pb2, rollout_pb2_grpc
 
 from quartet_common.channel import connect_sync
 from quartet_common.config import SecuritySection
+from quartet_common.durations import to_duration
 from quartet_common.errors import describe
 from quartet_common.handshake import handshake_sync
 from quartet_common.log import get_logger
@@ -21,7 +22,7 @@ from quartet_common.transports import how_to_install
 from quartet_common.weights import plan_buckets
 from quartet_trainer.config import WeightsSection
 from quartet_trainer.members import Members
-from quartet_trainer.publisher.calls import TransferFailed
+from quartet_trainer.publisher.calls import TransferFailed, gather
 from quartet_trainer.publisher.group import WeightGroup, form_group
 from quartet_trainer.publisher.packaged import Packaged
 from quartet_trainer.publisher.packing import Packer, Snapshot, Weights
@@ -35,6 +36,7 @@ FIRST_BACKOFF_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 30.0
 STATUS_SECONDS = 5.0
 CLOSE_SECONDS = 2.0
+SLEEP_SECONDS = 30.0  # a rollout whose trainer is gone wakes after so long
 
 
 @dataclass
@@ -139,6 +141,20 @@ class Publisher:
             if peer.version != version and peer.rest_until <= now:
                 behind[name] = member
         return behind
+
+    def set_sleep(self, level: int) -> dict[str, str]:
+        """Put the live rollouts to sleep for `SLEEP_SECONDS`, or wake them (0), while no update is under way.
+
+        Returns:
+            Why each rollout that did not follow did not, by instance id.
+        """
+        request = rollout_pb2.SetSleepRequest(level=level, timeout=to_duration(SLEEP_SECONDS))
+        seconds = self._settings.timeout_seconds
+        calls = {
+            name: self._peer(name, member).stub.SetSleep.future(request, timeout=seconds)
+            for name, member in self._members.rollouts().items()
+        }
+        return gather(calls, time.monotonic() + seconds, self._worth_waiting_for).bad
 
     def _peer(self, name: str, member: broker_pb2.Member) -> _Peer:
         if name not in self._peers:

@@ -30,6 +30,8 @@ class Options:
     """Of that version and before that bucket it sends itself this signal."""
     spoil: int | None = None
     """Of that version it flips a byte, once."""
+    sleeps: bool = True
+    """Whether it can."""
 
 
 class Receiver(rollout_pb2_grpc.RolloutServiceServicer, common_pb2_grpc.HandshakeServiceServicer):
@@ -116,7 +118,18 @@ class Receiver(rollout_pb2_grpc.RolloutServiceServicer, common_pb2_grpc.Handshak
         path = self.folder / f"{self.name}-v{request.policy_version}.bin"
         path.write_bytes(b"".join(bytes(bucket.numpy()) for bucket in buckets))
         self.version = request.policy_version
+        self._log(f"version {self.version}")
         return rollout_pb2.FinishWeightUpdateResponse(policy_version=self.version)
+
+    def SetSleep(self, request, context):
+        if not self.options.sleeps:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "this engine cannot sleep")
+        self._log(f"sleep {request.level} for {request.timeout.seconds} s")
+        return rollout_pb2.SetSleepResponse(policy_version=self.version)
+
+    def _log(self, line: str) -> None:
+        with (self.folder / f"{self.name}.log").open("a") as file:
+            file.write(line + "\n")
 
     def AbortWeightUpdate(self, request, context):
         self.epoch, self.group = -1, None
@@ -167,6 +180,10 @@ class ReceiverProcess(Forked):
         """The buckets it installed as `version`."""
         path = self.folder / f"{self.name}-v{version}.bin"
         return path.read_bytes() if path.exists() else None
+
+    def log(self) -> list[str]:
+        """Versions it installed, and its sleeps."""
+        return (self.folder / f"{self.name}.log").read_text().splitlines()
 
 
 Receivers = Callable[..., ReceiverProcess]

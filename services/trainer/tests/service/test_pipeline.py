@@ -14,7 +14,7 @@ from quartet.v1 import broker_pb2
 from receiver import Receivers
 from training import Train
 
-from quartet_trainer import checkpointing
+from quartet_trainer import checkpointing, handout
 from quartet_trainer.checkpoints import find_checkpoints
 from quartet_trainer.checkpoints.best import Patience
 from quartet_trainer.config import TrainerSection
@@ -82,6 +82,59 @@ def test_a_step_is_trained_while_weights_are_sent(train: Train, broker: FakeBrok
     versions = [event.weights.policy_version for event in broker.events if event.HasField("weights")]
     assert versions == sorted(set(versions)) and versions[-1] == 3
     assert len({one.installed(version) for version in versions}) == len(versions), "each with its own weights"
+
+
+ASLEEP = ("trainer.weights.sleep_rollouts=true",)
+
+
+def test_rollouts_sleep_while_a_step_is_trained_and_the_new_weights_wake_them(
+    train: Train, broker: FakeBroker, receiver: Receivers
+):
+    one = receiver("one")
+    broker.add_member(one.member)
+    training = train(*ASLEEP)
+    seen: list[list[str]] = []
+    training.learner.before_step = lambda step: seen.append(one.log())
+    assert training.start().join(120) == "all steps are done"
+    asleep = "sleep 1 for 30 s"
+    assert one.log() == ["version 0", asleep, "version 1", asleep, "version 2", asleep, "version 3"]
+    assert [len(log) for log in seen] == [2, 4, 6], "asleep before each step, with the weights of the last"
+
+
+def test_a_sleep_is_renewed_while_a_long_step_is_trained(
+    train: Train, broker: FakeBroker, receiver: Receivers, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(handout, "SLEEP_SECONDS", 0.03)
+    one = receiver("one")
+    broker.add_member(one.member)
+    training = train(*ASLEEP, "trainer.checkpoint.interval=0")
+    go_on = training.start_held(0)
+    broker.wait_until(lambda: len(one.log()) > 4)
+    go_on.set()
+    assert training.join(120) == "all steps are done" and one.log()[-1] == "version 3"
+
+
+def test_a_step_that_fails_wakes_the_rollouts(train: Train, broker: FakeBroker, receiver: Receivers):
+    one = receiver("one")
+    broker.add_member(one.member)
+    training = train(*ASLEEP)
+
+    def fail(step: int) -> None:
+        raise TrainingError("out of memory")
+
+    training.learner.before_step = fail
+    with pytest.raises(TrainingError, match="out of memory"):
+        training.start().join()
+    assert one.log()[-1].startswith("sleep 0")
+
+
+def test_a_rollout_that_does_not_sleep_is_told(train: Train, broker: FakeBroker, receiver: Receivers):
+    one = receiver("one", sleeps=False)
+    broker.add_member(one.member)
+    training = train(*ASLEEP)
+    assert training.start().join(120) == "all steps are done" and one.log()[-1] == "version 3"
+    notices = [event.notice.text for event in broker.events if event.HasField("notice")]
+    assert notices[0].startswith("one does not sleep while step 0 is trained: UNIMPLEMENTED: this engine")
 
 
 def test_a_step_is_trained_while_a_checkpoint_is_written_and_committed_only_then(train: Train, broker: FakeBroker):
