@@ -8,7 +8,7 @@ FAST = lint protos common reward reward-model client deploy docs hostile chaos a
 
 .DEFAULT_GOAL := help
 .PHONY: help demo check test mutations flakes lint format bench learn chaos resume fuzz soak hostile agreement folders
-.PHONY: families clean
+.PHONY: families gpu clean
 
 help:
 	@echo 'make demo [ENGINE=transformers]   four services train a small model on this machine'
@@ -29,6 +29,7 @@ help:
 	@echo 'make agreement DATA=folder        verifiers against reference answers (docs/math.md)'
 	@echo 'make folders                      models saved by three versions of transformers: trained, exported, read by each'
 	@echo 'make families                     every family of models, with every engine and plugin (docs/models.md)'
+	@echo 'make gpu [GPU=--cpu]              what a GPU host proves, part by part (docs/gpu.md)'
 	@echo 'make clean                        remove the environments and the runs'
 
 demo:
@@ -101,6 +102,10 @@ hostile:
 learn:
 	@$(ENVIRONMENTS) broker reward rollout trainer client
 	@.quartet/envs/client/bin/python tests/learning/curves.py $(LEARN)
+
+gpu:
+	@$(ENVIRONMENTS) broker reward rollout trainer client
+	@.quartet/envs/client/bin/python tests/gpu/prove.py $(GPU)
 
 clean:
 	rm -rf .quartet/envs runs

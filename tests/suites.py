@@ -98,6 +98,7 @@ SUITES = (
     Suite("upgrade", "dev", 400, "tests/upgrade"),
     Suite("hosts", "dev", 400, "tests/hosts"),
     Suite("learning", "dev", 600, "tests/learning", quick="curves"),
+    Suite("gpu", "dev", 600, "tests/gpu"),
     Suite("mutations", "dev", 100, "tests/mutations", quick="patches"),
 )
 

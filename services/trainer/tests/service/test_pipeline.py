@@ -107,11 +107,16 @@ def test_a_sleep_is_renewed_while_a_long_step_is_trained(
     monkeypatch.setattr(handout, "SLEEP_SECONDS", 0.03)
     one = receiver("one")
     broker.add_member(one.member)
-    training = train(*ASLEEP, "trainer.checkpoint.interval=0")
-    go_on = training.start_held(0)
-    broker.wait_until(lambda: len(one.log()) > 4)
-    go_on.set()
-    assert training.join(120) == "all steps are done" and one.log()[-1] == "version 3"
+    training = train(*ASLEEP)
+
+    def until_renewed(step: int) -> None:
+        deadline = time.monotonic() + 60
+        while len(one.log()) < 5:  # version 0, the first sleep, and more
+            assert time.monotonic() < deadline, one.log()
+            time.sleep(0.01)
+
+    training.learner.before_step = until_renewed
+    assert training.start().join(120) == "all steps are done" and one.log()[-1] == "version 3"
 
 
 def test_a_step_that_fails_wakes_the_rollouts(train: Train, broker: FakeBroker, receiver: Receivers):

@@ -1,0 +1,210 @@
+"""What a GPU host proves in minutes (`make gpu`): a part after the other, into one JSON file and a table.
+
+A part that cannot run here is "not run", with the reason, never "passed". Exit status: 0: every part passed; 1: one
+failed; 3: none failed, and some were not run. With --cpu, the parts that have a form for it run it: Gloo for NCCL, and
+tiny models.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from quartet_common.gpus import GpuError, old_driver, read_gpus
+from quartet_common.ports import free_ports
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENTS = ROOT / ".quartet" / "envs"
+RESULT = ROOT / ".quartet" / "results" / "gpu.json"
+STEPS = 5
+SECONDS = 300.0
+_VERSIONS = """
+import json, torch
+cuda = torch.cuda.is_available()
+nccl = ".".join(map(str, torch.cuda.nccl.version())) if cuda else ""
+print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda or "", "sees_gpu": cuda, "nccl": nccl}))
+"""
+_MODEL = """
+import sys; from pathlib import Path
+from model import build_model, build_tokenizer, save
+save(build_model(0), build_tokenizer(), Path(sys.argv[1]))
+"""
+
+
+class NotRun(Exception):
+    """A part cannot run here; the text is the reason."""
+
+
+@dataclass
+class Result:
+    """What came of a part."""
+
+    part: str
+    claim: str
+    outcome: str
+    """passed, failed or not run."""
+    detail: str = ""
+    seconds: float = 0.0
+    measured: dict[str, object] = field(default_factory=dict)
+
+
+def python(service: str) -> str:
+    path = ENVIRONMENTS / service / "bin" / "python"
+    if not path.exists():
+        raise NotRun(f"there is no {service} environment: python3 deploy/local/environments.py")
+    return str(path)
+
+
+def ask(command: list[str], cwd: Path = ROOT, **environment: str) -> str:
+    """Return what a command prints. Raises AssertionError with the end of its errors."""
+    done = subprocess.run(
+        command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 0, f"{Path(command[0]).name} ended with {done.returncode}: {done.stderr.strip()[-500:]}"
+    return done.stdout
+
+
+def gpu_count() -> int:
+    """Return how many GPUs there are. Raises NotRun for none, or an old driver."""
+    try:
+        gpus = read_gpus()
+    except GpuError as error:
+        raise NotRun(str(error)) from error
+    if not gpus or old_driver(gpus):
+        raise NotRun(old_driver(gpus) or "no GPU")
+    return len(gpus)
+
+
+def versions(cpu: bool) -> dict[str, object]:
+    """(a) Driver, torch and NCCL of each environment."""
+    if not cpu:
+        gpu_count()
+    found = {service: json.loads(ask([python(service), "-c", _VERSIONS])) for service in ("rollout", "trainer")}
+    assert cpu or all(each["sees_gpu"] for each in found.values()), f"torch does not see the GPU: {found}"
+    nccl = {each["nccl"] for each in found.values()}
+    assert len(nccl) == 1, f"trainer and rollout have two NCCLs: {found}"
+    return {"driver": "" if cpu else read_gpus()[0].driver, **found}
+
+
+def group(cpu: bool) -> dict[str, object]:
+    """(b) A weight group: GB/s, a member killed and one stopped, the epoch after them."""
+    if not cpu and gpu_count() < 2:
+        raise NotRun("one GPU: NCCL refuses two members on it")
+    size = "64" if cpu else "1024"
+    return json.loads(ask([python("trainer"), str(ROOT / "tests/gpu/group.py"), "gloo" if cpu else "nccl", size]))
+
+
+def colocated(mode: str) -> Callable[[bool], dict[str, object]]:
+    """(e) A whole run with both services on one GPU, by `quartet run`, and its audit."""
+
+    def run(cpu: bool) -> dict[str, object]:
+        if not cpu:
+            gpu_count()
+        with tempfile.TemporaryDirectory() as made:
+            folder = Path(made)
+            ask([python("trainer"), "-c", _MODEL, str(folder / "model")], ROOT / "examples" / "arithmetic")
+            run_file(folder, mode)
+            quartet = str(Path(python("client")).with_name("quartet"))
+            visible = {} if cpu else {"CUDA_VISIBLE_DEVICES": str(read_gpus()[0].index)}
+            began = time.monotonic()
+            said = ask([quartet, "run", "--plain", str(folder / "run.toml")], ROOT, **visible)
+            seconds = time.monotonic() - began
+            audit = re.search(r"audit of run \S+: (\d+) exactly once, 0 lost, 0 twice, 0 stuck", said)
+            assert audit and int(audit[1]) == 2 * STEPS, f"the audit is not clean: {said[-500:]}"
+            sleeps = (folder / "run" / "logs" / "rollout.log").read_text().count("the engine sleeps")
+            assert sleeps >= STEPS if mode == "sleep" else sleeps == 0, f"{sleeps} sleeps in {STEPS} steps"
+        return {"steps": STEPS, "groups": int(audit[1]), "sleeps": sleeps, "run_seconds": round(seconds, 1)}
+
+    return run
+
+
+def run_file(folder: Path, mode: str) -> None:
+    """Write a run of the demo's tiny model, with the transformers engine, which stands in for vLLM."""
+    rows = ({"prompt": f"1+{number}=?", "gt_answer": str(1 + number)} for number in range(8))
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    names = ("broker", "reward", "rollout", "trainer")
+    addresses = "\n".join(
+        f'{name} = "127.0.0.1:{port}"' for name, port in zip(names, free_ports(4, neighbour=100), strict=True)
+    )
+    (folder / "run.toml").write_text(f"""
+[run]
+id = "gpu-{mode}"
+folder = "{folder / "run"}"
+group_size = 2
+groups_per_step = 2
+max_steps = {STEPS}
+[run.sampling]
+max_new_tokens = 8
+[model]
+path = "{folder / "model"}"
+[data]
+train = "{folder / "train.jsonl"}"
+passes = 0
+[addresses]
+{addresses}
+[rollout]
+engine = "transformers"
+[launcher]
+colocate = "{mode}"
+""")
+
+
+def unwritten(cpu: bool) -> dict[str, object]:
+    raise NotRun("its program is not written yet")
+
+
+PARTS: dict[str, tuple[str, Callable[[bool], dict[str, object]]]] = {
+    "a": ("driver, torch and NCCL of each environment", versions),
+    "b": ("weight group: broadcast, members lost, new epochs", group),
+    "c": ("each trainer plugin beside an fp64 step on the CPU", unwritten),
+    "d": ("vLLM: log-probs, update in flight, sleep levels, masks", unwritten),
+    "e sleep": ("a run on one GPU in turns, its audit (transformers engine)", colocated("sleep")),
+    "e split": ("a run on one GPU side by side, its audit (transformers engine)", colocated("split")),
+    "f": ("pause, GB/s and tokens/s beside bare vLLM", unwritten),
+}
+
+
+def prove(part: str, cpu: bool) -> Result:
+    """Run a part; nothing of it is raised."""
+    claim, run = PARTS[part]
+    began = time.monotonic()
+    result = Result(part, claim, "passed")
+    try:
+        result.measured = run(cpu)
+    except NotRun as reason:
+        result.outcome, result.detail = "not run", str(reason)
+    except (AssertionError, subprocess.SubprocessError, OSError, ValueError) as error:
+        result.outcome, result.detail = "failed", str(error)
+    result.seconds = round(time.monotonic() - began, 1)
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default: all")
+    parser.add_argument("--cpu", action="store_true", help="run what has a form for the CPU")
+    parser.add_argument("--json", type=Path, default=RESULT, help="where the figures go")
+    options = parser.parse_args()
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"unknown part {', '.join(sorted(unknown))}; allowed: {', '.join(PARTS)}")
+    results = []
+    for part in options.parts or PARTS:
+        results.append(result := prove(part, options.cpu))
+        outcome = f"{result.outcome}: {result.detail}" if result.detail else result.outcome
+        print(f"{result.part:8} {result.claim:60} {result.seconds:6.1f} s  {outcome}", flush=True)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    on = "CPU" if options.cpu else "GPU"
+    options.json.write_text(json.dumps({"on": on, "parts": [asdict(result) for result in results]}, indent=2) + "\n")
+    outcomes = {result.outcome for result in results}
+    return 1 if "failed" in outcomes else 3 if "not run" in outcomes else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

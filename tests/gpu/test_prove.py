@@ -1,0 +1,49 @@
+"""`make gpu` here: without a GPU nothing passes, and what has a form for the CPU runs and passes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "services" / "common" / "tests"))  # fake_nvidia_smi
+
+import fake_nvidia_smi  # noqa: E402
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def prove(folder: Path, *arguments: str) -> tuple[int, dict[str, dict]]:
+    """Return the exit status and the parts of the JSON file, by name."""
+    python = ROOT / ".quartet" / "envs" / "client" / "bin" / "python"
+    command = [str(python), str(ROOT / "tests" / "gpu" / "prove.py"), *arguments, "--json", str(folder / "gpu.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert not done.stderr, done.stderr
+    parts = json.loads((folder / "gpu.json").read_text())["parts"]
+    assert all(part["outcome"] in line for part, line in zip(parts, done.stdout.splitlines(), strict=True))
+    return done.returncode, {part["part"]: part for part in parts}
+
+
+def test_without_a_gpu_every_part_says_that_it_did_not_run(tmp_path, monkeypatch):
+    fake_nvidia_smi.install(tmp_path / "bin", monkeypatch, status=9)
+    status, parts = prove(tmp_path)
+    assert status == 3 and {part["outcome"] for part in parts.values()} == {"not run"}
+    assert {parts[name]["detail"] for name in ("a", "b", "e sleep", "e split")} == {"no GPU"}
+
+
+def test_one_gpu_is_too_few_for_a_group(tmp_path, monkeypatch):
+    fake_nvidia_smi.install(tmp_path / "bin", monkeypatch, count=1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    status, parts = prove(tmp_path, "b")
+    assert status == 3 and parts["b"]["detail"] == "one GPU: NCCL refuses two members on it"
+
+
+def test_on_the_cpu_group_and_run_are_proven_with_the_same_code(tmp_path):
+    status, parts = prove(tmp_path, "--cpu", "a", "b", "e sleep")
+    assert status == 0, parts
+    measured = parts["b"]["measured"]
+    assert measured["gb_per_second"] > 0 < measured["again_gb_per_second"]
+    assert measured["killed_noticed_seconds"] < 5.5 and 4.5 < measured["stopped_noticed_seconds"] < 30
+    assert parts["e sleep"]["measured"]["sleeps"] >= 5 and parts["e sleep"]["measured"]["groups"] == 10
