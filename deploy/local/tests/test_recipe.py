@@ -78,5 +78,4 @@ def test_eight_gpus_of_80_gb_hold_it(tmp_path):
     services = place(config, SERVICES, gpus, settings)
     seen = [service.environment["CUDA_VISIBLE_DEVICES"] for service in services if service.kind == "rollout"]
     assert seen == ["0", "1", "2", "3"]
-    for service in services:
-        check_memory(service, config, settings)
+    check_memory(services, config, settings)

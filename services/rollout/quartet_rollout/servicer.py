@@ -64,6 +64,8 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             engine=self._section.engine,
             policy_version=state.policy_version,
             group_epoch=self.updates.epoch if self.updates is not None else NO_EPOCH,
+            newest_group_epoch=self.updates.newest_epoch if self.updates is not None else NO_EPOCH,
+            instance_id=self._host.instance_id,
             kv_cache_use=-1.0,
             tokens_per_second=self._rate.value,
             paused=state.updating,

@@ -127,6 +127,11 @@ class WeightUpdates:
         self.state = GroupState.APART
 
     @property
+    def newest_epoch(self) -> int:
+        """The newest group epoch this rollout was in, is in or is joining; -1: none."""
+        return max(self._newest_epoch, self.epoch)
+
+    @property
     def epoch(self) -> int:
         """The group epoch this rollout is in, or is joining; -1: none."""
         return self._info.epoch if self._info is not None and self.state is not GroupState.APART else NO_EPOCH
@@ -144,7 +149,7 @@ class WeightUpdates:
                 f"{info.rank} of {info.world_size}",
                 f"1 to {info.world_size - ranks}: this rollout takes {ranks}",
             )
-        newest = max(self._newest_epoch, self.epoch)
+        newest = self.newest_epoch
         if info.epoch < newest:
             raise failed_precondition("group_epoch", f"epoch {info.epoch} is older than this rollout's, {newest}")
         number = self._run_number

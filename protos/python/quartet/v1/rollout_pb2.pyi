@@ -50,7 +50,7 @@ class RolloutServiceGetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class RolloutServiceGetStatusResponse(_message.Message):
-    __slots__ = ("run_id", "engine", "policy_version", "group_epoch", "running", "waiting", "kv_cache_use", "tokens_per_second", "paused", "waiting_for", "tokens_total", "groups_total", "max_model_len", "sleep_level")
+    __slots__ = ("run_id", "engine", "policy_version", "group_epoch", "running", "waiting", "kv_cache_use", "tokens_per_second", "paused", "waiting_for", "tokens_total", "groups_total", "max_model_len", "sleep_level", "instance_id", "newest_group_epoch")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,8 @@ class RolloutServiceGetStatusResponse(_message.Message):
     GROUPS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     SLEEP_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_GROUP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     engine: str
     policy_version: int
@@ -79,7 +81,9 @@ class RolloutServiceGetStatusResponse(_message.Message):
     groups_total: int
     max_model_len: int
     sleep_level: int
-    def __init__(self, run_id: _Optional[str] = ..., engine: _Optional[str] = ..., policy_version: _Optional[int] = ..., group_epoch: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_cache_use: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., paused: _Optional[bool] = ..., waiting_for: _Optional[_Iterable[str]] = ..., tokens_total: _Optional[int] = ..., groups_total: _Optional[int] = ..., max_model_len: _Optional[int] = ..., sleep_level: _Optional[int] = ...) -> None: ...
+    instance_id: str
+    newest_group_epoch: int
+    def __init__(self, run_id: _Optional[str] = ..., engine: _Optional[str] = ..., policy_version: _Optional[int] = ..., group_epoch: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_cache_use: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., paused: _Optional[bool] = ..., waiting_for: _Optional[_Iterable[str]] = ..., tokens_total: _Optional[int] = ..., groups_total: _Optional[int] = ..., max_model_len: _Optional[int] = ..., sleep_level: _Optional[int] = ..., instance_id: _Optional[str] = ..., newest_group_epoch: _Optional[int] = ...) -> None: ...
 
 class SetSleepRequest(_message.Message):
     __slots__ = ("level", "timeout")

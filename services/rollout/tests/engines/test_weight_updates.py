@@ -133,7 +133,8 @@ async def _first_bucket(harness: Harness, seconds: float) -> asyncio.Task:
 def test_a_sender_killed_in_mid_broadcast_costs_one_transfer(harness: Harness) -> None:
     async def body() -> None:
         await harness.engine.pause("keep")
-        receiving = await _first_bucket(harness, 200.0)
+        # Gloo hears of the end at once; seldom it does not, and then its deadline ends the transfer.
+        receiving = await _first_bucket(harness, 40.0)
         harness.sender.kill()
         with pytest.raises(WeightTransferError, match="broadcast of weights failed"):
             await asyncio.wait_for(receiving, 60.0)

@@ -34,9 +34,12 @@ class Trainer:
         )
         return (await self._stub.AbortWeightUpdate(request, timeout=5)).policy_version
 
+    async def status(self) -> rollout_pb2.RolloutServiceGetStatusResponse:
+        return await self._stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest(), timeout=5)
+
     async def stands(self) -> tuple[int, int, bool]:
         """(policy version, group epoch, whether weights are being taken)."""
-        status = await self._stub.GetStatus(rollout_pb2.RolloutServiceGetStatusRequest(), timeout=5)
+        status = await self.status()
         return status.policy_version, status.group_epoch, status.paused
 
 
@@ -173,6 +176,17 @@ async def test_an_older_epoch_is_refused(joined):
     await joined.join(3)
     assert "2 is older than this rollout's, 3" in await refused(joined.join(2), grpc.StatusCode.FAILED_PRECONDITION)
     await refused(joined.begin(1), grpc.StatusCode.FAILED_PRECONDITION)
+
+
+async def test_the_newest_epoch_is_told_also_after_it_was_left(joined):
+    """By it a trainer that was killed, and started again, makes the next group."""
+    await joined.join(23)
+    await joined.begin(1, epoch=23)
+    await refused(joined.finish(1, epoch=23, checksum=1), grpc.StatusCode.DATA_LOSS)
+    status = await joined.status()
+    assert (status.group_epoch, status.newest_group_epoch) == (-1, 23)
+    assert "3 is older than this rollout's, 23" in await refused(joined.join(3), grpc.StatusCode.FAILED_PRECONDITION)
+    assert status.instance_id == joined.world.host.instance_id
 
 
 async def test_an_invitation_to_a_group_that_never_forms_rules_out_no_later_one(trainer, monkeypatch):

@@ -263,7 +263,7 @@ class Publisher:
         self, targets: dict[str, broker_pb2.Member], stubs: dict[str, rollout_pb2_grpc.RolloutServiceStub]
     ) -> None:
         self._drop_group()
-        self._last_epoch = 1 + max(self._last_epoch, self._members.epoch, *(self._epoch_at(name) for name in targets))
+        self._last_epoch = 1 + max(self._last_epoch, self._members.epoch, *self._epochs_at(targets))
         self._group = form_group(
             self._transport,
             self._store,
@@ -280,13 +280,26 @@ class Publisher:
         """Return how long `size` bytes may take to so many rollouts."""
         return self._settings.timeout_seconds + size * rollouts / self._settings.least_bandwidth
 
-    def _epoch_at(self, name: str) -> int:
-        """Ask a rollout for its epoch: an earlier life of this trainer may have gone further than the broker knows."""
-        request = rollout_pb2.RolloutServiceGetStatusRequest()
-        try:
-            return self._peers[name].stub.GetStatus(request, timeout=STATUS_SECONDS).group_epoch
-        except grpc.RpcError as error:
-            raise TransferFailed("status is not to be had", {name: describe(error)}) from error
+    def _epochs_at(self, names: Iterable[str]) -> list[int]:
+        """Ask rollouts for their epochs: an earlier life of this trainer may have gone further than the broker knows.
+
+        Raises:
+            TransferFailed: one does not answer, or another answers in its place: it was killed and started again, and
+                both are members until the membership of the killed one ends.
+        """
+        epochs, others = [], {}
+        for name in names:
+            request = rollout_pb2.RolloutServiceGetStatusRequest()
+            try:
+                status = self._peers[name].stub.GetStatus(request, timeout=STATUS_SECONDS)
+            except grpc.RpcError as error:
+                raise TransferFailed("GetStatus failed", {name: describe(error)}) from error
+            if status.instance_id not in ("", name):  # earlier releases do not say
+                others[name] = f"'{status.instance_id}' answers at its address"
+            epochs.append(max(status.group_epoch, status.newest_group_epoch))
+        if others:
+            raise TransferFailed("members of the run are gone", others)
+        return epochs
 
     def _worth_waiting_for(self, name: str) -> bool:
         """Whether the rollout lives, and this trainer is not stopping: then an update gets a moment to end."""

@@ -53,7 +53,9 @@ class Receiver(rollout_pb2_grpc.RolloutServiceServicer, common_pb2_grpc.Handshak
         return common_pb2.HandshakeResponse(capabilities=capabilities)
 
     def GetStatus(self, request, context):
-        return rollout_pb2.RolloutServiceGetStatusResponse(policy_version=self.version, group_epoch=self.epoch)
+        return rollout_pb2.RolloutServiceGetStatusResponse(
+            policy_version=self.version, group_epoch=self.epoch, instance_id=self.name
+        )
 
     def JoinWeightGroup(self, request, context):
         if request.group_epoch < self.epoch:

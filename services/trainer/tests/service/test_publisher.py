@@ -153,6 +153,20 @@ def test_a_rollout_killed_in_mid_broadcast_costs_one_group(
     assert publish(publisher, 2) is None, "the dead one rests, and nobody else is behind"
 
 
+def test_a_member_in_whose_place_another_answers_is_left_out(
+    publisher: Publisher, members: StaticMembers, receiver: Receivers
+):
+    well = receiver("well")
+    members.add(well)
+    members.live["killed"] = broker_pb2.Member()
+    members.live["killed"].CopyFrom(well.member)  # whose membership has not ended
+    members.live["killed"].instance_id = "killed"
+    published = publish(publisher, 1)
+    assert published.rollouts == 1 and len(published.failures) == 1, published.failures
+    assert "killed: 'well' answers at its address" in published.failures[0]
+    assert_installed(well, 1)
+
+
 def test_a_rollout_that_hangs_has_the_time_that_the_bytes_take(
     members: StaticMembers, receiver: Receivers, tmp_path: Path
 ):
