@@ -99,18 +99,21 @@ class _RunLaunch(Launch):
                 f"the trainer did not end within {patience:.0f} s of the run; its log is {supervisor.log_of('trainer')}"
             )
         elif self._progress.succeeded:
-            await self._audit()
+            try:
+                await self._audit()
+            except QuartetError:  # nothing is kept up after the run's end, and Redis or the broker was killed since
+                await supervisor.start_ended("redis", "broker")
+                try:
+                    await self._audit()
+                except QuartetError as error:
+                    self.say(f"the audit could not be made: {error}")
 
     async def _audit(self) -> None:
-        """Prove, while the broker still stands, that each group counted exactly once."""
+        """Prove, while the broker still stands, that each group counted exactly once. Raises QuartetError."""
         config = self._config
         folder = checkpoint_folder(config.path, self._overrides, config.run.id)
-        try:
-            async with AsyncClient(**config.addresses.model_dump(), security=config.security) as client:
-                report = await audit_run(client, config.run.id, folder)
-        except QuartetError as error:
-            self.say(f"the audit could not be made: {error}")
-            return
+        async with AsyncClient(**config.addresses.model_dump(), security=config.security) as client:
+            report = await audit_run(client, config.run.id, folder)
         self._sound = report.ok
         for line in (f"audit of {report.sentence()}", *(f"  {fault}" for fault in report.faults)):
             self.say(line)

@@ -21,6 +21,7 @@ _CONFIGURATION_ERROR = 2
 _REDIS_TIMEOUT = 60.0  # seconds; it reads its data back first
 _PROBE_SECONDS = 1.0
 _PROBE_PAUSE = 0.2
+_ENDING_SECONDS = 1.0  # from a process's last answer to its exit
 _RESTART_PAUSE = 1.0  # more before each restart but the first
 
 # Who is stopped first: the trainer's last checkpoint needs the broker, the rollout's last group the reward service.
@@ -190,6 +191,12 @@ class Supervisor:
         except TimeoutError:
             return False
         return True
+
+    async def start_ended(self, *names: str) -> None:
+        """Start again, one after the other, those that have ended or are about to. Raises LaunchError."""
+        for name in names:
+            if name in self._processes and await self.wait(name, _ENDING_SECONDS):
+                await self.start(name)
 
     async def stop(self) -> None:
         """Stop all, in order; what does not end in its time is killed, with everything it started."""

@@ -127,6 +127,14 @@ def test_services_that_are_killed_are_started_again_and_the_run_goes_on(launch, 
     launched.assert_gone(within=1.0)
 
 
+def test_redis_killed_after_the_runs_end_is_started_again_for_the_audit(launch, run_file):
+    launched = launch(run_file, "--set", "run.max_steps=2")
+    launched.wait_for_line("run launched is succeeded", READY)
+    os.kill(launched.service("redis"), signal.SIGKILL)
+    assert launched.wait(60) == 0, launched.text()
+    assert exactly_once(launched, steps=2)
+
+
 async def test_several_rollouts_of_one_run_file_are_placed_fed_shown_and_kept_up(
     launch, run_file, pythons, tmp_path, monkeypatch
 ):
