@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
@@ -131,16 +132,19 @@ async def _first_bucket(harness: Harness, seconds: float) -> asyncio.Task:
 
 
 def test_a_sender_killed_in_mid_broadcast_costs_one_transfer(harness: Harness) -> None:
-    async def body() -> None:
+    async def seconds_until_missed() -> float:
         await harness.engine.pause("keep")
-        # Gloo hears of the end at once; seldom it does not, and then its deadline ends the transfer.
         receiving = await _first_bucket(harness, 40.0)
+        began = time.monotonic()
         harness.sender.kill()
         with pytest.raises(WeightTransferError, match="broadcast of weights failed"):
             await asyncio.wait_for(receiving, 60.0)
         await harness.engine.resume()
+        return time.monotonic() - began
 
-    harness.run(body())
+    if harness.run(seconds_until_missed()) > 30:  # Seldom Gloo does not hear of it, and the deadline ends it.
+        harness.left_group()
+        assert harness.run(seconds_until_missed()) < 30
     harness.left_group()
     _are_the_first(harness)
     harness.run(harness.update(harness.folders[1], 1))  # The next epoch works.
