@@ -76,11 +76,9 @@ def send(folder: Path) -> None:
     from safetensors.torch import load_file
 
     from quartet_common.weights import plan_buckets
-    from quartet_trainer.publisher.group import WeightGroup
-    from quartet_trainer.publisher.packing import Packer, Snapshot
-    from quartet_trainer.publisher.process_group import GroupTransport
-    from quartet_trainer.publisher.store import WeightStore
-    from quartet_trainer.publisher.transfer import Transfer
+    from quartet_trainer.weight_sync.group import Transfer, WeightGroup
+    from quartet_trainer.weight_sync.packing import Packer, Snapshot
+    from quartet_trainer.weight_sync.process_group import GroupTransport, WeightStore
 
     torch.set_num_threads(1)
     weights = load_file(folder / "model.safetensors")

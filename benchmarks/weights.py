@@ -87,7 +87,7 @@ class Sides:
     """Rank 0, and a way to tell the other process what comes."""
 
     def __init__(self, receiver: subprocess.Popen, groups: list, megabytes: int, bucket_bytes: int):
-        from quartet_trainer.publisher.packing import Packer, Snapshot
+        from quartet_trainer.weight_sync.packing import Packer, Snapshot
 
         self._receiver, self._groups, self._megabytes = receiver, groups, megabytes
         self._manifest = plan(megabytes, bucket_bytes)
@@ -111,8 +111,7 @@ class Sides:
         self._transfer(self._tensors)
 
     def _transfer(self, weights) -> None:
-        from quartet_trainer.publisher.group import WeightGroup
-        from quartet_trainer.publisher.transfer import Transfer
+        from quartet_trainer.weight_sync.group import Transfer, WeightGroup
 
         self._tell("ours")
         # Without members nobody is called: what is left is the broadcast, the checksum, and maybe the packing.
@@ -151,7 +150,7 @@ class Sides:
 
 def join_groups(stores: Sequence) -> list:
     """Meet the receiver in two groups, in its order: one for ours, one for the others."""
-    from quartet_trainer.publisher.process_group import GroupTransport
+    from quartet_trainer.weight_sync.process_group import GroupTransport
 
     transports = [GroupTransport("gloo", store) for store in stores]
     groups = {epoch: transports[epoch].meet(epoch, SECRET, 2, TIMEOUT_SECONDS) for epoch in (1, 0)}
@@ -184,7 +183,7 @@ def figures_of(sides: Sides, megabytes: int, rounds: int) -> list[Figure]:
 
 
 def main(sizes: Sequence[int], bucket_bytes: int) -> None:
-    from quartet_trainer.publisher.store import WeightStore
+    from quartet_trainer.weight_sync.process_group import WeightStore
 
     stores = [WeightStore("127.0.0.1") for _ in range(2)]
     figures = []

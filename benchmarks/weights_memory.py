@@ -28,7 +28,7 @@ from quartet_common.weights import plan_buckets
 from quartet_trainer.config import WeightsSection
 from quartet_trainer.launch import leave_process
 from quartet_trainer.learner import LearnerSettings, create_learner
-from quartet_trainer.publisher.packing import Packer, Snapshot
+from quartet_trainer.weight_sync.packing import Packer, Snapshot
 
 RANKS = 2
 MIB = 2**20

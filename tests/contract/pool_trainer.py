@@ -24,8 +24,8 @@ from quartet_common.channel import connect_sync
 from quartet_common.config import SecuritySection
 from quartet_trainer.config import WeightsSection
 from quartet_trainer.members import Members
-from quartet_trainer.publisher import Publisher
-from quartet_trainer.publisher.store import WeightStore
+from quartet_trainer.weight_sync import Publisher
+from quartet_trainer.weight_sync.process_group import WeightStore
 
 BUCKET_BYTES = 1 << 16
 HEARTBEAT_SECONDS = 0.5

@@ -62,7 +62,7 @@ INTERNAL = {
     "quartet_client/models.py": "a broken tensor in an answer",
     "quartet_local/guard.py": "of the launcher's guard process",
     "quartet_trainer/learner/plugins/shards.py": "two parts of the trainer that disagree",
-    "quartet_trainer/publisher/packing.py": "two parts of the trainer that disagree",
+    "quartet_trainer/weight_sync/packing.py": "two parts of the trainer that disagree",
     "quartet_trainer/algorithms/losses.py": "refused by the run file's model before",
     "quartet_rollout/engines/registry.py": "refused by the run file's model before",
 }

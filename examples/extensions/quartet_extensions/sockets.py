@@ -43,7 +43,7 @@ class Sockets:
 
 
 class SocketSender:
-    """The trainer's end: `quartet_trainer.publisher.packaged.TrainerEnd`."""
+    """The trainer's end: `quartet_trainer.weight_sync.transports.TrainerEnd`."""
 
     def __init__(self, host: str, port: int = 0):
         """Listen at an address, which is to be had or not: OSError."""
@@ -102,22 +102,22 @@ class SocketSender:
 
 
 class SocketChannel:
-    """One epoch's connections: `quartet_trainer.publisher.transport.Channel`."""
+    """One epoch's connections: `quartet_trainer.weight_sync.transports.Channel`."""
 
     def __init__(self, peers: list[socket.socket]):
         self._peers = peers
 
-    def carry(self, carriage) -> int:
-        """Send every bucket to all, and return the checksum of what was sent. Raises what `carriage.check` does when
+    def transfer(self, update) -> int:
+        """Send every bucket to all, and return the checksum of what was sent. Raises what `update.check` does when
         the time is over or a rollout gone; OSError, which Quartet takes for a transfer that failed."""
-        carriage.begin()
+        update.begin()
         checksum = Checksum()
-        for bucket in carriage.buckets():
+        for bucket in update.buckets():
             content = memoryview(bucket.numpy())
             for peer in self._peers:
                 left = content
                 while left:
-                    carriage.check()
+                    update.check()
                     with suppress(TimeoutError):
                         left = left[peer.send(left) :]
             checksum.update(content)

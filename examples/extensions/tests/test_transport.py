@@ -14,7 +14,7 @@ SECRET = b"sixteen bytes..."
 BUCKETS = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in (100_000, 7, 3_000_000)]
 
 
-class Carriage:
+class WeightUpdate:
     """What a trainer's publisher gives a channel: the buckets, and whom to tell."""
 
     def __init__(self, buckets=BUCKETS, checks: int = 10**9):
@@ -64,12 +64,12 @@ def test_every_bucket_arrives_at_every_rollout(sender):
         meeting = pool.submit(sender.meet, 5, SECRET, 3, 20.0)
         stranger = SocketReceiver(info(invitation, b"another secret.."))
         members = [SocketReceiver(info(invitation)) for _ in range(2)]
-        channel, carriage = meeting.result(30), Carriage()
+        channel, update = meeting.result(30), WeightUpdate()
         taken = [pool.submit(take, member) for member in members]
-        announced = channel.carry(carriage)
+        announced = channel.transfer(update)
         for mine, checksum in (one.result(30) for one in taken):
             assert checksum == announced and all(map(torch.equal, mine, BUCKETS))
-    assert carriage.began and carriage.checks >= 2 * len(BUCKETS)
+    assert update.began and update.checks >= 2 * len(BUCKETS)
     with pytest.raises(WeightTransferError, match="broke off"):
         take(stranger)
     channel.drop()
@@ -93,7 +93,7 @@ def test_a_rollout_that_takes_nothing_is_waited_for_as_long_as_the_trainer_says(
         receiver, channel = one_member(sender, pool)
     more_than_the_kernel_holds = [torch.zeros(64_000_000, dtype=torch.uint8)]
     with pytest.raises(InterruptedError, match="the time is over"):
-        channel.carry(Carriage(more_than_the_kernel_holds, checks=20))
+        channel.transfer(WeightUpdate(more_than_the_kernel_holds, checks=20))
     channel.drop()
     receiver.close()
 

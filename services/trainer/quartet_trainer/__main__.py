@@ -3,10 +3,10 @@
 import sys
 
 from quartet_common.cli import service_main
+from quartet_trainer.app import serve
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.launch import leave_process, rank
 from quartet_trainer.preflight import preflight
-from quartet_trainer.service import serve
 
 
 def main() -> int:

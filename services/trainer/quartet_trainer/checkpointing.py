@@ -79,7 +79,7 @@ class _Writing:
 
 
 class Checkpointer:
-    """Saves the learner with what a later life needs to go on.
+    """Saves the learner with what a restarted trainer needs to go on.
 
     A learner that can make snapshots is written by a thread while training goes on; at most one at a time. A checkpoint
     counts, and its steps are committed, when it is durable. All methods are for the loop's thread.
@@ -276,7 +276,7 @@ class Checkpointer:
         try:
             answer = self._session.commit(step)
         except Stopped:
-            # Durable, and the next life says so in OpenSession.
+            # Durable, and the restarted trainer says so in OpenSession.
             log.warning("the broker is away: checkpoint is not committed yet", extra={"step": step})
         else:
             self.consumed.committed(step)

@@ -21,7 +21,7 @@ class Cancellable(Protocol):
     def cancel(self) -> object: ...
 
 
-class Attention:
+class WakeEvent:
     """An event that also cancels the call its owner is blocked in: something happened that cannot wait."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Attention:
         self._lock = threading.Lock()
         self._call: Cancellable | None = None
 
-    def call_for(self) -> None:
+    def set(self) -> None:
         """Wake the owner up."""
         with self._lock:
             self._event.set()
@@ -64,7 +64,7 @@ class Control:
     """Requests to stop, to pause between steps, and to save a checkpoint."""
 
     def __init__(self) -> None:
-        self.attention = Attention()
+        self.wake = WakeEvent()
         self.stopping = threading.Event()
         self._held_until = -math.inf  # by time.monotonic
         self._steps = 0  # of this process and those before it, the one in progress included
@@ -74,7 +74,7 @@ class Control:
     def stop(self) -> None:
         """Ask the loop to end after the step in progress."""
         self.stopping.set()
-        self.attention.call_for()
+        self.wake.set()
 
     @property
     def held(self) -> bool:
@@ -97,13 +97,13 @@ class Control:
         with self._lock:
             self._held_until = max(self._held_until, time.monotonic() + seconds)
             steps = self._steps
-        self.attention.call_for()
+        self.wake.set()
         return steps
 
     def let_go(self) -> None:
         """Let the loop go on."""
         self._held_until = -math.inf
-        self.attention.call_for()
+        self.wake.set()
 
     def pause(self, seconds: float) -> None:
         """Wait in a retry. Raises Stopped as soon as the loop is asked to stop."""
@@ -115,7 +115,7 @@ class Control:
         future: Future[trainer_pb2.Checkpoint] = Future()
         with self._lock:
             self._checkpoints.append(future)
-        self.attention.call_for()
+        self.wake.set()
         return future
 
     def take_checkpoint_requests(self) -> "list[Future[trainer_pb2.Checkpoint]]":

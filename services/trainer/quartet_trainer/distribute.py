@@ -21,15 +21,15 @@ from quartet_trainer.learner.base import Learner
 
 log = get_logger(__name__)
 
-# Followers hear at least an `idle` from a leader that lives; see DistributedLearner.idle.
-FOLLOWER_SECONDS = 1800.0
+# Workers hear at least an `idle` from a leader that lives; see DistributedLearner.idle.
+WORKER_SECONDS = 1800.0
 
 
 class Announcements:
     """Messages from rank 0 to all other ranks."""
 
     def __init__(self) -> None:
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=FOLLOWER_SECONDS))
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WORKER_SECONDS))
 
     def send(self, command: str, payloads: Sequence[bytes] = (), **arguments: Any) -> None:
         """Rank 0: tell all others. Raises TrainingError if one of them is gone."""

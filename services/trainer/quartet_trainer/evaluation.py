@@ -121,7 +121,7 @@ class Evaluator:
         """Wait until complete. Time in which no rollout has the version does not count."""
         left = self._settings.timeout_seconds
         while left > 0:
-            self._control.attention.take()
+            self._control.wake.take()
             if self._control.stopping.is_set():
                 raise Stopped
             rollouts = keep_current()

@@ -2,7 +2,7 @@
 
 One thread leases, decodes and filters (invalid groups, dynamic sampling); the loop says which step it wants next, and
 takes it when it is there. The broker gives a step the same batch however often it is asked, so a batch that was fetched
-and never trained, because the process ended, is fetched again by the next life.
+and never trained, because the process ended, is fetched again after a restart.
 """
 
 import queue
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from quartet.v1 import broker_pb2, experience_pb2
 
-from quartet_trainer.control import Attention
+from quartet_trainer.control import WakeEvent
 from quartet_trainer.dynamic_sampling import DynamicSampling
 from quartet_trainer.invalid_groups import InvalidGroups
 from quartet_trainer.session import BrokerSession
@@ -53,7 +53,7 @@ class BatchFetcher:
         self._wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._arrived: queue.SimpleQueue[Fetched | BaseException] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self._cancel = Attention()
+        self._cancel = WakeEvent()
         self._thread = threading.Thread(target=self._fetch_all, name="fetch-batches", daemon=True)
         self._thread.start()
 
@@ -79,9 +79,9 @@ class BatchFetcher:
         return arrived
 
     def close(self) -> None:
-        """Give up what is being fetched. Its batch, if granted, waits at the broker for the next life."""
+        """Give up what is being fetched. Its batch, if granted, waits at the broker for the restarted trainer."""
         self._closing.set()
-        self._cancel.call_for()
+        self._cancel.set()
         self._wanted.put(None)
         self._thread.join(JOIN_SECONDS)
 

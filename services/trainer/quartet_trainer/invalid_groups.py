@@ -1,6 +1,6 @@
 """Groups that cannot be trained are dropped when they arrive, each with its reason and its rollout.
 
-Were such a group to end the training, the broker would grant it again to the next life, which would end as well.
+If such a group ended the training, the broker would grant it to the restarted trainer, which would end as well.
 """
 
 from collections.abc import Callable

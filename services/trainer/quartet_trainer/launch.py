@@ -41,7 +41,7 @@ def ignore_signals() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-class Followers:
+class WorkerProcesses:
     """Ranks 1 and up, as subprocesses of rank 0."""
 
     def __init__(self, ranks: int):
@@ -51,8 +51,8 @@ class Followers:
             return
         port = free_port()
         world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-        for follower in range(1, ranks):
-            environment = {**os.environ, **world, "RANK": str(follower), "LOCAL_RANK": str(follower)}
+        for worker in range(1, ranks):
+            environment = {**os.environ, **world, "RANK": str(worker), "LOCAL_RANK": str(worker)}
             command = [sys.executable, "-m", "quartet_trainer", *sys.argv[1:]]
             self._processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
         os.environ.update(world, RANK="0", LOCAL_RANK="0")
@@ -62,11 +62,11 @@ class Followers:
         """Return when all have ended well. Raises TrainingError as soon as one has not."""
         running = dict(enumerate(self._processes, start=1))
         while running:
-            for follower, process in list(running.items()):
+            for worker, process in list(running.items()):
                 if (code := process.poll()) is not None:
-                    del running[follower]
+                    del running[worker]
                     if code:
-                        raise TrainingError(f"rank {follower} ended with status {code}")
+                        raise TrainingError(f"rank {worker} ended with status {code}")
             await asyncio.sleep(0.2)
 
     async def end(self, grace: float) -> None:

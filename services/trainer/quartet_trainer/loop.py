@@ -1,4 +1,4 @@
-"""The life of a training, as prose: read `TrainingLoop.run` first."""
+"""The training loop: read `TrainingLoop.run` first."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -10,17 +10,15 @@ from quartet_common.durations import now_timestamp, to_duration
 from quartet_common.log import get_logger
 from quartet_trainer.callbacks import Callbacks
 from quartet_trainer.checkpointing import Checkpointer
-from quartet_trainer.checkpoints.best import Patience
+from quartet_trainer.checkpoints.best import EarlyStopping
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control, Stopped
 from quartet_trainer.distribute import DistributedLearner, LocalLearner
 from quartet_trainer.errors import InvalidGroupsError
 from quartet_trainer.evaluation import Evaluator, RunEnded
 from quartet_trainer.fetching import BatchFetcher, Fetched
-from quartet_trainer.handout import WeightHandout
 from quartet_trainer.observation import RolloutObserver
 from quartet_trainer.outcome import judge
-from quartet_trainer.publisher import Published
 from quartet_trainer.records.disk import writing
 from quartet_trainer.records.group_traces import GroupTraces
 from quartet_trainer.records.journal import Journal
@@ -29,6 +27,8 @@ from quartet_trainer.records.samples import append_rollouts, write_sample
 from quartet_trainer.records.step_metrics import batch_metrics, public_names, time_metrics, update_metrics
 from quartet_trainer.session import BrokerSession
 from quartet_trainer.status import Status
+from quartet_trainer.weight_sync import Published
+from quartet_trainer.weight_sync.sync import WeightSync
 
 log = get_logger(__name__)
 
@@ -53,7 +53,7 @@ class Ending(Enum):
     RUN_ENDED = "the run was ended"
     """By someone else, e.g. cancelled."""
     STOPPED = "the trainer was asked to stop"
-    """The run stays open; another life goes on from the checkpoint."""
+    """The run stays open; a restarted trainer goes on from the checkpoint."""
 
     @property
     def complete(self) -> bool:
@@ -86,7 +86,7 @@ class TrainingLoop:
     learner: LocalLearner | DistributedLearner
     session: BrokerSession
     batches: BatchFetcher
-    handout: WeightHandout
+    weight_sync: WeightSync
     observer: RolloutObserver
     checkpointer: Checkpointer
     evaluator: Evaluator
@@ -95,7 +95,7 @@ class TrainingLoop:
     control: Control
     status: Status
     traces: GroupTraces
-    patience: Patience | None = None
+    patience: EarlyStopping | None = None
     """Of early stopping; None: the run is not ended early."""
     callbacks: Callbacks = field(default_factory=Callbacks)
     _last_batch: bool = False
@@ -153,7 +153,7 @@ class TrainingLoop:
         fetched: Fetched | None = None
         with self.status.during(trainer_pb2.TRAINER_PHASE_WAITING_FOR_BATCH):
             while True:
-                self.control.attention.take()
+                self.control.wake.take()
                 if self.control.stopping.is_set():
                     return Ending.STOPPED
                 self._settle()
@@ -166,7 +166,7 @@ class TrainingLoop:
                         break
                     continue
                 self._keep_current()
-                self.control.attention.wait(LOOK_SECONDS)
+                self.control.wake.wait(LOOK_SECONDS)
         self.status.wait_for("")
         if fetched.manifest.granted:
             self._last_batch = fetched.manifest.end_of_data
@@ -178,7 +178,7 @@ class TrainingLoop:
         with self.status.during(trainer_pb2.TRAINER_PHASE_PAUSED):
             self._keep_current()
             self.status.wait_for(PAUSED)
-            self.control.attention.wait(LOOK_SECONDS)
+            self.control.wake.wait(LOOK_SECONDS)
         if not self.control.held:
             self.status.wait_for("")
 
@@ -189,7 +189,7 @@ class TrainingLoop:
             self.batches.ask(step + 1)
         if self.settings.weights.sleep_rollouts:
             self._collect_update(wait=True)
-        with self.handout.rollouts_asleep() as awake, self.traces.step(step, groups):
+        with self.weight_sync.rollouts_asleep() as awake, self.traces.step(step, groups):
             for name, why in awake.items():
                 self.reporter.notice("warning", f"{name} does not sleep while step {step} is trained: {why}")
             self.callbacks.batch(step, fetched.tensors, groups)
@@ -220,10 +220,10 @@ class TrainingLoop:
         """Bring late and healed rollouts to this version, as long as it takes, while the caller goes on."""
         self.learner.idle()
         self._collect_update()
-        if not self.handout.under_way:
+        if not self.weight_sync.under_way:
             self._begin_update()
-        if not self.handout.under_way:
-            self.status.wait_for("" if self.handout.current() else NO_ROLLOUT)
+        if not self.weight_sync.under_way:
+            self.status.wait_for("" if self.weight_sync.current() else NO_ROLLOUT)
 
     def _bring_all(self) -> int:
         """Bring every rollout to this version, and wait for it. Returns how many rollouts have it."""
@@ -231,7 +231,7 @@ class TrainingLoop:
         self._collect_update(wait=True)
         self._begin_update()
         self._collect_update(wait=True)
-        rollouts = self.handout.current()
+        rollouts = self.weight_sync.current()
         self.status.wait_for("" if rollouts else NO_ROLLOUT)
         return rollouts
 
@@ -242,18 +242,18 @@ class TrainingLoop:
 
     def _begin_update(self) -> None:
         with self.status.during(trainer_pb2.TRAINER_PHASE_PUBLISHING):
-            self.handout.begin()
+            self.weight_sync.begin()
         self._collect_update()
 
     def _collect_update(self, wait: bool = False) -> None:
         """Take in the update under way if it has ended; with `wait`, when it has."""
-        if not self.handout.under_way:
+        if not self.weight_sync.under_way:
             return
         with self.status.during(trainer_pb2.TRAINER_PHASE_PUBLISHING):
-            published = self.handout.collect(wait)
-        if self.handout.under_way:
+            published = self.weight_sync.collect(wait)
+        if self.weight_sync.under_way:
             return
-        self.status.group_epoch = self.handout.epoch
+        self.status.group_epoch = self.weight_sync.epoch
         if published is None:
             return
         self._updates.append(published)

@@ -20,7 +20,7 @@ from quartet_common.errors import AWAY, describe, retry_delay
 from quartet_common.handshake import handshake_sync
 from quartet_common.log import get_logger
 from quartet_common.outage import Outage
-from quartet_trainer.control import Attention, Control, Stopped
+from quartet_trainer.control import Control, Stopped, WakeEvent
 from quartet_trainer.errors import SessionLost, TrainingError
 from quartet_trainer.status import Status
 
@@ -131,7 +131,7 @@ class BrokerSession:
         request = broker_pb2.SettleTrainedRequest(run_id=self._run_id, session_epoch=self.epoch, steps=steps)
         return self._insist("SettleTrained", partial(self._stub.SettleTrained, request, timeout=CALL_SECONDS)).settled
 
-    def lease(self, step: int, cancelled: Attention) -> Batch | None:
+    def lease(self, step: int, cancelled: WakeEvent) -> Batch | None:
         """Wait a few seconds for the batch of `step`. None when called away by `cancelled`, in any thread."""
         request = broker_pb2.LeaseExperienceRequest(
             run_id=self._run_id,
@@ -142,7 +142,7 @@ class BrokerSession:
         )
         return self._insist(f"LeaseExperience of step {step}", lambda: self._lease_once(request, cancelled))
 
-    def _lease_once(self, request: broker_pb2.LeaseExperienceRequest, cancelled: Attention) -> Batch | None:
+    def _lease_once(self, request: broker_pb2.LeaseExperienceRequest, cancelled: WakeEvent) -> Batch | None:
         call = self._stub.LeaseExperience(request, timeout=LEASE_WAIT_SECONDS + CALL_SECONDS)
         batch: Batch | None = None
         with cancelled.may_cancel(call):
@@ -238,7 +238,7 @@ class BrokerSession:
         def call() -> broker_pb2.GetEvaluationResponse | None:
             answer = self._stub.GetEvaluation.future(request, timeout=wait + CALL_SECONDS)
             try:
-                with self._control.attention.may_cancel(answer):
+                with self._control.wake.may_cancel(answer):
                     return answer.result()
             except grpc.FutureCancelledError:
                 return None

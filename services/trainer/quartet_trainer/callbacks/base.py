@@ -67,7 +67,7 @@ class Callback:
     """
 
     def on_episode(self, data_pass: int, step: int) -> None:
-        """The batch of `step` is the first of this life with a group of this pass over the data, or a later one."""
+        """The batch of `step` is the first of this process with a group of this pass over the data, or a later one."""
 
     def on_batch(self, batch: BatchEvent) -> None:
         """A batch is about to be trained."""

@@ -45,7 +45,7 @@ def write_best(root: Path, best: Best) -> None:
 
 
 @dataclass
-class Patience:
+class EarlyStopping:
     """Counts evaluations without improvement; its state belongs into the checkpoint."""
 
     mode: str

@@ -14,7 +14,7 @@ class Journal:
     """Writes `folder`/metrics.jsonl and `folder`/tensorboard; first cuts off what will be written again."""
 
     def __init__(self, folder: Path, first_step: int, tensorboard: bool = True):
-        """`first_step`: the first that will be written; records of it and later ones are of a life that is lost."""
+        """`first_step`: the first that will be written; records of it and later ones were lost in a restart."""
         self._path = path = folder / "metrics.jsonl"
         with writing(path):
             folder.mkdir(parents=True, exist_ok=True)

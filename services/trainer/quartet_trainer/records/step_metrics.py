@@ -9,7 +9,7 @@ import numpy as np
 from quartet.v1 import experience_pb2
 
 from quartet_common.tensors import decode, decode_ragged
-from quartet_trainer.publisher import Published
+from quartet_trainer.weight_sync import Published
 
 _PUBLIC = {
     "reward_mean": "reward/mean",

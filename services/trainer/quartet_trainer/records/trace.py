@@ -16,7 +16,7 @@ class Trace:
     """Rows of spans; thread-safe. A row is named by what does something: "trainer", "weights", "rollout NAME"."""
 
     def __init__(self, path: Path):
-        """Begin a new file; one of an earlier life is kept as `trace-N.json`."""
+        """Begin a new file; one of an earlier process is kept as `trace-N.json`."""
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists():

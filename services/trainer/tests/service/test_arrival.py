@@ -15,7 +15,7 @@ from test_loop import names_of
 from training import Train, Training
 
 from quartet_common.tensors import encode
-from quartet_trainer import life
+from quartet_trainer import training_run
 from quartet_trainer.learner import create_learner
 
 pytestmark = pytest.mark.timeout(120)
@@ -60,7 +60,7 @@ def test_an_invalid_group_gives_its_place_to_another(
     reason: str,
     granted_before: bool,
 ):
-    """Also of a batch that an earlier life was granted: that one ended by it, so it is in no weights."""
+    """Also of a batch that an earlier process was granted: that one ended by it, so it is in no weights."""
     broker.change(
         contents={"pass-0/1": invalid("pass-0/1", **parts)},
         rollouts={"pass-0/1": "host-7"},
@@ -181,7 +181,7 @@ def weights_after(
         folder = tmp_path / "-".join(arrival)
         training = Training(broker, folder, f"model.path={model_path}", "trainer.learning_rate=1e-2", *overrides)
         training.learner = create_learner(training.config.section, model_path, training.config.run)
-        monkeypatch.setattr(life, "_load", lambda config: training.learner)
+        monkeypatch.setattr(training_run, "_load", lambda config: training.learner)
         training.start().join()
         return {name: tensor.clone() for name, tensor in training.learner.weights()}
 

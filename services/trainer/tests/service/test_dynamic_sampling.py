@@ -64,7 +64,7 @@ def test_after_the_last_refill_the_batch_is_trained_as_it_is(train: Train, broke
     [
         ("trainer.algorithm=grpo", {"flat": {"pass-0/0"}}),
         ("trainer.dynamic_sampling.max_refills=0", {"flat": {"pass-0/0"}}),
-        (ON, {"flat": {"pass-0/0"}, "granted": {0}}),  # to an earlier life
+        (ON, {"flat": {"pass-0/0"}, "granted": {0}}),  # to an earlier process
         (ON, {"flat": {"pass-0/4"}, "batches_allowed": 3, "end_of_data": True}),  # the data's last batch
     ],
 )

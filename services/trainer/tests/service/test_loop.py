@@ -1,4 +1,4 @@
-"""The life of a training, with a broker over a real socket and a learner that only counts."""
+"""A whole training, with a broker over a real socket and a learner that only counts."""
 
 import json
 import time

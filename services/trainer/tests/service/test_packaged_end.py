@@ -11,28 +11,27 @@ import torch
 
 from quartet_common.config import ConfigError
 from quartet_common.transports import TransportParameters
-from quartet_trainer.publisher import packaged
-from quartet_trainer.publisher.calls import TransferFailed
-from quartet_trainer.publisher.packaged import Packaged
+from quartet_trainer.weight_sync import transports
+from quartet_trainer.weight_sync.transports import PluginTransport, TransferFailed
 
-Make = Callable[[Any], Packaged]
+Make = Callable[[Any], PluginTransport]
 
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Make:
     """The transport of a package whose `trainer_end` gives or raises this."""
 
-    def of(end: Any) -> Packaged:
+    def of(end: Any) -> PluginTransport:
         plugin = SimpleNamespace(name="pigeon", parameters=TransportParameters, trainer_end=Mock(side_effect=[end]))
-        monkeypatch.setattr(packaged, "load_transports", lambda: {"pigeon": plugin})
-        return Packaged("pigeon", {}, "127.0.0.1", Path("unused"))
+        monkeypatch.setattr(transports, "load_transports", lambda: {"pigeon": plugin})
+        return PluginTransport("pigeon", {}, "127.0.0.1", Path("unused"))
 
     return of
 
 
 @pytest.fixture
 def end() -> Mock:
-    return Mock(spec=packaged.TrainerEnd, device=torch.device("cpu"), libraries={})
+    return Mock(spec=transports.TrainerEnd, device=torch.device("cpu"), libraries={})
 
 
 def test_one_that_cannot_work_here_is_refused_before_the_training(make: Make):
@@ -55,8 +54,8 @@ def test_what_goes_wrong_on_the_way_is_a_failed_transfer_and_what_the_learner_ra
     channel, carry = make(end).meet(1, b"secret", 2, 1.0), end.meet.return_value.carry
     carry.side_effect = BrokenPipeError("a hawk")
     with pytest.raises(TransferFailed, match="transport 'pigeon' failed: BrokenPipeError: a hawk"):
-        channel.carry(Mock())
+        channel.transfer(Mock())
     for error in (TransferFailed("the time is over"), ValueError("of the learner")):
         carry.side_effect = error
         with pytest.raises(type(error), match=str(error)):
-            channel.carry(Mock())
+            channel.transfer(Mock())

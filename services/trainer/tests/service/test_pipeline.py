@@ -14,13 +14,14 @@ from quartet.v1 import broker_pb2
 from receiver import Receivers
 from training import Train
 
-from quartet_trainer import checkpointing, handout
+from quartet_trainer import checkpointing
 from quartet_trainer.checkpoints import find_checkpoints
-from quartet_trainer.checkpoints.best import Patience
+from quartet_trainer.checkpoints.best import EarlyStopping
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.errors import SessionLost, TrainingError
 from quartet_trainer.randomness import random_state, restore_random_state
 from quartet_trainer.records.journal import Journal
+from quartet_trainer.weight_sync import sync
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -104,7 +105,7 @@ def test_rollouts_sleep_while_a_step_is_trained_and_the_new_weights_wake_them(
 def test_a_sleep_is_renewed_while_a_long_step_is_trained(
     train: Train, broker: FakeBroker, receiver: Receivers, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(handout, "SLEEP_SECONDS", 0.03)
+    monkeypatch.setattr(sync, "SLEEP_SECONDS", 0.03)
     one = receiver("one")
     broker.add_member(one.member)
     training = train(*ASLEEP)
@@ -215,10 +216,10 @@ def test_a_run_that_stops_getting_better_is_finished(train: Train, broker: FakeB
 
 
 def test_patience_survives_a_restart_and_counts_a_step_once():
-    patience = Patience("min", 2, 0.0)
+    patience = EarlyStopping("min", 2, 0.0)
     assert not patience.exhausted_by(1, 3.0)
     assert not patience.exhausted_by(2, 3.0)
-    later = Patience("min", 2, 0.0)
+    later = EarlyStopping("min", 2, 0.0)
     later.restore(json.loads(json.dumps(patience.to_json())))
     assert not later.exhausted_by(2, 3.0), "the same evaluation, made again after a restart"
     assert later.exhausted_by(3, 4.0)

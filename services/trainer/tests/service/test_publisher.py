@@ -12,8 +12,8 @@ from receiver import ReceiverProcess, Receivers
 
 from quartet_common.config import SecuritySection
 from quartet_trainer.config import WeightsSection
-from quartet_trainer.publisher import Published, Publisher
-from quartet_trainer.publisher.store import WeightStore
+from quartet_trainer.weight_sync import Published, Publisher
+from quartet_trainer.weight_sync.process_group import WeightStore
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from quartet_common.config import ConfigError
 from quartet_trainer.config import WeightsSection, check_transport
-from quartet_trainer.publisher.store import WeightStore, interface_address
-from quartet_trainer.publisher.transport import create_transport
+from quartet_trainer.weight_sync.group import create_transport
+from quartet_trainer.weight_sync.process_group import WeightStore, interface_address
 from quartet_weights.process_group import ProcessGroup, first_line
 
 SECRET = bytes(range(16))

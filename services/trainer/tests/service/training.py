@@ -1,4 +1,4 @@
-"""A whole life of the training in a thread of the test, with a learner that learns nothing."""
+"""A whole training in a thread of the test, with a learner that learns nothing."""
 
 import json
 import threading
@@ -12,7 +12,7 @@ from fake_broker import FakeBroker
 from quartet.v1 import broker_pb2, common_pb2, experience_pb2, tensor_pb2
 
 from quartet_common.config import load_config
-from quartet_trainer import life
+from quartet_trainer import training_run
 from quartet_trainer.batches import check_group
 from quartet_trainer.checkpoints import atomic_folder
 from quartet_trainer.config import TrainerSection
@@ -100,7 +100,7 @@ class Training:
 
     def _run(self) -> None:
         me = broker_pb2.Member(instance_id="trainer-1", kind=common_pb2.SERVICE_KIND_TRAINER, address="127.0.0.1:1")
-        around = life.Surroundings(
+        around = training_run.TrainerContext(
             config=self.config,
             checkpoint_root=self.folder / "checkpoints",
             evaluation_sets=self.config.section.evaluation.sets or [],
@@ -110,7 +110,7 @@ class Training:
             status=self.status,
         )
         try:
-            self.ending = life.live(around)
+            self.ending = training_run.train(around)
         except BaseException as error:  # the test looks at it
             self.error = error
         finally:
@@ -151,7 +151,7 @@ Train = Callable[..., Training]
 
 
 def live_until(train: Train, broker: FakeBroker, steps: int) -> Training:
-    """A life that is stopped after so many steps, each with its checkpoint."""
+    """A training that is stopped after so many steps, each with its checkpoint."""
     training = train("trainer.checkpoint.interval=1")
     broker.change(batches_allowed=steps)
     training.start()
@@ -169,7 +169,7 @@ def train(broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     def make(*overrides: str) -> Training:
         training = Training(broker, tmp_path / "run", *overrides)
-        monkeypatch.setattr(life, "_load", lambda config: training.learner)
+        monkeypatch.setattr(training_run, "_load", lambda config: training.learner)
         made.append(training)
         return training
 

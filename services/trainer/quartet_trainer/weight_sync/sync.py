@@ -15,14 +15,14 @@ import torch
 from quartet_common import tracing
 from quartet_common.log import get_logger
 from quartet_trainer.distribute import DistributedLearner, LocalLearner
-from quartet_trainer.publisher import Published, Publisher
-from quartet_trainer.publisher.packing import Snapshot, Weights
-from quartet_trainer.publisher.publisher import SLEEP_SECONDS
+from quartet_trainer.weight_sync import Published, Publisher
+from quartet_trainer.weight_sync.packing import Snapshot, Weights
+from quartet_trainer.weight_sync.publisher import SLEEP_SECONDS
 
 log = get_logger(__name__)
 
 
-class WeightHandout:
+class WeightSync:
     """The publisher, one update at a time. All methods are for the loop's thread."""
 
     def __init__(

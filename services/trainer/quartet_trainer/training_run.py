@@ -1,4 +1,4 @@
-"""One life of the training: the learner loaded, the run found, the loop and its parts put together and taken down.
+"""One training: the learner is loaded, the run found, the loop and its parts are put together and taken down.
 
 All of it happens in the training thread; this module imports torch and is itself imported there.
 """
@@ -19,7 +19,7 @@ from quartet_common.diagnosis import Peer
 from quartet_trainer import launch
 from quartet_trainer.callbacks import Callbacks, TrainingFacts, check_callbacks
 from quartet_trainer.checkpointing import Checkpointer
-from quartet_trainer.checkpoints.best import Patience
+from quartet_trainer.checkpoints.best import EarlyStopping
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control, Stopped
 from quartet_trainer.distribute import Announcements, DistributedLearner, LocalLearner, worker_loop
@@ -27,15 +27,12 @@ from quartet_trainer.dynamic_sampling import DynamicSampling
 from quartet_trainer.errors import TrainingError
 from quartet_trainer.evaluation import Evaluator
 from quartet_trainer.fetching import BatchFetcher
-from quartet_trainer.handout import WeightHandout
 from quartet_trainer.invalid_groups import InvalidGroups
 from quartet_trainer.learner import Learner, create_learner
 from quartet_trainer.learner.distributed import shutdown
 from quartet_trainer.loop import TrainingLoop
 from quartet_trainer.members import Members
 from quartet_trainer.observation import RolloutObserver
-from quartet_trainer.publisher import Publisher
-from quartet_trainer.publisher.store import WeightStore, interface_address
 from quartet_trainer.randomness import random_state, restore_random_state
 from quartet_trainer.records.disk import writing
 from quartet_trainer.records.group_traces import GroupTraces
@@ -44,10 +41,13 @@ from quartet_trainer.records.reporter import Reporter
 from quartet_trainer.records.trace import Trace
 from quartet_trainer.session import BrokerSession
 from quartet_trainer.status import Status
+from quartet_trainer.weight_sync import Publisher
+from quartet_trainer.weight_sync.process_group import WeightStore, interface_address
+from quartet_trainer.weight_sync.sync import WeightSync
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class TrainerContext:
     """What the service gives to the training."""
 
     config: LoadedConfig[TrainerSection]
@@ -60,25 +60,25 @@ class Surroundings:
     status: Status
 
 
-def follow_rank_0(config: LoadedConfig[TrainerSection]) -> None:
+def run_worker(config: LoadedConfig[TrainerSection]) -> None:
     """Be a rank above 0, from loading the model to the end of the training."""
     worker_loop(_load(config), Announcements())
     shutdown()
 
 
-def live(around: Surroundings) -> str:
+def train(context: TrainerContext) -> str:
     """Be rank 0: train until the run is over or the service is stopped. Returns why it ended, in words.
 
     Raises:
         TrainingError, LearnerError, ConfigError: one sentence for a person.
     """
-    config, control, status = around.config, around.control, around.status
+    config, control, status = context.config, context.control, context.status
     channel = connect_sync(config.addresses.broker, config.security, service="broker")
     session = BrokerSession(
         channel,
         Peer("broker", config.addresses.broker, config.security),
         run_id=config.run.id,
-        holder=around.instance_id,
+        holder=context.instance_id,
         control=control,
         status=status,
         patience=config.section.broker_timeout_seconds,
@@ -93,7 +93,7 @@ def live(around: Surroundings) -> str:
         if run.state != broker_pb2.RUN_STATE_ACTIVE:
             state = broker_pb2.RunState.Name(run.state).removeprefix("RUN_STATE_").lower()
             return f"run '{config.run.id}' has {state} already"
-        return _train(around, session, learner, run)
+        return _train(context, session, learner, run)
     except Stopped:
         return "stopped before the training began"
     finally:
@@ -104,21 +104,21 @@ def live(around: Surroundings) -> str:
 
 
 def _train(
-    around: Surroundings, session: BrokerSession, learner: LocalLearner | DistributedLearner, run: broker_pb2.Run
+    context: TrainerContext, session: BrokerSession, learner: LocalLearner | DistributedLearner, run: broker_pb2.Run
 ) -> str:
-    settings, control, status = around.config.section, around.control, around.status
+    settings, control, status = context.config.section, context.control, context.status
     checkpointer = Checkpointer(
-        around.checkpoint_root,
+        context.checkpoint_root,
         settings.checkpoint,
         run,
         learner,
         session,
         status,
-        on_durable=control.attention.call_for,
+        on_durable=control.wake.set,
     )
     with contextlib.ExitStack() as parts:
         parts.callback(checkpointer.close)
-        folder = around.config.run.path
+        folder = context.config.run.path
         with writing(folder):  # prompts and completions are for its user alone
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         checkpointer.lock(control.pause)
@@ -129,14 +129,14 @@ def _train(
         checkpointer.extra["random"] = random_state
         checkpointer.open_session()
         status.session_epoch = session.epoch
-        return _run_loop(around, session, learner, run, checkpointer, patience, parts)
+        return _run_loop(context, session, learner, run, checkpointer, patience, parts)
 
 
-def _patience(settings: TrainerSection, checkpointer: Checkpointer) -> Patience | None:
+def _patience(settings: TrainerSection, checkpointer: Checkpointer) -> EarlyStopping | None:
     """Early stopping as it stands in the checkpoint; None if the run is not ended early."""
     if not settings.early_stop.metric:
         return None
-    patience = Patience(settings.early_stop.mode, settings.early_stop.patience, settings.early_stop.min_delta)
+    patience = EarlyStopping(settings.early_stop.mode, settings.early_stop.patience, settings.early_stop.min_delta)
     if "early_stop" in checkpointer.restored:
         patience.restore(checkpointer.restored["early_stop"])
     checkpointer.extra["early_stop"] = patience.to_json
@@ -144,86 +144,44 @@ def _patience(settings: TrainerSection, checkpointer: Checkpointer) -> Patience 
 
 
 def _run_loop(
-    around: Surroundings,
+    context: TrainerContext,
     session: BrokerSession,
     learner: LocalLearner | DistributedLearner,
     run: broker_pb2.Run,
     checkpointer: Checkpointer,
-    patience: Patience | None,
+    patience: EarlyStopping | None,
     parts: contextlib.ExitStack,
 ) -> str:
-    """Put the parts together, each closed again by `parts`, and train."""
-    config, settings, control, status = around.config, around.config.section, around.control, around.status
+    """Put the parts together, each closed again by `parts` in reverse order, and train."""
+    config, settings, control, status = context.config, context.config.section, context.control, context.status
     folder = config.run.path
     closing = threading.Event()
     journal = Journal(folder, first_step=learner.step, tensorboard=settings.tensorboard)
     parts.callback(journal.close)
-    reporter = Reporter(session.stub, config.run.id, around.instance_id)
+    reporter = Reporter(session.stub, config.run.id, context.instance_id)
     parts.callback(reporter.close)
-    members = Members(
-        session.stub,
-        config.run.id,
-        around.me,
-        heartbeat_seconds=run.spec.member_ttl.ToTimedelta().total_seconds() / 3,
-        on_change=control.attention.call_for,
-    )
-    members.start()
-    parts.callback(members.close)
-    if settings.weights.interface and not settings.weights.store_host:
-        store_host = interface_address(settings.weights.interface)
-    else:
-        store_host = settings.weights.store_host or split_address(config.addresses.trainer)[0]
-    publisher = Publisher(
-        config.run.id,
-        settings.weights,
-        WeightStore(store_host, settings.weights.store_port),
-        members,
-        config.security,
-        specs=learner.weight_specs(),
-        stopping=lambda: control.stopping.is_set() or closing.is_set(),
-        folder=folder / "weights",
-        lora=getattr(learner, "lora", None),
-    )
+    members = _members(context, session, run, parts)
+    publisher = _publisher(context, members, learner, stopping=lambda: control.stopping.is_set() or closing.is_set())
     trace = _trace(settings, folder, status, parts)
-    handout = WeightHandout(
+    weight_sync = WeightSync(
         publisher,
         learner,
         settings.weights.overlap,
         settings.weights.sleep_rollouts,
-        on_end=control.attention.call_for,
+        on_end=control.wake.set,
         on_sent=partial(trace.span, "weights") if trace else None,
     )
-    parts.callback(handout.close)
+    parts.callback(weight_sync.close)
     observer = RolloutObserver(members.rollouts, config.security, settings.observe_seconds, trace)
     if settings.observe_seconds:
         parts.callback(observer.close)
         observer.start()
-    evaluator = Evaluator(
-        around.evaluation_sets,
-        settings.evaluation,
-        folder / "evaluations",
-        session=session,
-        control=control,
-        status=status,
-        journal=journal,
-        reporter=reporter,
-    )
     invalid = InvalidGroups(
         session, learner.check_group, partial(reporter.notice, "warning"), members.alive, settings.max_invalid_groups
     )
-    sampling = DynamicSampling(settings, session)
-    batches = BatchFetcher(session, invalid, sampling, on_arrival=control.attention.call_for)
+    batches = BatchFetcher(session, invalid, DynamicSampling(settings, session), on_arrival=control.wake.set)
     parts.callback(batches.close)
     parts.callback(closing.set)  # first of all: an update under way need not come to its end
-    facts = TrainingFacts(
-        run_id=config.run.id,
-        folder=folder,
-        first_step=learner.step,
-        max_steps=run.spec.max_steps,
-        settings=settings.model_dump(mode="json"),
-    )
-    callbacks = Callbacks(check_callbacks(settings.callbacks), facts)
-    parts.callback(callbacks.close)
     loop = TrainingLoop(
         settings=settings,
         max_steps=run.spec.max_steps,
@@ -231,19 +189,85 @@ def _run_loop(
         learner=learner,
         session=session,
         batches=batches,
-        handout=handout,
+        weight_sync=weight_sync,
         observer=observer,
         checkpointer=checkpointer,
-        evaluator=evaluator,
+        evaluator=_evaluator(context, session, journal, reporter),
         journal=journal,
         reporter=reporter,
         control=control,
         status=status,
         traces=GroupTraces(config.run.id),
         patience=patience,
-        callbacks=callbacks,
+        callbacks=_callbacks(context, learner.step, run.spec.max_steps, parts),
     )
     return loop.run().value
+
+
+def _members(
+    context: TrainerContext, session: BrokerSession, run: broker_pb2.Run, parts: contextlib.ExitStack
+) -> Members:
+    members = Members(
+        session.stub,
+        context.config.run.id,
+        context.me,
+        heartbeat_seconds=run.spec.member_ttl.ToTimedelta().total_seconds() / 3,
+        on_change=context.control.wake.set,
+    )
+    members.start()
+    parts.callback(members.close)
+    return members
+
+
+def _publisher(
+    context: TrainerContext,
+    members: Members,
+    learner: LocalLearner | DistributedLearner,
+    stopping: Callable[[], bool],
+) -> Publisher:
+    config, weights = context.config, context.config.section.weights
+    if weights.interface and not weights.store_host:
+        store_host = interface_address(weights.interface)
+    else:
+        store_host = weights.store_host or split_address(config.addresses.trainer)[0]
+    return Publisher(
+        config.run.id,
+        weights,
+        WeightStore(store_host, weights.store_port),
+        members,
+        config.security,
+        specs=learner.weight_specs(),
+        stopping=stopping,
+        folder=config.run.path / "weights",
+        lora=getattr(learner, "lora", None),
+    )
+
+
+def _evaluator(context: TrainerContext, session: BrokerSession, journal: Journal, reporter: Reporter) -> Evaluator:
+    return Evaluator(
+        context.evaluation_sets,
+        context.config.section.evaluation,
+        context.config.run.path / "evaluations",
+        session=session,
+        control=context.control,
+        status=context.status,
+        journal=journal,
+        reporter=reporter,
+    )
+
+
+def _callbacks(context: TrainerContext, first_step: int, max_steps: int, parts: contextlib.ExitStack) -> Callbacks:
+    settings = context.config.section
+    facts = TrainingFacts(
+        run_id=context.config.run.id,
+        folder=context.config.run.path,
+        first_step=first_step,
+        max_steps=max_steps,
+        settings=settings.model_dump(mode="json"),
+    )
+    callbacks = Callbacks(check_callbacks(settings.callbacks), facts)
+    parts.callback(callbacks.close)
+    return callbacks
 
 
 def _trace(settings: TrainerSection, folder: Path, status: Status, parts: contextlib.ExitStack) -> Trace | None:

@@ -22,13 +22,10 @@ from quartet_common.transports import how_to_install
 from quartet_common.weights import plan_buckets
 from quartet_trainer.config import WeightsSection
 from quartet_trainer.members import Members
-from quartet_trainer.publisher.calls import TransferFailed, gather
-from quartet_trainer.publisher.group import WeightGroup, form_group
-from quartet_trainer.publisher.packaged import Packaged
-from quartet_trainer.publisher.packing import Packer, Snapshot, Weights
-from quartet_trainer.publisher.store import WeightStore
-from quartet_trainer.publisher.transfer import PAUSE_MODES, Transfer
-from quartet_trainer.publisher.transport import create_transport
+from quartet_trainer.weight_sync.group import PAUSE_MODES, Transfer, WeightGroup, create_transport, form_group, gather
+from quartet_trainer.weight_sync.packing import Packer, Snapshot, Weights
+from quartet_trainer.weight_sync.process_group import WeightStore
+from quartet_trainer.weight_sync.transports import PluginTransport, TransferFailed
 
 log = get_logger(__name__)
 
@@ -254,7 +251,7 @@ class Publisher:
                 except grpc.RpcError as error:
                     refused[name] = describe(error)
                     lacks = refused[name].partition("; it has ")[0]
-                    if isinstance(self._transport, Packaged) and self._capabilities[0] in lacks:
+                    if isinstance(self._transport, PluginTransport) and self._capabilities[0] in lacks:
                         refused[name] += f"; {how_to_install(self._transport.name)}"
         if refused:
             raise TransferFailed("handshake failed", refused)
@@ -281,7 +278,7 @@ class Publisher:
         return self._settings.timeout_seconds + size * rollouts / self._settings.least_bandwidth
 
     def _epochs_at(self, names: Iterable[str]) -> list[int]:
-        """Ask rollouts for their epochs: an earlier life of this trainer may have gone further than the broker knows.
+        """Ask rollouts for their epochs: this trainer before a restart may have gone further than the broker knows.
 
         Raises:
             TransferFailed: one does not answer, or another answers in its place: it was killed and started again, and
@@ -329,5 +326,5 @@ class Publisher:
         for peer in self._peers.values():
             peer.channel.close()
         self._peers.clear()
-        if isinstance(self._transport, Packaged):
+        if isinstance(self._transport, PluginTransport):
             self._transport.close()

@@ -1,4 +1,4 @@
-"""The service around the training: the parts put together, the way down."""
+"""The trainer service: its parts are made, started and stopped here."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ from quartet_trainer.status import Status
 
 log = get_logger(__name__)
 
-FOLLOWER_GRACE_SECONDS = 5.0
+WORKER_GRACE_SECONDS = 5.0
 
 
 async def serve(config: Config, host: ServiceHost) -> None:
@@ -32,9 +32,9 @@ async def serve(config: Config, host: ServiceHost) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if launch.rank() > 0:
         launch.ignore_signals()
-        await _in_thread("training", lambda: _import_life().follow_rank_0(config))
+        await _in_thread("training", lambda: _import_training().run_worker(config))
         return
-    followers = launch.Followers(config.section.ranks)
+    workers = launch.WorkerProcesses(config.section.ranks)
     control, status = Control(), Status(config.run.id)
     status.on_waiting = _show_waiting(host, asyncio.get_running_loop())
     host.capabilities.extend([f"plugin.{config.section.plugin}", f"weights.{config.section.weights.transport}"])
@@ -42,14 +42,14 @@ async def serve(config: Config, host: ServiceHost) -> None:
     servicer = TrainerServicer(config.section, launch.world_size(), checkpoint_root(config), status, control, host.stop)
     trainer_pb2_grpc.add_TrainerServiceServicer_to_server(servicer, host.server)
     training = host.spawn(_train(config, host, control, status), "training")
-    host.spawn(_watch(followers, host), "ranks")
+    host.spawn(_watch(workers, host), "ranks")
 
     async def drain() -> None:
         control.stop()
         begun = status.session_epoch >= 0
         if begun:  # else there is nothing to save, and loading a model cannot be interrupted
             await asyncio.wait([training])
-        await followers.end(grace=FOLLOWER_GRACE_SECONDS if begun else 0.0)
+        await workers.end(grace=WORKER_GRACE_SECONDS if begun else 0.0)
 
     host.on_drain(drain)
     await host.run()
@@ -59,9 +59,9 @@ async def _train(config: Config, host: ServiceHost, control: Control, status: St
     """Have the training done in a thread of its own, and stop the service when it ends."""
 
     def live() -> str:
-        life = _import_life()
-        return life.live(
-            life.Surroundings(
+        training_run = _import_training()
+        return training_run.train(
+            training_run.TrainerContext(
                 config=config,
                 checkpoint_root=checkpoint_root(config),
                 evaluation_sets=evaluation_sets(config),
@@ -88,21 +88,21 @@ async def _train(config: Config, host: ServiceHost, control: Control, status: St
         status.close()
 
 
-async def _watch(followers: launch.Followers, host: ServiceHost) -> None:
+async def _watch(workers: launch.WorkerProcesses, host: ServiceHost) -> None:
     """Stop the service when a rank is lost."""
     try:
-        await followers.watch()
+        await workers.watch()
     except TrainingError as error:
         log.error(str(error))
         host.stop("the training cannot go on", exit_code=1)
 
 
-def _import_life():
+def _import_training():
     """Import torch and all that needs it: seconds, and in the training thread, so that the server answers meanwhile."""
-    from quartet_trainer import life
+    from quartet_trainer import training_run
 
     freeze_gc_heap()
-    return life
+    return training_run
 
 
 def _member(host: ServiceHost, status: Status) -> broker_pb2.Member:

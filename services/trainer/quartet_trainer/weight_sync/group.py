@@ -1,0 +1,271 @@
+"""The group that weights travel by: the trainer, rank 0, and some rollouts, for one epoch; and one update of it.
+
+A group is never repaired: when a member fails it is dropped, and one of a higher epoch is made. An update is Begin at
+every rollout, the tensors, Finish with the checksum at every one.
+"""
+
+import concurrent.futures
+import contextlib
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import grpc
+import torch
+from quartet.v1 import broker_pb2, rollout_pb2, rollout_pb2_grpc
+
+from quartet_common.durations import to_duration
+from quartet_common.errors import describe
+from quartet_common.log import get_logger
+from quartet_trainer.config import WeightsSection, check_transport
+from quartet_trainer.weight_sync.packing import Packer, Snapshot, Weights
+from quartet_trainer.weight_sync.process_group import JOIN_SECONDS, GroupTransport, WeightStore
+from quartet_trainer.weight_sync.transports import Channel, Files, PluginTransport, TransferFailed, Transport
+from quartet_weights.process_group import first_line
+
+log = get_logger(__name__)
+
+# How often the living are counted while answers are awaited.
+LOOK_SECONDS = 0.2
+
+Answer = TypeVar("Answer")
+ABORT_SECONDS = 5.0
+
+PAUSE_MODES = {
+    "keep": rollout_pb2.PAUSE_MODE_KEEP,
+    "wait": rollout_pb2.PAUSE_MODE_WAIT,
+    "abort": rollout_pb2.PAUSE_MODE_ABORT,
+}
+
+
+@dataclass
+class Answers(Generic[Answer]):
+    """What each rollout answered, by instance id."""
+
+    good: dict[str, Answer] = field(default_factory=dict)
+    bad: dict[str, str] = field(default_factory=dict)
+
+    def raise_if_bad(self, what: str) -> None:
+        """Raise TransferFailed with the blame if any rollout failed."""
+        if self.bad:
+            raise TransferFailed(f"{what} failed", self.bad)
+
+
+def gather(calls: Mapping[str, grpc.Future], deadline: float, alive: Callable[[str], bool]) -> Answers:
+    """Wait for all answers: until `deadline` (time.monotonic), and for nobody who is no longer `alive`."""
+    answers: Answers = Answers()
+    finished: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for name, call in calls.items():
+        call.add_done_callback(lambda _, name=name: finished.put(name))
+    waiting = set(calls)
+    while waiting:
+        try:
+            name = finished.get(timeout=LOOK_SECONDS)
+        except queue.Empty:
+            late = time.monotonic() > deadline
+            for name in [name for name in waiting if late or not alive(name)]:
+                calls[name].cancel()
+                waiting.discard(name)
+                answers.bad[name] = "did not answer in time" if late else "is gone"
+            continue
+        if name not in waiting:
+            continue
+        waiting.discard(name)
+        error = calls[name].exception()
+        if error is None:
+            answers.good[name] = calls[name].result()
+        else:
+            answers.bad[name] = describe(error)
+    return answers
+
+
+def create_transport(settings: WeightsSection, store: WeightStore, folder: Path) -> Transport:
+    """Return the configured transport. `folder` is where files go, and this run's alone: old ones are removed there.
+
+    Raises:
+        ConfigError: it cannot work here.
+    """
+    check_transport(settings)
+    if settings.transport in ("gloo", "nccl"):
+        return GroupTransport(settings.transport, store, settings.interface)
+    if settings.transport == "file":
+        return Files(folder)
+    return PluginTransport(settings.transport, settings.transport_parameters, store.host, folder)
+
+
+@dataclass(frozen=True)
+class WeightGroup:
+    """One epoch's group: some rollouts, and the channel to them."""
+
+    epoch: int
+    members: Mapping[str, broker_pb2.Member]
+    channel: Channel
+
+
+def form_group(
+    transport: Transport,
+    store: WeightStore,
+    run_id: str,
+    epoch: int,
+    members: Mapping[str, broker_pb2.Member],
+    stubs: Mapping[str, rollout_pb2_grpc.RolloutServiceStub],
+    ranks: dict[str, int],
+    timeout: float,
+    alive: Callable[[str], bool],
+) -> WeightGroup:
+    """Make the group of an epoch: rank 0 here, while every rollout joins at once.
+
+    Args:
+        ranks: ranks that each rollout takes (its tensor-parallel size), 1 where unknown; corrected by its answer.
+        timeout: deadline of each operation in the group, in seconds.
+
+    Raises:
+        TransferFailed: a rollout did not join, or takes another number of ranks than thought.
+    """
+    request = rollout_pb2.JoinWeightGroupRequest(
+        run_id=run_id,
+        group_epoch=epoch,
+        transport=transport.code,
+        store_host=store.host,
+        store_port=store.port,
+        world_size=1 + sum(ranks.get(name, 1) for name in members),
+        timeout=to_duration(timeout),
+        libraries=transport.libraries,
+        secret=secrets.token_bytes(16),
+        transport_name=transport.name if isinstance(transport, PluginTransport) else "",
+        invitation=transport.invite(epoch) if isinstance(transport, PluginTransport) else {},
+    )
+    deadline = time.monotonic() + JOIN_SECONDS
+    meeting = _meet(transport, request, timeout)
+    calls, request.rank = {}, 1
+    for name in members:  # each call serializes the request as it is then
+        calls[name] = stubs[name].JoinWeightGroup.future(request, timeout=JOIN_SECONDS)
+        request.rank += ranks.get(name, 1)
+    answers = gather(calls, deadline, alive)
+    answers.raise_if_bad(f"joining weight group {epoch}")
+    wrong = {name: answer.ranks for name, answer in answers.good.items() if max(1, answer.ranks) != ranks.get(name, 1)}
+    if wrong:
+        ranks.update(wrong)
+        raise TransferFailed(f"weight group {epoch} has other ranks than thought: {wrong}")
+    while not concurrent.futures.wait([meeting], LOOK_SECONDS).done:
+        gone = [name for name in members if not alive(name)]
+        if gone or time.monotonic() > deadline:
+            raise TransferFailed(f"weight group {epoch} did not come about", dict.fromkeys(gone, "is gone"))
+    if (error := meeting.exception()) is not None:
+        raise TransferFailed(f"weight group {epoch} did not come about: {first_line(error, request.secret)}")
+    log.info("weight group made", extra={"epoch": epoch, "ranks": request.world_size, "transport": transport.name})
+    return WeightGroup(epoch, dict(members), meeting.result())
+
+
+def _meet(
+    transport: Transport, request: rollout_pb2.JoinWeightGroupRequest, timeout: float
+) -> "concurrent.futures.Future[Channel]":
+    """Meet the ranks that `request` invites, on a thread that may be lost: the channel goes with it."""
+    meeting: concurrent.futures.Future[Channel] = concurrent.futures.Future()
+    epoch, secret, world_size = request.group_epoch, request.secret, request.world_size
+
+    def meet() -> None:
+        try:
+            meeting.set_result(transport.meet(epoch, secret, world_size, timeout))
+        except Exception as error:
+            meeting.set_exception(error)
+
+    threading.Thread(target=meet, name=f"weight-group-{epoch}", daemon=True).start()
+    return meeting
+
+
+@dataclass
+class Transfer:
+    """An update of the members of `group` to `version`; a `WeightUpdate` to the transport."""
+
+    run_id: str
+    version: int
+    group: WeightGroup
+    stubs: Mapping[str, rollout_pb2_grpc.RolloutServiceStub]
+    alive: Callable[[str], bool]
+    deadline: float
+    """Of the whole update, by time.monotonic."""
+    packer: Packer
+    weights: Weights | Snapshot
+    """Packed on the way, called once if the tensors are needed; or packed already."""
+    pause_mode: int = rollout_pb2.PAUSE_MODE_KEEP
+    keep_kv_cache: bool = False
+
+    @property
+    def manifest(self) -> rollout_pb2.WeightManifest:
+        """See `WeightUpdate.manifest`."""
+        return self.packer.manifest
+
+    @property
+    def checksum(self) -> Callable[[], int] | None:
+        """See `WeightUpdate.checksum`."""
+        return self.weights.checksum if isinstance(self.weights, Snapshot) else None
+
+    def run(self) -> Answers[rollout_pb2.FinishWeightUpdateResponse]:
+        """Carry it out and return what each rollout answered to Finish.
+
+        Raises:
+            TransferFailed: not every rollout began, or the tensors did not go through; the caller aborts.
+        """
+        checksum = self.group.channel.transfer(self)
+        finish = rollout_pb2.FinishWeightUpdateRequest(
+            run_id=self.run_id, group_epoch=self.group.epoch, policy_version=self.version, checksum=checksum
+        )
+        calls = {
+            name: self.stubs[name].FinishWeightUpdate.future(finish, timeout=self._left())
+            for name in self.group.members
+        }
+        return gather(calls, self.deadline, self.alive)
+
+    def buckets(self) -> Iterator[torch.Tensor]:
+        """See `WeightUpdate.buckets`."""
+        if isinstance(self.weights, Snapshot):
+            yield from self.weights.buckets
+            return
+        with contextlib.closing(self.weights()) as tensors:
+            yield from self.packer.pack(tensors)
+
+    def begin(self, path: str = "") -> None:
+        """See `WeightUpdate.begin`."""
+        request = rollout_pb2.BeginWeightUpdateRequest(
+            run_id=self.run_id,
+            group_epoch=self.group.epoch,
+            policy_version=self.version,
+            manifest=self.manifest,
+            pause_mode=self.pause_mode,
+            keep_kv_cache=self.keep_kv_cache,
+            path=path,
+            timeout=to_duration(self._left()),
+        )
+        calls = {
+            name: self.stubs[name].BeginWeightUpdate.future(request, timeout=self._left())
+            for name in self.group.members
+        }
+        gather(calls, self.deadline, self.alive).raise_if_bad(f"beginning update to version {self.version}")
+
+    def check(self) -> None:
+        """See `WeightUpdate.check`."""
+        if time.monotonic() > self.deadline:
+            raise TransferFailed("the tensors did not go through in time")
+        if gone := next((name for name in self.group.members if not self.alive(name)), ""):
+            raise TransferFailed("the update was given up", {gone: "is gone"})
+
+    def abort(self, reason: str) -> Answers[rollout_pb2.AbortWeightUpdateResponse]:
+        """Tell every member that is alive that the update is given up; return which version stands at each."""
+        request = rollout_pb2.AbortWeightUpdateRequest(
+            run_id=self.run_id, group_epoch=self.group.epoch, policy_version=self.version, reason=reason
+        )
+        calls = {
+            name: self.stubs[name].AbortWeightUpdate.future(request, timeout=ABORT_SECONDS)
+            for name in self.group.members
+            if self.alive(name)
+        }
+        return gather(calls, time.monotonic() + ABORT_SECONDS, self.alive)
+
+    def _left(self) -> float:
+        return max(0.1, self.deadline - time.monotonic())

@@ -1,0 +1,172 @@
+"""Gloo and NCCL: torch's process groups, one for each epoch, and the store at which their ranks meet.
+
+Buckets go through a broadcast: one is packed while others are on their way and are checksummed.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+
+import psutil
+import torch
+import torch.distributed as dist
+from quartet.v1 import rollout_pb2
+
+from quartet_common.config import ConfigError
+from quartet_common.weights import BackgroundChecksum
+from quartet_trainer.weight_sync.packing import BUFFERS
+from quartet_trainer.weight_sync.transports import TransferFailed, WeightUpdate
+from quartet_weights.process_group import ProcessGroup, device_of, epoch_store, first_line, nccl_version
+
+_CODES = {"gloo": rollout_pb2.WEIGHT_TRANSPORT_GLOO, "nccl": rollout_pb2.WEIGHT_TRANSPORT_NCCL}
+# Making a group is a matter of a second; a rollout that takes longer is not well.
+JOIN_SECONDS = 20.0
+_TIMEOUT = timedelta(seconds=JOIN_SECONDS)
+
+Wait = Callable[[Callable[[], None]], None]
+"""Waits for one bucket to have been sent, calling the check it is given all the while."""
+
+
+def interface_address(name: str) -> str:
+    """Return the first IPv4 address of a network interface, else its first of IPv6. Raises ConfigError without one."""
+    addresses = psutil.net_if_addrs().get(name, [])
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for each in addresses:
+            if each.family == family:
+                return each.address
+    raise ConfigError(f"trainer.weights.interface: '{name}' has no address; give it one, or set store_host")
+
+
+class WeightStore:
+    """A TCPStore for all epochs, at one address. Each epoch's keys begin with its secret, which the invited have."""
+
+    def __init__(self, host: str, port: int = 0):
+        """Listen at host:port; port 0 takes a free one.
+
+        Raises:
+            ConfigError: the address is not to be had.
+        """
+        try:
+            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(128)
+        except OSError as error:
+            raise ConfigError(
+                f"trainer.weights.store_host: cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}"
+            ) from error
+        self.host = host
+        self.port: int = listener.getsockname()[1]
+        # TCPStore by itself listens on all interfaces; given a socket it keeps to that, and owns it from here on.
+        self._server: dist.TCPStore | None = dist.TCPStore(
+            host,
+            self.port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=_TIMEOUT,
+            master_listen_fd=listener.detach(),
+        )
+
+    def epoch(self, epoch: int, secret: bytes) -> dist.Store:
+        """Return rank 0's end of an epoch's store. Raises RuntimeError after `close`."""
+        # Its own connection: who waits there holds up nobody else.
+        return epoch_store(dist.TCPStore(self.host, self.port, is_master=False, timeout=_TIMEOUT), epoch, secret)
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._server = None  # Its last reference: it closes its connections.
+
+
+class GroupTransport:
+    """The `Transport` of a backend."""
+
+    def __init__(self, backend: str, store: WeightStore, interface: str = ""):
+        """`interface`: network interface of the group here; default: that of the store's address."""
+        self.name, self.code, self.device = backend, _CODES[backend], device_of(backend)
+        self.libraries = {"nccl": nccl_version()} if backend == "nccl" else {}
+        self._store, self._interface = store, interface
+
+    def meet(self, epoch: int, secret: bytes, world_size: int, timeout: float) -> GroupChannel:
+        """See `Transport.meet`."""
+        store = self._store.epoch(epoch, secret)
+        group = ProcessGroup(self.name, store, 0, world_size, timeout, self._store.host, self._interface)
+        return GroupChannel(group, timeout)
+
+
+class GroupChannel:
+    """Rank 0 of a group."""
+
+    def __init__(self, group: ProcessGroup, timeout: float):
+        self._group, self._timeout = group, timeout
+
+    def transfer(self, update: WeightUpdate) -> int:
+        """See `Channel.transfer`."""
+        return send_all(update, self.send)
+
+    def send(self, bucket: torch.Tensor) -> Wait:
+        """Begin to send a bucket, uint8, to all. Returns a function that waits for its end; raises TransferFailed."""
+        deadline = time.monotonic() + self._timeout
+        try:
+            ended = self._group.broadcast(bucket, deadline)
+        except RuntimeError as error:
+            raise TransferFailed(f"the broadcast failed: {first_line(error)}") from error
+
+        def wait(check) -> None:
+            try:
+                ended(check)
+            except RuntimeError as error:
+                raise TransferFailed(f"the broadcast failed: {first_line(error)}") from error
+
+        return wait
+
+    def drop(self, wait: float = 0.0) -> None:
+        """See `Channel.drop`."""
+        self._group.close(wait)
+
+
+def send_all(update: WeightUpdate, send: Callable[[torch.Tensor], Wait]) -> int:
+    """Begin the update, send every bucket and return their checksum.
+
+    Args:
+        send: begins to send one bucket, and returns what waits for the end of it.
+
+    Raises:
+        TransferFailed: see WeightUpdate.begin, WeightUpdate.check and `send`.
+    """
+    update.begin()
+    if update.checksum is not None:  # what is sent stands as it is
+        _send(update, lambda bucket: partial(send(bucket), update.check))
+        return update.checksum()
+    checksum = BackgroundChecksum()
+
+    def send_and_read(bucket: torch.Tensor) -> Callable[[], None]:
+        sent, read = send(bucket), checksum.add(lambda: memoryview(bucket.cpu().numpy()))
+
+        def wait() -> None:
+            sent(update.check)
+            read.wait()
+
+        return wait
+
+    try:
+        _send(update, send_and_read)
+        return checksum.value()
+    finally:
+        checksum.close()
+
+
+def _send(update: WeightUpdate, send: Callable[[torch.Tensor], Callable[[], None]]) -> None:
+    """Send every bucket; what `send` returns waits until one may be overwritten."""
+    under_way: deque[Callable[[], None]] = deque()
+    for bucket in update.buckets():
+        under_way.append(send(bucket))
+        if len(under_way) == BUFFERS:  # the next bucket may overwrite the oldest
+            under_way.popleft()()
+    while under_way:
+        under_way.popleft()()
