@@ -35,7 +35,7 @@ from model import build_model, build_tokenizer, save
 from quartet.v1 import experience_pb2
 
 from quartet_common.tensors import decode, decode_ragged
-from quartet_trainer.batches import decode_groups
+from quartet_trainer.batch import decode_groups
 from quartet_trainer.learner import Learner, LearnerSettings, create_learner
 
 COMPLETIONS = 8

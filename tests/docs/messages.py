@@ -61,7 +61,7 @@ INTERNAL = {
     "quartet_reward/sandbox/": "between the reward service and its sandbox; told as 'sandbox: …'",
     "quartet_client/models.py": "a broken tensor in an answer",
     "quartet_local/guard.py": "of the launcher's guard process",
-    "quartet_trainer/learner/plugins/shards.py": "two parts of the trainer that disagree",
+    "quartet_trainer/learner/plugins/sharded.py": "two parts of the trainer that disagree",
     "quartet_trainer/weight_sync/packing.py": "two parts of the trainer that disagree",
     "quartet_trainer/algorithms/losses.py": "refused by the run file's model before",
     "quartet_rollout/engines/registry.py": "refused by the run file's model before",

@@ -12,8 +12,7 @@ import torch
 import transformers
 from model import VOCABULARY_SIZE, build_tokenizer, save
 
-from quartet_trainer.learner.loading import load_causal_lm
-from quartet_trainer.learner.policy import Policy
+from quartet_trainer.learner.model import Policy, load_causal_lm
 
 SIZES = {
     "vocab_size": VOCABULARY_SIZE, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2,

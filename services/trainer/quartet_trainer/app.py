@@ -15,7 +15,7 @@ from quartet_common.log import get_logger
 from quartet_trainer import launch
 from quartet_trainer.control import Control
 from quartet_trainer.errors import LearnerError, TrainingError
-from quartet_trainer.learner.model_folder import ModelFolderError
+from quartet_trainer.learner.checks import ModelFolderError
 from quartet_trainer.preflight import Config, checkpoint_root, evaluation_sets
 from quartet_trainer.servicer import TrainerServicer
 from quartet_trainer.status import Status

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from quartet_common.config import ConfigError, Section
 from quartet_common.ports import check_interface
 from quartet_common.transports import OWN_TRANSPORTS, load_transports, read_parameters, transport_names
-from quartet_trainer.callbacks.registry import CallbackSection
+from quartet_trainer.callbacks import CallbackSection
 from quartet_trainer.learner_settings import LearnerSettings
 
 

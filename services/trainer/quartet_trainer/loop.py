@@ -9,22 +9,20 @@ from quartet.v1 import broker_pb2, experience_pb2, trainer_pb2
 from quartet_common.durations import now_timestamp, to_duration
 from quartet_common.log import get_logger
 from quartet_trainer.callbacks import Callbacks
-from quartet_trainer.checkpointing import Checkpointer
-from quartet_trainer.checkpoints.best import EarlyStopping
+from quartet_trainer.checkpoint.best import EarlyStopping
+from quartet_trainer.checkpoint.checkpointer import Checkpointer
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control, Stopped
+from quartet_trainer.data import BatchFetcher, Fetched
 from quartet_trainer.distribute import DistributedLearner, LocalLearner
 from quartet_trainer.errors import InvalidGroupsError
 from quartet_trainer.evaluation import Evaluator, RunEnded
-from quartet_trainer.fetching import BatchFetcher, Fetched
+from quartet_trainer.members import Reporter
 from quartet_trainer.observation import RolloutObserver
 from quartet_trainer.outcome import judge
-from quartet_trainer.records.disk import writing
-from quartet_trainer.records.group_traces import GroupTraces
-from quartet_trainer.records.journal import Journal
-from quartet_trainer.records.reporter import Reporter
-from quartet_trainer.records.samples import append_rollouts, write_sample
+from quartet_trainer.records.journal import Journal, append_rollouts, write_sample, writing
 from quartet_trainer.records.step_metrics import batch_metrics, public_names, time_metrics, update_metrics
+from quartet_trainer.records.traces import GroupTraces
 from quartet_trainer.session import BrokerSession
 from quartet_trainer.status import Status
 from quartet_trainer.weight_sync import Published

@@ -1,5 +1,10 @@
-"""Who is in the run: the live rollouts, as the broker tells them, and this trainer itself. Two daemon threads."""
+"""Who is in the run: the live rollouts, as the broker lists them, and this trainer; and its events for those who watch.
 
+Each has daemon threads of its own.
+"""
+
+import contextlib
+import queue
 import threading
 from collections.abc import Callable
 
@@ -14,6 +19,8 @@ log = get_logger(__name__)
 
 RETRY_SECONDS = 1.0
 CALL_SECONDS = 10.0
+REPORT_SECONDS = 5.0
+MOST_WAITING = 1000
 
 
 class Members:
@@ -130,3 +137,40 @@ class Members:
             self._stub.LeaveMember(request, timeout=2.0)
         except grpc.RpcError as error:
             log.info("could not leave; the membership will expire", extra={"error": describe(error)})
+
+
+class Reporter:
+    """ReportProgress for one run."""
+
+    def __init__(self, stub: broker_pb2_grpc.BrokerServiceStub, run_id: str, source: str):
+        self._stub = stub
+        self._run_id = run_id
+        self._source = source
+        self._events: queue.Queue[broker_pb2.RunEvent | None] = queue.Queue(maxsize=MOST_WAITING)
+        self._thread = threading.Thread(target=self._send_all, name="report-progress", daemon=True)
+        self._thread.start()
+
+    def report(self, **event) -> None:
+        """Queue an event, e.g. `report(step=StepFinished(...))`. It is dropped if too many wait."""
+        try:
+            self._events.put_nowait(broker_pb2.RunEvent(**event))
+        except queue.Full:
+            log.warning("progress event dropped: the broker does not take them")
+
+    def notice(self, level: str, text: str) -> None:
+        """Queue a message for people: "info", "warning" or "error"."""
+        self.report(notice=broker_pb2.Notice(level=level, text=text, source=self._source))
+
+    def close(self, seconds: float = REPORT_SECONDS) -> None:
+        """Send what waits, for at most `seconds`."""
+        with contextlib.suppress(queue.Full):
+            self._events.put(None, timeout=seconds)
+        self._thread.join(timeout=seconds)
+
+    def _send_all(self) -> None:
+        while (event := self._events.get()) is not None:
+            try:
+                request = broker_pb2.ReportProgressRequest(run_id=self._run_id, event=event)
+                self._stub.ReportProgress(request, timeout=REPORT_SECONDS)
+            except grpc.RpcError as error:
+                log.warning("progress event lost", extra={"error": describe(error)})

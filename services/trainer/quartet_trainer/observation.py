@@ -13,7 +13,7 @@ from quartet.v1 import broker_pb2, rollout_pb2, rollout_pb2_grpc
 
 from quartet_common.channel import connect_sync
 from quartet_common.config import SecuritySection
-from quartet_trainer.records.trace import Trace
+from quartet_trainer.records.traces import Trace
 
 CALL_SECONDS = 2.0
 JOIN_SECONDS = 5.0

@@ -15,10 +15,16 @@ from quartet_trainer import launch
 from quartet_trainer.callbacks import check_callbacks
 from quartet_trainer.config import TrainerSection, check_transport
 from quartet_trainer.errors import LearnerError
-from quartet_trainer.learner.hybrid_checks import check_model, check_ranks, check_sampling_masks
-from quartet_trainer.learner.model_folder import ModelFolderError, check_completion_length, check_model_folder
+from quartet_trainer.evaluation import metric_names
+from quartet_trainer.learner.checks import (
+    ModelFolderError,
+    check_completion_length,
+    check_model,
+    check_model_folder,
+    check_ranks,
+    check_sampling_masks,
+)
 from quartet_trainer.learner_settings import LOWEST_TEMPERATURE, check_schedule
-from quartet_trainer.records.evaluations import metric_names
 
 log = get_logger(__name__)
 
@@ -119,7 +125,7 @@ def _check_critic(config: Config, model: dict[str, Any]) -> None:
 def _check_texts(config: Config, model: dict[str, Any]) -> None:
     ptx = config.section.ptx
     if ptx.coefficient and ptx.data is not None and "vocab_size" in model:
-        from quartet_trainer.learner.ptx_texts import read_texts  # it imports numpy
+        from quartet_trainer.learner.checks import read_texts  # it imports numpy
 
         read_texts(ptx.data, model["vocab_size"], None)
 

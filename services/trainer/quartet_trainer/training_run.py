@@ -18,27 +18,22 @@ from quartet_common.config import LoadedConfig, split_address
 from quartet_common.diagnosis import Peer
 from quartet_trainer import launch
 from quartet_trainer.callbacks import Callbacks, TrainingFacts, check_callbacks
-from quartet_trainer.checkpointing import Checkpointer
-from quartet_trainer.checkpoints.best import EarlyStopping
+from quartet_trainer.checkpoint.best import EarlyStopping
+from quartet_trainer.checkpoint.checkpointer import Checkpointer
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control, Stopped
+from quartet_trainer.data import BatchFetcher, DynamicSampling, InvalidGroups
 from quartet_trainer.distribute import Announcements, DistributedLearner, LocalLearner, worker_loop
-from quartet_trainer.dynamic_sampling import DynamicSampling
 from quartet_trainer.errors import TrainingError
 from quartet_trainer.evaluation import Evaluator
-from quartet_trainer.fetching import BatchFetcher
-from quartet_trainer.invalid_groups import InvalidGroups
 from quartet_trainer.learner import Learner, create_learner
 from quartet_trainer.learner.distributed import shutdown
 from quartet_trainer.loop import TrainingLoop
-from quartet_trainer.members import Members
+from quartet_trainer.members import Members, Reporter
 from quartet_trainer.observation import RolloutObserver
 from quartet_trainer.randomness import random_state, restore_random_state
-from quartet_trainer.records.disk import writing
-from quartet_trainer.records.group_traces import GroupTraces
-from quartet_trainer.records.journal import Journal
-from quartet_trainer.records.reporter import Reporter
-from quartet_trainer.records.trace import Trace
+from quartet_trainer.records.journal import Journal, writing
+from quartet_trainer.records.traces import GroupTraces, Trace
 from quartet_trainer.session import BrokerSession
 from quartet_trainer.status import Status
 from quartet_trainer.weight_sync import Publisher

@@ -19,7 +19,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from quartet_common.tensors import encode, encode_ragged
-from quartet_trainer.batches import decode_groups
+from quartet_trainer.batch import decode_groups
 from quartet_trainer.learner import LearnerSettings
 
 VOCABULARY = 64

@@ -57,7 +57,7 @@ def dapo(settings: LearnerSettings) -> Algorithm:
     """DAPO: clip-higher, token-mean, truncated completions masked (Yu et al. 2025, arXiv:2503.14476).
 
     Its dynamic sampling, groups of zero variance replaced by others before they get here, is
-    `quartet_trainer.dynamic_sampling`, on by default with this algorithm; those that are left count in the denominator.
+    `quartet_trainer.data`, on by default with this algorithm; those that are left count in the denominator.
     Its soft length penalty is part of the reward: the reward service's verifier `length`.
     """
     return compose(

@@ -1,6 +1,6 @@
 """The learner: the model, its optimizer and its algorithm, spread over the ranks of one job.
 
-This module, `base`, `model_folder`, `hybrid_checks` and `ptx_texts` may be imported without torch. The keys of the run
+This module, `base` and `checks` may be imported without torch. The keys of the run
 file are in `quartet_trainer.learner_settings` and `plugin_settings`, which import none of this.
 """
 
@@ -22,13 +22,13 @@ def create_learner(settings: LearnerSettings, model_path: Path, run: RunLike) ->
         run: `max_steps` and `sampling.max_new_tokens`.
 
     Raises:
-        quartet_trainer.learner.model_folder.ModelFolderError: the folder cannot be used; the text says why.
+        quartet_trainer.learner.checks.ModelFolderError: the folder cannot be used; the text says why.
         LearnerError: settings that this machine or this model cannot serve.
     """
     from quartet_trainer.learner import colossalai_patches
 
     colossalai_patches.apply()  # before ColossalAI's plugins are imported
-    from quartet_trainer.learner.booster_learner import BoosterLearner
+    from quartet_trainer.learner.learner import BoosterLearner
 
     return BoosterLearner(settings, model_path, run)
 

@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
-from quartet_trainer.batches.shared_prompts import Packing
+from quartet_trainer.batch.shared_prompts import Packing
 
 _NAME = "quartet_packed"
 _FUSED = (torch.bfloat16, torch.float16)
@@ -180,9 +180,23 @@ def packed_attention(
             enable_gqa=query.shape[1] != key.shape[1],
         )
         return attended[None], None
+    return _attend_blocks(query, key, value, packing, scaling, sliding_window, softcap, s_aux)[None], None
+
+
+def _attend_blocks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    packing: Packing,
+    scaling: float,
+    sliding_window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """`packed_attention` by SDPA over padded blocks, or written out; [S, heads, size]."""
     grouped = query.shape[1] // key.shape[1]
     # Beside the CPU, SDPA's kernels that do not hold all scores at once want as many heads of keys as of queries.
-    if grouped > 1 and (kind != "cpu" or softcap or s_aux is not None):
+    if grouped > 1 and (query.device.type != "cpu" or softcap or sinks is not None):
         key, value = key.repeat_interleave(grouped, dim=1), value.repeat_interleave(grouped, dim=1)
         grouped = 1
     blocks, places = packing.blocks
@@ -190,14 +204,14 @@ def packed_attention(
     for block in blocks:
         states = _block(query, block.queries), _block(key, block.keys), _block(value, block.keys)
         mask = block.mask(sliding_window)
-        if softcap or s_aux is not None:
-            attended = _written_out(*states, mask, scaling, softcap, s_aux)
+        if softcap or sinks is not None:
+            attended = _written_out(*states, mask, scaling, softcap, sinks)
         else:
             attended = scaled_dot_product_attention(
                 *states, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped > 1
             )
         outputs.append(attended.transpose(1, 2).flatten(0, 1))
-    return torch.cat(outputs).index_select(0, places)[None], None
+    return torch.cat(outputs).index_select(0, places)
 
 
 def _takes_varlen(query: Tensor, value: Tensor) -> bool:

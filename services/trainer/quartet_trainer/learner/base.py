@@ -53,7 +53,7 @@ class Learner(Protocol):
             Metrics of the global batch, the same on every rank; `quartet_trainer.learner.metrics` names them.
 
         Raises:
-            quartet_trainer.batches.ExperienceError: a group is not what the contract says; nothing was trained.
+            quartet_trainer.batch.ExperienceError: a group is not what the contract says; nothing was trained.
         """
 
     def weight_specs(self) -> list[tuple[str, int, tuple[int, ...]]]:
@@ -73,7 +73,7 @@ class Learner(Protocol):
         """Write a checkpoint: durable and complete at `folder` when this returns, and not there at all before.
 
         Args:
-            folder: does not need to exist, e.g. `checkpoints.checkpoint_folder(root, step)`. An older one is replaced.
+            folder: does not need to exist, e.g. `checkpoint.checkpoint_folder(root, step)`. An older one is replaced.
             state: the caller's own; what JSON can hold.
             facts: what others than a learner read of the checkpoint; into its manifest, and what JSON can hold.
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from quartet_trainer.algorithms.advantages import group_std
-from quartet_trainer.batches.experience import ExperienceBatch
-from quartet_trainer.batches.plan import StepPlan
+from quartet_trainer.batch.decode import ExperienceBatch
+from quartet_trainer.batch.planner import StepPlan
 
 METRICS: dict[str, str] = {
     "loss": "The policy's loss: policy_loss, and KL and entropy as far as they are in it; PTX apart.",

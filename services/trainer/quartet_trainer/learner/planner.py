@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quartet_trainer.algorithms import Algorithm, Scored
 from quartet_trainer.algorithms.losses import KL_ESTIMATORS, token_weights
-from quartet_trainer.batches import ExperienceBatch, MicroBatch, StepPlan, collate, plan_step
+from quartet_trainer.batch import ExperienceBatch, MicroBatch, StepPlan, collate, plan_step
 from quartet_trainer.learner import distributed
 from quartet_trainer.learner.plugins import Plugin
 from quartet_trainer.learner_settings import LearnerSettings

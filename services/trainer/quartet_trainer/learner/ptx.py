@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from quartet_trainer.batches import MicroBatch
-from quartet_trainer.learner.ptx_texts import read_texts
+from quartet_trainer.batch import MicroBatch
+from quartet_trainer.learner.checks import read_texts
 from quartet_trainer.learner_settings import LearnerSettings
 
 

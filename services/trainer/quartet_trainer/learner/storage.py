@@ -35,8 +35,8 @@ from transformers import AutoModelForCausalLM
 
 from quartet_common.checkpoints import read_manifest
 from quartet_trainer.errors import LearnerError
-from quartet_trainer.learner.model_folder import copy_companions, for_any_transformers
-from quartet_trainer.learner.names import is_converted, untied_names
+from quartet_trainer.learner.checks import copy_companions, for_any_transformers
+from quartet_trainer.learner.model import is_converted, untied_names
 from quartet_trainer.learner.plugins import Plugin
 
 FORMAT = 1

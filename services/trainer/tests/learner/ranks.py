@@ -16,7 +16,7 @@ from quartet.v1 import experience_pb2
 from safetensors.torch import save_file
 
 from quartet_common.ports import free_port
-from quartet_trainer.batches import decode_groups
+from quartet_trainer.batch import decode_groups
 from quartet_trainer.launch import leave_process
 from quartet_trainer.learner import create_learner, distributed
 

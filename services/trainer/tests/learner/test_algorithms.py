@@ -25,8 +25,9 @@ from reference import SharedTrunk, batch_loss, load
 
 from quartet_common.tensors import encode, encode_ragged
 from quartet_trainer.algorithms import ALGORITHMS
-from quartet_trainer.batches import decode_groups
-from quartet_trainer.learner import create_learner, policy
+from quartet_trainer.batch import decode_groups
+from quartet_trainer.learner import create_learner
+from quartet_trainer.learner import model as model_module
 from quartet_trainer.learner.metrics import CRITIC, METRICS, ROUTER
 
 RECOMPUTE = {"old_log_probs": "recompute"}
@@ -105,7 +106,7 @@ def test_loss_and_gradient(
     micro_batch_tokens: int,
     logits_at_once: int,
 ) -> None:
-    monkeypatch.setattr(policy, "LOGITS_AT_ONCE", logits_at_once)
+    monkeypatch.setattr(model_module, "LOGITS_AT_ONCE", logits_at_once)
     learner = moved(create_learner(settings(micro_batch_tokens=micro_batch_tokens, **values), model_path, Run()))
     model, reference = (load(model_path) for _ in range(2))
     model.load_state_dict(learner._causal_lm.state_dict())

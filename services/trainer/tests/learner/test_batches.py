@@ -12,8 +12,8 @@ from learner_helpers import VOCABULARY, make_batch, make_group
 from quartet.v1 import experience_pb2, tensor_pb2
 
 from quartet_common.tensors import decode, decode_ragged, encode, encode_ragged
-from quartet_trainer.batches import ExperienceError, check_group, collate, decode_groups, plan_step
-from quartet_trainer.batches.sharding import ENOUGH_TOKENS
+from quartet_trainer.batch import ExperienceError, check_group, collate, decode_groups, plan_step
+from quartet_trainer.batch.planner import ENOUGH_TOKENS
 from quartet_trainer.learner import LearnerSettings
 from quartet_trainer.records.step_metrics import batch_metrics
 

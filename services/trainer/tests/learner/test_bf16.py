@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
 from quartet_trainer.learner import create_learner
-from quartet_trainer.learner.policy import Policy
+from quartet_trainer.learner.model import Policy
 
 
 @pytest.mark.parametrize("plugin", ["torch_ddp", "torch_fsdp", "low_level_zero", "gemini", "hybrid_parallel"])

@@ -15,11 +15,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
 from quartet_common.tensors import decode, decode_ragged
-from quartet_trainer.batches import ExperienceError
+from quartet_trainer.batch import ExperienceError
 from quartet_trainer.learner import LearnerError, create_learner
-from quartet_trainer.learner.loading import load_causal_lm
-from quartet_trainer.learner.model_folder import ModelFolderError, check_completion_length, check_model_folder
-from quartet_trainer.learner.policy import Policy
+from quartet_trainer.learner.checks import ModelFolderError, check_completion_length, check_model_folder
+from quartet_trainer.learner.model import Policy, load_causal_lm
 
 TOKENS = torch.randint(3, 64, (1, 24), generator=torch.Generator().manual_seed(0))
 SIZES: dict[str, Any] = {

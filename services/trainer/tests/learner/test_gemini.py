@@ -9,7 +9,7 @@ import pytest
 from learner_helpers import Run, make_batch, settings
 
 from quartet_trainer.learner import create_learner
-from quartet_trainer.learner import policy as policy_module
+from quartet_trainer.learner import model as policy_module
 
 GEMINI = {"plugin": "gemini", "precision": "bf16"}
 

@@ -14,7 +14,7 @@ from processes import FORKS, Forked
 from quartet_common.ports import free_port
 from quartet_trainer.launch import leave_process
 from quartet_trainer.learner import create_learner
-from quartet_trainer.learner.booster_learner import BoosterLearner
+from quartet_trainer.learner.learner import BoosterLearner
 
 SIZES = {"vocab_size": 16384, "hidden_size": 1024, "intermediate_size": 12288, "num_hidden_layers": 2}
 

@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM, Qwen2PreTrainedModel
 
 from quartet_trainer.algorithms import ALGORITHMS
 from quartet_trainer.learner import LearnerError, create_learner
-from quartet_trainer.learner.hybrid_checks import check_model
-from quartet_trainer.learner.plugins.sharding_checks import check_modules
+from quartet_trainer.learner.checks import check_model
+from quartet_trainer.learner.plugins.sharding_policy import check_modules
 
 pytestmark = pytest.mark.timeout(600)  # the ranks start once, within the first test
 

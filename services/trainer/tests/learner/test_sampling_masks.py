@@ -10,8 +10,9 @@ from quartet.v1 import experience_pb2, tensor_pb2
 from transformers import Qwen2ForCausalLM
 
 from quartet_common.tensors import decode, decode_ragged, encode_ragged
-from quartet_trainer.batches import ExperienceError, collate, decode_groups
-from quartet_trainer.learner import LearnerError, create_learner, policy
+from quartet_trainer.batch import ExperienceError, collate, decode_groups
+from quartet_trainer.learner import LearnerError, create_learner
+from quartet_trainer.learner import model as model_module
 
 LENGTHS = [7, 3, 12]
 
@@ -52,7 +53,7 @@ def plain(path, group: experience_pb2.GroupTensors, every: list[list[np.ndarray]
 
 @pytest.mark.parametrize("logits_at_once", [2**26, 5 * VOCABULARY])
 def test_the_policy_is_confined_to_the_candidates(tmp_path, model_path, monkeypatch, logits_at_once) -> None:
-    monkeypatch.setattr(policy, "LOGITS_AT_ONCE", logits_at_once)
+    monkeypatch.setattr(model_module, "LOGITS_AT_ONCE", logits_at_once)
     group, every = masked_group()
     learner = create_learner(settings(entropy_coefficient=0.1), model_path, Run(sampling_masks=True))
     batch = decode_groups([group], VOCABULARY, sampling_masks=True)

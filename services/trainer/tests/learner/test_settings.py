@@ -16,7 +16,7 @@ from learner_helpers import Run, make_batch, make_model, settings
 from pydantic import ValidationError
 
 from quartet_trainer.learner import LearnerSettings, create_learner
-from quartet_trainer.learner.model_folder import ModelFolderError, check_model_folder
+from quartet_trainer.learner.checks import ModelFolderError, check_model_folder
 from quartet_trainer.learner.optimizer import create_optimizer
 from quartet_trainer.learner.plugins.base import Phases
 
@@ -84,8 +84,8 @@ def test_the_algorithm_chooses_what_ratios_are_to_unless_it_is_written() -> None
 
 def test_settings_need_no_torch() -> None:
     code = (
-        "import sys, quartet_trainer.learner.base, quartet_trainer.learner_settings, quartet_trainer.checkpoints, "
-        "quartet_trainer.learner.model_folder; print('torch' in sys.modules)"
+        "import sys, quartet_trainer.learner.base, quartet_trainer.learner_settings, quartet_trainer.checkpoint, "
+        "quartet_trainer.learner.checks; print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout == "False\n", done.stderr

@@ -28,12 +28,12 @@ from transformers import (
     Qwen2Config,
 )
 
-from quartet_trainer.batches import collate, decode_groups
-from quartet_trainer.batches.sharding import shard_groups
-from quartet_trainer.batches.shared_prompts import Packing
+from quartet_trainer.batch import collate, decode_groups
+from quartet_trainer.batch.planner import shard_groups
+from quartet_trainer.batch.shared_prompts import Packing
 from quartet_trainer.learner import attention, create_learner
 from quartet_trainer.learner.attention import attends_packed
-from quartet_trainer.learner.loading import load_causal_lm
+from quartet_trainer.learner.model import load_causal_lm
 
 # --- The layout -------------------------------------------------------------------------------------------------------
 
@@ -84,9 +84,9 @@ def test_a_mask_is_not_made_larger_than_allowed(monkeypatch: Any) -> None:
         blocks, _ = collate(batch, plan, np.arange(4)).packing.blocks
         return any(block.mask() is not None for block in blocks)
 
-    monkeypatch.setattr("quartet_trainer.batches.shared_prompts.MOST_MASKED", 4 * 8 * 68)
+    monkeypatch.setattr("quartet_trainer.batch.shared_prompts.MOST_MASKED", 4 * 8 * 68)
     assert masked()
-    monkeypatch.setattr("quartet_trainer.batches.shared_prompts.MOST_MASKED", 4 * 8 * 68 - 1)
+    monkeypatch.setattr("quartet_trainer.batch.shared_prompts.MOST_MASKED", 4 * 8 * 68 - 1)
     assert not masked()
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from quartet_trainer.learner import distributed
-from quartet_trainer.learner.vocab_parallel import vocab_parallel_log_probs
+from quartet_trainer.learner.plugins.stage import vocab_parallel_log_probs
 
 
 def test_against_autograd_with_padded_columns() -> None:

@@ -10,8 +10,14 @@ import pytest
 from training import Train
 
 from quartet_common.config import ConfigError
-from quartet_trainer.callbacks import CallbackSection, EvaluationEvent, TrainingFacts, check_callbacks
-from quartet_trainer.callbacks.weights_and_biases import WandbParameters, WandbStarter
+from quartet_trainer.callbacks import (
+    CallbackSection,
+    EvaluationEvent,
+    TrainingFacts,
+    WandbParameters,
+    WandbStarter,
+    check_callbacks,
+)
 from quartet_trainer.errors import TrainingError
 
 pytestmark = pytest.mark.timeout(180)

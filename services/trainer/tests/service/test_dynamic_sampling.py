@@ -11,7 +11,7 @@ from training import Train
 from quartet_common.config import load_config
 from quartet_common.tensors import encode
 from quartet_trainer.config import TrainerSection
-from quartet_trainer.dynamic_sampling import without_variance
+from quartet_trainer.data import without_variance
 
 pytestmark = pytest.mark.timeout(120)
 

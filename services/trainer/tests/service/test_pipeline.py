@@ -14,9 +14,8 @@ from quartet.v1 import broker_pb2
 from receiver import Receivers
 from training import Train
 
-from quartet_trainer import checkpointing
-from quartet_trainer.checkpoints import find_checkpoints
-from quartet_trainer.checkpoints.best import EarlyStopping
+from quartet_trainer.checkpoint import checkpointer, find_checkpoints
+from quartet_trainer.checkpoint.best import EarlyStopping
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.errors import SessionLost, TrainingError
 from quartet_trainer.randomness import random_state, restore_random_state
@@ -166,7 +165,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_training(train: Train, bro
 
 
 def test_a_second_trainer_is_kept_out_of_the_folder(train: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(checkpointing, "LOCK_SECONDS", 0.3)
+    monkeypatch.setattr(checkpointer, "LOCK_SECONDS", 0.3)
     root = tmp_path / "run" / "checkpoints"
     root.mkdir(parents=True)
     with (root / ".lock").open("a+") as other:

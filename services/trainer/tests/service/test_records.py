@@ -10,8 +10,8 @@ from fake_broker import make_group, make_transcript
 from quartet.v1 import experience_pb2, reward_pb2
 
 from quartet_common.tensors import Dtype, encode_ragged
-from quartet_trainer.records.evaluations import evaluation_metrics, pass_at_k, write_evaluation
-from quartet_trainer.records.samples import append_rollouts, write_sample
+from quartet_trainer.evaluation import evaluation_metrics, pass_at_k, write_evaluation
+from quartet_trainer.records.journal import append_rollouts, write_sample
 from quartet_trainer.records.step_metrics import batch_metrics, public_names, time_metrics
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.plugins.base import Plugin
-from quartet_trainer.learner.plugins.low_level_zero import LowLevelZero
-from quartet_trainer.learner.plugins.torch_ddp import DataParallel
-from quartet_trainer.learner.plugins.torch_fsdp import TorchFsdp
+from quartet_trainer.learner.plugins.ddp import DataParallel
+from quartet_trainer.learner.plugins.fsdp import TorchFsdp
+from quartet_trainer.learner.plugins.zero import LowLevelZero
 from quartet_trainer.learner_settings import LearnerSettings
 
 __all__ = ["Plugin", "create_plugin"]
@@ -16,7 +16,7 @@ def create_plugin(settings: LearnerSettings, ranks: Ranks) -> Plugin:
     """Make the plugin of `settings`. All ranks call."""
     if settings.plugin == "hybrid_parallel":
         # Its shardformer imports every model family it knows: seconds, and only here.
-        from quartet_trainer.learner.plugins.hybrid_parallel import HybridParallel
+        from quartet_trainer.learner.plugins.hybrid import HybridParallel
 
         return HybridParallel(settings, ranks)
     if settings.plugin == "low_level_zero":

@@ -12,13 +12,12 @@ from colossalai.zero.gemini import gemini_optimizer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from quartet_trainer.batches import MicroBatch
+from quartet_trainer.batch import MicroBatch
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner.distributed import Ranks
-from quartet_trainer.learner.plugins.base import CreateOptimizer
-from quartet_trainer.learner.plugins.numerics import exact_buffers
+from quartet_trainer.learner.model import Policy
+from quartet_trainer.learner.plugins.base import CreateOptimizer, exact_buffers
 from quartet_trainer.learner.plugins.ranged import Ranged
-from quartet_trainer.learner.policy import Policy
 from quartet_trainer.learner_settings import LearnerSettings
 
 CHUNK_ELEMENTS = 32 << 20

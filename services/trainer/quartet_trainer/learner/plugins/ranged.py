@@ -10,9 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from quartet_trainer.batches import MicroBatch
-from quartet_trainer.learner.plugins.base import Criterion, Load, Phases, Plugin, Seconds
-from quartet_trainer.learner.plugins.numerics import clip_parts
+from quartet_trainer.batch import MicroBatch
+from quartet_trainer.learner.plugins.base import Criterion, Load, Phases, Plugin, Seconds, clip_parts
 
 
 class Ranged(Plugin):

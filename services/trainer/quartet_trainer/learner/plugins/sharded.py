@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,11 +10,97 @@ import torch.distributed as dist
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
-from quartet_trainer.learner.adapter import Adapter, merge
-from quartet_trainer.learner.plugins.base import Plugin
-from quartet_trainer.learner.plugins.numerics import clip_parts
-from quartet_trainer.learner.plugins.shards import Shards
-from quartet_trainer.learner.plugins.zero_rows import ZeroRows
+from quartet_trainer.learner.lora import Adapter, merge
+from quartet_trainer.learner.plugins.base import Plugin, clip_parts
+from quartet_trainer.learner.plugins.zero import ZeroRows
+
+
+class Shards:
+    """One rank's pieces of a model that is cut into stages, and each stage's matrices along one dimension.
+
+    A tensor whose shape here is the whole one's is alike on all tensor-parallel ranks. With tied embeddings, the first
+    and the last stage both hold the one matrix, under two names: both stand for the embedding's.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        specs: Mapping[str, torch.Size],
+        tied: bool,
+        *,
+        tp_group: dist.ProcessGroup,
+        pp_group: dist.ProcessGroup,
+    ) -> None:
+        """Take what this rank has of a model that was sharded. All ranks call.
+
+        Args:
+            parameters: this rank's, by the names that they have here.
+            specs: names and shapes of the whole model's, or of its adapter's.
+            tied: whether the head's matrix is the embedding's.
+            tp_group, pp_group: the tensor-parallel ranks of this stage, and the stages of this pipeline.
+        """
+        self._specs = specs
+        self._tp_group, self._pp_group = tp_group, pp_group
+        self._tp_rank, self._tp_size = dist.get_rank(tp_group), dist.get_world_size(tp_group)
+        embedding = next((name for name in specs if name.endswith("embed_tokens.weight")), "")
+        self._parameters = [
+            (embedding if tied and name not in specs else name, parameter) for name, parameter in parameters
+        ]
+        self._held = dict(reversed(self._parameters))
+        names_by_stage: list[list[str]] = [[] for _ in range(dist.get_world_size(pp_group))]
+        dist.all_gather_object(names_by_stage, list(self._held), group=pp_group)
+        self._owner = {name: stage for stage, names in reversed(list(enumerate(names_by_stage))) for name in names}
+        self._stage = dist.get_rank(pp_group)
+        if self._owner.keys() != specs.keys():
+            raise ValueError(f"the sharded model has other tensors: {sorted(self._owner.keys() ^ specs.keys())}")
+        self._device = self._parameters[0][1].device
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This rank's parameters by the whole tensor's name."""
+        yield from self._parameters
+
+    def gradients(self) -> Iterator[tuple[str, nn.Parameter, float]]:
+        """This rank's parameters, and the share of each in the sum over all ranks of one pipeline: 1, or less where
+        others have the same."""
+        for name, parameter in self._parameters:
+            first = self._owner[name] == self._stage
+            yield name, parameter, (1.0 / self._tp_size if self._cut(name) is None else 1.0) if first else 0.0
+
+    def piece(self, name: str, whole: Tensor) -> Tensor:
+        """This rank's part of a whole tensor."""
+        dimension = self._cut(name)
+        if dimension is None:
+            return whole
+        length = self._held[name].shape[dimension]
+        return whole.narrow(dimension, self._tp_rank * length, length)
+
+    def whole(self, name: str, of: Callable[[nn.Parameter], Tensor], dtype: torch.dtype) -> Tensor:
+        """A whole tensor from its pieces, on every rank. All ranks call, for the same name.
+
+        Args:
+            name: its name.
+            of: from this rank's parameter to the piece: itself, or what is kept beside it in the same shape.
+            dtype: the pieces'.
+        """
+        owner = self._owner[name]
+        if owner == self._stage:
+            tensor = of(self._held[name])
+            dimension = self._cut(name)
+            if dimension is not None:
+                pieces = [torch.empty_like(tensor) for _ in range(self._tp_size)]
+                dist.all_gather(pieces, tensor.contiguous(), group=self._tp_group)
+                tensor = torch.cat(pieces, dim=dimension)
+            tensor = tensor.contiguous()
+        else:
+            tensor = torch.empty(self._specs[name], dtype=dtype, device=self._device)
+        if dist.get_world_size(self._pp_group) > 1:
+            dist.broadcast(tensor, src=dist.get_global_rank(self._pp_group, owner), group=self._pp_group)
+        return tensor
+
+    def _cut(self, name: str) -> int | None:
+        """The dimension along which a tensor of this rank is cut."""
+        here, whole = self._held[name].shape, self._specs[name]
+        return next((dimension for dimension in range(len(whole)) if here[dimension] != whole[dimension]), None)
 
 
 class Sharded(Plugin):

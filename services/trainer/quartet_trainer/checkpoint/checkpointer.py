@@ -16,13 +16,13 @@ from quartet_common.checkpoints import read_manifest
 from quartet_common.durations import to_duration
 from quartet_common.ledger import LEDGER_FILE, Ledger, LedgerError, Mark, settlement
 from quartet_common.log import get_logger
-from quartet_trainer.checkpoints import CheckpointFolder, checkpoint_folder, find_checkpoints, prune
-from quartet_trainer.checkpoints.best import BEST_FILE, Best, better, read_best, write_best
-from quartet_trainer.checkpoints.lock import FolderInUse, FolderLock
+from quartet_trainer.checkpoint import CheckpointFolder, checkpoint_folder, find_checkpoints, prune
+from quartet_trainer.checkpoint.best import BEST_FILE, Best, better, read_best, write_best
+from quartet_trainer.checkpoint.folders import FolderInUse, FolderLock
 from quartet_trainer.config import CheckpointSection
 from quartet_trainer.control import Stopped
 from quartet_trainer.errors import TrainingError
-from quartet_trainer.records.reporter import Reporter
+from quartet_trainer.members import Reporter
 from quartet_trainer.session import BrokerSession
 from quartet_trainer.status import Status
 

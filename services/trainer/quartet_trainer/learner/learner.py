@@ -20,25 +20,21 @@ from quartet_common.log import get_logger
 from quartet_common.model_folder import fixed_rope_length
 from quartet_common.weights import folder_checksum
 from quartet_trainer.algorithms import create_algorithm
-from quartet_trainer.batches import ExperienceBatch, check_group, decode_groups
-from quartet_trainer.checkpoints import atomic_folder
+from quartet_trainer.batch import ExperienceBatch, check_group, decode_groups
+from quartet_trainer.checkpoint import atomic_folder
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner import distributed, storage
 from quartet_trainer.learner.accumulation import Accumulator
-from quartet_trainer.learner.adapter import check_base, write_adapter_files
 from quartet_trainer.learner.base import RunLike
-from quartet_trainer.learner.critic import Critic
-from quartet_trainer.learner.head_critic import HeadCritic
-from quartet_trainer.learner.hybrid_checks import check_sampling_masks
-from quartet_trainer.learner.loading import load_causal_lm
+from quartet_trainer.learner.checks import check_model_folder, check_sampling_masks, model_dtype
+from quartet_trainer.learner.critic import Critic, HeadCritic
+from quartet_trainer.learner.lora import check_base, write_adapter_files
 from quartet_trainer.learner.metrics import MEANS_OF_UPDATES, PEAKS, SUMS, batch_metrics, computed_metrics
-from quartet_trainer.learner.model_folder import check_model_folder, model_dtype
-from quartet_trainer.learner.names import as_in_files, shapes_in_files
+from quartet_trainer.learner.model import ValueHead, as_in_files, load_causal_lm, shapes_in_files
 from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
 from quartet_trainer.learner.planner import Planner, Update
 from quartet_trainer.learner.plugins import create_plugin
 from quartet_trainer.learner.ptx import PretrainingTexts
-from quartet_trainer.learner.value_head import ValueHead
 from quartet_trainer.learner_settings import LearnerSettings
 from quartet_weights.onednn_linear import use_onednn
 

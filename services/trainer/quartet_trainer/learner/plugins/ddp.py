@@ -11,10 +11,10 @@ from colossalai.booster.plugin import TorchDDPPlugin
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from quartet_trainer.batches import MicroBatch
+from quartet_trainer.batch import MicroBatch
 from quartet_trainer.learner.distributed import Ranks
+from quartet_trainer.learner.model import Policy
 from quartet_trainer.learner.plugins.base import CreateOptimizer, Criterion, Load, Phases, Plugin, Seconds
-from quartet_trainer.learner.policy import Policy
 from quartet_trainer.learner_settings import LearnerSettings
 
 

@@ -1,4 +1,4 @@
-"""The groups of a step as flat tensors."""
+"""The groups of a step as flat tensors, read from the wire."""
 
 from __future__ import annotations
 
@@ -12,9 +12,128 @@ from torch import Tensor
 
 from quartet_common.model_folder import at_most
 from quartet_common.sampling import unreplayable
-from quartet_trainer.batches.arrays import ExperienceError, all_rows, must_be_finite, one_dimension, rows
-from quartet_trainer.batches.candidates import Candidates, decode_candidates
 from quartet_trainer.learner_settings import LOWEST_TEMPERATURE
+
+_NUMPY: dict[int, np.dtype] = {
+    tensor_pb2.DTYPE_UINT8: np.dtype(np.uint8),
+    tensor_pb2.DTYPE_INT32: np.dtype(np.int32),
+    tensor_pb2.DTYPE_INT64: np.dtype(np.int64),
+    tensor_pb2.DTYPE_FLOAT32: np.dtype(np.float32),
+}
+
+
+class ExperienceError(ValueError):
+    """A group is not what the contract says; the text is one sentence that names the field and what was expected."""
+
+
+def one_dimension(message: tensor_pb2.Tensor, dtype: int, where: str) -> np.ndarray:
+    """A tensor of one dimension. Raises ExperienceError."""
+    values = view(message.dtype, message.data, dtype, where)
+    if list(message.shape) != [values.size]:
+        raise ExperienceError(
+            f"{where} has shape {list(message.shape)} and {values.size} elements; it has one dimension"
+        )
+    return values
+
+
+def all_rows(message: tensor_pb2.RaggedTensor, dtype: int, lengths: np.ndarray, where: str) -> np.ndarray:
+    """All rows of a ragged tensor, one after another; they have these lengths. Raises ExperienceError."""
+    values, own = rows(message, dtype, where)
+    if not np.array_equal(own, lengths):
+        raise ExperienceError(f"{where} has other row lengths than completion_token_ids")
+    return values
+
+
+def rows(message: tensor_pb2.RaggedTensor, dtype: int, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """All rows of a ragged tensor, one after another, and their lengths, int64. Raises ExperienceError."""
+    values = view(message.dtype, message.data, dtype, where)
+    lengths = np.array(message.lengths, dtype=np.int64)
+    if (lengths < 0).any():
+        raise ExperienceError(f"{where} has a row of {lengths.min()} elements")
+    if lengths.sum() != values.size:
+        raise ExperienceError(f"{where} has {values.size} elements in rows of {lengths.sum()}")
+    return values, lengths
+
+
+def view(came: int, data: bytes, dtype: int, where: str) -> np.ndarray:
+    """Bytes as elements of `dtype`, if that is the one that `came`. Raises ExperienceError."""
+    if came != dtype:
+        raise ExperienceError(f"{where} is {_name(came)}; the contract says {_name(dtype)}")
+    if len(data) % _NUMPY[dtype].itemsize:
+        raise ExperienceError(f"{where} has {len(data)} bytes, not whole elements of {_name(dtype)}")
+    return np.frombuffer(data, dtype=_NUMPY[dtype])
+
+
+def _name(dtype: int) -> str:
+    return (
+        tensor_pb2.Dtype.Name(dtype).removeprefix("DTYPE_").lower()
+        if dtype in tensor_pb2.Dtype.values()
+        else str(dtype)
+    )
+
+
+def must_be_finite(values: np.ndarray, where: str) -> None:
+    """Raises ExperienceError."""
+    if not np.isfinite(values).all():
+        raise ExperienceError(f"{where} has values that are not finite")
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What each of T completion tokens was drawn from, after top_p, top_k and min_p."""
+
+    counts: Tensor
+    """int64 [T]; 0: all of the vocabulary."""
+    starts: Tensor
+    """int64 [T]: where in `token_ids` a token's begin."""
+    token_ids: Tensor
+    """int32 [sum of counts]."""
+
+    def of(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Counts [t] and ids [sum of them], both int64, of the tokens with these places [t]."""
+        counts, starts = self.counts[tokens], self.starts[tokens]
+        shift = starts - (counts.cumsum(0) - counts)
+        places = torch.repeat_interleave(shift, counts) + torch.arange(int(counts.sum()))
+        return counts, self.token_ids[places].long()
+
+
+def decode_candidates(
+    group: experience_pb2.GroupTensors,
+    completions: np.ndarray,
+    lengths: np.ndarray,
+    loss_mask: np.ndarray,
+    vocabulary_size: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """A group's candidates: int32 counts of each completion token and all ids. Raises ExperienceError."""
+    if not group.HasField("sampling_mask_counts"):
+        raise ExperienceError("sampling_mask_counts is missing; with run.sampling_masks = true every group has it")
+    counts = all_rows(group.sampling_mask_counts, tensor_pb2.DTYPE_INT32, lengths, "sampling_mask_counts")
+    if (counts < 0).any() or (counts > vocabulary_size).any():
+        raise ExperienceError(
+            f"sampling_mask_counts has {counts.min()} to {counts.max()}; allowed: 0 to {vocabulary_size}"
+        )
+    row_of = np.repeat(np.arange(lengths.size), lengths)
+    per_row = np.bincount(row_of, weights=counts, minlength=lengths.size).astype(np.int64)
+    ids, given = rows(group.sampling_mask_token_ids, tensor_pb2.DTYPE_INT32, "sampling_mask_token_ids")
+    if not np.array_equal(given, per_row):
+        raise ExperienceError(
+            f"sampling_mask_token_ids has {ids.size} ids; sampling_mask_counts says {per_row.tolist()}"
+        )
+    if ids.size and not (ids.min() >= 0 and ids.max() < vocabulary_size):
+        raise ExperienceError(
+            f"sampling_mask_token_ids has ids from {ids.min()} to {ids.max()}; this model's are 0 to "
+            f"{vocabulary_size - 1}"
+        )
+    cut = np.flatnonzero(counts)
+    if cut.size:
+        drawn = np.repeat(completions[cut], counts[cut]) == ids
+        among = np.logical_or.reduceat(drawn, np.cumsum(counts[cut]) - counts[cut])
+        lost = cut[~among & (loss_mask[cut] != 0)]
+        if lost.size:
+            raise ExperienceError(
+                f"sampling_mask_token_ids lacks the token itself at {lost.size} places, the first at {lost[0]}"
+            )
+    return counts, ids
 
 
 @dataclass(frozen=True)
@@ -160,20 +279,7 @@ class _Group:
 def _decode(
     group: experience_pb2.GroupTensors, vocabulary_size: int, sampling_masks: bool, longest: int | None
 ) -> _Group:
-    prompt = one_dimension(group.prompt_token_ids, tensor_pb2.DTYPE_INT32, "prompt_token_ids")
-    completions, lengths = rows(group.completion_token_ids, tensor_pb2.DTYPE_INT32, "completion_token_ids")
-    if prompt.size == 0:
-        raise ExperienceError("prompt_token_ids is empty; a prompt has at least one token")
-    if lengths.size == 0:
-        raise ExperienceError("completion_token_ids has no row; a group has at least one completion")
-    tokens = prompt.size + int(lengths.max())
-    if longest is not None and tokens > longest:
-        raise ExperienceError(f"a completion has {tokens} tokens with its prompt; allowed: {at_most(longest)}")
-    for name, ids in (("prompt_token_ids", prompt), ("completion_token_ids", completions)):
-        if ids.size and not (ids.min() >= 0 and ids.max() < vocabulary_size):
-            raise ExperienceError(
-                f"{name} has ids from {ids.min()} to {ids.max()}; this model's are 0 to {vocabulary_size - 1}"
-            )
+    prompt, completions, lengths = _decode_tokens(group, vocabulary_size, longest)
     if group.HasField("loss_mask") and group.loss_mask.lengths:
         loss_mask = all_rows(group.loss_mask, tensor_pb2.DTYPE_UINT8, lengths, "loss_mask")
     else:
@@ -223,3 +329,24 @@ def _decode(
         mask_counts=mask_counts,
         mask_ids=mask_ids,
     )
+
+
+def _decode_tokens(
+    group: experience_pb2.GroupTensors, vocabulary_size: int, longest: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The prompt's ids, all completions' and their lengths."""
+    prompt = one_dimension(group.prompt_token_ids, tensor_pb2.DTYPE_INT32, "prompt_token_ids")
+    completions, lengths = rows(group.completion_token_ids, tensor_pb2.DTYPE_INT32, "completion_token_ids")
+    if prompt.size == 0:
+        raise ExperienceError("prompt_token_ids is empty; a prompt has at least one token")
+    if lengths.size == 0:
+        raise ExperienceError("completion_token_ids has no row; a group has at least one completion")
+    tokens = prompt.size + int(lengths.max())
+    if longest is not None and tokens > longest:
+        raise ExperienceError(f"a completion has {tokens} tokens with its prompt; allowed: {at_most(longest)}")
+    for name, ids in (("prompt_token_ids", prompt), ("completion_token_ids", completions)):
+        if ids.size and not (ids.min() >= 0 and ids.max() < vocabulary_size):
+            raise ExperienceError(
+                f"{name} has ids from {ids.min()} to {ids.max()}; this model's are 0 to {vocabulary_size - 1}"
+            )
+    return prompt, completions, lengths

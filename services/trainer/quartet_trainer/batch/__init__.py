@@ -1,8 +1,8 @@
 """From the wire to what a forward pass takes, by index arithmetic on whole batches; no loop runs over tokens."""
 
-from quartet_trainer.batches.collate import MicroBatch, collate
-from quartet_trainer.batches.experience import ExperienceBatch, ExperienceError, check_group, decode_groups
-from quartet_trainer.batches.plan import StepPlan, plan_step
+from quartet_trainer.batch.collate import MicroBatch, collate
+from quartet_trainer.batch.decode import ExperienceBatch, ExperienceError, check_group, decode_groups
+from quartet_trainer.batch.planner import StepPlan, plan_step
 
 __all__ = [
     "ExperienceBatch",

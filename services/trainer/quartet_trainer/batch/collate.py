@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quartet_trainer.batches.experience import ExperienceBatch
-from quartet_trainer.batches.plan import StepPlan
-from quartet_trainer.batches.shared_prompts import Packing, share_prompts
+from quartet_trainer.batch.decode import ExperienceBatch
+from quartet_trainer.batch.planner import StepPlan
+from quartet_trainer.batch.shared_prompts import Packing, share_prompts
 
 
 @dataclass(frozen=True)

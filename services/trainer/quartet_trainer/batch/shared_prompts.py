@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quartet_trainer.batches.experience import ExperienceBatch
-from quartet_trainer.batches.sharding import cut_alike
+from quartet_trainer.batch.decode import ExperienceBatch
+from quartet_trainer.batch.planner import cut_alike
 
 MOST_MASKED = 2**24
 """Elements of a mask: 64 MiB in float32."""

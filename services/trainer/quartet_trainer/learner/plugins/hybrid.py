@@ -13,17 +13,15 @@ from colossalai.shardformer import ShardFormer
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from quartet_trainer.batches import MicroBatch
+from quartet_trainer.batch import MicroBatch
+from quartet_trainer.learner.checks import check_model, check_ranks
 from quartet_trainer.learner.distributed import Ranks
-from quartet_trainer.learner.hybrid_checks import check_model, check_ranks
-from quartet_trainer.learner.plugins.base import CreateOptimizer, Criterion, Load, Phases, Seconds
-from quartet_trainer.learner.plugins.numerics import exact_buffers
+from quartet_trainer.learner.plugins.base import CreateOptimizer, Criterion, Load, Phases, Seconds, exact_buffers
 from quartet_trainer.learner.plugins.sequence import SequenceParallel
 from quartet_trainer.learner.plugins.sharded import Sharded
-from quartet_trainer.learner.plugins.sharding_checks import check_log_probs, check_modules, probe
-from quartet_trainer.learner.plugins.sharding_policy import ShardingPolicy
+from quartet_trainer.learner.plugins.sharding_policy import ShardingPolicy, check_log_probs, check_modules, probe
 from quartet_trainer.learner.plugins.stage import Stage
-from quartet_trainer.learner.plugins.zero_rows import ZeroRows
+from quartet_trainer.learner.plugins.zero import ZeroRows
 from quartet_trainer.learner_settings import LearnerSettings
 
 

@@ -13,12 +13,12 @@ from torch.distributed.fsdp import MixedPrecision
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from transformers import PreTrainedModel
 
-from quartet_trainer.batches import MicroBatch
+from quartet_trainer.batch import MicroBatch
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner.distributed import Ranks
+from quartet_trainer.learner.model import Policy
 from quartet_trainer.learner.plugins.base import CreateOptimizer
 from quartet_trainer.learner.plugins.ranged import Ranged
-from quartet_trainer.learner.policy import Policy
 from quartet_trainer.learner_settings import LearnerSettings
 
 

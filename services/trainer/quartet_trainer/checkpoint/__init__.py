@@ -3,7 +3,12 @@
 What is in a checkpoint is the learner's business (`quartet_trainer.learner.storage`).
 """
 
-from quartet_trainer.checkpoints.atomic import atomic_folder
-from quartet_trainer.checkpoints.catalog import CheckpointFolder, checkpoint_folder, find_checkpoints, prune
+from quartet_trainer.checkpoint.folders import (
+    CheckpointFolder,
+    atomic_folder,
+    checkpoint_folder,
+    find_checkpoints,
+    prune,
+)
 
 __all__ = ["CheckpointFolder", "atomic_folder", "checkpoint_folder", "find_checkpoints", "prune"]

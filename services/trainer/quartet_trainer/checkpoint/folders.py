@@ -1,0 +1,200 @@
+"""Folders of checkpoints: written whole or not at all, found again, thinned out, and used by one trainer at a time.
+
+Imports no torch. What is in a checkpoint is the learner's business (`quartet_trainer.learner.storage`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from quartet_common.checkpoints import MANIFEST, REPLACED_SUFFIX, WRITING_PREFIX, read_manifest
+from quartet_common.log import get_logger
+
+log = get_logger(__name__)
+
+
+@contextmanager
+def atomic_folder(folder: Path, facts: dict[str, Any] | None = None) -> Iterator[Path]:
+    """Give a folder to write into, which becomes `folder` when the block ends well.
+
+    Everything is on disk (fsync) before the rename, and the rename before this returns. If the block raises, nothing
+    is left. A folder of that name is replaced: it is moved aside first, so that one of the two is always there.
+
+    Args:
+        folder: the name it is to have.
+        facts: what JSON can hold; written into `manifest.json` beside the size of every file. None: no manifest.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    writing = folder.with_name(WRITING_PREFIX + folder.name)
+    if writing.exists():
+        shutil.rmtree(writing)  # left by a process that was killed while it wrote
+    writing.mkdir()
+    try:
+        yield writing
+        if facts is not None:
+            sizes = {str(p.relative_to(writing)): p.stat().st_size for p in sorted(writing.rglob("*")) if p.is_file()}
+            (writing / MANIFEST).write_text(json.dumps({**facts, "files": sizes}, indent=1), encoding="utf-8")
+        _sync_tree(writing)
+    except BaseException:
+        shutil.rmtree(writing, ignore_errors=True)
+        raise
+    _put_in_place(writing, folder)
+
+
+def _put_in_place(writing: Path, folder: Path) -> None:
+    replaced = folder.with_name(folder.name + REPLACED_SUFFIX)
+    if folder.exists():
+        if replaced.exists():
+            shutil.rmtree(replaced)
+        folder.rename(replaced)
+    writing.rename(folder)
+    _sync(folder.parent)
+    if replaced.exists():
+        shutil.rmtree(replaced)
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class CheckpointFolder:
+    """A complete checkpoint."""
+
+    path: Path
+    step: int
+    """Optimizer steps in it: the policy version of its weights."""
+    saved_at: float
+    """When it became complete, in seconds since the epoch, by this machine's clock."""
+
+
+def checkpoint_folder(root: Path, step: int) -> Path:
+    """The folder that the checkpoint of `step` is written to, under `root`."""
+    return root / f"step-{step:08d}"
+
+
+def find_checkpoints(root: Path) -> list[CheckpointFolder]:
+    """The complete checkpoints under `root`, oldest step first; none if there is no such folder.
+
+    A folder counts by its manifest, which is written last: every file that it names must be there with its size.
+    """
+    if not root.is_dir():
+        return []
+    found: dict[int, CheckpointFolder] = {}
+    for path in sorted(root.iterdir(), reverse=True):  # so that "step-3" wins over "step-3.replaced"
+        checkpoint = _complete(path)
+        if checkpoint is not None:
+            found[checkpoint.step] = checkpoint
+    return [found[step] for step in sorted(found)]
+
+
+def prune(root: Path, keep_last: int, keep: Container[int] = ()) -> list[CheckpointFolder]:
+    """Remove all but the `keep_last` (>= 1) newest checkpoints, and what killed writers left. Returns what it removed.
+
+    `keep`: steps whose checkpoints stay however old they are.
+
+    Call it only while nothing is being written under `root`.
+    """
+    if keep_last < 1:
+        raise ValueError(f"keep_last: got {keep_last}, allowed: 1 or more")
+    checkpoints = find_checkpoints(root)
+    surplus = [checkpoint for checkpoint in checkpoints[:-keep_last] if checkpoint.step not in keep]
+    for checkpoint in surplus:
+        shutil.rmtree(checkpoint.path)
+    kept = {checkpoint.path for checkpoint in checkpoints if checkpoint not in surplus}
+    for path in root.iterdir() if root.is_dir() else ():
+        left_over = path.name.startswith(WRITING_PREFIX) or path.name.endswith(REPLACED_SUFFIX)
+        if left_over and path not in kept:
+            shutil.rmtree(path)
+    return surplus
+
+
+def _complete(path: Path) -> CheckpointFolder | None:
+    manifest = read_manifest(path)
+    if manifest is None or not isinstance(manifest.get("step"), int):
+        return None
+    return CheckpointFolder(path=path, step=manifest["step"], saved_at=(path / MANIFEST).stat().st_mtime)
+
+
+LOCK_FILE = ".lock"
+RETRY_SECONDS = 0.2
+
+
+class FolderInUse(Exception):
+    """Another trainer has the folder; the text says which."""
+
+
+class FolderLock:
+    """A lock that ends with the process that holds it, however that ends (flock)."""
+
+    def __init__(self, root: Path):
+        """`root`: the folder; it need not exist yet."""
+        self._root = root
+        self._file: TextIO | None = None
+
+    def acquire(self, seconds: float, pause: Callable[[float], None] = time.sleep) -> None:
+        """Take the lock, waiting at most `seconds` for a trainer that is just ending.
+
+        Args:
+            seconds: patience.
+            pause: waits between two attempts; it may raise.
+
+        Raises:
+            FolderInUse: another process has it.
+            OSError: the folder cannot be written.
+        """
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = (self._root / LOCK_FILE).open("a+", encoding="utf-8")
+        deadline = time.monotonic() + seconds
+        try:
+            while not _try_lock(file):
+                if time.monotonic() >= deadline:
+                    file.seek(0)
+                    raise FolderInUse(
+                        f"'{self._root}' is in use by another trainer ({file.read().strip() or 'unknown'})"
+                    )
+                pause(RETRY_SECONDS)
+            file.truncate(0)
+            file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}) + "\n")
+            file.flush()
+        except BaseException:
+            file.close()
+            raise
+        self._file = file
+
+    def release(self) -> None:
+        """Let others have it."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _try_lock(file: TextIO) -> bool:
+    """Whether it could be had. Where the file system knows no locks there is nothing to wait for."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        log.warning("the folder of checkpoints cannot be locked; see that no second trainer uses it: %s", error)
+    return True

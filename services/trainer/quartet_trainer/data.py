@@ -1,0 +1,274 @@
+"""Batches of experience, the next one fetched while the present one is trained.
+
+One thread leases, decodes and filters (invalid groups, dynamic sampling); the loop says which step it wants next, and
+takes it when it is there. The broker gives a step the same batch however often it is asked, so a batch that was fetched
+and never trained, because the process ended, is fetched again after a restart.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from quartet.v1 import broker_pb2, experience_pb2
+
+from quartet_common import metrics
+from quartet_common.log import get_logger
+from quartet_common.tensors import decode
+from quartet_common.text import Repeats
+from quartet_trainer.batch import ExperienceError
+from quartet_trainer.config import TrainerSection
+from quartet_trainer.control import WakeEvent
+from quartet_trainer.errors import InvalidGroupsError
+from quartet_trainer.session import Batch, BrokerSession
+
+log = get_logger(__name__)
+
+_INVALID = metrics.counter(
+    "quartet_trainer_invalid_groups_total", "Groups dropped as invalid, by rollout.", ["rollout"]
+)
+_IN_A_ROW = metrics.gauge(
+    "quartet_trainer_invalid_groups_in_a_row", "Invalid groups of a rollout since its last valid one.", ["rollout"]
+)
+
+
+class InvalidGroups:
+    """Checks the batches of one trainer; for the fetching thread."""
+
+    def __init__(
+        self,
+        session: BrokerSession,
+        check: Callable[[experience_pb2.GroupTensors], None],
+        notice: Callable[[str], None],
+        alive: Callable[[str], bool],
+        most: int,
+    ):
+        """Make it.
+
+        Args:
+            check: as Learner.check_group.
+            notice: shows a warning to people who watch the run.
+            alive: whether a rollout is a member of the run.
+            most: invalid groups in a row, of all rollouts, after which no valid one is expected; 0: any number.
+        """
+        self._session = session
+        self._check = check
+        self._notice = notice
+        self._alive = alive
+        self._most = most
+        self._repeats = Repeats()
+        self._since_valid = 0
+        self._in_a_row: dict[str, int] = {}  # of each rollout that has metrics
+        self._step = -1
+        self._valid: dict[str, experience_pb2.GroupTensors] = {}
+
+    def drop(self, step: int, batch: Batch) -> dict[str, experience_pb2.GroupTensors] | None:
+        """Return the tensors of a batch by instance id, in its order; None: groups were dropped, lease the step again.
+
+        A batch that was granted before is checked too: if a group of it is invalid, it was never trained.
+
+        Raises:
+            InvalidGroupsError: the last `most` groups were all invalid.
+        """
+        if step != self._step:
+            self._step, self._valid = step, {}
+        dropped = False
+        for group in batch.groups:
+            name = group.header.instance_id
+            if name in self._valid:  # counted when the batch was short of others
+                continue
+            try:
+                self._valid[name] = self._decode(group)
+                self._since_valid = 0
+            except (DecodeError, ExperienceError) as error:
+                dropped = True
+                self._drop(step, name, str(error))
+        if dropped:
+            return None
+        return {group.header.instance_id: self._valid[group.header.instance_id] for group in batch.groups}
+
+    def forget_gone(self) -> None:
+        """Remove the metrics of rollouts that have left the run."""
+        for rollout in [name for name in self._in_a_row if not self._alive(name)]:
+            del self._in_a_row[rollout]
+            for metric in (_INVALID, _IN_A_ROW):
+                metric.remove_by_labels({"rollout": rollout})
+
+    def _decode(self, group: experience_pb2.ExperienceGroup) -> experience_pb2.GroupTensors:
+        tensors = experience_pb2.GroupTensors.FromString(group.tensors)
+        self._check(tensors)
+        transcript = experience_pb2.GroupTranscript.FromString(group.transcript)
+        if any(self._in_a_row.values()):
+            rollout = transcript.rollout_id or self._session.rollout_of(group.header.instance_id)
+            if self._in_a_row.get(rollout):
+                self._in_a_row[rollout] = 0
+                _IN_A_ROW.labels(rollout).set(0)
+        return tensors
+
+    def _drop(self, step: int, name: str, reason: str) -> None:
+        rollout = self._session.rollout_of(name)
+        self._session.drop(step, [name], f"invalid group of {rollout}: {reason}")
+        _INVALID.labels(rollout).inc()
+        self._in_a_row[rollout] = self._in_a_row.get(rollout, 0) + 1
+        self._since_valid += 1
+        _IN_A_ROW.labels(rollout).set(self._in_a_row[rollout])
+        since = self._repeats.count(rollout)
+        if since is not None:
+            more = f" ({since} more of this rollout since the last such line)" if since else ""
+            warning = f"group '{name}' of rollout '{rollout}' cannot be trained and is dropped: {reason}{more}"
+            log.warning(warning, extra={"step": step})
+            self._notice(warning)
+        if 0 < self._most <= self._since_valid:
+            raise InvalidGroupsError(
+                f"the last {self._since_valid} groups cannot be trained (trainer.max_invalid_groups); the last of "
+                f"them, of rollout '{rollout}': {reason}"
+            )
+
+
+REASON = "zero variance"
+
+
+def without_variance(groups: Mapping[str, experience_pb2.GroupTensors]) -> list[str]:
+    """Return the ids of the groups whose rewards are all equal."""
+    return [name for name, group in groups.items() if np.ptp(decode(group.rewards)) == 0]
+
+
+class DynamicSampling:
+    """Filters the batches of one trainer, rank 0's; it remembers what one step has cost."""
+
+    def __init__(self, settings: TrainerSection, session: BrokerSession):
+        self._enabled = settings.samples_dynamically
+        self._most = settings.dynamic_sampling.max_refills
+        self._session = session
+        self._step = -1
+        self._dropped = 0
+        self._refills = 0
+
+    def filter(self, step: int, batch: Batch, tensors: Mapping[str, experience_pb2.GroupTensors]) -> bool:
+        """Drop what teaches nothing from a batch that was just granted. True: lease the step again, for it is short.
+
+        `tensors`: of its groups, by instance id.
+
+        A batch granted before is left as it is: trained once, it may be trained again after a restart, and must be the
+        same. So is the last one of the data: nothing will come to fill it up.
+        """
+        if step != self._step:
+            self._step, self._dropped, self._refills = step, 0, 0
+        if not self._enabled or self._refills >= self._most or batch.manifest.replayed or batch.manifest.end_of_data:
+            return False
+        flat = without_variance(tensors)
+        if not flat:
+            return False
+        self._session.drop(step, flat, REASON)
+        self._dropped += len(flat)
+        self._refills += 1
+        log.info("groups without variance dropped", extra={"step": step, "groups": len(flat), "refill": self._refills})
+        return True
+
+    def metrics(self) -> dict[str, float]:
+        """Return what the step's batch cost; nothing where there is no dynamic sampling."""
+        if not self._enabled:
+            return {}
+        return {"batch/dropped_groups": float(self._dropped), "batch/refills": float(self._refills)}
+
+
+JOIN_SECONDS = 5.0
+
+
+@dataclass
+class Fetched:
+    """A step's batch, ready to be trained, or the manifest that says why there is none."""
+
+    step: int
+    manifest: broker_pb2.BatchManifest
+    groups: list[experience_pb2.ExperienceGroup] = field(default_factory=list)
+    """By instance id: rollouts finish in any order, and the order decides what a mini-batch is and how sums round."""
+    tensors: list[experience_pb2.GroupTensors] = field(default_factory=list)
+    """Decoded, in the order of `groups`."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What dynamic sampling took."""
+
+
+class BatchFetcher:
+    """Fetches one batch at a time, in the order in which they are asked for."""
+
+    def __init__(
+        self,
+        session: BrokerSession,
+        invalid: InvalidGroups,
+        sampling: DynamicSampling,
+        on_arrival: Callable[[], None],
+    ):
+        """`on_arrival`: called, in the fetching thread, whenever `take` has something new to say."""
+        self._session = session
+        self._invalid = invalid
+        self._sampling = sampling
+        self._on_arrival = on_arrival
+        self._asked = -1
+        self._wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[Fetched | BaseException] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._cancel = WakeEvent()
+        self._thread = threading.Thread(target=self._fetch_all, name="fetch-batches", daemon=True)
+        self._thread.start()
+
+    def ask(self, step: int) -> None:
+        """Have the batch of `step` fetched; asking again does nothing. Steps are asked for in order."""
+        if step > self._asked:
+            self._asked = step
+            self._wanted.put(step)
+
+    def take(self, step: int) -> Fetched | None:
+        """Return what came of `step`, which was asked for; None while nothing did.
+
+        Raises:
+            SessionLost, TrainingError, Stopped: what the fetching ended with.
+        """
+        try:
+            arrived = self._arrived.get_nowait()
+        except queue.Empty:
+            return None
+        if isinstance(arrived, BaseException):
+            raise arrived
+        assert arrived.step == step, f"step {step} was to be trained, the batch of {arrived.step} is here"
+        return arrived
+
+    def close(self) -> None:
+        """Give up what is being fetched. Its batch, if granted, waits at the broker for the restarted trainer."""
+        self._closing.set()
+        self._cancel.set()
+        self._wanted.put(None)
+        self._thread.join(JOIN_SECONDS)
+
+    def _fetch_all(self) -> None:
+        while (step := self._wanted.get()) is not None:
+            try:
+                fetched = self._fetch(step)
+            except BaseException as error:  # raised again where it can be dealt with
+                self._arrived.put(error)
+                self._on_arrival()
+                return
+            if fetched is None:
+                return
+            self._arrived.put(fetched)
+            self._on_arrival()
+
+    def _fetch(self, step: int) -> Fetched | None:
+        """Ask until the broker has decided; None: closing."""
+        while not self._closing.is_set():
+            batch = self._session.lease(step, self._cancel)
+            self._invalid.forget_gone()
+            if batch is None:
+                continue
+            if batch.manifest.granted:
+                tensors = self._invalid.drop(step, batch)
+                if tensors is None or self._sampling.filter(step, batch, tensors):
+                    continue  # others will take the place of those that were dropped
+                groups = sorted(batch.groups, key=lambda group: group.header.instance_id)
+                ordered = [tensors[group.header.instance_id] for group in groups]
+                return Fetched(step, batch.manifest, groups, ordered, self._sampling.metrics())
+            if batch.manifest.run_finished or batch.manifest.end_of_data:
+                return Fetched(step, batch.manifest)
+        return None

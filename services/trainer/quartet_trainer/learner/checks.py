@@ -1,0 +1,199 @@
+"""What can be checked of a model folder and of texts before torch is imported, as preflight does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quartet_common.config import ConfigError
+from quartet_common.model_folder import at_most, fixed_rope_length, read_model_folder
+from quartet_trainer.errors import LearnerError
+from quartet_trainer.plugin_settings import PluginSettings
+
+COMPANIONS = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""Copied, never loaded: the trainer sees token ids only."""
+
+MODEL_DTYPES = ("float32", "bfloat16", "float16")
+
+
+_GPT_NEOX = ("rotary_emb_base", "rotary_pct")
+"""What transformers 4 called `rope_theta` and `partial_rotary_factor` there."""
+
+
+class ModelFolderError(ValueError):
+    """The folder cannot be trained from; the text is one sentence that says why and what to do."""
+
+
+def check_model_folder(path: Path, key: str = "model.path", weights: bool = True) -> dict:
+    """Check that transformers will read the folder, and return its config.json.
+
+    Args:
+        key: of the run file, for errors.
+        weights: check them too.
+
+    Raises:
+        ModelFolderError: what `read_model_folder` refuses, a model of several parts, or of another dtype.
+    """
+    try:
+        config = read_model_folder(path, key, weights=weights)
+    except ConfigError as error:
+        raise ModelFolderError(str(error)) from error
+    if "text_config" in config:
+        raise ModelFolderError(
+            f"{key}: {path / 'config.json'} is of a model of several parts ({config.get('model_type')}); the "
+            "trainer takes the language model alone, whose config.json has the keys of text_config at its top level"
+        )
+    if (dtype := model_dtype(config)) not in MODEL_DTYPES:
+        raise ModelFolderError(f"{key}: dtype is {dtype!r}; allowed: {', '.join(MODEL_DTYPES)}")
+    return config
+
+
+def model_dtype(config: dict) -> str:
+    """The dtype of the folder's weights, which is `torch_dtype` in folders that transformers before 4.56 wrote."""
+    return config.get("dtype") or config.get("torch_dtype") or "float32"
+
+
+def for_any_transformers(config: dict, dtype: str) -> dict:
+    """A config.json that transformers 4 and 5 read alike, with weights of `dtype`.
+
+    transformers 5 has the rotary embedding in `rope_parameters`, of which 4 takes nothing: it would fall back to a
+    `rope_theta` of 10000 without an error. What 4 reads is added; 5 finds the same in both.
+    """
+    config = {**config, "dtype": dtype, "torch_dtype": dtype}
+    rope = config.get("rope_parameters") or {}
+    local, rope = rope.get("sliding_attention") or {}, rope.get("full_attention") or rope
+    theta, partial = _GPT_NEOX if config.get("model_type") == "gpt_neox" else ("rope_theta", "partial_rotary_factor")
+    scaling = {key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")}
+    older = {
+        theta: rope.get("rope_theta"),
+        partial: rope.get("partial_rotary_factor"),
+        "rope_local_base_freq": local.get("rope_theta"),
+    }
+    if rope.get("rope_type") == "longrope":  # 4 refuses other keys beside these
+        older["original_max_position_embeddings"] = rope.get("original_max_position_embeddings")
+        scaling = {"type": "longrope", "short_factor": rope["short_factor"], "long_factor": rope["long_factor"]}
+    older["rope_scaling"] = scaling if rope.get("rope_type", "default") != "default" else None
+    return {**{key: value for key, value in older.items() if value is not None}, **config}
+
+
+def check_completion_length(config: dict, max_new_tokens: int) -> None:
+    """Raise ModelFolderError if completions of `max_new_tokens` are too long for the model's rotary embedding."""
+    longest = fixed_rope_length(config)
+    if longest is not None and max_new_tokens >= longest:
+        raise ModelFolderError(
+            f"run.sampling.max_new_tokens is {max_new_tokens}; allowed: with the prompt {at_most(longest)}"
+        )
+
+
+def copy_companions(source: Path, target: Path) -> None:
+    """Copy the files beside weights and config.json that `source` has: the tokenizer's and the generation defaults."""
+    for name in COMPANIONS:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+
+
+_OWN_ATTENTION = ("sliding_window", "attention_chunk_size", "attn_logit_softcapping")
+"""Keys of config.json by which attention is another than causal attention over the whole sequence."""
+
+
+def check_ranks(settings: PluginSettings, ranks: int) -> None:
+    """Raise LearnerError if so many ranks cannot be divided as the settings say."""
+    tp, pp, sp = settings.tp_size, settings.pp_size, settings.sp_size
+    if ranks % (tp * pp * sp):
+        third = f" * trainer.sp_size {sp}" if sp > 1 else ""
+        raise LearnerError(
+            f"trainer.tp_size {tp} * trainer.pp_size {pp}{third} must divide the number of ranks, {ranks}"
+        )
+
+
+def check_sampling_masks(settings: PluginSettings, sampling_masks: bool) -> None:
+    """Raise LearnerError for masks with a vocabulary that ranks share."""
+    if sampling_masks and settings.plugin == "hybrid_parallel":
+        raise LearnerError(
+            "run.sampling_masks is not possible with trainer.plugin 'hybrid_parallel', whose ranks share the "
+            "vocabulary; allowed: another plugin, or false"
+        )
+
+
+def check_model(config: Any, settings: PluginSettings) -> None:
+    """Check that a model can be spread as the settings say.
+
+    Args:
+        config: transformers' PretrainedConfig, or the attributes that config.json has.
+
+    Raises:
+        LearnerError: it cannot.
+    """
+    tp, pp, sp = settings.tp_size, settings.pp_size, settings.sp_size
+    for name in ("num_attention_heads", "num_key_value_heads", "vocab_size", "intermediate_size"):
+        value = getattr(config, name, None)
+        if value is None:  # a default of transformers
+            continue
+        if value % tp:
+            raise LearnerError(f"trainer.tp_size {tp} does not divide the model's {name}, {value}")
+        if "heads" in name and value // tp % sp:
+            raise LearnerError(
+                f"trainer.tp_size {tp} * trainer.sp_size {sp} does not divide the model's {name}, {value}"
+            )
+    if config.num_hidden_layers < pp:
+        raise LearnerError(f"trainer.pp_size {pp} is more than the model's {config.num_hidden_layers} layers")
+    own = [name for name in _OWN_ATTENTION if getattr(config, name, None)]
+    if not getattr(config, "use_sliding_window", True):
+        own = [name for name in own if name != "sliding_window"]
+    if settings.sequence_parallel and own:
+        raise LearnerError(
+            f"trainer.sequence_parallel is not possible with this model's attention, which has {own[0]} in config.json"
+        )
+
+
+def read_texts(file: Path, vocabulary_size: int, longest: int | None) -> list[np.ndarray]:
+    """Return the texts, int64 [tokens] each.
+
+    Args:
+        file: JSONL with {"input_ids": [1, 2, 3]} a line.
+        vocabulary_size: ids must be below it.
+        longest: tokens that the model can read; None: any number.
+
+    Raises:
+        LearnerError: a line that is no text of this model; the sentence names it.
+    """
+    texts = []
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LearnerError(f"trainer.ptx.data: {file} cannot be read: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        where = f"trainer.ptx.data: {file}, line {number}"
+        try:
+            ids = json.loads(line)["input_ids"]
+            text = np.array(ids, dtype=np.int64)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise LearnerError(f'{where}: expected {{"input_ids": [1, 2, 3]}}, got {line[:80]!r}') from error
+        if text.ndim != 1 or text.size < 2 or not all(type(token) is int for token in ids):
+            raise LearnerError(f"{where}: input_ids must be a list of at least two whole numbers")
+        if text.min() < 0 or text.max() >= vocabulary_size:
+            allowed = f"this model's are 0 to {vocabulary_size - 1}"
+            raise LearnerError(f"{where}: input_ids has ids from {text.min()} to {text.max()}; {allowed}")
+        if longest is not None and text.size > longest:
+            raise LearnerError(f"{where}: input_ids has {text.size} tokens; the model reads at most {longest}")
+        texts.append(text)
+    if not texts:
+        raise LearnerError(f"trainer.ptx.data: {file} has no line")
+    return texts
