@@ -57,9 +57,10 @@ class Announcements:
 
 
 class DistributedLearner:
-    """The learner of all ranks, as rank 0 uses it: the `Learner` protocol, each call announced."""
+    """The learner of all ranks, as rank 0 uses it: the `Learner` protocol, each collective call announced."""
 
-    def __init__(self, learner: Learner, announcements: Announcements):
+    def __init__(self, learner: Learner, announcements: Announcements | None):
+        """`announcements`: None in a world of one."""
         self._learner = learner
         self._announcements = announcements
 
@@ -73,116 +74,88 @@ class DistributedLearner:
         """As Learner.lora: the adapter whose tensors `weights` yields, or None."""
         return getattr(self._learner, "lora", None)
 
+    @property
+    def has_snapshots(self) -> bool:
+        """Whether `snapshot` may be called."""
+        return hasattr(self._learner, "snapshot")
+
     def check_group(self, group: experience_pb2.GroupTensors) -> None:
         """As Learner.check_group."""
         self._learner.check_group(group)
 
     def train_step(self, groups: Sequence[experience_pb2.GroupTensors]) -> dict[str, float]:
         """As Learner.train_step."""
-        self._announcements.send("train_step", [group.SerializeToString() for group in groups])
+        if self._announcements is not None:
+            self._announcements.send("train_step", [group.SerializeToString() for group in groups])
         return self._learner.train_step(groups)
-
-    def weight_specs(self) -> list[tuple[str, int, tuple[int, ...]]]:
-        """As Learner.weight_specs."""
-        self._announcements.send("weight_specs")
-        return self._learner.weight_specs()
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """As Learner.weights. Closing it early goes through the rest, as the other ranks do."""
-        self._announcements.send("weights")
-        weights = self._learner.weights()
+        weights = self._call("weights")
         try:
-            yield from weights
+            for named in weights:  # noqa: UP028 - which would close `weights` with this generator
+                yield named
         finally:
-            for _ in weights:
-                pass
+            if self._announcements is not None:
+                for _ in weights:
+                    pass
+
+    def weight_specs(self) -> list[tuple[str, int, tuple[int, ...]]]:
+        """As Learner.weight_specs."""
+        return self._call("weight_specs")
 
     def save(self, folder: Path, state: dict[str, Any], facts: dict[str, Any] | None = None) -> None:
         """As Learner.save."""
-        self._announcements.send("save", folder=str(folder), state=state, facts=facts)
-        self._learner.save(folder, state, facts)
-
-    @property
-    def has_snapshots(self) -> bool:
-        """Whether `snapshot` may be called."""
-        return hasattr(self._learner, "snapshot")
+        self._call("save", folder=folder, state=state, facts=facts)
 
     def snapshot(self, folder: Path, state: dict[str, Any], facts: dict[str, Any] | None = None) -> Callable[[], None]:
         """As Learner.snapshot."""
-        self._announcements.send("snapshot", folder=str(folder), state=state, facts=facts)
-        return self._learner.snapshot(folder, state, facts)
+        return self._call("snapshot", folder=folder, state=state, facts=facts)
 
     def load(self, folder: Path) -> dict[str, Any]:
         """As Learner.load."""
-        self._announcements.send("load", folder=str(folder))
-        return self._learner.load(folder)
+        return self._call("load", folder=folder)
 
     def export(self, folder: Path) -> None:
         """As Learner.export."""
-        self._announcements.send("export", folder=str(folder))
-        self._learner.export(folder)
+        self._call("export", folder=folder)
 
     def idle(self) -> None:
-        """Tell the others, at least every few minutes, that rank 0 lives and waits."""
-        self._announcements.send("idle")
+        """Tell the others, at least every few minutes, that rank 0 is alive and waits."""
+        if self._announcements is not None:
+            self._announcements.send("idle")
 
     def stop(self) -> None:
         """Let the others end."""
-        self._announcements.send("stop")
+        if self._announcements is not None:
+            self._announcements.send("stop")
 
-
-class LocalLearner:
-    """The learner of a world of one: nothing to announce."""
-
-    def __init__(self, learner: Learner):
-        self._learner = learner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._learner, name)
-
-    @property
-    def has_snapshots(self) -> bool:
-        """Whether `snapshot` may be called."""
-        return hasattr(self._learner, "snapshot")
-
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """As Learner.weights, as a generator that can be closed."""
-        yield from self._learner.weights()
-
-    def idle(self) -> None:
-        """Nobody waits."""
-
-    def stop(self) -> None:
-        """Nobody follows."""
+    def _call(self, method: str, **arguments: Any) -> Any:
+        if self._announcements is not None:
+            paths = {name: str(value) for name, value in arguments.items() if isinstance(value, Path)}
+            self._announcements.send(method, **{**arguments, **paths})
+        return getattr(self._learner, method)(**arguments)
 
 
 def worker_loop(learner: Learner, announcements: Announcements) -> None:
     """Ranks above 0: call what rank 0 announces, until it says stop. Raises RuntimeError if rank 0 is gone."""
     with ThreadPoolExecutor(1, thread_name_prefix="write-checkpoint") as executor:
-        _worker_loop(learner, announcements, executor)
-
-
-def _worker_loop(learner: Learner, announcements: Announcements, executor: ThreadPoolExecutor) -> None:
-    while True:
-        command, payloads, arguments = announcements.receive()
-        if command == "train_step":
-            learner.train_step([experience_pb2.GroupTensors.FromString(payload) for payload in payloads])
-        elif command == "weight_specs":
-            learner.weight_specs()
-        elif command == "weights":
-            for _ in learner.weights():
-                pass
-        elif command == "save":
-            learner.save(Path(arguments["folder"]), arguments["state"], arguments["facts"])
-        elif command == "snapshot":
-            write = learner.snapshot(Path(arguments["folder"]), arguments["state"], arguments["facts"])
-            executor.submit(write)  # whether it failed rank 0 hears from the writing itself
-        elif command == "load":
-            learner.load(Path(arguments["folder"]))
-        elif command == "export":
-            learner.export(Path(arguments["folder"]))
-        elif command == "stop":
-            log.info("rank 0 has ended the training")
-            return
-        elif command != "idle":
-            raise ValueError(f"rank 0 announced '{command}', which this rank does not know")
+        while True:
+            command, payloads, arguments = announcements.receive()
+            if "folder" in arguments:
+                arguments["folder"] = Path(arguments["folder"])
+            if command == "train_step":
+                learner.train_step([experience_pb2.GroupTensors.FromString(payload) for payload in payloads])
+            elif command == "weights":
+                for _ in learner.weights():
+                    pass
+            elif command == "snapshot":
+                write = learner.snapshot(**arguments)
+                executor.submit(write)  # whether it failed rank 0 hears from the writing itself
+            elif command in ("weight_specs", "save", "load", "export"):
+                getattr(learner, command)(**arguments)
+            elif command == "stop":
+                log.info("rank 0 has ended the training")
+                return
+            elif command != "idle":
+                raise ValueError(f"rank 0 announced '{command}', which this rank does not know")

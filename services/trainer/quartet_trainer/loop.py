@@ -14,14 +14,15 @@ from quartet_trainer.checkpoint.checkpointer import Checkpointer
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control, Stopped
 from quartet_trainer.data import BatchFetcher, Fetched
-from quartet_trainer.distribute import DistributedLearner, LocalLearner
+from quartet_trainer.distribute import DistributedLearner
 from quartet_trainer.errors import InvalidGroupsError
 from quartet_trainer.evaluation import Evaluator, RunEnded
+from quartet_trainer.learner.metrics import public_names
 from quartet_trainer.members import Reporter
 from quartet_trainer.observation import RolloutObserver
 from quartet_trainer.outcome import judge
 from quartet_trainer.records.journal import Journal, append_rollouts, write_sample, writing
-from quartet_trainer.records.step_metrics import batch_metrics, public_names, time_metrics, update_metrics
+from quartet_trainer.records.step_metrics import batch_metrics, time_metrics, update_metrics
 from quartet_trainer.records.traces import GroupTraces
 from quartet_trainer.session import BrokerSession
 from quartet_trainer.status import Status
@@ -81,7 +82,7 @@ class TrainingLoop:
     """0: until the prompts end."""
     folder: Path
     """The run's folder."""
-    learner: LocalLearner | DistributedLearner
+    learner: DistributedLearner
     session: BrokerSession
     batches: BatchFetcher
     weight_sync: WeightSync

@@ -23,7 +23,7 @@ from quartet_trainer.checkpoint.checkpointer import Checkpointer
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control, Stopped
 from quartet_trainer.data import BatchFetcher, DynamicSampling, InvalidGroups
-from quartet_trainer.distribute import Announcements, DistributedLearner, LocalLearner, worker_loop
+from quartet_trainer.distribute import Announcements, DistributedLearner, worker_loop
 from quartet_trainer.errors import TrainingError
 from quartet_trainer.evaluation import Evaluator
 from quartet_trainer.learner import Learner, create_learner
@@ -78,8 +78,7 @@ def train(context: TrainerContext) -> str:
         status=status,
         patience=config.section.broker_timeout_seconds,
     )
-    loaded = _load(config)
-    learner = DistributedLearner(loaded, Announcements()) if launch.world_size() > 1 else LocalLearner(loaded)
+    learner = DistributedLearner(_load(config), Announcements() if launch.world_size() > 1 else None)
     try:
         status.enter(trainer_pb2.TRAINER_PHASE_WAITING_FOR_BROKER)
         run = session.wait_for_run(while_waiting=learner.idle)
@@ -98,9 +97,7 @@ def train(context: TrainerContext) -> str:
         channel.close()
 
 
-def _train(
-    context: TrainerContext, session: BrokerSession, learner: LocalLearner | DistributedLearner, run: broker_pb2.Run
-) -> str:
+def _train(context: TrainerContext, session: BrokerSession, learner: DistributedLearner, run: broker_pb2.Run) -> str:
     settings, control, status = context.config.section, context.control, context.status
     checkpointer = Checkpointer(
         context.checkpoint_root,
@@ -141,7 +138,7 @@ def _patience(settings: TrainerSection, checkpointer: Checkpointer) -> EarlyStop
 def _run_loop(
     context: TrainerContext,
     session: BrokerSession,
-    learner: LocalLearner | DistributedLearner,
+    learner: DistributedLearner,
     run: broker_pb2.Run,
     checkpointer: Checkpointer,
     patience: EarlyStopping | None,
@@ -217,7 +214,7 @@ def _members(
 def _publisher(
     context: TrainerContext,
     members: Members,
-    learner: LocalLearner | DistributedLearner,
+    learner: DistributedLearner,
     stopping: Callable[[], bool],
 ) -> Publisher:
     config, weights = context.config, context.config.section.weights
@@ -234,7 +231,7 @@ def _publisher(
         specs=learner.weight_specs(),
         stopping=stopping,
         folder=config.run.path / "weights",
-        lora=getattr(learner, "lora", None),
+        lora=learner.lora,
     )
 
 

@@ -27,10 +27,7 @@ from quartet_trainer.session import BrokerSession
 from quartet_trainer.status import Status
 
 if TYPE_CHECKING:
-    from quartet_trainer.distribute import (  # imports torch, which the servicer must not wait for
-        DistributedLearner,
-        LocalLearner,
-    )
+    from quartet_trainer.distribute import DistributedLearner  # torch, which the servicer must not wait for
 
 log = get_logger(__name__)
 
@@ -90,7 +87,7 @@ class Checkpointer:
         root: Path,
         settings: CheckpointSection,
         run: broker_pb2.Run,
-        learner: LocalLearner | DistributedLearner,
+        learner: DistributedLearner,
         session: BrokerSession,
         status: Status,
         on_durable: Callable[[], None] = lambda: None,

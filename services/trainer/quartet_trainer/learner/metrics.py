@@ -1,10 +1,9 @@
-"""The metrics of a step: their names, their meanings, and how they are made.
-
-"Trained tokens" are those that count in the loss; "computed tokens" are those of them that went through the model:
-all, or with `skip_zero_advantage` those of completions that can move the gradient.
-"""
+"""The metrics of a step: their names and how they are made; docs/metrics.md says what they mean."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,125 +12,93 @@ from quartet_trainer.algorithms.advantages import group_std
 from quartet_trainer.batch.decode import ExperienceBatch
 from quartet_trainer.batch.planner import StepPlan
 
-METRICS: dict[str, str] = {
-    "loss": "The policy's loss: policy_loss, and KL and entropy as far as they are in it; PTX apart.",
-    "policy_loss": "Its policy part, aggregated.",
-    "kl": "Mean KL to the reference model by `kl_estimator`, over computed tokens, or of the old policy over trained "
-    "tokens where it is taken from the reward; only if there is a reference model.",
-    "entropy": "Mean entropy of the policy at computed tokens, in nats, at the sampling temperature.",
-    "approx_kl": "Mean k3 KL of the policy and the old policy over computed tokens.",
-    "clip_ratio_low": "Share of computed tokens whose gradient the lower clip bound took away.",
-    "clip_ratio_high": "Share of computed tokens whose gradient the upper clip bound took away.",
-    "ratio_mean": "Mean importance ratio over computed tokens.",
-    "grad_norm": "Norm of the gradient before it was scaled down to max_grad_norm; the mean over the batch's updates.",
-    "update_skipped": "Share of the batch's updates that left the weights as they were: infinite gradient, high ratio.",
-    "learning_rate": "Learning rate of this step.",
-    "reward_mean": "Mean reward over completions.",
-    "reward_std": "Mean over groups of the unbiased standard deviation of their rewards.",
-    "frac_reward_zero_std": "Share of groups whose rewards are all equal: nothing to learn from.",
-    "solve_none": "Share of groups without any right answer, of those with judged answers; only if there are any. "
-    "So are solve_all and ans_acc.",
-    "solve_all": "Share of groups with right answers only, of those with judged answers.",
-    "format_acc": "Mean format accuracy over completions.",
-    "ans_acc": "Mean answer accuracy over the completions whose answers were judged.",
-    "advantage_abs_mean": "Mean absolute advantage over trained tokens.",
-    "completion_length_mean": "Mean tokens of a completion.",
-    "completion_length_max": "Tokens of the longest completion.",
-    "truncated_ratio": "Share of completions that ended at their length limit.",
-    "log_prob_diff_mean": "Mean |trainer's - rollout's log-prob| over computed tokens, before the step.",
-    "log_prob_diff_max": "Greatest |trainer's - rollout's log-prob| over computed tokens.",
-    "mismatch_kl": "Mean k3 KL of the rollout's policy and the trainer's over computed tokens.",
-    "effective_sample_size": "(sum w)^2 / (n sum w^2) with w = e^(trainer's - rollout's log-prob), computed tokens.",
-    "tis_weight_mean": "Mean weight of the correction over computed tokens; 1 where there is none.",
-    "dropped_ratio": "Share of computed tokens that the correction dropped.",
-    "router_load_max": "Tokens of the busiest expert over the mean of all, in passes with gradient, mean over layers; "
-    "1: all alike. Of a mixture of experts, not with hybrid_parallel; so are the next two.",
-    "router_idle_experts": "Share of experts that no token of the step went to.",
-    "router_entropy": "Mean entropy of the router's distribution over its greatest possible, 0 to 1.",
-    "groups": "Groups in the batch.",
-    "completions": "Completions in the batch.",
-    "completions_skipped": "Completions that needed no forward pass.",
-    "completion_tokens": "Tokens of all completions.",
-    "trained_tokens": "Completion tokens that count in the loss.",
-    "computed_tokens": "Completion tokens whose log-probs were computed.",
-    "forward_tokens": "Tokens through the model on all ranks: prompts, completions and padding.",
-    "shared_prompt_tokens": "Prompt tokens that were not computed again for the other completions of their group.",
-    "padding_ratio": "Share of padding in forward_tokens.",
-    "micro_batches": "Forward passes with gradient, over all ranks.",
-    "forward_seconds": "Time of forward passes and losses, the reference model's included; the slowest rank's.",
-    "backward_seconds": "Time of backward passes, the exchange of gradients included; the slowest rank's.",
-    "optimizer_seconds": "Time of gradient clipping and AdamW; the slowest rank's.",
-    "train_step_seconds": "Time of the whole step, decoding included; the slowest rank's.",
-    "value_loss": "The critic's loss: mean over trained tokens, without its coefficient. This and the next six: with a "
-    "critic only.",
-    "value_clip_ratio": "Share of trained tokens whose critic's gradient the value clip took away.",
-    "value_mean": "Mean of the critic's values over trained tokens, before the step.",
-    "return_mean": "Mean return over trained tokens: advantage + value, before the whitening.",
-    "value_explained_variance": "1 - variance of (return - value) / variance of return, over trained tokens; 0 where "
-    "returns are equal up to rounding.",
-    "critic_grad_norm": "Norm of the critic's gradient before it was scaled down to max_grad_norm; no head's.",
-    "critic_seconds": "Time of the critic's passes with gradient and its update; the slowest rank's; no head's.",
-    "ptx_loss": "Language-model loss of ptx.data, mean over its tokens in the step; with ptx.coefficient > 0 only.",
+TOKENS, UPDATES, SUM, PEAK = "mean over tokens", "mean over updates", "sum", "peak"
+"""How micro-batches' and ranks' numbers make the batch's: added up, and then divided by the computed tokens, or by the
+batch's updates, of which each is a mean already, or by nothing; or the greatest over the ranks."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of the learner: declared here, explained in docs/metrics.md."""
+
+    public: str
+    """Its name in metrics.jsonl."""
+    aggregation: str = ""
+    """Empty: it is alike on every rank."""
+    only_with: str = ""
+    """What a learner must have for it."""
+
+
+METRICS: dict[str, Metric] = {
+    "loss": Metric("train/loss", UPDATES),
+    "policy_loss": Metric("train/policy_loss", UPDATES),
+    "kl": Metric("train/kl", TOKENS, only_with="reference model"),
+    "entropy": Metric("train/entropy", TOKENS),
+    "approx_kl": Metric("train/approx_kl", TOKENS),
+    "clip_ratio_low": Metric("train/clip_ratio_low", TOKENS),
+    "clip_ratio_high": Metric("train/clip_ratio_high", TOKENS),
+    "ratio_mean": Metric("train/ratio_mean", TOKENS),
+    "grad_norm": Metric("train/grad_norm"),
+    "update_skipped": Metric("train/update_skipped"),
+    "learning_rate": Metric("train/learning_rate"),
+    "reward_mean": Metric("reward/mean"),
+    "reward_std": Metric("reward/std"),
+    "frac_reward_zero_std": Metric("reward/frac_zero_std"),
+    "solve_none": Metric("reward/solve_none"),
+    "solve_all": Metric("reward/solve_all"),
+    "format_acc": Metric("reward/format_acc"),
+    "ans_acc": Metric("reward/ans_acc"),
+    "advantage_abs_mean": Metric("train/advantage_abs_mean"),
+    "completion_length_mean": Metric("completions/mean_length"),
+    "completion_length_max": Metric("completions/max_length"),
+    "truncated_ratio": Metric("completions/truncated_ratio"),
+    "log_prob_diff_mean": Metric("mismatch/log_prob_diff_mean", TOKENS),
+    "log_prob_diff_max": Metric("mismatch/log_prob_diff_max", PEAK),
+    "mismatch_kl": Metric("mismatch/kl", TOKENS),
+    "effective_sample_size": Metric("mismatch/effective_sample_size"),
+    "tis_weight_mean": Metric("mismatch/tis_weight_mean", TOKENS),
+    "dropped_ratio": Metric("train/dropped_ratio", TOKENS),
+    "router_load_max": Metric("train/router_load_max", only_with="experts"),
+    "router_idle_experts": Metric("train/router_idle_experts", only_with="experts"),
+    "router_entropy": Metric("train/router_entropy", only_with="experts"),
+    "groups": Metric("batch/groups"),
+    "completions": Metric("batch/completions"),
+    "completions_skipped": Metric("batch/completions_skipped"),
+    "completion_tokens": Metric("batch/completion_tokens"),
+    "trained_tokens": Metric("batch/trained_tokens"),
+    "computed_tokens": Metric("batch/computed_tokens", SUM),
+    "forward_tokens": Metric("batch/forward_tokens", SUM),
+    "shared_prompt_tokens": Metric("batch/shared_prompt_tokens", SUM),
+    "padding_ratio": Metric("batch/padding_ratio"),
+    "micro_batches": Metric("batch/micro_batches", SUM),
+    "forward_seconds": Metric("time/forward", PEAK),
+    "backward_seconds": Metric("time/backward", PEAK),
+    "optimizer_seconds": Metric("time/optimizer", PEAK),
+    "train_step_seconds": Metric("time/train_step", PEAK),
+    "value_loss": Metric("train/value_loss", UPDATES, only_with="critic"),
+    "value_clip_ratio": Metric("train/value_clip_ratio", SUM, only_with="critic"),
+    "value_mean": Metric("train/value_mean", only_with="critic"),
+    "return_mean": Metric("train/return_mean", only_with="critic"),
+    "value_explained_variance": Metric("train/value_explained_variance", only_with="critic"),
+    "critic_grad_norm": Metric("train/critic_grad_norm", only_with="separate critic"),
+    "critic_seconds": Metric("train/critic_seconds", only_with="separate critic"),
+    "ptx_loss": Metric("train/ptx_loss", UPDATES, only_with="ptx"),
 }
 
-CRITIC = (
-    "value_loss",
-    "value_clip_ratio",
-    "value_mean",
-    "return_mean",
-    "value_explained_variance",
-    "critic_grad_norm",
-    "critic_seconds",
-)
-"""Those that only a learner with a critic has; of a value head, the last two are the policy's own."""
-
-ROUTER = ("router_load_max", "router_idle_experts", "router_entropy")
-"""Those that only a mixture of experts has."""
-
 SUMS = (
-    "loss",
-    "policy_loss",
-    "kl",
-    "entropy",
-    "approx_kl",
-    "clip_ratio_low",
-    "clip_ratio_high",
-    "ratio_mean",
-    "log_prob_diff_mean",
-    "mismatch_kl",
-    "tis_weight_mean",
-    "dropped_ratio",
-    "importance",
-    "importance_squared",
-    "computed_tokens",
-    "forward_tokens",
-    "real_tokens",
-    "shared_prompt_tokens",
-    "micro_batches",
-    "ptx_loss",
-    "value_loss",
-    "value_clip_ratio",
+    *(name for name, metric in METRICS.items() if metric.aggregation in (TOKENS, UPDATES, SUM)),
+    *("importance", "importance_squared", "real_tokens"),  # of which metrics are made
 )
-"""Added up over micro-batches and ranks."""
+PEAKS = tuple(name for name, metric in METRICS.items() if metric.aggregation == PEAK)
+MEANS_OF_UPDATES = [
+    place for place, name in enumerate(SUMS) if name in METRICS and METRICS[name].aggregation == UPDATES
+]
+"""Places in `SUMS`."""
 
-MEANS_OF_UPDATES = [SUMS.index(name) for name in ("loss", "policy_loss", "ptx_loss", "value_loss")]
-"""Places in `SUMS` of what is a mean over its batch already: of several optimizer steps their mean counts."""
 
-PEAKS = ("log_prob_diff_max", "forward_seconds", "backward_seconds", "optimizer_seconds", "train_step_seconds")
-"""Of which the greatest over the ranks counts."""
-
-_TOKEN_MEANS = (
-    "kl",
-    "entropy",
-    "approx_kl",
-    "clip_ratio_low",
-    "clip_ratio_high",
-    "ratio_mean",
-    "log_prob_diff_mean",
-    "mismatch_kl",
-    "tis_weight_mean",
-    "dropped_ratio",
-)
+def public_names(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the learner's metrics under their names in metrics.jsonl."""
+    return {METRICS[name].public: value for name, value in metrics.items()}
 
 
 def batch_metrics(batch: ExperienceBatch, plan: StepPlan) -> dict[str, float]:
@@ -189,7 +156,8 @@ def computed_metrics(sums: Tensor, peaks: Tensor, *, kl_in_loss: bool, ptx: bool
     """From sums and peaks over all ranks (float64, in the order of `SUMS` and `PEAKS`) to the metrics."""
     total = dict(zip(SUMS, sums.tolist(), strict=True))
     tokens = max(total["computed_tokens"], 1.0)
-    metrics = {name: total[name] / tokens for name in _TOKEN_MEANS if name != "kl" or kl_in_loss}
+    means = [name for name, metric in METRICS.items() if metric.aggregation == TOKENS]
+    metrics = {name: total[name] / tokens for name in means if name != "kl" or kl_in_loss}
     importance_squared = total["importance_squared"]
     return {
         "loss": total["loss"],

@@ -1,4 +1,4 @@
-"""The metrics of a step under their public names: the learner's renamed, and those it cannot know.
+"""The metrics of a step that the learner cannot know.
 
 docs/metrics.md defines each name.
 """
@@ -10,43 +10,6 @@ from quartet.v1 import experience_pb2
 
 from quartet_common.tensors import decode, decode_ragged
 from quartet_trainer.weight_sync import Published
-
-_PUBLIC = {
-    "reward_mean": "reward/mean",
-    "reward_std": "reward/std",
-    "frac_reward_zero_std": "reward/frac_zero_std",
-    "solve_none": "reward/solve_none",
-    "solve_all": "reward/solve_all",
-    "format_acc": "reward/format_acc",
-    "ans_acc": "reward/ans_acc",
-    "completion_length_mean": "completions/mean_length",
-    "completion_length_max": "completions/max_length",
-    "truncated_ratio": "completions/truncated_ratio",
-    "groups": "batch/groups",
-    "completions": "batch/completions",
-    "completions_skipped": "batch/completions_skipped",
-    "completion_tokens": "batch/completion_tokens",
-    "trained_tokens": "batch/trained_tokens",
-    "computed_tokens": "batch/computed_tokens",
-    "forward_tokens": "batch/forward_tokens",
-    "shared_prompt_tokens": "batch/shared_prompt_tokens",
-    "padding_ratio": "batch/padding_ratio",
-    "micro_batches": "batch/micro_batches",
-    "log_prob_diff_mean": "mismatch/log_prob_diff_mean",
-    "log_prob_diff_max": "mismatch/log_prob_diff_max",
-    "mismatch_kl": "mismatch/kl",
-    "effective_sample_size": "mismatch/effective_sample_size",
-    "tis_weight_mean": "mismatch/tis_weight_mean",
-    "forward_seconds": "time/forward",
-    "backward_seconds": "time/backward",
-    "optimizer_seconds": "time/optimizer",
-    "train_step_seconds": "time/train_step",
-}
-
-
-def public_names(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the learner's metrics under their public names; those without one become `train/{name}`."""
-    return {_PUBLIC.get(name, f"train/{name}"): value for name, value in metrics.items()}
 
 
 def batch_metrics(

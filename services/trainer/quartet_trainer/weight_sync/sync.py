@@ -14,7 +14,7 @@ import torch
 
 from quartet_common import tracing
 from quartet_common.log import get_logger
-from quartet_trainer.distribute import DistributedLearner, LocalLearner
+from quartet_trainer.distribute import DistributedLearner
 from quartet_trainer.weight_sync import Published, Publisher
 from quartet_trainer.weight_sync.packing import Snapshot, Weights
 from quartet_trainer.weight_sync.publisher import SLEEP_SECONDS
@@ -28,7 +28,7 @@ class WeightSync:
     def __init__(
         self,
         publisher: Publisher,
-        learner: LocalLearner | DistributedLearner,
+        learner: DistributedLearner,
         overlap: bool,
         sleep: bool = False,
         on_end: Callable[[], None] = lambda: None,
