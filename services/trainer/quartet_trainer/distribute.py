@@ -74,11 +74,6 @@ class DistributedLearner:
         """As Learner.lora: the adapter whose tensors `weights` yields, or None."""
         return getattr(self._learner, "lora", None)
 
-    @property
-    def has_snapshots(self) -> bool:
-        """Whether `snapshot` may be called."""
-        return hasattr(self._learner, "snapshot")
-
     def check_group(self, group: experience_pb2.GroupTensors) -> None:
         """As Learner.check_group."""
         self._learner.check_group(group)

@@ -219,7 +219,7 @@ class Checkpointer:
             extra = {name: make() for name, make in self.extra.items()}
             state = {**identity, "consumed": self.consumed.to_json(), "extra": extra}
             facts = {**identity, "ledger": mark, "first_remembered_pass": self._first_remembered_pass}
-            if self._settings.background and self._learner.has_snapshots:
+            if self._settings.background:
                 done = self._executor.submit(self._learner.snapshot(folder, state, facts))
                 done.add_done_callback(lambda _: self._on_durable())
             else:

@@ -85,7 +85,7 @@ class Learner(Protocol):
         """Copy into memory what this rank would write in `save`, and return what writes it as `save` does.
 
         Every rank calls the function returned, once, in any thread, while training goes on, and before the next
-        snapshot. It raises LearnerError. A learner that cannot do this has no such method, and is saved by `save`.
+        snapshot. It raises LearnerError.
         """
 
     def load(self, folder: Path) -> dict[str, Any]:
