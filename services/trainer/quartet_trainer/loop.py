@@ -9,8 +9,7 @@ from quartet.v1 import broker_pb2, experience_pb2, trainer_pb2
 from quartet_common.durations import now_timestamp, to_duration
 from quartet_common.log import get_logger
 from quartet_trainer.callbacks import Callbacks
-from quartet_trainer.checkpoint.best import EarlyStopping
-from quartet_trainer.checkpoint.checkpointer import Checkpointer
+from quartet_trainer.checkpointer import Checkpointer, EarlyStopping
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control, Stopped
 from quartet_trainer.data import BatchFetcher, Fetched

@@ -11,8 +11,8 @@ from quartet_common.durations import to_seconds
 from quartet_common.errors import failed_precondition, invalid_argument
 from quartet_common.identity import check_owner
 from quartet_common.log import get_logger
-from quartet_trainer.checkpoint import find_checkpoints
-from quartet_trainer.checkpoint.checkpointer import as_message
+from quartet_trainer.checkpointer import as_message
+from quartet_trainer.checkpoints import find_checkpoints
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control, Stopped
 from quartet_trainer.status import Status

@@ -18,8 +18,7 @@ from quartet_common.config import LoadedConfig, split_address
 from quartet_common.diagnosis import Peer
 from quartet_trainer import launch
 from quartet_trainer.callbacks import Callbacks, TrainingFacts, check_callbacks
-from quartet_trainer.checkpoint.best import EarlyStopping
-from quartet_trainer.checkpoint.checkpointer import Checkpointer
+from quartet_trainer.checkpointer import Checkpointer, EarlyStopping
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control, Stopped
 from quartet_trainer.data import BatchFetcher, DynamicSampling, InvalidGroups

@@ -73,7 +73,7 @@ class Learner(Protocol):
         """Write a checkpoint: durable and complete at `folder` when this returns, and not there at all before.
 
         Args:
-            folder: does not need to exist, e.g. `checkpoint.checkpoint_folder(root, step)`. An older one is replaced.
+            folder: does not need to exist, e.g. `checkpoints.checkpoint_folder(root, step)`. An older one is replaced.
             state: the caller's own; what JSON can hold.
             facts: what others than a learner read of the checkpoint; into its manifest, and what JSON can hold.
 

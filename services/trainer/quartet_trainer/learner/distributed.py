@@ -15,7 +15,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from quartet_trainer.checkpoint import atomic_folder
+from quartet_trainer.checkpoints import atomic_folder
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner import colossalai_patches
 

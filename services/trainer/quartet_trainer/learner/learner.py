@@ -21,7 +21,7 @@ from quartet_common.model_folder import fixed_rope_length
 from quartet_common.weights import folder_checksum
 from quartet_trainer.algorithms import create_algorithm
 from quartet_trainer.batch import ExperienceBatch, check_group, decode_groups
-from quartet_trainer.checkpoint import atomic_folder
+from quartet_trainer.checkpoints import atomic_folder
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner import distributed, storage
 from quartet_trainer.learner.accumulation import Accumulator

@@ -16,7 +16,7 @@ from learner_helpers import Run, all_parameters, make_batch, make_model, setting
 from processes import FORKS, Forked
 
 from quartet_common.ports import free_port
-from quartet_trainer.checkpoint import atomic_folder, checkpoint_folder, find_checkpoints, prune
+from quartet_trainer.checkpoints import atomic_folder, checkpoint_folder, find_checkpoints, prune
 from quartet_trainer.launch import leave_process
 from quartet_trainer.learner import LearnerError, create_learner, storage
 

@@ -84,7 +84,7 @@ def test_the_algorithm_chooses_what_ratios_are_to_unless_it_is_written() -> None
 
 def test_settings_need_no_torch() -> None:
     code = (
-        "import sys, quartet_trainer.learner.base, quartet_trainer.learner_settings, quartet_trainer.checkpoint, "
+        "import sys, quartet_trainer.learner.base, quartet_trainer.learner_settings, quartet_trainer.checkpoints, "
         "quartet_trainer.learner.checks; print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

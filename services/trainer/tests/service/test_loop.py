@@ -11,7 +11,7 @@ from receiver import Receivers
 from training import Train, Training, live_until
 
 from quartet_common.ledger import read_ledger
-from quartet_trainer.checkpoint import find_checkpoints
+from quartet_trainer.checkpoints import find_checkpoints
 from quartet_trainer.errors import TrainingError
 
 pytestmark = pytest.mark.timeout(180)

@@ -14,8 +14,9 @@ from quartet.v1 import broker_pb2
 from receiver import Receivers
 from training import Train
 
-from quartet_trainer.checkpoint import checkpointer, find_checkpoints
-from quartet_trainer.checkpoint.best import EarlyStopping
+from quartet_trainer import checkpointer
+from quartet_trainer.checkpointer import EarlyStopping
+from quartet_trainer.checkpoints import find_checkpoints
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.errors import SessionLost, TrainingError
 from quartet_trainer.randomness import random_state, restore_random_state

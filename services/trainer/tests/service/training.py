@@ -14,7 +14,7 @@ from quartet.v1 import broker_pb2, common_pb2, experience_pb2, tensor_pb2
 from quartet_common.config import load_config
 from quartet_trainer import training_run
 from quartet_trainer.batch import check_group
-from quartet_trainer.checkpoint import atomic_folder
+from quartet_trainer.checkpoints import atomic_folder
 from quartet_trainer.config import TrainerSection
 from quartet_trainer.control import Control
 from quartet_trainer.status import Status
