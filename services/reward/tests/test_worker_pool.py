@@ -18,6 +18,12 @@ async def test_a_reference_is_judged_without_an_answer(pool):
     assert (await pool.run({"reference": ENDLESS})).message["event"] == "judged"
 
 
+async def test_a_worker_leaves_the_processors_to_what_answers(pool):
+    await pool.run(QUICK)
+    nice = min(os.getpriority(os.PRIO_PROCESS, 0) + 5, 19)
+    assert [(os.getsid(pid) == pid, os.getpriority(os.PRIO_PROCESS, pid)) for pid in pool.pids] == [(True, nice)]
+
+
 async def test_a_worker_is_replaced_after_its_number_of_tasks(pool):
     seen = set()
     for _ in range(4):

@@ -72,6 +72,9 @@ class WorkerProcess:
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 env={**environment, **variables},
+                # Kernels share processors among sessions first (man 7 sched, autogroup): in the service's own, an
+                # answer that keeps its worker computing kept the service from answering others.
+                start_new_session=True,
             )
         self._writer: asyncio.StreamWriter | None = None
         self.pid = self._process.pid
