@@ -6,7 +6,7 @@ import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from quartet_trainer.batch import MicroBatch
 from quartet_trainer.learner.attention import attends_packed
 from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.lora import Adapter
-from quartet_trainer.learner.model import ValueHead, untied_names
+from quartet_trainer.learner.model import Policy, ValueHead, untied_names
 from quartet_trainer.learner.router import RouterStatistics
 from quartet_trainer.learner_settings import LearnerSettings
 
@@ -139,8 +139,11 @@ class Plugin(ABC):
     loads_in_turn = False
     """Whether `boost` and `keep_reference` are local, and leave a rank its share only: ranks may then load one after
     another, so that a host never holds the model more than once."""
-    reference_in_loss = True
+    reference_in_loss = False
     """Whether `accumulate` gives the reference model's log-probs to its criterion; may be set."""
+    _autocast: torch.dtype | None = None
+    """Of matrix products, where it is not the weights' own."""
+    _reference: nn.Module
 
     def __init__(self, settings: LearnerSettings, ranks: Ranks, booster: Booster) -> None:
         """Take the place among the ranks. Local."""
@@ -176,24 +179,80 @@ class Plugin(ABC):
     def meet(self) -> None:  # noqa: B027 - nothing, for most
         """Exchange what the ranks must know of each other; called once all have boosted."""
 
-    @abstractmethod
+    def _policy(self, causal_lm: PreTrainedModel) -> Policy:
+        """The policy to boost, where it is `Policy` that makes the log-probs."""
+        return Policy(
+            causal_lm,
+            self._autocast,
+            entropy_gradient=self.settings.entropy_coefficient > 0,
+            value_head=self.value_head,
+            router=self.router,
+        )
+
     def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
-        """Keep the model as it is now for `reference_log_probs`; `load` gives a second, whole one, if it takes one."""
+        """Keep the model as it is now for `reference_log_probs`; `load` gives a second, whole one.
 
-    @abstractmethod
+        It is in the policy's own precision, and not boosted: it has no optimizer. Under an adapter it is there already.
+        """
+        if self.adapter is None:
+            dtype = next(self.causal_lm.parameters()).dtype
+            self._reference = Policy(load(), self._autocast).eval().requires_grad_(False)
+            with exact_buffers(self._reference):
+                self._reference.to(self.ranks.device, dtype)
+
     def accumulate(self, count: int, load: Load, criterion: Criterion) -> Seconds:
-        """Add the gradient of the sum, over this rank's micro-batches and all ranks, of the criterion's losses."""
+        """Add the gradient of the sum, over this rank's micro-batches and all ranks, of the criterion's losses.
 
-    @abstractmethod
+        Where a rank takes part in more passes than it has micro-batches, its last stands in, without weight.
+        """
+        phases, rounds = Phases(self.ranks.device), self._rounds(count)
+        for index in range(rounds):
+            phases.begin("forward")
+            micro_batch = load(min(index, count - 1))
+            reference = self.reference_log_probs(micro_batch) if self.reference_in_loss else None
+            with self._exchange(index == rounds - 1):
+                log_probs, entropy, *values = self._outputs(self.model, micro_batch)
+                if index < count:
+                    loss = criterion(index, micro_batch, log_probs, entropy, reference, *values)
+                else:
+                    loss = 0.0 * sum(output.sum() for output in (log_probs, *values))
+                phases.begin("backward")
+                self.booster.backward(loss * self.data_size, self.optimizer)  # the exchange averages over ranks
+        return Seconds(**phases.end())
+
+    def _rounds(self, count: int) -> int:
+        """Passes with gradient of a rank with `count` micro-batches: more, where every backward takes all ranks."""
+        return count
+
+    def _most(self, count: int, group: dist.ProcessGroup | None = None) -> int:
+        """The greatest `count` of a group's ranks, of all by default."""
+        most = torch.tensor(count, device=self.ranks.device)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+        return int(most)
+
+    def _exchange(self, last: bool) -> AbstractContextManager:
+        """Within it, forward and backward exchange gradients if they must: in the `last` of a step. Local."""
+        return nullcontext() if last else self.booster.no_sync(self.model, self.optimizer)
+
+    def _outputs(self, model: nn.Module, micro_batch: MicroBatch) -> tuple[Tensor, ...]:
+        """Log-probs, entropy, and with a value head values, of the boosted policy or reference model."""
+        return model(*micro_batch.inputs)
+
+    @torch.no_grad()
     def log_probs(self, micro_batch: MicroBatch) -> Tensor:
         """The policy's log-probs [t], without gradient; zeros on some of the ranks whose `counts` is false.
 
         Collective among the ranks with the same share of the batch only, or where `passes` says more, among all.
         """
+        return self.model.unwrap()(*micro_batch.inputs)[0]
 
-    @abstractmethod
+    @torch.no_grad()
     def reference_log_probs(self, micro_batch: MicroBatch) -> Tensor:
         """The reference model's; see `log_probs`."""
+        if self.adapter is not None:
+            with self.adapter.disabled():
+                return self.log_probs(micro_batch)
+        return self._reference(*micro_batch.inputs)[0]
 
     def passes(self, count: int) -> int:
         """Forward passes that this rank takes part in where it has `count` micro-batches of its own: more, where all

@@ -13,7 +13,6 @@ from torch.distributed.fsdp import MixedPrecision
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from transformers import PreTrainedModel
 
-from quartet_trainer.batch import MicroBatch
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner.distributed import Ranks
 from quartet_trainer.learner.model import Policy
@@ -61,7 +60,7 @@ class TorchFsdp(Ranged):
         self._fsdp = fsdp
 
     def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None:
-        policy = Policy(causal_lm, entropy_gradient=self.settings.entropy_coefficient > 0, router=self.router)
+        policy = self._policy(causal_lm)
         self.causal_lm = causal_lm
         self._held = dict(causal_lm.named_parameters())
         self._fsdp.fsdp_kwargs["auto_wrap_policy"] = ModuleWrapPolicy({Policy, *decoder_layers(causal_lm)})
@@ -77,9 +76,6 @@ class TorchFsdp(Ranged):
     def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
         """Spread as the policy is."""
         self._reference, *_ = self.booster.boost(_Shell(Policy(load().eval().requires_grad_(False))))
-
-    def _forward(self, model: nn.Module, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        return model(*micro_batch.inputs)
 
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self._held.values() if parameter.grad is not None]

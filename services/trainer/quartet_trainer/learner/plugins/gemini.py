@@ -88,8 +88,7 @@ class Gemini(Ranged):
         )
         self.booster = Booster(plugin=gemini)
         names = {id(parameter): name for name, parameter in causal_lm.named_parameters()}
-        policy = Policy(causal_lm, entropy_gradient=self.settings.entropy_coefficient > 0, router=self.router)
-        shell = _Shell(policy)
+        shell = _Shell(self._policy(causal_lm))
         groups = create_optimizer(shell).param_groups
         self.causal_lm = causal_lm
         self.model, self.optimizer, *_ = self.booster.boost(shell, ScaledAdamW(groups))
@@ -110,7 +109,7 @@ class Gemini(Ranged):
         with exact_buffers(shell):
             self._reference, *_ = self.booster.boost(shell)
 
-    def _forward(self, model: nn.Module, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    def _outputs(self, model: nn.Module, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
         model.module.inputs = micro_batch.inputs
         return model()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -70,8 +71,7 @@ class HybridParallel(Sharded):
         if settings.sequence_parallel:
             self._sequence = SequenceParallel(parallel.sp_group)
         self._last = parallel.stage_manager is None or parallel.stage_manager.is_last_stage()
-        self._has_reference = False
-        self._reference: Stage
+        self._reference_stage: Stage
         self.data_rank = dist.get_rank(parallel.dp_group)
         self.data_size = data_size
         self.counts = self._last and dist.get_rank(parallel.tp_group) == 0 == dist.get_rank(parallel.sp_group)
@@ -124,7 +124,6 @@ class HybridParallel(Sharded):
 
     def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
         """Sharded as the policy is, without DDP around it, which needs gradients. Under an adapter it is there."""
-        self._has_reference = True
         if self.adapter:
             return
         causal_lm = load().eval().requires_grad_(False)
@@ -132,43 +131,29 @@ class HybridParallel(Sharded):
         dtype = next(self.causal_lm.parameters()).dtype
         with exact_buffers(sharded):
             sharded.to(self.ranks.device, dtype)
-        self._reference = self._make_stage(sharded)
+        self._reference_stage = self._make_stage(sharded)
 
     def accumulate(self, count: int, load: Load, criterion: Criterion) -> Seconds:
-        with_reference = self._has_reference and self.reference_in_loss
         if self._staged:
-            return self._accumulate_staged(count, load, criterion, with_reference)
-        total, partitions = count, self._zero_stage == 2
-        if partitions:
-            most = torch.tensor(count, device=self.ranks.device)
-            dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._parallel.dp_group)
-            total = int(most)
-        phases = Phases(self.ranks.device)
-        for index in range(total):
-            phases.begin("forward")
-            micro_batch = load(min(index, count - 1))
-            self._exchange_next(partitions or index == total - 1)
-            log_probs, entropy = self.model(*micro_batch.inputs)
-            if index < count:
-                reference = self.reference_log_probs(micro_batch) if with_reference else None
-                loss = criterion(index, micro_batch, log_probs, entropy, reference)
-            else:
-                loss = 0.0 * log_probs.sum()
-            phases.begin("backward")
-            self.booster.backward(loss * self.data_size, self.optimizer)
-        return Seconds(**phases.end())
+            return self._accumulate_staged(count, load, criterion)
+        return super().accumulate(count, load, criterion)
 
-    def _exchange_next(self, exchange: bool) -> None:
-        """Whether the next backward exchanges gradients: among data-parallel ranks, and those that share sequences."""
+    def _rounds(self, count: int) -> int:
+        return self._most(count, self._parallel.dp_group) if self._zero_stage == 2 else count
+
+    def _exchange(self, last: bool) -> AbstractContextManager:
+        """Among data-parallel ranks, and those that share sequences."""
+        exchange = last or self._zero_stage == 2
         if self._rows:
             self.optimizer.require_grad_sync = exchange
         else:
             self.model.module.require_backward_grad_sync = exchange
         self.model.require_grad_sync = exchange
+        return nullcontext()
 
-    def _accumulate_staged(self, count: int, load: Load, criterion: Criterion, with_reference: bool) -> Seconds:
+    def _accumulate_staged(self, count: int, load: Load, criterion: Criterion) -> Seconds:
         references: list[Tensor | None] = [None] * count
-        if with_reference:
+        if self.reference_in_loss:
             references = [self.reference_log_probs(load(index)) for index in range(count)]
         # The schedule wants at least as many micro-batches as stages: the last, the least, stands in, without weight.
         padded = max(count, self.settings.pp_size)
@@ -204,7 +189,7 @@ class HybridParallel(Sharded):
         if self.adapter:
             with self.adapter.disabled():
                 return self.log_probs(micro_batch)
-        return self._forward(self._reference, micro_batch)
+        return self._forward(self._reference_stage, micro_batch)
 
     @torch.no_grad()
     def _forward(self, stage: Stage, micro_batch: MicroBatch) -> Tensor:

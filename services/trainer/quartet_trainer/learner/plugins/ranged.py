@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from quartet_trainer.batch import MicroBatch
-from quartet_trainer.learner.plugins.base import Criterion, Load, Phases, Plugin, Seconds, clip_parts
+from quartet_trainer.learner.plugins.base import Plugin, clip_parts
 
 
 class Ranged(Plugin):
@@ -22,15 +23,10 @@ class Ranged(Plugin):
     weight.
     """
 
-    _reference: nn.Module | None = None
     _held: dict[str, nn.Parameter]
     """What the optimizer has of each tensor that this rank holds some of, by name."""
     _ranges: dict[str, list[tuple[int, int]]]
     """For each name, where every rank's range of the flattened tensor begins, and its length."""
-
-    @abstractmethod
-    def _forward(self, model: nn.Module, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """A pass through the policy or the reference model."""
 
     @abstractmethod
     def _gradients(self) -> list[Tensor]:
@@ -53,33 +49,21 @@ class Ranged(Plugin):
                 raise ValueError(f"the ranks have {of_ranks} elements of {name}, which is {list(self.specs[name])}")
 
     def passes(self, count: int) -> int:
-        most = torch.tensor(count, device=self.ranks.device)
-        dist.all_reduce(most, op=dist.ReduceOp.MAX)
-        return int(most)
+        return self._most(count)
+
+    def _rounds(self, count: int) -> int:
+        return self._most(count)
+
+    def _exchange(self, last: bool) -> AbstractContextManager:
+        return nullcontext()
 
     @torch.no_grad()
     def log_probs(self, micro_batch: MicroBatch) -> Tensor:
-        return self._forward(self.model, micro_batch)[0]
+        return self._outputs(self.model, micro_batch)[0]
 
     @torch.no_grad()
     def reference_log_probs(self, micro_batch: MicroBatch) -> Tensor:
-        return self._forward(self._reference, micro_batch)[0]
-
-    def accumulate(self, count: int, load: Load, criterion: Criterion) -> Seconds:
-        phases = Phases(self.ranks.device)
-        with_reference = self._reference is not None and self.reference_in_loss
-        for index in range(self.passes(count)):
-            phases.begin("forward")
-            micro_batch = load(min(index, count - 1))
-            reference = self.reference_log_probs(micro_batch) if with_reference else None
-            log_probs, entropy = self._forward(self.model, micro_batch)
-            if index < count:
-                loss = criterion(index, micro_batch, log_probs, entropy, reference)
-            else:
-                loss = 0.0 * log_probs.sum()
-            phases.begin("backward")
-            self.booster.backward(loss * self.data_size, self.optimizer)  # the exchange averages over ranks
-        return Seconds(**phases.end())
+        return self._outputs(self._reference, micro_batch)[0]
 
     def clip_gradient(self, max_norm: float) -> float:
         return clip_parts([(gradient, 1.0) for gradient in self._gradients()], max_norm, self.ranks.device)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,18 +14,11 @@ from colossalai.zero.low_level import LowLevelZeroOptimizer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from quartet_trainer.batch import MicroBatch
 from quartet_trainer.learner.distributed import Ranks
-from quartet_trainer.learner.model import Policy
 from quartet_trainer.learner.plugins.base import (
     CreateOptimizer,
-    Criterion,
-    Load,
-    Phases,
     Plugin,
-    Seconds,
     clip_parts,
-    exact_buffers,
 )
 from quartet_trainer.learner_settings import LearnerSettings
 
@@ -91,65 +84,21 @@ class LowLevelZero(Plugin):
             max_norm=0.0,  # clip_gradient does it, before it is known whether the step is taken
         )
         super().__init__(settings, ranks, Booster(plugin=zero))
-        self._reference: Policy
+        self._partitions = settings.zero_stage == 2
 
     def _boost(self, causal_lm: PreTrainedModel, create_optimizer: CreateOptimizer) -> None:
         # With adapters it would want PEFT's model itself, to add their parameters to the optimizer; this one has them.
         self.booster.plugin.lora_enabled = False
-        policy = Policy(
-            causal_lm,
-            entropy_gradient=self.settings.entropy_coefficient > 0,
-            value_head=self.value_head,
-            router=self.router,
-        )
+        policy = self._policy(causal_lm)
         self.causal_lm = causal_lm
         self.model, self.optimizer, *_ = self.booster.boost(policy, create_optimizer(policy))
-        self._rows = ZeroRows(
-            self.optimizer, dist.group.WORLD, self.ranks.device, partitions=self.settings.zero_stage == 2
-        )
+        self._rows = ZeroRows(self.optimizer, dist.group.WORLD, self.ranks.device, partitions=self._partitions)
 
-    def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
-        """In the policy's own precision, not boosted: it has no optimizer. Under an adapter it is there already."""
-        if self.adapter is not None:
-            return
-        dtype = next(self.causal_lm.parameters()).dtype
-        self._reference = Policy(load()).eval().requires_grad_(False)
-        with exact_buffers(self._reference):
-            self._reference.to(self.ranks.device, dtype)
+    def _rounds(self, count: int) -> int:
+        return self._most(count) if self._partitions else count
 
-    @torch.no_grad()
-    def log_probs(self, micro_batch: MicroBatch) -> Tensor:
-        return self.model.unwrap()(*micro_batch.inputs)[0]
-
-    @torch.no_grad()
-    def reference_log_probs(self, micro_batch: MicroBatch) -> Tensor:
-        if self.adapter is not None:
-            with self.adapter.disabled():
-                return self.log_probs(micro_batch)
-        return self._reference(*micro_batch.inputs)[0]
-
-    def accumulate(self, count: int, load: Load, criterion: Criterion) -> Seconds:
-        total, partitions = count, self.settings.zero_stage == 2
-        if partitions:
-            most = torch.tensor(count, device=self.ranks.device)
-            dist.all_reduce(most, op=dist.ReduceOp.MAX)
-            total = int(most)
-        phases = Phases(self.ranks.device)
-        with_reference = self.settings.kl_coefficient > 0 and self.reference_in_loss
-        for index in range(total):
-            phases.begin("forward")
-            micro_batch = load(min(index, count - 1))
-            exchanges = partitions or index == total - 1
-            with nullcontext() if exchanges else self.booster.no_sync(self.model, self.optimizer):
-                log_probs, entropy, *values = self.model(*micro_batch.inputs)
-                if index < count:
-                    reference = self.reference_log_probs(micro_batch) if with_reference else None
-                    loss = criterion(index, micro_batch, log_probs, entropy, reference, *values)
-                else:
-                    loss = 0.0 * sum(output.sum() for output in (log_probs, *values))
-                phases.begin("backward")
-                self.booster.backward(loss * self.data_size, self.optimizer)  # the exchange averages over ranks
-        return Seconds(**phases.end())
+    def _exchange(self, last: bool) -> AbstractContextManager:
+        return super()._exchange(last or self._partitions)
 
     def clip_gradient(self, max_norm: float) -> float:
         return clip_parts([(row, 1.0) for _, row in self._rows.gradients()], max_norm, self.ranks.device)
