@@ -66,7 +66,6 @@ class DistributedLearner:
 
     @property
     def step(self) -> int:
-        """As Learner.step."""
         return self._learner.step
 
     @property
@@ -75,11 +74,9 @@ class DistributedLearner:
         return getattr(self._learner, "lora", None)
 
     def check_group(self, group: experience_pb2.GroupTensors) -> None:
-        """As Learner.check_group."""
         self._learner.check_group(group)
 
     def train_step(self, groups: Sequence[experience_pb2.GroupTensors]) -> dict[str, float]:
-        """As Learner.train_step."""
         if self._announcements is not None:
             self._announcements.send("train_step", [group.SerializeToString() for group in groups])
         return self._learner.train_step(groups)
@@ -96,23 +93,18 @@ class DistributedLearner:
                     pass
 
     def weight_specs(self) -> list[tuple[str, int, tuple[int, ...]]]:
-        """As Learner.weight_specs."""
         return self._call("weight_specs")
 
     def save(self, folder: Path, state: dict[str, Any], facts: dict[str, Any] | None = None) -> None:
-        """As Learner.save."""
         self._call("save", folder=folder, state=state, facts=facts)
 
     def snapshot(self, folder: Path, state: dict[str, Any], facts: dict[str, Any] | None = None) -> Callable[[], None]:
-        """As Learner.snapshot."""
         return self._call("snapshot", folder=folder, state=state, facts=facts)
 
     def load(self, folder: Path) -> dict[str, Any]:
-        """As Learner.load."""
         return self._call("load", folder=folder)
 
     def export(self, folder: Path) -> None:
-        """As Learner.export."""
         self._call("export", folder=folder)
 
     def idle(self) -> None:

@@ -9,9 +9,10 @@ because another trainer opened the run, ends the training with `SessionLost`.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 from quartet.v1 import broker_pb2, broker_pb2_grpc, common_pb2, experience_pb2
 
 from quartet_common.diagnosis import Peer
@@ -119,7 +120,7 @@ class BrokerSession:
             settles_ledger=True,
             first_remembered_pass=first_remembered_pass,
         )
-        answer = self._insist("OpenSession", partial(self._stub.OpenSession, request, timeout=CALL_SECONDS))
+        answer = self._call("OpenSession", request)
         self.epoch = answer.session_epoch
         return answer
 
@@ -129,7 +130,7 @@ class BrokerSession:
             raise Stopped
         steps = [broker_pb2.TrainedStep(step=step, instance_ids=instance_ids) for step, instance_ids in lines]
         request = broker_pb2.SettleTrainedRequest(run_id=self._run_id, session_epoch=self.epoch, steps=steps)
-        return self._insist("SettleTrained", partial(self._stub.SettleTrained, request, timeout=CALL_SECONDS)).settled
+        return self._call("SettleTrained", request).settled
 
     def lease(self, step: int, cancelled: WakeEvent) -> Batch | None:
         """Wait a few seconds for the batch of `step`. None when called away by `cancelled`, in any thread."""
@@ -169,7 +170,7 @@ class BrokerSession:
     def rollout_of(self, instance_id: str) -> str:
         """Return the rollout that put a group, "unknown" if the broker has no record of it."""
         request = broker_pb2.GetGroupRequest(run_id=self._run_id, instance_id=instance_id)
-        group = self._insist("GetGroup", partial(self._stub.GetGroup, request, timeout=CALL_SECONDS))
+        group = self._call("GetGroup", request)
         put = [moment.who for moment in group.moments if moment.kind == broker_pb2.GROUP_MOMENT_KIND_PUT]
         return (put and put[-1]) or "unknown"
 
@@ -178,39 +179,37 @@ class BrokerSession:
         request = broker_pb2.DropExperienceRequest(
             run_id=self._run_id, session_epoch=self.epoch, step=step, instance_ids=instance_ids, reason=reason
         )
-        return self._insist("DropExperience", partial(self._stub.DropExperience, request, timeout=CALL_SECONDS)).dropped
+        return self._call("DropExperience", request).dropped
 
     def mark_trained(self, step: int, instance_ids: Sequence[str]) -> int:
         """Say that the step's batch, these instances, is in the weights. Returns the new policy version."""
         request = broker_pb2.MarkTrainedRequest(
             run_id=self._run_id, session_epoch=self.epoch, step=step, instance_ids=instance_ids
         )
-        call = partial(self._stub.MarkTrained, request, timeout=CALL_SECONDS)
-        return self._insist(f"MarkTrained of step {step}", call).policy_version
+        return self._call("MarkTrained", request, f" of step {step}").policy_version
 
     def commit(self, step: int) -> broker_pb2.CommitResponse:
         """Say that steps below `step` are durable."""
         request = broker_pb2.CommitRequest(run_id=self._run_id, session_epoch=self.epoch, step=step)
-        call = partial(self._stub.Commit, request, timeout=CALL_SECONDS)
-        return self._insist(f"Commit of {step} steps", call, last=True)
+        return self._call("Commit", request, f" of {step} steps", last=True)
 
     def finish(self, state: broker_pb2.RunState, reason: str, ending: broker_pb2.RunEnding, step: int) -> None:
         """End the run, all `step` steps of which are committed."""
         request = broker_pb2.FinishRunRequest(
             run_id=self._run_id, state=state, reason=reason, ending=ending, committed_step=step
         )
-        self._insist("FinishRun", partial(self._stub.FinishRun, request, timeout=CALL_SECONDS), last=True)
+        self._call("FinishRun", request, last=True)
 
     def run(self) -> broker_pb2.Run:
         """Return the run as it stands."""
         request = broker_pb2.GetRunRequest(run_id=self._run_id)
-        return self._insist("GetRun", partial(self._stub.GetRun, request, timeout=CALL_SECONDS), last=True).run
+        return self._call("GetRun", request, last=True).run
 
     def dead(self) -> Sequence[broker_pb2.DeadPrompt]:
         """Return the first prompts that were set aside, at most 1,000; none if the broker refuses to say."""
         request = broker_pb2.ListDeadRequest(run_id=self._run_id, limit=_MOST_DEAD)
         try:
-            return self._insist("ListDead", partial(self._stub.ListDead, request, timeout=CALL_SECONDS), last=True).dead
+            return self._call("ListDead", request, last=True).dead
         except TrainingError as error:
             log.warning("the dead prompts are not known: %s", error)
             return []
@@ -248,7 +247,11 @@ class BrokerSession:
     def evaluation_results(self, evaluation_id: str) -> broker_pb2.GetEvaluationResponse:
         """Return an evaluation with its transcripts, as it stands."""
         request = broker_pb2.GetEvaluationRequest(run_id=self._run_id, evaluation_id=evaluation_id)
-        return self._insist("GetEvaluation", partial(self._stub.GetEvaluation, request, timeout=CALL_SECONDS))
+        return self._call("GetEvaluation", request)
+
+    def _call(self, method: str, request: Message, of: str = "", last: bool = False) -> Any:
+        """`_insist` on a unary call; `of`: for errors and logs."""
+        return self._insist(method + of, partial(getattr(self._stub, method), request, timeout=CALL_SECONDS), last)
 
     def _insist(self, what: str, call: Callable[[], Answer], last: bool = False) -> Answer:
         """Call, and call again while the broker is away.

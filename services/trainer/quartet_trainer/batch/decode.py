@@ -214,20 +214,20 @@ def decode_groups(
             parts.append(_decode(group, vocabulary_size, sampling_masks, longest))
         except ExperienceError as error:
             raise ExperienceError(f"group {index}: {error}") from error
-    prompt_lengths = np.array([part.prompt.size for part in parts])
-    sizes = np.array([part.lengths.size for part in parts])
+    prompt_lengths = np.array([part["prompt"].size for part in parts])
+    sizes = np.array([part["lengths"].size for part in parts])
     group_of_row = np.repeat(np.arange(len(parts)), sizes)
-    lengths = np.concatenate([part.lengths for part in parts])
+    lengths = np.concatenate([part["lengths"] for part in parts])
 
-    def join(field: str) -> Tensor:
-        return torch.from_numpy(np.concatenate([getattr(part, field) for part in parts]))
+    def join(*names: str) -> Tensor:
+        return torch.from_numpy(np.concatenate([part[name] for name in names for part in parts]))
 
     candidates = None
     if sampling_masks:
         counts = join("mask_counts").long()
         candidates = Candidates(counts=counts, starts=counts.cumsum(0) - counts, token_ids=join("mask_ids"))
     return ExperienceBatch(
-        tokens=torch.from_numpy(np.concatenate([*(p.prompt for p in parts), *(p.completions for p in parts)])),
+        tokens=join("prompt", "completions"),
         prompt_starts=torch.from_numpy((np.cumsum(prompt_lengths) - prompt_lengths)[group_of_row]),
         prompt_lengths=torch.from_numpy(prompt_lengths[group_of_row]),
         completion_starts=torch.from_numpy(np.cumsum(lengths) - lengths),
@@ -257,28 +257,10 @@ def check_group(
     _decode(group, vocabulary_size, sampling_masks, longest)
 
 
-@dataclass(frozen=True)
-class _Group:
-    """One group's arrays, still views of the message's bytes."""
-
-    prompt: np.ndarray
-    completions: np.ndarray
-    lengths: np.ndarray
-    log_probs: np.ndarray
-    loss_mask: np.ndarray
-    rewards: np.ndarray
-    temperatures: np.ndarray
-    truncated: np.ndarray
-    format_acc: np.ndarray
-    ans_acc: np.ndarray
-    ans_judged: np.ndarray
-    mask_counts: np.ndarray | None
-    mask_ids: np.ndarray | None
-
-
 def _decode(
     group: experience_pb2.GroupTensors, vocabulary_size: int, sampling_masks: bool, longest: int | None
-) -> _Group:
+) -> dict[str, np.ndarray]:
+    """One group's arrays by name, still views of the message's bytes."""
     prompt, completions, lengths = _decode_tokens(group, vocabulary_size, longest)
     if group.HasField("loss_mask") and group.loss_mask.lengths:
         loss_mask = all_rows(group.loss_mask, tensor_pb2.DTYPE_UINT8, lengths, "loss_mask")
@@ -309,26 +291,23 @@ def _decode(
             f"its completions were drawn with {name} = {value}: their log-probs are not the model's and cannot be "
             "computed again"
         )
-    mask_counts, mask_ids = None, None
+    arrays = {
+        "prompt": prompt,
+        "completions": completions,
+        "lengths": lengths,
+        "log_probs": log_probs,
+        "loss_mask": loss_mask,
+        "temperatures": temperatures,
+        **{name: per_completion(name) for name in ("rewards", "format_acc", "ans_acc")},
+        "truncated": per_completion("truncated", tensor_pb2.DTYPE_UINT8),
+        "ans_judged": np.ones(lengths.size, dtype=np.uint8),
+    }
+    if group.HasField("ans_judged"):
+        arrays["ans_judged"] = per_completion("ans_judged", tensor_pb2.DTYPE_UINT8)
     if sampling_masks:
-        mask_counts, mask_ids = decode_candidates(group, completions, lengths, loss_mask, vocabulary_size)
-    return _Group(
-        prompt=prompt,
-        completions=completions,
-        lengths=lengths,
-        log_probs=log_probs,
-        loss_mask=loss_mask,
-        rewards=per_completion("rewards"),
-        temperatures=temperatures,
-        truncated=per_completion("truncated", tensor_pb2.DTYPE_UINT8),
-        format_acc=per_completion("format_acc"),
-        ans_acc=per_completion("ans_acc"),
-        ans_judged=per_completion("ans_judged", tensor_pb2.DTYPE_UINT8)
-        if group.HasField("ans_judged")
-        else np.ones(lengths.size, dtype=np.uint8),
-        mask_counts=mask_counts,
-        mask_ids=mask_ids,
-    )
+        masks = decode_candidates(group, completions, lengths, loss_mask, vocabulary_size)
+        arrays["mask_counts"], arrays["mask_ids"] = masks
+    return arrays
 
 
 def _decode_tokens(

@@ -133,12 +133,10 @@ class BoosterLearner:
         return causal_lm
 
     def check_group(self, group: experience_pb2.GroupTensors) -> None:
-        """See `Learner.check_group`."""
         vocabulary = self._causal_lm.config.vocab_size
         check_group(group, vocabulary, sampling_masks=self._sampling_masks, longest=self._longest)
 
     def train_step(self, groups: Sequence[experience_pb2.GroupTensors]) -> dict[str, float]:
-        """See `Learner.train_step`."""
         started = time.perf_counter()
         vocabulary = self._causal_lm.config.vocab_size
         batch = decode_groups(groups, vocabulary, sampling_masks=self._sampling_masks, longest=self._longest)
@@ -208,13 +206,11 @@ class BoosterLearner:
         return self._plugin.causal_lm
 
     def weight_specs(self) -> list[tuple[str, int, tuple[int, ...]]]:
-        """See `Learner.weight_specs`."""
         dtype = _WIRE_DTYPE[self._wire_dtype]
         specs = self._plugin.specs if self._plugin.adapter else self._shapes_in_files()
         return [(name, dtype, tuple(shape)) for name, shape in specs.items()]
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `Learner.weights`."""
         weights = self._plugin.weights()
         for name, tensor in weights if self._plugin.adapter else as_in_files(self._causal_lm, weights):
             yield name, tensor.detach().to(self._wire_dtype).contiguous()
@@ -229,7 +225,6 @@ class BoosterLearner:
 
     @property
     def lora(self) -> rollout_pb2.LoraConfig | None:
-        """See `Learner.lora`."""
         lora = self._settings.lora
         if not lora.r:
             return None
@@ -238,11 +233,9 @@ class BoosterLearner:
         )
 
     def save(self, folder: Path, state: dict[str, Any], facts: dict[str, Any] | None = None) -> None:
-        """See `Learner.save`."""
         self._writer(folder, state, facts)(*self._shares())
 
     def snapshot(self, folder: Path, state: dict[str, Any], facts: dict[str, Any] | None = None) -> Callable[[], None]:
-        """See `Learner.snapshot`."""
         copies = [[(name, tensor.detach().to("cpu", copy=True)) for name, tensor in share] for share in self._shares()]
         write = self._writer(folder, state, facts)
         return lambda: write(*map(iter, copies))
@@ -313,8 +306,6 @@ class BoosterLearner:
         return write
 
     def export(self, folder: Path) -> None:
-        """See `Learner.export`."""
-
         def write(weights: Tensors) -> None:
             with atomic_folder(folder) as writing:
                 named = as_in_files(self._causal_lm, weights)
@@ -331,7 +322,6 @@ class BoosterLearner:
         distributed.raise_together(self._ranks, error, f"write the model {folder}")
 
     def load(self, folder: Path) -> dict[str, Any]:
-        """See `Learner.load`."""
         saved = storage.read_learner(folder)
         trained = folder / ("adapter" if self._plugin.adapter else "model")
         if not trained.is_dir():

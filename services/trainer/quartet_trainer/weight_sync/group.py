@@ -198,12 +198,10 @@ class Transfer:
 
     @property
     def manifest(self) -> rollout_pb2.WeightManifest:
-        """See `WeightUpdate.manifest`."""
         return self.packer.manifest
 
     @property
     def checksum(self) -> Callable[[], int] | None:
-        """See `WeightUpdate.checksum`."""
         return self.weights.checksum if isinstance(self.weights, Snapshot) else None
 
     def run(self) -> Answers[rollout_pb2.FinishWeightUpdateResponse]:
@@ -223,7 +221,6 @@ class Transfer:
         return gather(calls, self.deadline, self.alive)
 
     def buckets(self) -> Iterator[torch.Tensor]:
-        """See `WeightUpdate.buckets`."""
         if isinstance(self.weights, Snapshot):
             yield from self.weights.buckets
             return
@@ -231,7 +228,6 @@ class Transfer:
             yield from self.packer.pack(tensors)
 
     def begin(self, path: str = "") -> None:
-        """See `WeightUpdate.begin`."""
         request = rollout_pb2.BeginWeightUpdateRequest(
             run_id=self.run_id,
             group_epoch=self.group.epoch,
@@ -249,7 +245,6 @@ class Transfer:
         gather(calls, self.deadline, self.alive).raise_if_bad(f"beginning update to version {self.version}")
 
     def check(self) -> None:
-        """See `WeightUpdate.check`."""
         if time.monotonic() > self.deadline:
             raise TransferFailed("the tensors did not go through in time")
         if gone := next((name for name in self.group.members if not self.alive(name)), ""):

@@ -93,7 +93,6 @@ class GroupTransport:
         self._store, self._interface = store, interface
 
     def meet(self, epoch: int, secret: bytes, world_size: int, timeout: float) -> GroupChannel:
-        """See `Transport.meet`."""
         store = self._store.epoch(epoch, secret)
         group = ProcessGroup(self.name, store, 0, world_size, timeout, self._store.host, self._interface)
         return GroupChannel(group, timeout)
@@ -106,7 +105,6 @@ class GroupChannel:
         self._group, self._timeout = group, timeout
 
     def transfer(self, update: WeightUpdate) -> int:
-        """See `Channel.transfer`."""
         return send_all(update, self.send)
 
     def send(self, bucket: torch.Tensor) -> Wait:
@@ -126,7 +124,6 @@ class GroupChannel:
         return wait
 
     def drop(self, wait: float = 0.0) -> None:
-        """See `Channel.drop`."""
         self._group.close(wait)
 
 

@@ -59,7 +59,6 @@ class WeightSync:
 
     @property
     def epoch(self) -> int:
-        """As Publisher.epoch."""
         return self._publisher.epoch
 
     def begin(self) -> bool:

@@ -114,11 +114,9 @@ class Files:
         self._written: tuple[int, Path, int] | None = None
 
     def meet(self, epoch: int, secret: bytes, world_size: int, timeout: float) -> Files:
-        """See `Transport.meet`."""
         return self
 
     def transfer(self, update: WeightUpdate) -> int:
-        """See `Channel.transfer`."""
         if self._written is None or self._written[0] != update.version:
             try:
                 self._written = self._write(update)
@@ -230,7 +228,6 @@ class PluginTransport:
             raise TransferFailed(f"transport '{self.name}' failed: {type(error).__name__}: {error}") from error
 
     def meet(self, epoch: int, secret: bytes, world_size: int, timeout: float) -> PluginChannel:
-        """See `Transport.meet`."""
         try:
             return PluginChannel(self.name, self._end.meet(epoch, secret, world_size, timeout))
         except RuntimeError:
@@ -259,5 +256,4 @@ class PluginChannel:
             raise TransferFailed(f"transport '{self._name}' failed: {type(error).__name__}: {error}") from error
 
     def drop(self, wait: float = 0.0) -> None:
-        """See `Channel.drop`."""
         self._drop(wait)

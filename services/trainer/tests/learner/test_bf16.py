@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from learner_helpers import Run, make_model, settings
+from learner_helpers import Run, make_batch, make_model, settings
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
 from quartet_trainer.learner import create_learner
+from quartet_trainer.learner import model as model_module
 from quartet_trainer.learner.model import Policy
 
 
@@ -49,3 +51,25 @@ def test_log_probs_of_a_bf16_model_are_its_logits_own(tmp_path: Path) -> None:
     exact = torch.distributions.Categorical(logits=logits)
     torch.testing.assert_close(log_probs.double(), exact.log_prob(targets), rtol=1e-6, atol=2e-6)
     torch.testing.assert_close(entropy.double(), exact.entropy(), rtol=1e-6, atol=2e-6)
+
+
+GEMINI = {"plugin": "gemini", "precision": "bf16"}
+"""It computes in bf16 alone; on several ranks: `test_plugins`."""
+
+
+def test_long_batches_are_computed_a_chunk_at_a_time(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = make_batch(seed=71)
+    at_once = create_learner(settings(**GEMINI), model_path, Run()).train_step(groups)
+    monkeypatch.setattr(model_module, "LOGITS_AT_ONCE", 64 * 7)
+    chunked = create_learner(settings(**GEMINI), model_path, Run()).train_step(groups)
+    for name in ("loss", "grad_norm", "entropy"):
+        assert chunked[name] == pytest.approx(at_once[name], rel=0.02), name
+
+
+def test_a_step_that_is_not_taken_leaves_no_gradient(model_path: Path) -> None:
+    learner, other = (create_learner(settings(**GEMINI, algorithm="dapo"), model_path, Run()) for _ in range(2))
+    usual, learner._algorithm = learner._algorithm, replace(learner._algorithm, max_mean_ratio=1e-6)
+    assert learner.train_step(make_batch(seed=72))["update_skipped"] == 1.0
+    learner._algorithm = usual
+    seen, expected = (one.train_step(make_batch(seed=71)) for one in (learner, other))
+    assert (seen["grad_norm"], seen["loss"]) == pytest.approx((expected["grad_norm"], expected["loss"]), rel=1e-9)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import reference
 import torch
+import torch.distributed as dist
 from torch import Tensor, tensor
 
 from quartet_trainer.algorithms.advantages import (
@@ -33,7 +34,9 @@ from quartet_trainer.algorithms.losses import (
     token_weights,
     truncated_importance_weight,
 )
+from quartet_trainer.learner import distributed
 from quartet_trainer.learner.metrics import target_metrics
+from quartet_trainer.learner.plugins.stage import vocab_parallel_log_probs
 
 DIFFERENCES = [-400.0, -20.5, -19.5, -3.0, -0.25, 0.0, 0.25, 1.5, 3.0, 19.5, 20.5, 400.0]
 """log p_new - log p_old; 400 overflows float32 and, squared, float64's exponent."""
@@ -121,6 +124,17 @@ def test_a_token_counts_as_clipped_if_and_only_if_it_has_no_gradient(name: str, 
     if not isinstance(found, tuple):
         assert not (found.clipped_low & (now > old)).any() and not (found.clipped_high & (now < old)).any()
     assert clipped.any() != ("wide" in name)
+
+
+def test_huge_logits_of_a_divided_vocabulary_stay_finite() -> None:
+    """On one rank; several, and their gradients: `test_plugins`."""
+    distributed.initialize(seed=0)
+    logits = tensor([[3e4, -3e4, 0.0], [-3e4, -3e4, -3e4]], requires_grad=True)
+    log_probs, entropy = vocab_parallel_log_probs(logits, tensor([1, 2]), 0, dist.group.WORLD)
+    torch.testing.assert_close(log_probs, tensor([-6e4, -1.0986123]))
+    torch.testing.assert_close(entropy, tensor([0.0, 1.0986123]))
+    (log_probs.sum() + entropy.sum()).backward()
+    assert logits.grad.isfinite().all()
 
 
 # --- KL and corrections -----------------------------------------------------------------------------------------------

@@ -1,11 +1,10 @@
-"""Learning rates by hand, and the linear schedule against PyTorch's."""
+"""Learning rates by hand."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-import torch
 from learner_helpers import settings
 
 from quartet_trainer.errors import LearnerError
@@ -31,16 +30,6 @@ def test_by_hand(values: dict[str, Any], rates: dict[int, float]) -> None:
     assert {step: rate(step) for step in rates} == pytest.approx(rates)
     falling = [rate(step) for step in range(values.get("warmup_steps", 0), 13)]
     assert falling == sorted(falling, reverse=True)
-
-
-def test_linear_is_pytorchs_without_a_warm_up() -> None:
-    rate = LearningRate(settings(schedule="linear", learning_rate=3e-4, min_learning_rate_ratio=0.1), max_steps=7)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=3e-4)
-    theirs = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1.0, end_factor=0.1, total_iters=7)
-    for step in range(10):
-        assert rate(step) == pytest.approx(theirs.get_last_lr()[0])
-        optimizer.step()
-        theirs.step()
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])

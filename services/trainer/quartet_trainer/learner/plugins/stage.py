@@ -19,23 +19,20 @@ from quartet_trainer.learner.plugins.sequence import SequenceParallel
 
 
 def vocab_parallel_log_probs(
-    logits: Tensor, targets: Tensor, first: int, vocabulary: int, group: dist.ProcessGroup
+    logits: Tensor, targets: Tensor, first: int, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor]:
     """Log-probs of t tokens and the entropy of their distributions. All ranks of `group` call.
 
     Args:
-        logits: float32 or float64 [t, v]: this rank's v columns. Columns at or above `vocabulary` are padding: they are
-            no part of the distribution and get no gradient. At least one column of each rank is not.
-        targets: int64 [t], in [0, vocabulary).
+        logits: float32 or float64 [t, v]: this rank's v columns.
+        targets: int64 [t].
         first: the token of this rank's first column.
-        vocabulary: tokens of the whole vocabulary.
         group: the tensor-parallel ranks.
 
     Returns:
         log_probs [t] and entropy [t], in nats, alike on every rank, both with gradient.
     """
-    real = logits[:, : max(0, vocabulary - first)]
-    return _VocabParallel.apply(real, targets - first, group)
+    return _VocabParallel.apply(logits, targets - first, group)
 
 
 class _VocabParallel(torch.autograd.Function):
@@ -171,4 +168,4 @@ class Stage:
             logits = logits.float()
         config, first = self.causal_lm.config, dist.get_rank(self._tp_group) * self._columns
         logits = after_output_layer(logits, config).div_(temperatures[:, None])
-        return vocab_parallel_log_probs(logits, targets, first, config.vocab_size, self._tp_group)
+        return vocab_parallel_log_probs(logits, targets, first, self._tp_group)
