@@ -5,7 +5,7 @@ deadline of the training's collectives, nor occupy a GPU. An announcement is one
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -81,7 +81,7 @@ class DistributedLearner:
             self._announcements.send("train_step", [group.SerializeToString() for group in groups])
         return self._learner.train_step(groups)
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def weights(self) -> Generator[tuple[str, torch.Tensor], None, None]:
         """As Learner.weights. Closing it early goes through the rest, as the other ranks do."""
         weights = self._call("weights")
         try:

@@ -1,7 +1,8 @@
 """Tensors into buckets: as a few reused buffers, one filled while the others are sent, or as a copy of all of them."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
 
 import torch
 from quartet.v1 import rollout_pb2, tensor_pb2
@@ -23,7 +24,7 @@ _DTYPES = {
 BUFFERS = 4
 """One is filled while the others are sent and checksummed."""
 
-Weights = Callable[[], Iterator[tuple[str, torch.Tensor]]]
+Weights = Callable[[], Generator[tuple[str, torch.Tensor], None, None]]
 """Returns the tensors of a manifest by name, in its order; what it returns is always exhausted or closed."""
 
 
@@ -83,7 +84,7 @@ class Snapshot:
         checksum = BackgroundChecksum()
         try:
             for bucket in fill(self.manifest, weights, lambda index, _: self.buckets[index]):
-                checksum.add(lambda bucket=bucket: memoryview(bucket.cpu().numpy()))
+                checksum.add(partial(_bytes, bucket))
         except BaseException:
             checksum.close()
             raise
@@ -99,6 +100,10 @@ class Snapshot:
         if self._under_way is not None:
             under_way, self._under_way = self._under_way, None
             self._checksum = under_way.value()
+
+
+def _bytes(bucket: torch.Tensor) -> memoryview:
+    return memoryview(bucket.cpu().numpy())
 
 
 def fill(

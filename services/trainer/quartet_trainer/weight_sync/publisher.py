@@ -212,12 +212,13 @@ class Publisher:
     ) -> None:
         self._shake_hands(targets)
         stubs = {name: self._peers[name].stub for name in targets}
-        if self._group is None or self._group.members.keys() != targets.keys():
-            self._make_group(targets, stubs)
+        group = self._group
+        if group is None or group.members.keys() != targets.keys():
+            group = self._make_group(targets, stubs)
         transfer = Transfer(
             self._run_id,
             version,
-            self._group,
+            group,
             stubs,
             self._worth_waiting_for,
             deadline,
@@ -258,7 +259,7 @@ class Publisher:
 
     def _make_group(
         self, targets: dict[str, broker_pb2.Member], stubs: dict[str, rollout_pb2_grpc.RolloutServiceStub]
-    ) -> None:
+    ) -> WeightGroup:
         self._drop_group()
         self._last_epoch = 1 + max(self._last_epoch, self._members.epoch, *self._epochs_at(targets))
         self._group = form_group(
@@ -272,6 +273,7 @@ class Publisher:
             self._seconds(max(self._manifest.bucket_bytes, default=0), len(targets)),
             self._worth_waiting_for,
         )
+        return self._group
 
     def _seconds(self, size: int, rollouts: int) -> float:
         """Return how long `size` bytes may take to so many rollouts."""

@@ -246,7 +246,7 @@ class PluginChannel:
     def __init__(self, name: str, channel: Channel):
         self._name = name
         self._drop = channel.drop
-        self._transfer = getattr(channel, "transfer", None) or channel.carry  # its name in earlier releases
+        self._transfer = getattr(channel, "transfer", None) or getattr(channel, "carry")  # noqa: B009 - of earlier releases
 
     def transfer(self, update: WeightUpdate) -> int:
         """See `Channel.transfer`. What the learner raises while it packs is the learner's, and goes on."""
