@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -30,6 +31,9 @@ from dataclasses import asdict
 from progress import Progress
 from suite_run import RESULTS, Result, SuiteRun, line_of
 from suites import ROOT, SUITES, Suite, choose, quick
+
+sys.path.append(str(ROOT / "tests" / "preloaded"))
+from preloaded import Shared  # noqa: E402
 
 SLOWEST = 10
 ERROR_LINES, ERROR_COLUMNS = 15, 300  # of each failure, at the end
@@ -63,7 +67,7 @@ def main() -> int:
     # Ctrl-C would wait in vain.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
-    with Progress() as progress, busy(arguments.busy):
+    with Progress() as progress, busy(arguments.busy), contextlib.closing(Shared()):
         runs = [run_suites(suites, arguments.at_a_time, options, progress) for _ in range(arguments.repeat)]
     return summarise([added_up(results) for results in zip(*runs, strict=True)], time.monotonic() - began)
 
@@ -129,7 +133,8 @@ def summarise(results: list[Result], seconds: float) -> int:
     }
     (RESULTS / "test.json").write_text(json.dumps(summary, indent=2) + "\n")
     merge_reports(results)
-    cpu = sum(result.cpu_seconds for result in results)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = used.ru_utime + used.ru_stime  # the suites' and that of the interpreters they share
     where = RESULTS.relative_to(ROOT)
     print("\n".join(errors_of(results)))
     print(f"\n{seconds:.0f} s in all, {cpu:.0f} s of CPU; logs, test.json and junit.xml are in {where}")

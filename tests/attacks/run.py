@@ -37,8 +37,8 @@ from quartet_common.errors import AWAY
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.append(str(HERE.parent / "upgrade"))
-from another_build import checkout  # noqa: E402 (beside the other suite's tests)
-from live_run import KINDS, RUN, LiveRun, make_model  # noqa: E402
+from live_run import RUN, SERVICES, LiveRun  # noqa: E402 (beside the other suite's tests)
+from preloaded import Pythons, make_models, process_of  # noqa: E402
 
 PART_SECONDS = 60.0  # in each part of the time, or all of it if it is shorter, the run is to make progress
 SECONDS = 300.0  # for anything that is waited for
@@ -134,13 +134,15 @@ async def attack(folder: Path, seconds: float, quiet: float, seed: int) -> Repor
         "run.prompt_lease_ttl": 5.0,
         "run.member_ttl": 5.0,
     }
-    live = LiveRun(folder, make_model(folder / "model"), settings=settings)
+    pythons = Pythons()
+    make_models(pythons["trainer"], folder / "model")
+    live = LiveRun(folder, folder / "model", pythons, settings=settings)
     calls, bystander, bare = folder / "bystander.txt", None, _python("bare.py", folder / "bare.txt")
     try:
         live.start_redis()
-        for kind in KINDS:
-            live.start(kind, checkout())
-        live.attach(checkout())
+        for kind in SERVICES:
+            live.start(kind)
+        live.attach()
         async with AsyncClient(**live.addresses, timeout=SECONDS) as client:
             await _until_trained(live, client, 2)
             address = f"127.0.0.1:{int((folder / 'bare.txt').read_text())}"
@@ -158,7 +160,7 @@ async def attack(folder: Path, seconds: float, quiet: float, seed: int) -> Repor
             report.codes = json.loads((folder / "attackers.json").read_text())
             _read(calls, began, report)
             await client.end_prompts(RUN)
-            status = await asyncio.to_thread(live.wait, "client", SECONDS)
+            status = await asyncio.to_thread(live.processes["client"].wait, SECONDS)
         audit = await asyncio.to_thread(live.audit)
         report.audit = next((line for line in audit.stdout.splitlines() if "exactly once" in line), audit.stderr)
         if status or audit.returncode:
@@ -168,6 +170,7 @@ async def attack(folder: Path, seconds: float, quiet: float, seed: int) -> Repor
         if bystander is not None:
             bystander.kill()
         live.close()
+        pythons.close()
     return report
 
 
@@ -214,8 +217,8 @@ async def _watch(
 def _memory(live: LiveRun) -> dict[str, int]:
     """Return the resident memory of each service with its processes, in bytes; the reward service's are `WORKERS`."""
     sizes: dict[str, int] = {}
-    for name in ("redis", *KINDS):
-        process = psutil.Process(live.pid(name))
+    for name in ("redis", *SERVICES):
+        process = psutil.Process(process_of(live.processes[name].pid))
         own, below = _resident([process]), _resident(process.children(recursive=True))
         sizes |= {name: own, WORKERS: below} if name == "reward" else {name: own + below}
     return sizes

@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,17 +59,24 @@ class Report:
 
 
 async def run(
-    plan: Plan, place: Loopback | Hosts, schedule: Sequence[Fault], seed: int, limit: float, say: Callable[[str], None]
+    plan: Plan,
+    place: Loopback | Hosts,
+    pythons: Mapping[str, Path],
+    schedule: Sequence[Fault],
+    seed: int,
+    limit: float,
+    say: Callable[[str], None],
 ) -> Report:
     """Run the plan with a schedule of faults; end all that was started, whatever happens.
 
     Args:
+        pythons: the environments' interpreters.
         limit: seconds after which it has failed.
         say: told a line about each fault.
     """
     report = Report(seed, plan.groups, len(schedule))
     began = time.monotonic()
-    town = Town(plan, place)
+    town = Town(plan, place, pythons)
     injector = Injector(town, list(schedule), say)
     try:
         async with asyncio.timeout(limit):

@@ -4,6 +4,8 @@ import asyncio
 import functools
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import network
 import pytest
 from schedule import RESTORE_DECK, Fault, draw
 from town import HERE, Plan
+from victim import Pythons
 
 from quartet_local import guard
 
@@ -37,12 +40,18 @@ class Done:
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict:
+def pythons() -> Iterator[Pythons]:
+    with closing(Pythons()) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def runs(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> dict:
     """By name: the short form and the controls, each Done; "network": exit status and output, or why it cannot run."""
-    return asyncio.run(_all(tmp_path_factory.mktemp("chaos")))
+    return asyncio.run(_all(tmp_path_factory.mktemp("chaos"), pythons))
 
 
-async def _all(root: Path) -> dict:
+async def _all(root: Path, pythons: Pythons) -> dict:
     # It dies right after its first commit, before the checkpoint that would have held the step.
     trapped = (Fault(5, "trap", "committed"),)
     tail = (Fault(10, "lose-tail", "redis"),)
@@ -59,18 +68,18 @@ async def _all(root: Path) -> dict:
     }
 
     async def one_by_one() -> dict[str, Done]:
-        return {name: await _one(*what) for name, what in others.items()}
+        return {name: await _one(pythons, *what) for name, what in others.items()}
 
-    everything = _one(tuple(draw(SEED, GROUPS, FAULTS)), Plan(root / "faults", GROUPS))
+    everything = _one(pythons, tuple(draw(SEED, GROUPS, FAULTS)), Plan(root / "faults", GROUPS))
     done, first, of_network = await asyncio.gather(
         one_by_one(), everything, asyncio.to_thread(_network, root / "network")
     )
     return {**done, "faults of all kinds": first, "network": of_network}
 
 
-async def _one(schedule: tuple[Fault, ...], plan: Plan) -> Done:
+async def _one(pythons: Pythons, schedule: tuple[Fault, ...], plan: Plan) -> Done:
     say = functools.partial(print, f"{plan.folder.name}:")
-    report = await chaos.run(plan, network.Loopback(), schedule, SEED, LIMIT_SECONDS, say)
+    report = await chaos.run(plan, network.Loopback(), pythons, schedule, SEED, LIMIT_SECONDS, say)
     return Done(report, schedule, plan.folder)
 
 

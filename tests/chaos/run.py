@@ -18,6 +18,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ import network
 import signals
 from schedule import NETWORK_DECK, PROCESS_DECK, RESTORE_DECK, draw
 from town import Plan
+from victim import Pythons
 
 from quartet_local import guard
 
@@ -87,7 +89,9 @@ def _signals(arguments: argparse.Namespace) -> int:
         print(
             f"\nquartet run under {arguments.faults} signals, seed {seed}; in {os.path.relpath(folder)}\n", flush=True
         )
-        report = asyncio.run(signals.run(folder, seed, arguments.faults, functools.partial(print, flush=True)))
+        say = functools.partial(print, flush=True)
+        with closing(Pythons()) as pythons:
+            report = asyncio.run(signals.run(folder, seed, arguments.faults, pythons, say))
         (folder / "report.json").write_text(json.dumps(report.to_json(), indent=1) + "\n")
         if not report.right:
             print(f"\n{signals.explain(report, folder)}\n")
@@ -127,7 +131,9 @@ def _run(form: str, arguments: argparse.Namespace, share: int = 1) -> int:
     print(f"\n{form}: {groups} groups, {faults} faults, seed {arguments.seed}; logs: {where}\n", flush=True)
     place = network.Hosts() if form == "network" else network.Loopback()
     say = functools.partial(print, flush=True)
-    report = asyncio.run(chaos.run(Plan(folder, groups), place, schedule, arguments.seed, arguments.limit, say))
+    plan, seed, limit = Plan(folder, groups), arguments.seed, arguments.limit
+    with closing(Pythons()) as pythons:
+        report = asyncio.run(chaos.run(plan, place, pythons, schedule, seed, limit, say))
     (folder / "report.json").write_text(json.dumps(report.to_json(), indent=1) + "\n")
     print(f"\n{_table(report)}\n" if report.right else f"\n{chaos.explain(report, schedule, folder)}\n")
     print(report.line(), flush=True)

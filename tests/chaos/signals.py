@@ -22,10 +22,10 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / "deploy" / "local" / "tests"), str(ROOT / "tests" / "upgrade")]
+sys.path.append(str(ROOT / "deploy" / "local" / "tests"))
 
-from launched import Launched, free_ports  # noqa: E402
-from live_run import make_model  # noqa: E402
+from launched import Launched, free_ports, preloaded_checkout, process_of  # noqa: E402
+from preloaded import Pythons, make_models  # noqa: E402
 
 from quartet_client import AsyncClient  # noqa: E402
 
@@ -127,13 +127,14 @@ def draw(seed: int, count: int) -> Iterator[Blow]:
         yield Blow(target, number, round(chance.uniform(0, 1.5), 2), chance.random() < AT_ONCE, seconds)
 
 
-async def run(folder: Path, seed: int, count: int, say: Callable[[str], None]) -> Report:
-    """Do a run under signals in a fresh folder."""
+async def run(folder: Path, seed: int, count: int, pythons: Pythons, say: Callable[[str], None]) -> Report:
+    """Do a run under signals in a fresh folder; services begin with their imports done."""
     report = Report(seed, count)
     began = time.monotonic()
     ports = free_ports(4)
-    _prepare(folder, ports)
-    launched = Launched([str(folder / "run.toml")], folder / "output.txt")
+    _prepare(folder, ports, pythons)
+    checkout = preloaded_checkout(folder / "checkout", pythons)
+    launched = Launched([str(folder / "run.toml")], folder / "output.txt", checkout=checkout)
     try:
         await _strike(launched, list(draw(seed, count)), report, say)
         async with AsyncClient(f"127.0.0.1:{ports[0]}", timeout=60) as client:
@@ -199,8 +200,11 @@ def _until_there(launched: Launched, target: str) -> list[int]:
         # Workers carry no environment to find them by.
         commands = {}
         for process in psutil.Process(launched.process.pid).children(recursive=True):
-            with suppress(psutil.Error):  # it ended while we looked
-                commands[process.pid] = " ".join(process.cmdline()) + " "
+            with suppress(psutil.Error, OSError):  # it ended while we looked
+                service = psutil.Process(process_of(process.pid))
+                commands[service.pid] = " ".join(process.cmdline()) + " "
+                below = service.children(recursive=True) if service != process else ()
+                commands |= {each.pid: " ".join(each.cmdline()) + " " for each in below}
         guards = {pid for pid, line in commands.items() if TARGETS["guard"] in line}
         # A worker that was killed is started again when a verification needs it: then it is the service's turn.
         for wanted in (target, "reward") if target == "verifier worker" else (target,):
@@ -212,9 +216,9 @@ def _until_there(launched: Launched, target: str) -> list[int]:
     return found
 
 
-def _prepare(folder: Path, ports: list[int]) -> None:
+def _prepare(folder: Path, ports: list[int], pythons: Pythons) -> None:
     folder.mkdir(parents=True)
-    make_model(folder / "model")
+    make_models(pythons["trainer"], folder / "model")
     problems = (f'{{"prompt": "1+{number}=?", "gt_answer": "{1 + number}"}}\n' for number in range(8))
     (folder / "train.jsonl").write_text("".join(problems))
     (folder / "run.toml").write_text(_RUN_FILE.format(folder=folder, ports=ports))

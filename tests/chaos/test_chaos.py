@@ -68,8 +68,8 @@ def test_a_cut_network_loses_nothing_and_trains_nothing_twice(runs):
 
 
 @pytest.mark.slow
-def test_a_whole_run_survives_signals_to_all_of_its_processes(tmp_path):
-    report = asyncio.run(signals.run(tmp_path / "run", SEED, SIGNALS, functools.partial(print, flush=True)))
+def test_a_whole_run_survives_signals_to_all_of_its_processes(pythons, tmp_path):
+    report = asyncio.run(signals.run(tmp_path / "run", SEED, SIGNALS, pythons, functools.partial(print, flush=True)))
     assert report.right, signals.explain(report, tmp_path / "run")
 
 

@@ -22,7 +22,6 @@ from victim import Victim
 from quartet_local.redis import find_server
 
 HERE = Path(__file__).resolve().parent
-ENVIRONMENTS = HERE.parents[1] / ".quartet" / "envs"
 
 RUN = "chaos"
 GROUPS_PER_STEP = 5
@@ -55,9 +54,10 @@ class Plan:
 class Town:
     """All processes, and what they told."""
 
-    def __init__(self, plan: Plan, place: Loopback | Hosts):
+    def __init__(self, plan: Plan, place: Loopback | Hosts, pythons: Mapping[str, Path]):
         self.plan = plan
         self.place = place
+        self._pythons = pythons
         self.trap = plan.folder / "trap.json"
         self.pace = plan.folder / "pace"
         self.committed = 0  # groups, as far as heard
@@ -141,16 +141,16 @@ class Town:
     def _service(self, name: str) -> list[str]:
         kind = name.partition("-")[0]
         named = os.environ.get(f"QUARTET_CHAOS_{kind.upper()}")
-        command = shlex.split(named) if named else [_python(kind), "-m", f"quartet_{kind}"]
+        command = shlex.split(named) if named else [str(self._pythons[kind]), "-m", f"quartet_{kind}"]
         return [*command, str(self._run_file(name))]
 
     def _feeder(self) -> list[str]:
-        return [_python("dev"), str(HERE / "feeder.py"), str(self._run_file("feeder")), *self.brokers()]
+        return [str(self._pythons["dev"]), str(HERE / "feeder.py"), str(self._run_file("feeder")), *self.brokers()]
 
     def _rollout(self, name: str) -> list[str]:
         rewards = [self.place.address(reward) for reward in self._some(REWARDS)]
         who = ["--name", name, "--run", RUN, "--broker", *self.brokers(), "--ttl", str(TTL_SECONDS)]
-        return [_python("dev"), str(HERE / "standin_rollout.py"), *who, "--reward", *rewards]
+        return [str(self._pythons["dev"]), str(HERE / "standin_rollout.py"), *who, "--reward", *rewards]
 
     def _trainer(self, name: str) -> list[str]:
         others = [str(self.plan.checkpoints(other)) for other in self._some(TRAINERS) if other != name]
@@ -159,7 +159,7 @@ class Town:
         who = ["--name", name, "--run", RUN, "--broker", *self.brokers(), "--ttl", str(TTL_SECONDS)]
         where = ["--folder", str(folder), "--other", *others, "--trap", str(self.trap), "--pace", str(self.pace)]
         control = ["--control", self.plan.control] if self.plan.control else []
-        return [_python("dev"), str(HERE / "standin_trainer.py"), *who, *where, *control]
+        return [str(self._pythons["dev"]), str(HERE / "standin_trainer.py"), *who, *where, *control]
 
     def brokers(self) -> list[str]:
         return [self.place.address(broker) for broker in self._some(BROKERS)]
@@ -251,7 +251,3 @@ class Town:
         writing = self.pace.with_suffix(".writing")
         writing.write_text(str((groups + ahead) // GROUPS_PER_STEP))
         writing.rename(self.pace)
-
-
-def _python(environment: str) -> str:
-    return str(ENVIRONMENTS / environment / "bin" / "python")

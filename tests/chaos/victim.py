@@ -14,6 +14,9 @@ import psutil
 
 from quartet_local import guard
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "preloaded"))
+from preloaded import process_of  # noqa: E402 (beside the other suites' tests)
+
 GRACE_SECONDS = 3.0
 CHILD_SECONDS = 10.0  # for the guard to start what it guards
 _SERVING = ("serving at", "Ready to accept connections")
@@ -81,7 +84,9 @@ class Victim:
             while True:
                 children = psutil.Process(self._guard.pid).children()
                 if children:
-                    return min(children, key=lambda child: (child.create_time(), child.pid))
+                    return psutil.Process(
+                        process_of(min(children, key=lambda child: (child.create_time(), child.pid)).pid)
+                    )
                 await asyncio.sleep(0.01)
 
     async def end_with(self, number: signal.Signals) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from quartet.v1 import broker_pb2, trainer_pb2
 from quartet.v1 import rollout_pb2 as rollout
-from servers_under_test import KINDS, Process, Redis, Server, free_ports, make_models, python_of
+from servers_under_test import KINDS, Process, Redis, Server, copy_models, free_ports, python_of
 from weight_arrangements import Peer, WeightEpochs
 
 from quartet_contract.calls import OWNERS, Caller
@@ -48,7 +48,7 @@ class Stack:
 
     def start(self) -> None:
         """Start all; nobody is waited for but Redis and the broker."""
-        make_models(*self.models)
+        copy_models(*self.models)
         redis = Redis(self.folder)
         self._processes.append(redis)
         self._redis_url = redis.url

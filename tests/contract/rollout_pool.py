@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from quartet.v1 import broker_pb2 as pb
-from servers_under_test import KINDS, Process, Redis, Server, free_ports, make_models, python_of
+from servers_under_test import KINDS, Process, Redis, Server, copy_models, free_ports, python_of
 
 from quartet_common.durations import to_duration
 
@@ -78,7 +78,7 @@ class Pool:
 
     def start(self) -> None:
         """Start all, with a run without prompts, and wait until the first rollouts are members."""
-        make_models(self.folder / "model")
+        copy_models(self.folder / "model")
         redis = Redis(self.folder)
         self._processes.append(redis)
         broker = self._server("broker", redis_url=redis.url)

@@ -29,19 +29,13 @@ from quartet_local.redis import find_server
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "preloaded"))
 
-from preloaded import Pythons, process_of  # noqa: E402
+from preloaded import Pythons, make_models, process_of  # noqa: E402
 
 PYTHONS = Pythons()
 atexit.register(PYTHONS.close)
 ENVIRONMENTS = ROOT / ".quartet" / "envs"
 KINDS = ("broker", "reward", "rollout", "trainer")
 START_SECONDS = 300.0
-
-_MAKE_MODEL = """
-import sys; from pathlib import Path
-from model import build_model, build_tokenizer, save
-for seed, folder in enumerate(sys.argv[1:]): save(build_model(seed), build_tokenizer(), Path(folder))
-"""
 
 
 def python_of(kind: str, release: bool = False) -> Path:
@@ -57,7 +51,7 @@ def command_of(kind: str, python: Path) -> list[str]:
     return shlex.split(named) if named else [str(python), "-m", f"quartet_{kind}"]
 
 
-def make_models(*folders: Path) -> None:
+def copy_models(*folders: Path) -> None:
     """Write a model into each folder, at most two, each with other random weights."""
     for made, folder in zip(_models(), folders, strict=False):
         shutil.copytree(made, folder)
@@ -68,8 +62,7 @@ def _models() -> list[Path]:
     home = Path(tempfile.mkdtemp(prefix="quartet-models-"))
     atexit.register(shutil.rmtree, home)
     folders = [home / "0", home / "1"]
-    command = [str(python_of("trainer")), "-c", _MAKE_MODEL, *map(str, folders)]
-    subprocess.run(command, cwd=ROOT / "examples" / "arithmetic", env=_environment(), check=True, timeout=300)
+    make_models(python_of("trainer"), *folders)
     for folder in folders:  # in the form that a release reads too whose trainer came with transformers 4
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         config |= {"rope_theta": config.pop("rope_parameters")["rope_theta"], "torch_dtype": config.pop("dtype")}

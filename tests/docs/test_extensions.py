@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from pages import ROOT
+from preloaded import Pythons
 
 PACKAGE = ROOT / "examples" / "extensions"
 # One process for each service: most of its time is that of importing torch.
@@ -31,14 +32,15 @@ def test_every_extension_is_tested():
 
 @pytest.mark.parametrize("service", KINDS_OF)
 def test_extensions_pass_their_own_tests_in_their_services_environment(service, installed):
-    python = ROOT / ".quartet" / "envs" / service / "bin" / "python"
+    pythons = Pythons()
     tests = [PACKAGE / "tests" / f"test_{kind}.py" for kind in KINDS_OF[service]]
     done = subprocess.run(
-        [python, "-m", "pytest", "-c", ROOT / "pyproject.toml", "-q", "-p", "no:cacheprovider", *tests],
+        [pythons[service], "-m", "pytest", "-c", ROOT / "pyproject.toml", "-q", "-p", "no:cacheprovider", *tests],
         env={**os.environ, "PYTHONPATH": str(installed)},
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=110,
     )
+    pythons.close()
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

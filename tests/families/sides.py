@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
 _CAUSE = re.compile(r"^(?:\S+ )?\w*(?:Error|Exception|Failure): (.+)$", re.MULTILINE)
 
 
@@ -39,11 +38,12 @@ def answer_orders(answer: Callable[..., Any]) -> None:
 class Orders:
     """A program of this folder, run by a service's environment."""
 
-    def __init__(self, program: str, environment: str, log: Path, variables: Mapping[str, str] | None = None) -> None:
-        """`log`: where it says what it does beside its answers."""
+    def __init__(
+        self, program: str, environment: str, log: Path, python: Path, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """`log`: where it says what it does beside its answers; `python`: of the environment."""
         self._log, self._environment = log, environment
         self._begun = 0
-        python = ROOT / ".quartet/envs" / environment / "bin/python"
         self._process = subprocess.Popen(
             [python, Path(__file__).with_name(program)],
             stdin=subprocess.PIPE,

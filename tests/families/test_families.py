@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ import pytest
 from sides import Orders, Refused
 
 from quartet_common.ports import free_port
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "preloaded"))
+from preloaded import ENVIRONMENTS, Pythons  # noqa: E402 (beside the other suites' tests)
 
 RESULTS = Path(__file__).with_name("results.json")
 ALL = os.environ.get("FAMILIES", "")
@@ -46,13 +50,15 @@ pytestmark = pytest.mark.timeout(600)  # the sides import within the first test
 class Sides:
     """The processes, each started when it is first asked, and again where a model took it with it."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, pythons: Pythons) -> None:
+        self._folder, self._pythons = folder, pythons
         self._running: dict[str, Orders] = {}
 
     def start(self, name: str, program: str, environment: str, **variables: str) -> Orders:
         if name not in self._running or self._running[name].ended:
-            self._running[name] = Orders(program, environment, self._folder / f"{name}.log", variables)
+            log, ordinary = self._folder / f"{name}.log", ENVIRONMENTS / environment / "bin" / "python"
+            python = self._pythons[environment] if environment == "trainer" else ordinary  # which imports vLLM too
+            self._running[name] = Orders(program, environment, log, python, variables)
         return self._running[name]
 
     @property
@@ -85,10 +91,9 @@ class Sides:
 
 @pytest.fixture(scope="session")
 def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
-    sides = Sides(tmp_path_factory.mktemp("sides"))
-    _ = sides.rollout, sides.trainer  # both import at once
-    yield sides
-    sides.close()
+    with closing(Pythons()) as pythons, closing(Sides(tmp_path_factory.mktemp("sides"), pythons)) as sides:
+        _ = sides.rollout, sides.trainer  # both import at once
+        yield sides
 
 
 @pytest.fixture(scope="session")

@@ -4,10 +4,12 @@ Runs in the trainer's environment: `group.py gloo|nccl MEGABYTES` prints a JSON 
 """
 
 import json
+import multiprocessing
+import os
 import signal
-import subprocess
 import sys
 import time
+from multiprocessing.connection import Connection
 
 import torch
 from torch import distributed as dist
@@ -17,80 +19,93 @@ from quartet_weights.process_group import ProcessGroup, epoch_store
 HOST, SECRET = "127.0.0.1", bytes(16)
 MEETING_SECONDS, LOSS_SECONDS = 60.0, 5.0
 FIRST = 7  # value of the tensor's bytes
+LOST = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
+FORKS = multiprocessing.get_context("fork")
 
 
-def take_part(backend: str, port: int, epoch: int, megabytes: int) -> None:
+def join(backend: str, port: int, epoch: int, rank: int) -> ProcessGroup:
+    store = epoch_store(dist.TCPStore(HOST, port, is_master=False), epoch, SECRET)
+    return ProcessGroup(backend, store, rank, 2, MEETING_SECONDS, HOST)
+
+
+def take_part(leader: Connection, backend: str, epoch: int, megabytes: int) -> None:
     """Be rank 1 of an epoch: receive once what rank 0 sends, and say whether it came whole."""
+    port = leader.recv()
     if backend == "nccl":
         torch.cuda.set_device(1)
-    store = epoch_store(dist.TCPStore(HOST, port, is_master=False), epoch, SECRET)
-    group = ProcessGroup(backend, store, 1, 2, MEETING_SECONDS, HOST)
+    group = join(backend, port, epoch, rank=1)
     tensor = torch.zeros(megabytes << 20, dtype=torch.uint8, device=group.device)
-    print("met", flush=True)
-    sys.stdin.readline()  # until rank 0 lets it
+    leader.send("met")
+    leader.recv()  # until rank 0 lets it
     group.broadcast(tensor, time.monotonic() + MEETING_SECONDS)(lambda: None)
-    print(bool((tensor == FIRST).all()), flush=True)
+    leader.send(bool((tensor == FIRST).all()))
 
 
 class Epoch:
-    """A group of this process and one member, as long as the context."""
+    """A group of this process and one member, which is forked at once: before CUDA begins. It meets as a context."""
 
-    def __init__(self, backend: str, store: dist.TCPStore, number: int, megabytes: int):
-        command = [sys.executable, __file__, backend, str(megabytes), str(store.port), str(number)]
-        self.member = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        own = epoch_store(dist.TCPStore(HOST, store.port, is_master=False), number, SECRET)
-        self.group = ProcessGroup(backend, own, 0, 2, MEETING_SECONDS, HOST)
-        assert self.member.stdout.readline() == "met\n", "the member did not meet rank 0"
-        self._tensor = torch.full((megabytes << 20,), FIRST, dtype=torch.uint8, device=self.group.device)
+    def __init__(self, backend: str, number: int, megabytes: int):
+        self._backend, self._number, self._megabytes = backend, number, megabytes
+        self._connection, other = FORKS.Pipe()
+        self._member = FORKS.Process(target=take_part, args=(other, backend, number, megabytes), daemon=True)
+        self._member.start()
+        other.close()
+
+    def meet(self, port: int) -> "Epoch":
+        self._connection.send(port)
+        self._group = join(self._backend, port, self._number, rank=0)
+        assert self._connection.recv() == "met"
+        self._tensor = torch.full((self._megabytes << 20,), FIRST, dtype=torch.uint8, device=self._group.device)
+        return self
 
     def __enter__(self) -> "Epoch":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.group.close(1.0)
-        self.member.kill()
-        self.member.wait()
+        self._group.close(1.0)
+        self._member.kill()
+        self._member.join()
 
     def broadcast(self, seconds: float) -> float:
         """Send once; return the seconds. Raises RuntimeError."""
         began = time.monotonic()
-        self.group.broadcast(self._tensor, began + seconds)(lambda: None)
+        self._group.broadcast(self._tensor, began + seconds)(lambda: None)
         if self._tensor.is_cuda:
             torch.cuda.synchronize()
         return time.monotonic() - began
 
     def deliver(self) -> float:
-        """Send to a member that receives; return the seconds. Raises AssertionError if it came not whole."""
-        self.member.stdin.write("go\n")
-        self.member.stdin.flush()
+        """Send to a member that receives; return GB/s. Raises AssertionError if it came not whole."""
+        self._connection.send("go")
         seconds = self.broadcast(MEETING_SECONDS)
-        assert self.member.stdout.readline() == "True\n", "what came is not what was sent"
-        return seconds
+        assert self._connection.recv() is True, "what came is not what was sent"
+        return self._megabytes / 1024 / seconds
+
+    def lose(self, number: int) -> float:
+        """Signal the member; return how soon that is noticed. Raises AssertionError if it is not."""
+        os.kill(self._member.pid, number)
+        began = time.monotonic()
+        try:
+            self.broadcast(LOSS_SECONDS)
+        except RuntimeError:
+            return time.monotonic() - began
+        raise AssertionError(f"a broadcast to a member that got signal {number} ended as if it had come")
 
 
 def lead(backend: str, megabytes: int) -> dict[str, float]:
     """Be rank 0 of four epochs; return rates, and how soon a lost member was noticed."""
+    epochs = iter([Epoch(backend, number, megabytes) for number in range(1, 5)])
     store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     measured: dict[str, float] = {}
-    with Epoch(backend, store, 1, megabytes) as epoch:
-        measured["gb_per_second"] = megabytes / 1024 / epoch.deliver()
-    for number, (word, lost) in enumerate({"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}.items(), start=2):
-        with Epoch(backend, store, number, megabytes) as epoch:
-            epoch.member.send_signal(lost)
-            began = time.monotonic()
-            try:
-                epoch.broadcast(LOSS_SECONDS)
-            except RuntimeError:
-                measured[f"{word}_noticed_seconds"] = time.monotonic() - began
-            else:
-                raise AssertionError(f"a broadcast to a member that was {word} ended as if it had come")
-    with Epoch(backend, store, 4, megabytes) as epoch:
-        measured["again_gb_per_second"] = megabytes / 1024 / epoch.deliver()
+    with next(epochs).meet(store.port) as epoch:
+        measured["gb_per_second"] = epoch.deliver()
+    for word, lost in LOST.items():
+        with next(epochs).meet(store.port) as epoch:
+            measured[f"{word}_noticed_seconds"] = epoch.lose(lost)
+    with next(epochs).meet(store.port) as epoch:
+        measured["again_gb_per_second"] = epoch.deliver()
     return {name: round(value, 3) for name, value in measured.items()}
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 3:
-        take_part(sys.argv[1], int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[2]))
-    else:
-        print(json.dumps(lead(sys.argv[1], int(sys.argv[2]))), flush=True)
+    print(json.dumps(lead(sys.argv[1], int(sys.argv[2]))), flush=True)

@@ -3,14 +3,17 @@
 import json
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "services" / "common" / "tests"))  # fake_nvidia_smi
+sys.path.append(str(ROOT / "deploy" / "local" / "tests"))
 
-import fake_nvidia_smi  # noqa: E402
+from launched import Pythons, preloaded_checkout  # noqa: E402
+
+import fake_nvidia_smi  # noqa: E402 isort: skip (beside what `launched` imports)
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -40,8 +43,11 @@ def test_one_gpu_is_too_few_for_a_group(tmp_path, monkeypatch):
     assert status == 3 and parts["b"]["detail"] == "one GPU: NCCL refuses two members on it"
 
 
-def test_on_the_cpu_group_and_run_are_proven_with_the_same_code(tmp_path):
-    status, parts = prove(tmp_path, "--cpu", "a", "b", "e sleep")
+def test_on_the_cpu_group_and_run_are_proven_with_the_same_code(tmp_path, monkeypatch):
+    with closing(Pythons()) as pythons:  # the run's services begin with their imports done
+        checkout = preloaded_checkout(tmp_path / "checkout", pythons)
+        monkeypatch.setenv("PYTHONPATH", str(checkout / "deploy" / "local"))
+        status, parts = prove(tmp_path, "--cpu", "a", "b", "e sleep")
     assert status == 0, parts
     measured = parts["b"]["measured"]
     assert measured["gb_per_second"] > 0 < measured["again_gb_per_second"]

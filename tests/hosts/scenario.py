@@ -1,6 +1,6 @@
 """A run of which each service is on another host, with mutual TLS; a host is cut off, a link is slow; then the audit.
 
-    python tests/hosts/scenario.py FOLDER MODEL [--rounds 1]
+    python tests/hosts/scenario.py FOLDER [MODEL] [--rounds 1]
 
 It makes its hosts itself (`lan.within`). What happened is printed as it happens; the last line is JSON: what was
 counted. Exit status 0 if the run survived and every prompt group counted exactly once.
@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import sys
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,8 +23,8 @@ from quartet_client.events import MemberChanged, RunEvent, WeightsPublished
 from quartet_common.config import SecuritySection
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "upgrade"))
-from another_build import checkout  # noqa: E402 (beside the other suite's tests)
-from live_run import KINDS, LiveRun, Story, steps  # noqa: E402
+from live_run import SERVICES, LiveRun, Story, steps  # noqa: E402 (beside the other suite's tests)
+from preloaded import Pythons, make_models  # noqa: E402
 
 INSIDE = "QUARTET_HOSTS_INSIDE"
 HOSTS = {"alpha": "10.79.0.1", "beta": "10.79.0.2", "gamma": "10.79.0.3", "delta": "10.79.0.4"}
@@ -54,8 +55,8 @@ def make_certificates(folder: Path) -> None:
     """One for each process, good for its host's address and its role alone, two for the harness; a folder each."""
     authority = folder / "authority"
     create_authority(authority)
-    for kind in (*KINDS, "client", "operator"):
-        issue(authority, kind, [kind], [HOSTS[PLACES[kind]]] if kind in KINDS else [])
+    for kind in (*SERVICES, "client", "operator"):
+        issue(authority, kind, [kind], [HOSTS[PLACES[kind]]] if kind in SERVICES else [])
         export(authority, kind, folder / kind)
 
 
@@ -65,13 +66,14 @@ def tls(folder: Path, name: str) -> dict[str, object]:
     return {f"security.{key}": folder / name / file for key, file in files}
 
 
-def make_run(folder: Path, model: Path, lan: Lan) -> LiveRun:
+def make_run(folder: Path, model: Path, pythons: Pythons, lan: Lan) -> LiveRun:
     """Return the run, nothing started."""
     pki = folder / "pki"
     make_certificates(pki)
     return LiveRun(
         folder,
         model,
+        pythons,
         addresses={kind: f"{HOSTS[PLACES[kind]]}:{port}" for kind, port in PORTS.items()},
         settings={
             "run.prompt_lease_ttl": TTL_SECONDS,
@@ -80,18 +82,18 @@ def make_run(folder: Path, model: Path, lan: Lan) -> LiveRun:
             "trainer.weights.interface": INTERFACE,
         },
         within=lambda name, command: lan.command(PLACES[name], command),
-        own={name: tls(pki, name) for name in (*KINDS, "client")},
+        own={name: tls(pki, name) for name in (*SERVICES, "client")},
     )
 
 
-async def play(folder: Path, model: Path, rounds: int) -> dict[str, object]:
+async def play(folder: Path, model: Path, pythons: Pythons, rounds: int) -> dict[str, object]:
     """Return what was counted. Raises AssertionError if something is not as it must be."""
     lan = Lan(HOSTS)
-    live = make_run(folder, model, lan)
+    live = make_run(folder, model, pythons, lan)
     try:
         live.start_redis()
-        for kind in KINDS:
-            live.start(kind, checkout())
+        for kind in SERVICES:
+            live.start(kind)
         files = {key.partition(".")[2]: value for key, value in tls(folder / "pki", "operator").items()}
         async with AsyncClient(**live.addresses, security=SecuritySection(**files)) as client:
 
@@ -99,7 +101,7 @@ async def play(folder: Path, model: Path, rounds: int) -> dict[str, object]:
                 return all(status.health == "serving" for status in await client.status())
 
             await live.until("all four answer", serving)
-            await live.begin(checkout(), client)
+            await live.begin(client)
             story = Story(live, client)
             try:
                 await story.until("the run trains, each service on a host of its own, with mutual TLS", steps(2))
@@ -143,7 +145,7 @@ async def slow_link(story: Story, lan: Lan) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description="A run over several hosts, one of which is cut off, one link slow.")
     parser.add_argument("folder", type=Path, help="for data and logs; must be empty or new")
-    parser.add_argument("model", type=Path, help="the policy to begin with, e.g. of examples/arithmetic/prepare.py")
+    parser.add_argument("model", type=Path, nargs="?", help="the policy to begin with; default: the demo's, untrained")
     parser.add_argument("--rounds", type=int, default=1, help="partitions and slow links in turn (default: 1)")
     arguments = parser.parse_args()
     if os.environ.get(INSIDE) != "1":
@@ -151,7 +153,11 @@ def main() -> int:
         os.execvpe(command[0], command, {**os.environ, INSIDE: "1"})
     folder = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    counted = asyncio.run(play(folder, arguments.model.resolve(), arguments.rounds))
+    with closing(Pythons()) as pythons:
+        if arguments.model is None:
+            make_models(pythons["trainer"], folder / "model")
+        model = (arguments.model or folder / "model").resolve()
+        counted = asyncio.run(play(folder, model, pythons, arguments.rounds))
     print(json.dumps(counted))
     return 0
 

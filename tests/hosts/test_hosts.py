@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import scenario
 from lan import why_not
-from live_run import make_model
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -17,8 +16,7 @@ def test_a_run_over_several_hosts_survives_a_partition_and_a_slow_link(tmp_path:
     reason = why_not()
     if reason:
         pytest.skip(reason)
-    model = make_model(tmp_path / "model")
-    command = [sys.executable, scenario.__file__, str(tmp_path / "run"), str(model)]
+    command = [sys.executable, scenario.__file__, str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=880, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     counted = json.loads(done.stdout.splitlines()[-1])

@@ -24,25 +24,25 @@ class ByHand:
     Args:
         pythons: the environments' interpreters.
         overrides: of the run file.
+        addresses: of the services; free ports of this host if left out.
     """
 
-    def __init__(self, folder: Path, run_file: Path, pythons: Mapping[str, Path], overrides: dict[str, object]):
+    def __init__(
+        self,
+        folder: Path,
+        run_file: Path,
+        pythons: Mapping[str, Path],
+        overrides: Mapping[str, object],
+        addresses: Mapping[str, str] | None = None,
+    ):
         self._pythons = pythons
-        broker, reward, rollout, trainer, redis = free_ports(5, neighbour=100)  # that of metrics
+        *ports, redis = free_ports(5, neighbour=100)  # that of metrics
         self.folder = folder
         self.redis_port, self.redis_data = redis, folder / "redis"
-        self.addresses = {
-            "broker": f"127.0.0.1:{broker}",
-            "reward": f"127.0.0.1:{reward}",
-            "rollout": f"127.0.0.1:{rollout}",
-            "trainer": f"127.0.0.1:{trainer}",
-        }
+        self.addresses = addresses or {name: f"127.0.0.1:{port}" for name, port in zip(SERVICES, ports, strict=True)}
         settings = {f"addresses.{name}": address for name, address in self.addresses.items()}
         settings |= {"broker.redis_url": f"redis://127.0.0.1:{redis}/0", **overrides}
-        self.arguments = [
-            str(run_file),
-            *(word for key, value in settings.items() for word in ("--set", f"{key}={value}")),
-        ]
+        self.arguments = [str(run_file), *overriding(settings)]
         self.processes: dict[str, subprocess.Popen] = {}
 
     def start_redis(self) -> None:
@@ -73,11 +73,11 @@ class ByHand:
         lines = (self.folder / "run" / "metrics.jsonl").read_text().splitlines()
         return [row for row in map(json.loads, lines) if row["kind"] == kind]
 
-    def _start(self, name: str, command: list[str | Path]) -> None:
+    def _start(self, name: str, command: list[str | Path], **options) -> None:
+        """`options` are Popen's."""
+        options = {"cwd": ROOT, "stdin": subprocess.DEVNULL, "start_new_session": True} | options
         with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, **options)
 
     def log(self, name: str) -> str:
         """Return what a process has said so far."""
@@ -99,10 +99,12 @@ class ByHand:
         """Return the end of every log, for a failed assertion."""
         return "\n".join(f"--- {name}\n{self.log(name)[-3000:]}" for name in self.processes)
 
-    def stop(self, name: str, number: int = signal.SIGTERM, timeout: float = 30) -> int:
-        """Signal a process and return its exit status."""
-        self.processes[name].send_signal(number)
-        return self.processes[name].wait(timeout)
+    def stop(self, name: str, number: int = signal.SIGTERM, timeout: float = 60) -> int:
+        """Signal a process, which runs, and return its exit status."""
+        process = self.processes[name]
+        assert process.poll() is None, f"{name} had ended with {process.returncode}: {self.log(name)[-2000:]}"
+        process.send_signal(number)
+        return process.wait(timeout)
 
     def close(self) -> None:
         """Kill what is left, with everything it started."""
@@ -112,3 +114,8 @@ class ByHand:
             except ProcessLookupError:
                 continue
             process.wait(10)
+
+
+def overriding(settings: Mapping[str, object]) -> list[str]:
+    """The words of the command line that set keys of the run file."""
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]

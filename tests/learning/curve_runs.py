@@ -15,7 +15,7 @@ from curve_cases import Case
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "integration"))
 
-from by_hand import ENVIRONMENTS, ByHand  # noqa: E402
+from by_hand import ByHand  # noqa: E402
 from preloaded import Pythons  # noqa: E402
 
 PREPARED = ROOT / ".quartet" / "arithmetic"
@@ -55,10 +55,9 @@ class RunFailed(Exception):
     """A run did not end well; the text says how."""
 
 
-def prepare() -> None:
+def prepare(pythons: Pythons) -> None:
     """Make the warmed-up model and the data that all runs start from; what is there is kept."""
-    python = ENVIRONMENTS / "trainer" / "bin" / "python"
-    subprocess.run([python, "-W", "ignore", ROOT / "examples/arithmetic/prepare.py", PREPARED], check=True, timeout=900)
+    subprocess.run([pythons["trainer"], ROOT / "examples/arithmetic/prepare.py", PREPARED], check=True, timeout=900)
 
 
 def digest(case: Case, seed: int) -> str:

@@ -35,7 +35,8 @@ def main() -> int:
             parser.error(f"no case is called '{name}'; there are {', '.join(names)}")
     arguments.folder = arguments.folder.resolve()
     os.chdir(curve_runs.ROOT)  # the run file's paths begin there
-    curve_runs.prepare()
+    with closing(curve_runs.Pythons()) as pythons:
+        curve_runs.prepare(pythons)
     chosen = tuple(case for case in CASES if not arguments.cases or case.name in arguments.cases)
     failed = 0 if arguments.report else do(chosen, arguments)
     results = [(case, curve_runs.kept(arguments.folder, case, seed)) for case in CASES for seed in case.seeds]

@@ -5,6 +5,7 @@ The control answers what a rising curve alone cannot: that it is the reward that
 
 import json
 import resource
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -17,9 +18,11 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def prepared() -> None:
-    """The demo's warmed-up model and data; made once, kept."""
-    curve_runs.prepare()
+def pythons() -> Iterator[curve_runs.Pythons]:
+    """With them are made, once, the demo's warmed-up model and data."""
+    with closing(curve_runs.Pythons()) as made:
+        curve_runs.prepare(made)
+        yield made
 
 
 def lift(folder: Path) -> float:
@@ -44,8 +47,7 @@ def test_a_researchers_first_hour_ends_with_a_curve_that_rises(tmp_path):
     assert (tmp_path / "runs" / "mine" / "learning_curve.png").is_file()
 
 
-def test_shuffled_rewards_do_not_teach(tmp_path):
+def test_shuffled_rewards_do_not_teach(pythons, tmp_path):
     (control,) = (case for case in CASES if case.shuffled)
-    with closing(curve_runs.Pythons()) as pythons:
-        result = curve_runs.do(tmp_path, pythons, control, seed=1)
+    result = curve_runs.do(tmp_path, pythons, control, seed=1)
     assert result.steps == 40 and control.holds(result.lift), result

@@ -3,8 +3,9 @@
     .quartet/envs/dev/bin/python tests/mutations/run.py [--lanes N] [--limit SECONDS] [SERVICE/NAME ...]
 
 Names may be patterns (`'broker/*'`). Each lane is a clone of this checkout, uncommitted changes included, in
-`.quartet/mutations`, with its own environments. There a patch is applied, its tests run up to the first failure, the
-patch is reverted, and the test that failed runs again, as it must pass without the patch. A mutation is
+`.quartet/mutations`, with its own environments. There a patch is applied, its tests run up to the first failure, and
+the patch is reverted. When all were tried, the tests that failed run once more, as they must pass without a patch. A
+mutation is
 
     caught   a test failed with it (whether or not its processes then end) and passes without it, or a patch that says
              `Hang: yes` reached the limit
@@ -73,7 +74,7 @@ class Lane:
         except subprocess.CalledProcessError as error:
             return "broken", f"does not apply: {error.stderr.strip()}"
         try:
-            ended = self._run_tests(mutation.tests)
+            ended = self._run_tests([*mutation.tests, "--", "-x"], self._limit)
         finally:
             self._apply(mutation, "--reverse")
         ran, failed, uncollected = self._events()
@@ -83,11 +84,13 @@ class Lane:
             return ("caught" if mutation.hangs else "missed"), f"the tests ran longer than {self._limit:.0f} s"
         if not ran:
             return "broken", "no test ran"
-        if not failed:
-            return "missed", f"{ran} tests passed"
-        if not self._run_tests(failed[:1]) or self._events()[1:] != ([], []):
-            return "broken", f"fails without the mutation too: {failed[0]}"
-        return "caught", failed[0]
+        return ("caught", failed[0]) if failed else ("missed", f"{len(ran)} tests passed")
+
+    def passing(self, tests: Sequence[str]) -> set[str]:
+        """Those of the tests that pass without a mutation."""
+        self._run_tests(tests, max(self._limit, len(tests) * END_SECONDS))
+        ran, failed, _ = self._events()
+        return ran - {*failed}
 
     def _apply(self, mutation: Mutation, *options: str) -> None:
         git(self._folder, "apply", *options, str(mutation.path))
@@ -96,15 +99,15 @@ class Lane:
             for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
                 compiled.unlink()
 
-    def _run_tests(self, tests: Sequence[str]) -> bool:
-        """Run the tests up to the first failure; return whether they ended within the limit."""
+    def _run_tests(self, words: Sequence[str], limit: float) -> bool:
+        """Run tests; return whether they ended within the limit, and soon after a failure that is the last."""
         for file in self._results.glob("*.events"):
             file.unlink()
-        program = [sys.executable, "tests/run.py", "--at-a-time", "1", *tests, "--", "-x"]
+        program = [sys.executable, "tests/run.py", "--at-a-time", "1", *words]
         process = subprocess.Popen(
             program, cwd=self._folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        deadline, failed = time.monotonic() + self._limit, False
+        deadline, failed = time.monotonic() + limit, "-x" not in words
         try:
             while process.poll() is None and time.monotonic() < deadline:
                 if not failed and self._events()[1]:
@@ -117,8 +120,8 @@ class Lane:
                 os.killpg(process.pid, signal.SIGINT)
                 process.wait(END_SECONDS)
 
-    def _events(self) -> tuple[int, list[str], list[str]]:
-        """How many tests have ended, skipped ones aside, which failed, and which files could not be collected."""
+    def _events(self) -> tuple[set[str], list[str], list[str]]:
+        """The tests that have ended, skipped ones aside, those that failed, and files that could not be collected."""
         lines = (line for file in self._results.glob("*.events") for line in file.read_text().splitlines(keepends=True))
         ended = [event for line in lines if line.endswith("\n") and "ended" in (event := json.loads(line))]
         by_outcome = {
@@ -126,7 +129,7 @@ class Lane:
             for outcome in ("passed", "failed", "skipped", "uncollected")
         }
         ran = {*by_outcome["passed"], *by_outcome["failed"]} - {*by_outcome["skipped"]}
-        return len(ran), by_outcome["failed"], by_outcome["uncollected"]
+        return ran, by_outcome["failed"], by_outcome["uncollected"]
 
 
 def main() -> int:
@@ -141,6 +144,7 @@ def main() -> int:
     lanes = make_lanes(min(arguments.lanes, len(mutations)), arguments.limit)
     with ThreadPoolExecutor(lanes.qsize()) as pool:
         verdicts = list(pool.map(lambda mutation: on_a_lane(lanes, mutation), mutations))
+        confirm(verdicts, [lanes.get() for _ in range(lanes.qsize())], pool)
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / "mutations.json").write_text(json.dumps([asdict(verdict) for verdict in verdicts], indent=2) + "\n")
     print()
@@ -148,6 +152,17 @@ def main() -> int:
     caught = sum(verdict.verdict == "caught" for verdict in verdicts)
     print(f"\n{caught} of {len(verdicts)} caught")
     return 0 if caught == len(verdicts) else 1
+
+
+def confirm(verdicts: list[Verdict], lanes: list[Lane], pool: ThreadPoolExecutor) -> None:
+    """What was caught by a test that fails without the mutation too is broken."""
+    caught = [verdict for verdict in verdicts if verdict.verdict == "caught" and "::" in verdict.by]
+    tests = list(dict.fromkeys(verdict.by for verdict in caught))
+    shares = [tests[number :: len(lanes)] for number in range(len(lanes))]
+    passing = set().union(*pool.map(lambda lane, share: lane.passing(share) if share else set(), lanes, shares))
+    for verdict in caught:
+        if verdict.by not in passing:
+            verdict.verdict, verdict.by = "broken", f"fails without the mutation too: {verdict.by}"
 
 
 def make_lanes(count: int, limit: float) -> queue.SimpleQueue[Lane]:

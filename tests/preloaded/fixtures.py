@@ -1,18 +1,11 @@
 """Pytest's fixtures of preloaded interpreters, and of the demo's model, made by one of them."""
 
 import contextlib
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from preloaded import ROOT, Pythons
-
-_MAKE_MODEL = """
-import sys; from pathlib import Path
-from model import build_model, build_tokenizer, save
-save(build_model(0), build_tokenizer(), Path(sys.argv[1]))
-"""
+from preloaded import Pythons, make_models
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +21,5 @@ def pythons() -> Iterator[Pythons]:
 def model(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's model before any training."""
     folder = tmp_path_factory.mktemp("model")
-    command = [pythons["trainer"], "-c", _MAKE_MODEL, folder]
-    subprocess.run(command, cwd=ROOT / "examples" / "arithmetic", check=True, timeout=300)
+    make_models(pythons["trainer"], folder)
     return folder

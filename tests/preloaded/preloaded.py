@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -18,9 +19,24 @@ MODULES = {
     "rollout": ("quartet_rollout", "quartet_common", QWEN2),
     "trainer": ("quartet_trainer", "quartet_common", QWEN2, "torch.utils.tensorboard"),
     "client": ("quartet_client", "quartet_common"),
+    "dev": ("quartet_client", "quartet_common"),
 }
+SHARED = "QUARTET_PRELOADED"
+"""The variable that names the socket of the `Shared` of a run of several suites."""
+CLOSE = "close"
 LIBRARIES = ("torch", QWEN2)
-"""Of the trainer's and the rollout's environment, for a release's packages."""
+"""Of the trainer's and the rollout's environment, for another build's packages."""
+_MAKE_MODELS = """
+import sys; from pathlib import Path
+from model import build_model, build_tokenizer, save
+for seed, folder in enumerate(sys.argv[1:]): save(build_model(seed), build_tokenizer(), Path(folder))
+"""
+
+
+def make_models(python: Path, *folders: Path) -> None:
+    """Write the demo's model, untrained, into each folder, each with other random weights; by the trainer's Python."""
+    where = ROOT / "examples" / "arithmetic"
+    subprocess.run([python, "-c", _MAKE_MODELS, *folders], cwd=where, check=True, timeout=300)
 
 
 def process_of(pid: int) -> int:
@@ -60,28 +76,75 @@ class Preloaded:
 
 
 class Pythons:
-    """The preloaded interpreters of environments, each started when it is first asked for; all end with `close`."""
+    """The preloaded interpreters of environments, each started when it is first asked for; all end with `close`.
+
+    Beneath a `Shared` they are its, and go on.
+    """
 
     def __init__(self) -> None:
-        self._made: dict[str, Preloaded] = {}
+        self._own: dict[str, Preloaded] = {}
+        self._shared = os.environ.get(SHARED)
 
-    def start(self, environment: str) -> None:
-        """Have it import while something else is done."""
-        if environment not in self._made:
-            interpreter = ENVIRONMENTS / environment / "bin" / "python"
-            self._made[environment] = Preloaded(interpreter, *MODULES[environment])
+    def start(self, environment: str, libraries: bool = False) -> Path:
+        """Have it import while something else is done; `libraries`: torch and transformers alone."""
+        name = f"{environment} libraries" if libraries else environment
+        if self._shared:
+            return _ask(self._shared, name)
+        if name not in self._own:
+            modules = LIBRARIES if libraries else MODULES[environment]
+            self._own[name] = Preloaded(ENVIRONMENTS / environment / "bin" / "python", *modules)
+        return self._own[name].python
 
     def __getitem__(self, environment: str) -> Path:
-        self.start(environment)
-        return self._made[environment].python
+        return self.start(environment)
 
     def libraries(self, environment: str) -> Path:
-        """The interpreter of an environment with `LIBRARIES` alone imported."""
-        if (name := f"{environment} libraries") not in self._made:
-            self._made[name] = Preloaded(ENVIRONMENTS / environment / "bin" / "python", *LIBRARIES)
-        return self._made[name].python
+        """The interpreter of an environment with `LIBRARIES` alone imported, where it has them."""
+        if environment not in ("rollout", "trainer"):
+            return ENVIRONMENTS / environment / "bin" / "python"
+        return self.start(environment, libraries=True)
 
     def close(self) -> None:
-        """End them all."""
-        for each in self._made.values():
+        """End those that are its own."""
+        for each in self._own.values():
             each.close()
+
+
+class Shared:
+    """Preloaded interpreters of all suites of a run, by the thread that a process beneath may ask for them."""
+
+    def __init__(self) -> None:
+        self._pythons = Pythons()
+        self._folder = Path(tempfile.mkdtemp(prefix="preloaded-"))
+        os.environ[SHARED] = str(self._folder / "socket")
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listening.bind(os.environ[SHARED])
+        self._listening.listen(16)
+        # The interpreters end with the thread that started them.
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            connection, _ = self._listening.accept()
+            with connection:
+                if (name := connection.recv(100).decode()) == CLOSE:
+                    return self._pythons.close()
+                if not name:
+                    continue
+                environment, _, libraries = name.partition(" ")
+                connection.send(str(self._pythons.start(environment, bool(libraries))).encode())
+
+    def close(self) -> None:
+        """End them all. Raises AssertionError if one has ended before."""
+        _ask(os.environ.pop(SHARED), CLOSE)
+        self._thread.join()
+        self._listening.close()
+        shutil.rmtree(self._folder)
+
+
+def _ask(address: str, name: str) -> Path:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect(address)
+        connection.send(name.encode())
+        return Path(connection.recv(1000).decode())

@@ -95,6 +95,7 @@ def become(asked: dict, streams: list[int]) -> int:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
+    join_network(asked["pid"])
     os.chdir(asked["folder"])
     os.umask(asked["umask"])
     for name in ("RLIMIT_FSIZE", "RLIMIT_NOFILE"):
@@ -134,6 +135,15 @@ def run(words: list[str]) -> None:
         sys.argv = words
         sys.path.insert(0, str(Path(words[0]).parent.absolute()))
         runpy.run_path(words[0], run_name="__main__")
+
+
+def join_network(pid: int) -> None:
+    """Be in the network namespace of a process."""
+    own, other = (os.open(f"/proc/{each}/ns/net", os.O_RDONLY) for each in ("self", pid))
+    if not os.path.samestat(os.fstat(own), os.fstat(other)) and ctypes.CDLL(None, use_errno=True).setns(other, 0):
+        raise OSError(ctypes.get_errno(), "cannot join the asker's network namespace")
+    os.close(own)
+    os.close(other)
 
 
 def die_with_parent() -> None:

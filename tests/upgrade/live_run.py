@@ -1,11 +1,11 @@
 """Redis and the four services of a run that goes on, each a process that can be replaced by one of another build."""
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -15,62 +15,37 @@ from another_build import ROOT, Build
 from quartet_client import AsyncClient
 from quartet_client.events import RunEvent, StepFinished
 from quartet_client.models import Run
-from quartet_common.ports import free_ports
-from quartet_local.redis import find_server
 
-ENVIRONMENTS = ROOT / ".quartet" / "envs"
-KINDS = ("broker", "reward", "rollout", "trainer")
+sys.path.append(str(ROOT / "tests" / "integration"))
+from by_hand import ENVIRONMENTS, SERVICES, ByHand, overriding  # noqa: E402, F401 (beside the other suite's tests)
+
 RUN = "upgraded"
-STOP_SECONDS = 60.0
 SECONDS = 300.0  # for anything that is waited for
 
 
-def _overrides(keys: Mapping[str, object]) -> list[str]:
-    return [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
-
-
-_MAKE_MODEL = """
-import sys; from pathlib import Path
-from model import build_model, build_tokenizer, save
-save(build_model(0), build_tokenizer(), Path(sys.argv[1]))
-"""
-
-
-def make_model(folder: Path) -> Path:
-    command = [ENVIRONMENTS / "trainer" / "bin" / "python", "-c", _MAKE_MODEL, folder]
-    subprocess.run(command, cwd=ROOT / "examples" / "arithmetic", check=True, timeout=300)
-    return folder
-
-
-class LiveRun:
+class LiveRun(ByHand):
     """The processes of a run, and what it is configured to be.
 
     Args:
         folder: for data, logs, checkpoints.
         model: the policy to begin with.
+        pythons: the environments' interpreters, which can run each build.
         addresses: of the services by kind; free ports of this host if left out.
         settings: more keys of the run file.
         within: given a process's name and its command line, returns the command line that runs it where it belongs.
         own: keys of the run file that one process alone has, by its name, e.g. its certificate.
-        environment: more variables of a process, by its name.
     """
 
     def __init__(
         self,
         folder: Path,
         model: Path,
+        pythons: Mapping[str, Path],
         addresses: Mapping[str, str] | None = None,
         settings: Mapping[str, object] | None = None,
-        within: Callable[[str, list[str]], list[str]] = lambda name, command: command,
+        within: Callable[[str, list], list] = lambda name, command: command,
         own: Mapping[str, Mapping[str, object]] | None = None,
-        environment: Mapping[str, Mapping[str, str]] | None = None,
     ):
-        *ports, self._redis_port = free_ports(5)
-        self.folder = folder
-        self.addresses = addresses or {kind: f"127.0.0.1:{port}" for kind, port in zip(KINDS, ports, strict=True)}
-        self._within, self._own, self._environment = within, own or {}, environment or {}
-        more = settings or {}
-        self._processes: dict[str, subprocess.Popen] = {}
         data = folder / "train.jsonl"
         rows = [{"prompt": f"{n % 5 + 1}+{n % 3 + 1}=?", "gt_answer": str(n % 5 + n % 3 + 2)} for n in range(30)]
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -88,44 +63,32 @@ class LiveRun:
             "data.evaluation": "{}",
             "server.metrics": "false",
             "rollout.engine": "transformers",
+            "rollout.transformers.place": "thread",
             "trainer.evaluation.interval": 0,
             "trainer.evaluation.sets": "[]",
             "trainer.checkpoint.interval": 3,
-            "broker.redis_url": f"redis://127.0.0.1:{self._redis_port}/0",
-            **{f"addresses.{kind}": address for kind, address in self.addresses.items()},
-            **more,
+            **(settings or {}),
         }
-        self._arguments = [str(ROOT / "examples" / "arithmetic" / "run.toml"), *_overrides(keys)]
+        super().__init__(folder, ROOT / "examples" / "arithmetic" / "run.toml", pythons, keys, addresses)
+        self._within, self._own = within, own or {}
 
     def _of(self, name: str) -> list[str]:
-        return [*self._arguments, *_overrides(self._own.get(name, {}))]
+        return [*self.arguments, *overriding(self._own.get(name, {}))]
 
-    def start_redis(self) -> None:
-        """Start Redis; the broker waits until it answers."""
-        options = ["--bind", "127.0.0.1", "--port", str(self._redis_port), "--appendonly", "yes", "--save", ""]
-        self._start("redis", [find_server(), *options, "--dir", str(self.folder)], {})
-        deadline = time.monotonic() + STOP_SECONDS
-        while "Ready to accept connections" not in self.log("redis"):
-            assert time.monotonic() < deadline and self._processes["redis"].poll() is None, self.log("redis")
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._processes["redis"].wait(0.05)  # the pause between two looks
+    def start(self, kind: str, build: Build | None = None) -> None:
+        """Start a service, of a build; it finds the others by itself."""
+        self._start(kind, [self._pythons[kind], "-m", f"quartet_{kind}", *self._of(kind)], build)
 
-    def start(self, kind: str, build: Build) -> None:
-        """Start a service of a build; it finds the others by itself."""
-        command = [str(ENVIRONMENTS / kind / "bin" / "python"), "-m", f"quartet_{kind}", *self._of(kind)]
-        self._start(kind, command, build.environment())
-
-    def attach(self, build: Build) -> None:
+    def attach(self, build: Build | None = None) -> None:
         """Start `quartet run --attach`: it makes the run or finds it, feeds it, and shows it."""
-        command = [str(ENVIRONMENTS / "client" / "bin" / "quartet"), "run", "--attach", "--plain", *self._of("client")]
-        self._start("client", command, build.environment())
+        command = [ENVIRONMENTS / "client" / "bin" / "quartet", "run", "--attach", "--plain", *self._of("client")]
+        self._start("client", command, build)
 
     def audit(self) -> subprocess.CompletedProcess:
         """Run `quartet audit`."""
-        command = [str(ENVIRONMENTS / "client" / "bin" / "quartet"), "audit", RUN, "--config", *self._of("client")]
-        return subprocess.run(
-            self._within("client", command), cwd=self.folder, capture_output=True, text=True, timeout=60, check=False
-        )
+        command = [ENVIRONMENTS / "client" / "bin" / "quartet", "audit", RUN, "--config", *self._of("client")]
+        command = self._within("client", command)
+        return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=60, check=False)
 
     async def until(self, what: str, true: Callable[[], Awaitable[object]]) -> None:
         """Wait until something is so while all processes run. Raises AssertionError if it does not become so."""
@@ -135,9 +98,9 @@ class LiveRun:
             assert time.monotonic() < deadline, f"{what}: not within {SECONDS:.0f} s\n{self.logs()}"
             await asyncio.sleep(0.1)
 
-    async def begin(self, build: Build, client: AsyncClient) -> None:
+    async def begin(self, client: AsyncClient) -> None:
         """Start `quartet run --attach` and wait until it has made the run."""
-        self.attach(build)
+        self.attach()
 
         async def is_made() -> bool:
             return RUN in {run.run_id for run in await client.runs()}
@@ -149,7 +112,7 @@ class LiveRun:
         status = await asyncio.to_thread(self.stop, "client", signal.SIGINT)
         assert status == 130, f"the feeder ended with {status}: {self.log('client')[-2000:]}"
         await client.end_prompts(RUN)
-        status = await asyncio.to_thread(self._processes["trainer"].wait, SECONDS)
+        status = await asyncio.to_thread(self.processes["trainer"].wait, SECONDS)
         assert status == 0, f"the trainer ended with {status}: {self.log('trainer')[-2000:]}"
         run = await client.run(RUN)
         assert run.state == "succeeded", run
@@ -160,50 +123,12 @@ class LiveRun:
 
     def must_run(self) -> None:
         """Raise AssertionError if a process has ended by itself."""
-        for name, process in self._processes.items():
+        for name, process in self.processes.items():
             assert process.poll() is None, f"{name} ended with {process.returncode}\n{self.logs()}"
 
-    def stop(self, name: str, number: int = signal.SIGTERM) -> int:
-        """Signal a process; return the exit status it ends with."""
-        process = self._processes[name]
-        assert process.poll() is None, f"{name} had ended with {process.returncode}: {self.log(name)[-2000:]}"
-        process.send_signal(number)
-        return process.wait(STOP_SECONDS)
-
-    def wait(self, name: str, seconds: float) -> int:
-        """Wait until a process ends by itself; return its exit status."""
-        return self._processes[name].wait(seconds)
-
-    def pid(self, name: str) -> int:
-        return self._processes[name].pid
-
-    def log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text(errors="replace")
-
-    def logs(self) -> str:
-        """Return the end of every log, for a failed assertion."""
-        return "\n".join(f"--- {name}\n{self.log(name)[-2500:]}" for name in self._processes)
-
-    def close(self) -> None:
-        """Kill what is left, with everything it started."""
-        for process in self._processes.values():
-            with contextlib.suppress(ProcessLookupError):  # it has ended, and all of its group
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
-
-    def _start(self, name: str, command: list[str], environment: dict[str, str]) -> None:
-        more = self._environment.get(name, {})
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "", **environment, **more}
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                self._within(name, command),
-                cwd=self.folder,
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+    def _start(self, name: str, command: list, build: Build | None = None) -> None:
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "", **(build.environment() if build else {})}
+        super()._start(name, self._within(name, command), cwd=self.folder, env=variables)
 
 
 class Story:

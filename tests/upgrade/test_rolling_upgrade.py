@@ -5,11 +5,13 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from another_build import Build, checkout, next_build
-from live_run import KINDS, RUN, SECONDS, LiveRun, Story, make_model, steps
+from live_run import RUN, SECONDS, SERVICES, LiveRun, Story, steps
+from preloaded import Pythons, make_models
 
 from quartet_client import AsyncClient, Handle, QuartetError
 from quartet_client.events import StepFinished
@@ -19,16 +21,13 @@ pytestmark = pytest.mark.timeout(900)
 SHOWN = re.compile(r"^step \d", re.MULTILINE)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
-
-
 @pytest.fixture
-def live(tmp_path: Path, model: Path) -> Iterator[LiveRun]:
-    run = LiveRun(tmp_path, model)
-    yield run
-    run.close()
+def live(tmp_path: Path) -> Iterator[LiveRun]:
+    with closing(Pythons()) as pythons:
+        libraries = {kind: pythons.libraries(kind) for kind in SERVICES}
+        make_models(libraries["trainer"], tmp_path / "model")
+        with closing(LiveRun(tmp_path, tmp_path / "model", libraries)) as run:
+            yield run
 
 
 class Asker:
@@ -91,16 +90,16 @@ async def two_steps(live: LiveRun, client: AsyncClient) -> int:
 async def upgrade(live: LiveRun, before: Build, after: Build) -> None:
     """Replace every service of a run, and judge what became of the run."""
     live.start_redis()
-    for kind in KINDS:
+    for kind in SERVICES:
         live.start(kind, before)
     async with AsyncClient(**live.addresses) as client:
-        for kind in KINDS:
+        for kind in SERVICES:
             await told(live, client, kind, before)
-        await live.begin(before, client)
+        await live.begin(client)
         await two_steps(live, client)
         asker = Asker(client)
         asking = asyncio.create_task(asker.ask())
-        for kind in KINDS:
+        for kind in SERVICES:
             assert await asyncio.to_thread(live.stop, kind) == 0, live.logs()
             live.start(kind, after)
             await told(live, client, kind, after)
@@ -123,8 +122,8 @@ async def upgrade(live: LiveRun, before: Build, after: Build) -> None:
     assert (stats.queued, stats.leased, stats.ready, stats.leased_to_trainer, stats.trained) == (0, 0, 0, 0, 0)
     assert (stats.dead, stats.dropped) == (0, 0)
     assert stats.committed == stats.submitted - len(asker.answers)
-    assert len(asker.answers) == len(set(asker.answers)) >= len(KINDS)
-    for name in ("client", *KINDS):
+    assert len(asker.answers) == len(set(asker.answers)) >= len(SERVICES)
+    for name in ("client", *SERVICES):
         assert "Traceback" not in live.log(name), live.log(name)[-3000:]
 
 

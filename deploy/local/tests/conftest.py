@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launched import SERVICES, Launched, Pythons, free_ports, preloaded_checkout  # isort: skip
+from launched import Launched, Pythons, free_ports, preloaded_checkout  # isort: skip
 import fixtures  # beside what `launched` imports
 
 pythons, model = fixtures.pythons, fixtures.model
@@ -15,10 +15,7 @@ pythons, model = fixtures.pythons, fixtures.model
 @pytest.fixture(scope="session")
 def checkout(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout whose services begin with their imports done, on the CPU also where there are GPUs."""
-    folder = preloaded_checkout(tmp_path_factory.mktemp("checkout"), pythons)
-    for name in SERVICES:
-        (folder / ".quartet" / "envs" / name / "quartet-stamp.json").write_text('{"profile": "cpu"}')
-    return folder
+    return preloaded_checkout(tmp_path_factory.mktemp("checkout"), pythons)
 
 
 @pytest.fixture

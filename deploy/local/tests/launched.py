@@ -20,7 +20,7 @@ SERVICES = ("broker", "reward", "rollout", "trainer")
 sys.path.append(str(ROOT / "tests" / "preloaded"))
 sys.path.append(str(ROOT / "services" / "common" / "tests"))  # fake_nvidia_smi
 
-from preloaded import Pythons  # noqa: E402
+from preloaded import Pythons, process_of  # noqa: E402
 
 _MARK = "QUARTET_TEST_MARK"
 
@@ -30,10 +30,10 @@ def free_ports(count: int) -> list[int]:
     return ports.free_ports(count, neighbour=100)
 
 
-def preloaded_checkout(folder: Path, pythons: Pythons) -> Path:
+def preloaded_checkout(folder: Path, pythons: Pythons, by_hand: bool = False) -> Path:
     """Make a checkout with this launcher, whose services begin with their imports done, and return its folder.
 
-    Its environments are taken for made by hand, and so for GPUs where there are some.
+    Its environments are for the CPU; those made `by_hand` are taken for GPUs where there are some.
     """
     local = folder / "deploy" / "local"
     shutil.copytree(ROOT / "deploy" / "local" / "quartet_local", local / "quartet_local")
@@ -41,6 +41,8 @@ def preloaded_checkout(folder: Path, pythons: Pythons) -> Path:
     for name in SERVICES:
         (folder / ".quartet" / "envs" / name).mkdir(parents=True)
         (folder / ".quartet" / "envs" / name / "bin").symlink_to(pythons[name].parent)
+        if not by_hand:
+            (folder / ".quartet" / "envs" / name / "quartet-stamp.json").write_text('{"profile": "cpu"}')
     return folder
 
 
@@ -127,12 +129,12 @@ class Launched:
         return found
 
     def service(self, name: str) -> int:
-        """Return the process id of a service (not of its guard)."""
+        """Return the process id of a service (not of its guard, nor of what stands for it)."""
         wanted = "redis-server" if name == "redis" else f"-m quartet_{name} "
         processes = self.processes()
         pids = [pid for pid, command in processes.items() if wanted in command and "guard.py" not in command]
         assert len(pids) == 1, f"{name}: {processes}"
-        return pids[0]
+        return process_of(pids[0])
 
     def assert_gone(self, within: float) -> None:
         """Fail if a process is left after `within` seconds."""

@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from launched import ROOT
+from launched import ENVIRONMENTS, ROOT, preloaded_checkout
 
 sys.path.append(str(ROOT / "tests" / "hub"))
 from hub_server import HubServer  # noqa: E402
@@ -24,13 +24,28 @@ def hub(model):
         yield server
 
 
+PYTHON = """#!/bin/sh
+case "$*" in *quartet_common.hub*|*--dry-run*) exec {ordinary} "$@";; esac
+exec {preloaded} "$@"
+"""
+"""The hub's address is read at imports: only a service that has the folder already may begin with imports done."""
+
+
 @pytest.fixture
-def start(launch, run_file, hub, tmp_path):
-    """Start with the hub's address, which is read at imports: no services that begin with imports done."""
+def start(launch, run_file, hub, pythons, tmp_path):
+    """Start with the hub's address."""
+    checkout = preloaded_checkout(tmp_path / "checkout", pythons)
+    for name in ("rollout", "trainer"):
+        folder = checkout / ".quartet" / "envs" / name / "bin"
+        folder.unlink()
+        folder.mkdir()
+        ordinary = ENVIRONMENTS / name / "bin" / "python"
+        (folder / "python").write_text(PYTHON.format(ordinary=ordinary, preloaded=pythons[name]))
+        (folder / "python").chmod(0o755)
 
     def begin(*settings: str, command: tuple[str, ...] = ("run",), token: str = ""):
         environment = {**hub.environment(tmp_path / "home"), "HF_TOKEN": token}
-        return launch(run_file, *settings, command=command, environment=environment, checkout=None)
+        return launch(run_file, *settings, command=command, environment=environment, checkout=checkout)
 
     return begin
 

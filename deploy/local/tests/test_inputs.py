@@ -38,7 +38,7 @@ def test_a_run_file_that_is_not_there_or_not_toml(launch, run_file, tmp_path):
 
 def test_one_gpu_for_a_rollout_and_the_trainer(launch, run_file, pythons, tmp_path, monkeypatch):
     fake_nvidia_smi.install(tmp_path / "bin", monkeypatch, count=1)
-    by_hand = preloaded_checkout(tmp_path / "by-hand", pythons)
+    by_hand = preloaded_checkout(tmp_path / "by-hand", pythons, by_hand=True)
     sentence = refused(launch(run_file, "--set", "trainer.ranks=2", checkout=by_hand))
     assert sentence.endswith("3 in all; allowed: at most 1: GPU 0 (NVIDIA H100, 79.0 of 80.0 GiB free)")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
@@ -48,7 +48,7 @@ def test_one_gpu_for_a_rollout_and_the_trainer(launch, run_file, pythons, tmp_pa
 
 def test_environments_of_two_kinds(launch, run_file, pythons, tmp_path, monkeypatch):
     fake_nvidia_smi.install(tmp_path / "bin", monkeypatch)
-    mixed = preloaded_checkout(tmp_path / "mixed", pythons)
+    mixed = preloaded_checkout(tmp_path / "mixed", pythons, by_hand=True)
     (mixed / ".quartet" / "envs" / "trainer" / "quartet-stamp.json").write_text("{}")
     sentence = refused(launch(run_file, checkout=mixed))
     assert "the rollout's environment is made for the gpu, the trainer's for the cpu; make both alike:" in sentence

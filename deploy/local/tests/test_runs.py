@@ -140,7 +140,7 @@ async def test_several_rollouts_of_one_run_file_are_placed_fed_shown_and_kept_up
 ):
     """On a machine that seems to have GPUs, which the tiny model does without."""
     fake_nvidia_smi.install(tmp_path / "bin", monkeypatch, count=4)
-    by_hand = preloaded_checkout(tmp_path / "by-hand", pythons)
+    by_hand = preloaded_checkout(tmp_path / "by-hand", pythons, by_hand=True)
     settings = ("--set", "run.max_steps=1000000", "--set", "trainer.ranks=1", "--set", "launcher.rollouts=2")
     launched = launch(run_file, *settings, checkout=by_hand)
     launched.wait_for_line("step 2", READY)
@@ -172,7 +172,7 @@ def test_on_one_gpu_they_take_turns_also_after_the_trainer_was_killed_while_the_
 ):
     """On a machine that seems to have a GPU, which the tiny model does without."""
     fake_nvidia_smi.install(tmp_path / "bin", monkeypatch, count=1)
-    by_hand = preloaded_checkout(tmp_path / "by-hand", pythons)
+    by_hand = preloaded_checkout(tmp_path / "by-hand", pythons, by_hand=True)
     launched = launch(run_file, "--set", "run.max_steps=12", checkout=by_hand)
     launched.wait_for_line("step 1/", READY)
     assert launched.visible_gpus() == {"broker": "", "reward": "", "rollout": "0", "trainer": "0"}

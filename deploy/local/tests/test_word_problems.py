@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launched import ENVIRONMENTS, ROOT, free_ports
+from launched import ROOT, free_ports
 
 sys.path.append(str(ROOT / "examples" / "word_problems"))
 import problems  # noqa: E402
@@ -36,12 +36,11 @@ def test_problems_are_what_their_steps_say_and_none_is_on_both_sides():
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory) -> Path:
+def small(pythons, tmp_path_factory) -> Path:
     """What prepare.py makes, with a model of two narrow layers that was hardly warmed up."""
     folder = tmp_path_factory.mktemp("word_problems")
     sizes = ["--width", "64", "--layers", "2", "--skill", "0", "--habit-steps", "5", "--train", "512", "--heldout", "8"]
-    command = [ENVIRONMENTS / "trainer" / "bin" / "python", "-W", "ignore", FOLDER / "prepare.py", folder, *sizes]
-    subprocess.run(command, check=True, timeout=300)
+    subprocess.run([pythons["trainer"], FOLDER / "prepare.py", folder, *sizes], check=True, timeout=300)
     return folder
 
 
@@ -64,17 +63,13 @@ def settings(small: Path, tmp_path: Path, *more: str) -> list[str]:
 
 
 def test_its_way_with_a_small_model(launch, small, tmp_path):
+    """Stop strings and the template's arguments reach what is generated and exported."""
     launched = launch(FOLDER / "run.toml", *settings(small, tmp_path), command=("run", "--dry-run"))
     assert launched.wait(120) == 0, launched.text()
-    launched = launch(FOLDER / "run.toml", *settings(small, tmp_path))
-    assert launched.wait(240) == 0, launched.text()
-    assert "step 2/2" in launched.text() and "evaluation heldout at version 2: accuracy" in launched.text()
-
-
-def test_stop_strings_and_template_arguments_reach_what_is_generated_and_exported(launch, small, tmp_path):
     more = ("model.template_arguments={enable_thinking=false}", 'run.sampling.stop=["1", "2", "3"]')
     launched = launch(FOLDER / "run.toml", *settings(small, tmp_path, *more))
     assert launched.wait(240) == 0, launched.text()
+    assert "step 2/2" in launched.text() and "evaluation heldout at version 2: accuracy" in launched.text()
     samples = (tmp_path / "run" / "samples" / "step-000000.md").read_text()
     prompts = re.findall(r"Prompt:\n\n```text\n(.*?)\n```", samples, re.S)
     assert prompts and all(prompt.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n") for prompt in prompts)
