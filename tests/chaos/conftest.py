@@ -13,9 +13,9 @@ import chaos
 import lan
 import network
 import pytest
+from preloaded import Pythons
 from schedule import RESTORE_DECK, Fault, draw
 from town import HERE, Plan
-from victim import Pythons
 
 from quartet_local import guard
 

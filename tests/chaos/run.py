@@ -26,9 +26,9 @@ import chaos
 import lan
 import network
 import signals
+from preloaded import Pythons
 from schedule import NETWORK_DECK, PROCESS_DECK, RESTORE_DECK, draw
 from town import Plan
-from victim import Pythons
 
 from quartet_local import guard
 
