@@ -19,7 +19,7 @@ from quartet.v1 import broker_pb2
 THREADS = 6
 
 
-def main(run_id: str, addresses: dict[str, str], bare: str, seconds: float, seed: int) -> dict[str, dict[str, int]]:
+def main(run_id: str, addresses: dict[str, str], seconds: float, seed: int) -> dict[str, dict[str, int]]:
     """Attack for so long; return the codes of each attack with their counts. All come before any comes again."""
     end = time.monotonic() + seconds
     came: dict[str, Counter[str]] = {attack.name: Counter() for attack in ATTACKS}
@@ -33,7 +33,7 @@ def main(run_id: str, addresses: dict[str, str], bare: str, seconds: float, seed
             return deck.pop()
 
     def work(number: int) -> None:
-        attacker = Attacker(run_id, f"own-{number}-{seed}", addresses, bare, random.Random(f"{seed}/{number}"))
+        attacker = Attacker(run_id, f"own-{number}-{seed}", addresses, random.Random(f"{seed}/{number}"))
         spec = broker_pb2.RunSpec(run_id=attacker.own_run, groups_per_step=2, group_size=2)
         attacker.ask("BrokerService.CreateRun", broker_pb2.CreateRunRequest(spec=spec))
         while time.monotonic() < end:

@@ -27,7 +27,6 @@ from quartet_contract.world import SERVE, TRAIN, instance, put_group
 TESTS = Path(__file__).resolve().parents[1]
 sys.path += [str(TESTS / "contract"), str(TESTS / "hostile")]
 from answers import ANSWERS  # noqa: E402
-from bare import METHOD, SERVICE  # noqa: E402
 from hostile_connections import connect, frame, hostile_conversations, idle_connections  # noqa: E402
 
 SECONDS = 60.0  # for an answer
@@ -49,13 +48,11 @@ class Attacker:
         run_id: the run that is attacked.
         own_run: a run of the attacker's own, which exists.
         addresses: host:port by kind of service.
-        bare: host:port of the server that does nothing.
     """
 
     run_id: str
     own_run: str
     addresses: dict[str, str]
-    bare: str
     chance: random.Random
     callers: dict[str, Caller] = field(default_factory=dict)
 
@@ -282,13 +279,6 @@ def _many_prompts(attacker: Attacker) -> Iterator[str]:
 @attack("an instance of 17 MiB", INVALID)
 def _large_prompt(attacker: Attacker) -> Iterator[str]:
     yield _submit(attacker, attacker.run_id, instance(attacker.name(), "x" * (17 * MEBI)))
-
-
-@attack("messages of 17 MiB to a server that does nothing", "OK")
-def _to_nobody(attacker: Attacker) -> Iterator[str]:
-    with grpc.insecure_channel(attacker.bare, options=[("grpc.max_send_message_length", -1)]) as channel:
-        channel.unary_unary(f"/{SERVICE}/{METHOD}")(bytes(17 * MEBI), timeout=SECONDS)
-    yield "OK"
 
 
 @attack("messages over the limit", EXHAUSTED)

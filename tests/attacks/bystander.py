@@ -1,8 +1,7 @@
-"""Somebody who makes ordinary calls to each service all the time: `python bystander.py RUN '{"broker": …}' BARE`.
+"""Somebody who makes ordinary calls to each service all the time: `python bystander.py RUN '{"broker": …}'`.
 
 Prints a line for each call, until it is ended: when it began (time.monotonic), of which kind, seconds, status code.
-"bare" is a call to the server at BARE, which does nothing. "timer" is none: by how much the process itself is woken
-late, which is in every other figure too.
+"timer" is no call: by how much the process itself is woken late, which is in every other figure too.
 """
 
 import asyncio
@@ -12,7 +11,6 @@ import time
 from collections.abc import Awaitable, Callable
 
 import grpc
-from bare import METHOD, SERVICE
 from quartet.v1 import broker_pb2, broker_pb2_grpc, reward_pb2, reward_pb2_grpc, trainer_pb2, trainer_pb2_grpc
 from quartet.v1 import rollout_pb2 as rollout
 from quartet.v1 import rollout_pb2_grpc as rollout_grpc
@@ -23,13 +21,12 @@ PAUSE_SECONDS = 0.03
 DEADLINE_SECONDS = 20.0
 
 
-async def main(run_id: str, addresses: dict[str, str], bare: str) -> None:
+async def main(run_id: str, addresses: dict[str, str]) -> None:
     """Call."""
     broker = broker_pb2_grpc.BrokerServiceStub(connect(addresses["broker"]))
     reward = reward_pb2_grpc.RewardServiceStub(connect(addresses["reward"]))
     engine = rollout_grpc.RolloutServiceStub(connect(addresses["rollout"]))
     trainer = trainer_pb2_grpc.TrainerServiceStub(connect(addresses["trainer"]))
-    nothing = connect(bare).unary_unary(f"/{SERVICE}/{METHOD}")
     item = reward_pb2.ScoreItem(
         item_id="a",
         completion="<think>1</think><answer>2</answer>",
@@ -41,7 +38,6 @@ async def main(run_id: str, addresses: dict[str, str], bare: str) -> None:
         "reward": lambda: reward.Score(reward_pb2.ScoreRequest(items=[item]), timeout=DEADLINE_SECONDS),
         "rollout": lambda: engine.GetStatus(rollout.RolloutServiceGetStatusRequest(), timeout=DEADLINE_SECONDS),
         "trainer": lambda: trainer.GetStatus(trainer_pb2.TrainerServiceGetStatusRequest(), timeout=DEADLINE_SECONDS),
-        "bare": lambda: nothing(b"", timeout=DEADLINE_SECONDS),
     }
     await asyncio.gather(_wake(), *(_repeat(kind, call) for kind, call in calls.items()))
 
@@ -65,4 +61,4 @@ async def _wake() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]))
+    asyncio.run(main(sys.argv[1], json.loads(sys.argv[2])))

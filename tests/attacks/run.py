@@ -6,9 +6,7 @@ Four real services train a small model. First a bystander's calls are timed whil
 (attacks.py) send what they have, in random order, and it goes on calling. Wanted: each attack is answered with codes
 that say whose fault it is; a call of the bystander takes at its 99th percentile at most three times as long as before
 and under a second; steps are trained in each minute; no process grows by more than `MOST_GROWTH`; then the prompts are
-ended, and the run ends with a clean audit. The tables are printed; exit status 1 if any of it fails. What a call to a
-gRPC server that does nothing (bare.py) takes in the same run stands beside: where two cores carry services and
-attackers, that alone exceeds three times.
+ended, and the run ends with a clean audit. The tables are printed; exit status 1 if any of it fails.
 """
 
 import argparse
@@ -92,7 +90,7 @@ class Report:
         woken_late = WAKINGS * p99(self.calls["timer"][1])
         for kind, (before, during) in self.calls.items():
             most = max(MOST_SLOWER * p99(before), FLOOR_SECONDS, woken_late) if timed else MOST_SECONDS
-            if p99(during) > min(most, MOST_SECONDS) and kind not in ("bare", "timer"):
+            if p99(during) > min(most, MOST_SECONDS) and kind != "timer":
                 wrong.append(f"{kind}: p99 {p99(during):.3f} s, {p99(before):.3f} s before")
         wrong += [f"no step in part {number}" for number, count in enumerate(self.steps) if not count]
         bounds = {"redis": MOST_REDIS_GROWTH, WORKERS: MOST_WORKERS_GROWTH}
@@ -137,7 +135,7 @@ async def attack(folder: Path, seconds: float, quiet: float, seed: int) -> Repor
     pythons = Pythons()
     make_models(pythons["trainer"], folder / "model")
     live = LiveRun(folder, folder / "model", pythons, settings=settings)
-    calls, bystander, bare = folder / "bystander.txt", None, _python("bare.py", folder / "bare.txt")
+    calls, bystander = folder / "bystander.txt", None
     try:
         live.start_redis()
         for kind in SERVICES:
@@ -145,12 +143,11 @@ async def attack(folder: Path, seconds: float, quiet: float, seed: int) -> Repor
         live.attach()
         async with AsyncClient(**live.addresses, timeout=SECONDS) as client:
             await _until_trained(live, client, 2)
-            address = f"127.0.0.1:{int((folder / 'bare.txt').read_text())}"
-            bystander = _python("bystander.py", calls, RUN, json.dumps(live.addresses), address)
+            bystander = _python("bystander.py", calls, RUN, json.dumps(live.addresses))
             await asyncio.sleep(quiet)
             began = time.monotonic()
             report.memory = {name: (size, size) for name, size in _memory(live).items()}
-            given = {"run_id": RUN, "addresses": live.addresses, "bare": address, "seconds": seconds, "seed": seed}
+            given = {"run_id": RUN, "addresses": live.addresses, "seconds": seconds, "seed": seed}
             attackers = _python("attackers.py", folder / "attackers.json", json.dumps(given))
             try:
                 await _watch(live, client, report, attackers, seconds)
@@ -166,7 +163,6 @@ async def attack(folder: Path, seconds: float, quiet: float, seed: int) -> Repor
         if status or audit.returncode:
             report.wrong.append(f"quartet run ended with {status}, quartet audit with {audit.returncode}")
     finally:
-        bare.kill()
         if bystander is not None:
             bystander.kill()
         live.close()

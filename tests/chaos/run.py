@@ -26,7 +26,7 @@ import chaos
 import lan
 import network
 import signals
-from preloaded import Pythons
+from preloaded import SHARED, Pythons
 from schedule import NETWORK_DECK, PROCESS_DECK, RESTORE_DECK, draw
 from town import Plan
 
@@ -110,7 +110,9 @@ def _network(arguments: argparse.Namespace, share: int) -> dict[str, Any]:
     command = lan.within([sys.executable, __file__, "--network", *size, *same])
     shutil.rmtree(arguments.folder / "network", ignore_errors=True)
     guarded = [sys.executable, "-I", "-S", guard.__file__, "10", *command]
-    subprocess.run(guarded, stdin=subprocess.DEVNULL, env={**os.environ, INSIDE: "1"}, check=False)
+    # Process ids are others there: no interpreters that suites share.
+    environment = {**os.environ, INSIDE: "1", SHARED: ""}
+    subprocess.run(guarded, stdin=subprocess.DEVNULL, env=environment, check=False)
     return _report(arguments, "network")
 
 

@@ -85,10 +85,11 @@ def why_not() -> str:
 
 def within(command: Sequence[str]) -> list[str]:
     """Return the command line that runs `command` where a Lan can be made."""
-    # /run is private there: the names of namespaces stand in it, and vanish with it. Process ids are others there, so
-    # interpreters that suites share cannot be used.
-    begin = f'unset QUARTET_PRELOADED; mount -t tmpfs none /run && mkdir {_NAMESPACES} && exec "$@"'
+    # /run is private there: the names of namespaces stand in it, and vanish with it.
+    begin = f'mount -t tmpfs none /run && mkdir {_NAMESPACES} && exec "$@"'
     rootless = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    if rootless:  # no process from outside can join the networks
+        begin = f"unset QUARTET_PRELOADED; {begin}"
     spaces = ["--net", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"]
     return ["unshare", *rootless, *spaces, "sh", "-c", begin, "sh", *command]
 

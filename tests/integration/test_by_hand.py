@@ -17,10 +17,8 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("order", "ordinary"),
     [
-        pytest.param(
-            ("trainer", "rollout", "reward", "broker"), True, id="trainer first, with vLLM, nothing preloaded"
-        ),
-        pytest.param(("reward", "rollout", "broker", "trainer"), False, id="reward first"),
+        pytest.param(("trainer", "rollout", "reward", "broker"), True, id="trainer-first-with-vLLM-nothing-preloaded"),
+        pytest.param(("reward", "rollout", "broker", "trainer"), False, id="reward-first"),
     ],
 )
 def test_services_started_in_any_order_do_a_run(by_hand, pythons, order, ordinary, tmp_path):

@@ -6,6 +6,7 @@
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -16,19 +17,20 @@ asked = {
     "environment": dict(os.environ),
     "folder": os.getcwd(),
     "umask": mask,
-    "pid": os.getpid(),
+    "limits": {name: resource.getrlimit(getattr(resource, name)) for name in ("RLIMIT_FSIZE", "RLIMIT_NOFILE")},
 }
 connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-connection.connect(os.path.join(os.path.dirname(__file__), "socket"))
-socket.send_fds(connection, [json.dumps(asked).encode()], [0, 1, 2])
+connection.connect(os.path.join(os.path.dirname(os.path.realpath(__file__)), "socket"))
+network = os.open("/proc/self/ns/net", os.O_RDONLY)
+socket.send_fds(connection, [json.dumps(asked).encode()], [0, 1, 2, network])
 pid = int(connection.recv(32))
 with open("/proc/self/comm", "w") as name:
     name.write(f"for {pid}")  # as `preloaded.process_of` reads it
 
 
 def pass_on(number: int, _: object) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+    with contextlib.suppress(ConnectionError):
+        connection.send(str(number).encode())
 
 
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -2,8 +2,9 @@
 
 Of a package of Quartet all modules are imported, so that a checkout that changes meanwhile cannot become a mixture of
 two versions. Each connection (`client.py`) asks for a process that goes on as `python ARGUMENTS...` would, with the
-standard streams, environment, folder, umask and limits of the asker. The answers are its process id and, when it has
-ended, its status, negative for a signal. It is killed when its asker ends first.
+standard streams, network namespace, environment, folder, umask and limits of the asker, and then for signals to it. The
+answers are its process id and, when it has ended, its status, negative for a signal. It is killed when its asker ends
+first.
 """
 
 import contextlib
@@ -55,7 +56,7 @@ def serve(listening: socket.socket) -> int:
         key, _ = selector.select()[0]
         if key.fileobj is listening:
             connection, _ = listening.accept()
-            message, streams, _, _ = socket.recv_fds(connection, _MESSAGE, 3)
+            message, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE, 4)
             if not message:  # killed before it had asked
                 connection.close()
                 continue
@@ -64,9 +65,9 @@ def serve(listening: socket.socket) -> int:
                     os.close(each.fd) if each.fd == each.fileobj else each.fileobj.close()
                 connection.close()
                 selector.close()
-                return become(json.loads(message), streams)
-            for stream in streams:
-                os.close(stream)
+                return become(json.loads(message), *descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
             send(connection, pid)
             selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, connection))
             selector.register(connection, selectors.EVENT_READ, pid)
@@ -78,7 +79,11 @@ def serve(listening: socket.socket) -> int:
             with contextlib.suppress(KeyError):
                 selector.unregister(connection)
             connection.close()
-        else:  # an asker has ended
+        else:
+            with contextlib.suppress(ConnectionError):  # it may have ended with something unread
+                if asked := key.fileobj.recv(32):
+                    os.kill(key.data, int(asked))
+                    continue
             os.kill(key.data, signal.SIGKILL)
             selector.unregister(key.fileobj)
 
@@ -88,19 +93,19 @@ def send(connection: socket.socket, number: int) -> None:
         connection.send(str(number).encode())
 
 
-def become(asked: dict, streams: list[int]) -> int:
+def become(asked: dict, *descriptors: int) -> int:
     """Go on as the process that was asked for and return its exit status."""
     die_with_parent()
     os.setsid()
+    *streams, network = descriptors
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    join_network(asked["pid"])
+    join_network(network)
     os.chdir(asked["folder"])
     os.umask(asked["umask"])
-    for name in ("RLIMIT_FSIZE", "RLIMIT_NOFILE"):
-        limit = getattr(resource, name)
-        resource.setrlimit(limit, resource.prlimit(asked["pid"], limit))
+    for name, limit in asked["limits"].items():
+        resource.setrlimit(getattr(resource, name), limit)
     os.environ.clear()
     os.environ.update(asked["environment"])
     sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
@@ -137,13 +142,13 @@ def run(words: list[str]) -> None:
         runpy.run_path(words[0], run_name="__main__")
 
 
-def join_network(pid: int) -> None:
-    """Be in the network namespace of a process."""
-    own, other = (os.open(f"/proc/{each}/ns/net", os.O_RDONLY) for each in ("self", pid))
-    if not os.path.samestat(os.fstat(own), os.fstat(other)) and ctypes.CDLL(None, use_errno=True).setns(other, 0):
-        raise OSError(ctypes.get_errno(), "cannot join the asker's network namespace")
-    os.close(own)
-    os.close(other)
+def join_network(descriptor: int) -> None:
+    """Be in a network namespace."""
+    if not os.path.samestat(os.stat("/proc/self/ns/net"), os.fstat(descriptor)):
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(descriptor, 0):
+            raise OSError(ctypes.get_errno(), "cannot join the asker's network namespace")
+    os.close(descriptor)
 
 
 def die_with_parent() -> None:
