@@ -13,11 +13,10 @@ from measuring import Figure, report
 from quartet.v1 import reward_pb2
 
 from quartet_reward import answer_extraction
-from quartet_reward.code.extract import ProgramIn, find_program
+from quartet_reward.code.tests import ProgramIn, find_program
 from quartet_reward.math import extract
-from quartet_reward.math.extract import chosen
-from quartet_reward.math.prose import answer_in_prose
-from quartet_reward.verifiers.exact import Exact, ExactParameters
+from quartet_reward.math.extract import answer_in_prose, chosen
+from quartet_reward.verifiers.text import Exact, ExactParameters
 
 MEGABYTES = (3, 10, 30)
 ROUNDS = 3

@@ -273,8 +273,8 @@ def answer(n): return n"""),
     Cheat("judge_here", "run the judge's own code in the program's process", """
 import sys
 try:
-    from quartet_reward.code import report
-    report.tell(report.Report(report.Finding.PASSED, "every test passed"))
+    from quartet_reward.code import program
+    program.tell(program.Report(program.Finding.PASSED, "every test passed"))
 except Exception:
     pass
 def answer(n): return n"""),

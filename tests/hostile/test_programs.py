@@ -112,7 +112,7 @@ def left_over() -> list[str]:
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
-        if "sandbox/launcher.py" in command and f'"parent": {os.getpid()}' in command:
+        if "quartet_reward.sandbox.isolation" in command and f'"parent": {os.getpid()}' in command:
             found.append(f"{folder.name} {command}")
     return found
 

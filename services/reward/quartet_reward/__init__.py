@@ -4,11 +4,10 @@
 From the call down to the arithmetic:
 
 - `app`: the parts are made, started and drained here. `preflight`: what --dry-run checks.
-- `servicer`: the RPCs; `stream`: one call of ScoreStream; `execution`: Execute.
-- `admission`: how many items may be under way.
-- `queue`: runs take turns at workers and at sandbox slots (`fair_sandbox`).
+- `servicer`: the RPCs.
+- `queue`: how many items may be under way; runs take turns at workers and at sandbox slots.
 - `scoring`: one item through its verifiers into one result.
-- `verifiers/`: one small file each behind the interface of `verifiers.base`; `registry` finds them, and users' own.
+- `verifiers/`: behind the interface of `verifiers.base`; `registry` finds them, and users' own.
 - `answer_extraction`: tags, boxes and trailing special tokens of a completion.
 - `math/`: are two answers equal? `code/`: programs judged by their tests, in the `sandbox/`.
 - `workers/`: processes that can be killed, for mathematics, reward functions and the learned `reward_model`.

@@ -8,15 +8,14 @@ from quartet.v1 import reward_pb2_grpc
 from quartet_common.config import LoadedConfig
 from quartet_common.host import ServiceHost
 from quartet_common.idleness import Idleness
-from quartet_reward.admission import Admission
 from quartet_reward.config import RewardSection
-from quartet_reward.execution import LANGUAGES, Executor
 from quartet_reward.math.equality import MathEquality
 from quartet_reward.preflight import load_functions
+from quartet_reward.queue import Admission
 from quartet_reward.reward_model import RewardModel, model_pool
 from quartet_reward.sandbox.modes import LazySandbox
 from quartet_reward.scoring import Scorer
-from quartet_reward.servicer import RewardServicer
+from quartet_reward.servicer import LANGUAGES, Executor, RewardServicer
 from quartet_reward.verifiers.base import Tools
 from quartet_reward.verifiers.function import RewardFunction
 from quartet_reward.verifiers.registry import SpecReader, load_verifiers

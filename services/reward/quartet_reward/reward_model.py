@@ -18,8 +18,7 @@ from quartet_reward import metrics
 from quartet_reward.config import RewardModelSection
 from quartet_reward.errors import VerifierFailure
 from quartet_reward.queue import CURRENT_RUN, QueueClosed
-from quartet_reward.workers.pool import Limits, WorkerPool
-from quartet_reward.workers.process import TaskTimedOut, WorkerDied, WorkerProcess
+from quartet_reward.workers.pool import Limits, TaskTimedOut, WorkerDied, WorkerPool, WorkerProcess
 
 log = get_logger(__name__)
 

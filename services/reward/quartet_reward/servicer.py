@@ -2,20 +2,248 @@
 
 import asyncio
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 import grpc
+from google.protobuf.duration_pb2 import Duration
 from quartet.v1 import reward_pb2, reward_pb2_grpc
 
+from quartet_common.durations import to_duration, to_seconds
 from quartet_common.errors import ContractError, invalid_argument, resource_exhausted, unavailable
-from quartet_reward.admission import Admission
 from quartet_reward.config import MOST_ITEMS
-from quartet_reward.execution import Executor
-from quartet_reward.scoring import Result, Scorer, Work
-from quartet_reward.stream import ScoreStream, in_strides
+from quartet_reward.errors import VerifierFailure
+from quartet_reward.queue import CURRENT_RUN, Admission
+from quartet_reward.sandbox.api import Execution, ExitReason, Job, Limits, Sandbox, SandboxUnavailable
+from quartet_reward.scoring import LONG_BYTES, Result, Scorer, Work, failure, invalid_item
 from quartet_reward.verifiers.base import Verifier
+
+# Items scored in one go before other calls have their turn, if their size together is below LONG_BYTES.
+_STRIDE = 64
+# A stream may live as long as its rollout: of its items' names, this many are remembered to refuse duplicates.
+_REMEMBERED_IDS = 65_536
+# Results of one message; the rest follows in the next.
+_MOST_RESULTS = 256
+
+Send = Callable[[Result], Awaitable[None]]
+
+
+async def in_strides(items: Iterable[reward_pb2.ScoreItem]) -> AsyncIterator[tuple[int, reward_pb2.ScoreItem, int]]:
+    """Yield items, their places and their sizes; between some of them others have their turn in the event loop."""
+    total = 0
+    for i, item in enumerate(items):
+        size = item.ByteSize()
+        yield i, item, size
+        total += size
+        if total > LONG_BYTES or i % _STRIDE == _STRIDE - 1:
+            total = 0
+            await asyncio.sleep(0)
+
+
+class ScoreStream:
+    """The state of one call."""
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        admission: Admission,
+        write: Callable[[reward_pb2.ScoreStreamResponse], Awaitable[None]],
+        draining: Callable[[], bool],
+    ):
+        self._scorer = scorer
+        self._admission = admission
+        self._write = write
+        self._draining = draining
+        self._writing = asyncio.Lock()
+        self._unwritten: deque[Result] = deque()
+        self._ids: dict[str, None] = {}
+
+    async def run(self, requests: AsyncIterator[reward_pb2.ScoreStreamRequest]) -> None:
+        """Answer all items.
+
+        Reading stops while the service's queue is full: HTTP/2's flow control then slows the caller.
+
+        Raises:
+            ContractError: INVALID_ARGUMENT, a request that cannot be understood.
+        """
+        async with asyncio.TaskGroup() as group:
+            async for request in requests:
+                if request.items:
+                    await self._take_on_all(request, group)
+                else:
+                    await self._take_on(request.item, self._send, group)
+
+    async def _take_on(self, item: reward_pb2.ScoreItem, send: Send, group: asyncio.TaskGroup) -> None:
+        result = self._score(item, item.ByteSize())
+        if isinstance(result, reward_pb2.ScoreResult):
+            await send(result)
+        else:
+            await self._begin(item, result, send, group)
+
+    async def _take_on_all(self, request: reward_pb2.ScoreStreamRequest, group: asyncio.TaskGroup) -> None:
+        """Score several items; what can be said at once is said in one message."""
+        if len(request.items) > MOST_ITEMS:
+            raise invalid_argument("items", f"{len(request.items)} items", f"at most {MOST_ITEMS}")
+        if request.HasField("item"):
+            raise invalid_argument("item", "an item beside `items`", "one of both")
+        later: list[tuple[reward_pb2.ScoreItem, Work]] = []
+        async for _, item, size in in_strides(request.items):
+            result = self._score(item, size)
+            if isinstance(result, reward_pb2.ScoreResult):
+                self._unwritten.append(result)
+            else:
+                later.append((item, result))
+        await self._flush()
+        for item, work in later:
+            await self._begin(item, work, self._send_with_others, group)
+
+    def _score(self, item: reward_pb2.ScoreItem, size: int) -> Result | Work:
+        if self._draining():
+            return failure(
+                item.item_id, VerifierFailure(reward_pb2.FAILURE_KIND_SHUT_DOWN, "the reward service is shutting down")
+            )
+        try:
+            result = self._scorer.score(item, "item", size)
+            self._refuse_duplicate(item.item_id)
+            return result
+        except ContractError as error:
+            return invalid_item(item.item_id, error)
+
+    def _refuse_duplicate(self, item_id: str) -> None:
+        if item_id in self._ids:
+            raise invalid_argument("item.item_id", f"'{item_id}' again", "a name unique in its call")
+        self._ids[item_id] = None
+        if len(self._ids) > _REMEMBERED_IDS:
+            del self._ids[next(iter(self._ids))]
+
+    async def _begin(self, item: reward_pb2.ScoreItem, work: Work, send: Send, group: asyncio.TaskGroup) -> None:
+        """Wait for room, then have an item worked on beside the others."""
+        run, places = item.run_id, work.places
+        await self._admission.take(run, places)
+
+        async def finish() -> None:
+            try:
+                result = await work.run()
+            finally:
+                self._admission.give(run, places)
+            await send(result)
+
+        group.create_task(finish())
+
+    async def _send(self, result: Result) -> None:
+        async with self._writing:  # one write at a time; a caller that does not read stops its own reading too
+            await self._write(reward_pb2.ScoreStreamResponse(result=result))
+
+    async def _send_with_others(self, result: Result) -> None:
+        """Send a result together with those that come while the message before is being written."""
+        self._unwritten.append(result)
+        await self._flush()
+
+    async def _flush(self) -> None:
+        async with self._writing:
+            while self._unwritten:
+                count = min(len(self._unwritten), _MOST_RESULTS)
+                results = [self._unwritten.popleft() for _ in range(count)]
+                await self._write(reward_pb2.ScoreStreamResponse(results=results))
+
+
+LANGUAGES = ("python",)
+_LARGEST_SOURCE = 1 << 20
+_LARGEST_STDIN = 16 << 20
+_SECONDS = (0.1, 600.0)
+_DEFAULT_SECONDS = 10.0
+_MEMORY = (64 << 20, 64 << 30)
+_DEFAULT_MEMORY = 512 << 20
+_OUTPUT = (1, 16 << 20)
+_DEFAULT_OUTPUT = 64 << 10
+
+_OUTCOMES = {
+    ExitReason.EXITED: reward_pb2.EXECUTION_OUTCOME_EXITED,
+    ExitReason.SIGNALLED: reward_pb2.EXECUTION_OUTCOME_SIGNALLED,
+    ExitReason.TIMED_OUT: reward_pb2.EXECUTION_OUTCOME_TIMED_OUT,
+    ExitReason.MEMORY_EXCEEDED: reward_pb2.EXECUTION_OUTCOME_MEMORY_EXCEEDED,
+    ExitReason.OUTPUT_EXCEEDED: reward_pb2.EXECUTION_OUTCOME_OUTPUT_EXCEEDED,
+}
+
+
+class Executor:
+    """Runs callers' programs: as many wait as are admitted, and runs take turns at the sandbox's slots."""
+
+    def __init__(self, sandbox: Sandbox, admission: Admission):
+        self._sandbox, self._admission = sandbox, admission
+
+    async def execute(self, request: reward_pb2.ExecuteRequest) -> reward_pb2.ExecuteResponse:
+        """Run one program. Cancelling the task kills it.
+
+        Raises:
+            ContractError: INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAVAILABLE, as the proto says.
+        """
+        job = read_job(request)
+        run = request.run_id
+        if not self._admission.try_take(run, 1):
+            raise resource_exhausted(
+                "reward.max_queue", f"the queue has no room for run '{run}'", self._admission.seconds_until(run, 1)
+            )
+        CURRENT_RUN.set(run)  # of this call's task alone
+        try:
+            return _response(await self._sandbox.run(job))
+        except SandboxUnavailable as error:
+            raise unavailable("sandbox", str(error)) from error
+        finally:
+            self._admission.give(run)
+
+
+def read_job(request: reward_pb2.ExecuteRequest) -> Job:
+    """Return the request as the sandbox's job. Raises ContractError (INVALID_ARGUMENT) naming the field."""
+    if request.language not in ("", *LANGUAGES):
+        raise invalid_argument("language", f"'{request.language[:40]}'", ", ".join(LANGUAGES))
+    source, stdin = request.source.encode(), request.stdin.encode()
+    if not 1 <= len(source) <= _LARGEST_SOURCE:
+        raise invalid_argument("source", f"{len(source)} bytes", f"1 to {_LARGEST_SOURCE} bytes")
+    if b"\0" in source:
+        raise invalid_argument("source", "null characters", "a program without null characters")
+    if len(stdin) > _LARGEST_STDIN:
+        raise invalid_argument("stdin", f"{len(stdin)} bytes", f"at most {_LARGEST_STDIN} bytes")
+    limits = request.limits
+    wall = _seconds("limits.wall_time", limits.wall_time, limits.HasField("wall_time"), _DEFAULT_SECONDS)
+    return Job(
+        "script",
+        source,
+        stdin=stdin,
+        limits=Limits(
+            wall_seconds=wall,
+            cpu_seconds=_seconds("limits.cpu_time", limits.cpu_time, limits.HasField("cpu_time"), wall),
+            memory_bytes=_bytes("limits.memory_bytes", limits.memory_bytes, _MEMORY, _DEFAULT_MEMORY),
+            output_bytes=_bytes("limits.output_bytes", limits.output_bytes, _OUTPUT, _DEFAULT_OUTPUT),
+        ),
+    )
+
+
+def _seconds(field: str, duration: Duration, given: bool, default: float) -> float:
+    seconds = to_seconds(duration) if given else default
+    least, most = _SECONDS
+    if not least <= seconds <= most:
+        raise invalid_argument(field, f"{seconds:g} s", f"{least:g} s to {most:g} s")
+    return seconds
+
+
+def _bytes(field: str, value: int, allowed: tuple[int, int], default: int) -> int:
+    least, most = allowed
+    if value and not least <= value <= most:
+        raise invalid_argument(field, value, f"{least} to {most}, or 0 for {default}")
+    return value or default
+
+
+def _response(execution: Execution) -> reward_pb2.ExecuteResponse:
+    return reward_pb2.ExecuteResponse(
+        outcome=_OUTCOMES[execution.ending],
+        exit_code=execution.exit_code or 0,
+        signal=execution.signal or 0,
+        stdout=execution.stdout.decode(errors="replace"),
+        stderr=execution.stderr.decode(errors="replace"),
+        elapsed=to_duration(execution.wall_seconds),
+    )
 
 
 class RewardServicer(reward_pb2_grpc.RewardServiceServicer):

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from quartet_reward import admission as room_module
-from quartet_reward.admission import Admission
+from quartet_reward import queue
+from quartet_reward.queue import Admission
 
 
 def fill(admission: Admission, run: str) -> int:
@@ -40,7 +40,7 @@ def test_a_batch_takes_all_or_nothing():
 
 def test_it_tells_how_long_anything_was_under_way(monkeypatch):
     clock = type("Clock", (), {"now": 50.0, "monotonic": lambda self: self.now})()
-    monkeypatch.setattr(room_module, "time", clock)
+    monkeypatch.setattr(queue, "time", clock)
     admission = Admission(10)
     for seconds, take, give in ((3, "a", ""), (2, "b", ""), (1, "", "b"), (4, "", "a"), (100, "a", ""), (1, "", "a")):
         clock.now += seconds

@@ -10,10 +10,17 @@ from fractions import Fraction
 
 import pytest
 
-from quartet_reward.code.channel import Channel, Gone, Malformed, TooLarge
-from quartet_reward.code.plain import Decoder, Encoder
-from quartet_reward.code.proxies import JUDGE_PROXIES, OPAQUE_PROXIES, Handles, ProgramObject
-from quartet_reward.code.rpc import Peer
+from quartet_reward.code.plain import (
+    JUDGE_PROXIES,
+    OPAQUE_PROXIES,
+    Decoder,
+    Encoder,
+    Handles,
+    Malformed,
+    ProgramObject,
+    TooLarge,
+)
+from quartet_reward.code.rpc import Channel, Gone, Peer
 
 
 def handles():

@@ -5,9 +5,8 @@ from decimal import Decimal
 import pytest
 from quartet.v1 import reward_pb2
 
-from quartet_reward.code.extract import ProgramIn, find_program
-from quartet_reward.code.stdio import same_output
-from quartet_reward.code.tests import read_tests
+from quartet_reward.code.judged import same_output
+from quartet_reward.code.tests import ProgramIn, find_program, read_tests
 from quartet_reward.code.values import plain, same, same_in_any_order
 from quartet_reward.errors import VerifierFailure
 

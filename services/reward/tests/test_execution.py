@@ -10,9 +10,9 @@ from reward_samples import until
 
 from quartet_common.errors import ContractError, describe
 from quartet_reward import metrics
-from quartet_reward.admission import Admission
-from quartet_reward.execution import Executor, read_job
+from quartet_reward.queue import Admission
 from quartet_reward.sandbox.api import Job
+from quartet_reward.servicer import Executor, read_job
 
 TIMEOUT = 120.0
 

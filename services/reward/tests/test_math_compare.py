@@ -4,7 +4,7 @@ import pytest
 
 from quartet_reward.math.compare import STRICT, Comparison, EqualityPolicy
 from quartet_reward.math.forms import read
-from quartet_reward.math.symbolic import BadReference, compare, judge_reference
+from quartet_reward.math.worker import BadReference, compare, judge_reference
 
 EQUAL = (
     *(("7", answer) for answer in ("x = 7", "3+4=7", "x = 3+4 = 7", r"f(x) = 7")),

@@ -6,8 +6,7 @@ from quartet.v1 import reward_pb2
 from quartet_reward.errors import VerifierFailure
 from quartet_reward.math.compare import EqualityPolicy
 from quartet_reward.math.equality import Equality, MathEquality, Relation
-from quartet_reward.workers.pool import Reply
-from quartet_reward.workers.process import TaskTimedOut, WorkerDied
+from quartet_reward.workers.pool import Reply, TaskTimedOut, WorkerDied
 
 EQUAL = {"event": "done", "equal": True}
 JUDGED = {"event": "judged", "is_text": False}

@@ -16,7 +16,7 @@ from quartet_reward.answer_extraction import (
 )
 from quartet_reward.math.equality import MathEquality
 from quartet_reward.scoring import Scorer
-from quartet_reward.stream import in_strides
+from quartet_reward.servicer import in_strides
 from quartet_reward.verifiers.base import Tools
 from quartet_reward.verifiers.registry import SpecReader, load_verifiers
 

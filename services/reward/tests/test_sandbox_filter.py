@@ -5,8 +5,8 @@ import struct
 
 import pytest
 
-from quartet_reward.sandbox import seccomp, syscalls
-from quartet_reward.sandbox.syscalls import ALL_NEW, AUDIT_ARCH, HARMLESS, NUMBERS
+from quartet_reward.sandbox import seccomp
+from quartet_reward.sandbox.seccomp import ALL_NEW, AUDIT_ARCH, HARMLESS, MACHINE, NUMBERS
 
 _ALLOWED, _KILLED = 0x7FFF0000, 0x80000000
 _REFUSED, _UNKNOWN, _NO_TERMINAL = (0x50000 | number for number in (errno.EPERM, errno.ENOSYS, errno.ENOTTY))
@@ -87,5 +87,5 @@ def test_no_process_makes_namespaces():
 
 def test_other_machines_calls_kill():
     assert _verdict(NUMBERS["read"], machine=0x40000003) == _KILLED
-    if syscalls.MACHINE == "x86_64":
+    if MACHINE == "x86_64":
         assert _verdict(0x40000000) == _KILLED

@@ -16,10 +16,10 @@ from reward_samples import judged, program
 from sandbox_modes import MODES, settings
 
 from quartet_reward.errors import VerifierFailure
-from quartet_reward.sandbox import watch
 from quartet_reward.sandbox.api import ExitReason, Job, Limits, SandboxUnavailable
 from quartet_reward.sandbox.modes import open_sandbox
 from quartet_reward.sandbox.pool import IsolatedSandbox
+from quartet_reward.sandbox.run import has_threads
 from quartet_reward.verifiers.base import Verdict
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -80,9 +80,9 @@ async def test_a_process_that_is_reaped_while_it_is_looked_at_has_no_threads(mon
         raise error
 
     try:
-        assert watch.has_threads(handle)
+        assert has_threads(handle)
         monkeypatch.setattr(os, "listdir", reaped)
-        assert not watch.has_threads(handle)
+        assert not has_threads(handle)
     finally:
         os.close(handle)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from quartet_reward.config import SandboxSection
-from quartet_reward.sandbox import users
+from quartet_reward.sandbox import server_handle
 from quartet_reward.sandbox.api import ExitReason, Job, Limits, SandboxUnavailable
 from quartet_reward.sandbox.modes import open_sandbox
-from quartet_reward.sandbox.users import Users
+from quartet_reward.sandbox.server_handle import Users
 
 FIRST = 71_000
 
@@ -18,7 +18,7 @@ FIRST = 71_000
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o700)
-    monkeypatch.setattr(users, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(server_handle, "_folder", lambda: tmp_path)
 
 
 def test_a_range_that_is_taken_is_passed_over_until_it_is_free_again() -> None:
@@ -36,7 +36,7 @@ def test_a_range_that_is_taken_is_passed_over_until_it_is_free_again() -> None:
 
 
 def test_that_there_are_none_left_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(users, "_MOST_BLOCKS", 2)
+    monkeypatch.setattr(server_handle, "_MOST_BLOCKS", 2)
     taken = [Users(FIRST, 6), Users(FIRST, 6)]
     with pytest.raises(SandboxUnavailable, match=r"reward\.sandbox\.first_uid"):
         Users(FIRST, 6)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from quartet_reward.math.verdict_cache import VerdictCache
+from quartet_reward.math.equality import VerdictCache
 
 
 def test_the_least_lately_used_goes_first_and_bytes_are_bounded():

@@ -143,7 +143,7 @@ async def test_a_process_that_always_dies_is_a_failure(qwen2, monkeypatch):
         (first,) = await score(stub, item("2+2=?", "4"))
 
         async def dies(request):
-            from quartet_reward.workers.process import WorkerDied
+            from quartet_reward.workers.pool import WorkerDied
 
             raise WorkerDied("signal 9 ended it")
 

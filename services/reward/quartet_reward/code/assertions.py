@@ -12,8 +12,7 @@ import types
 from typing import Any
 
 from quartet_reward.code.names import MODULES, USUAL_NAMES, Names, avoids, module_names, read_names, starred
-from quartet_reward.code.program import Program
-from quartet_reward.code.report import Finding, Verdict, describe, tell_begun
+from quartet_reward.code.program import Finding, Program, Verdict, describe, tell_begun
 
 _FILE = "<test>"
 

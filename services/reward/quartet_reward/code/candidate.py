@@ -12,10 +12,9 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from quartet_reward.code.channel import Channel, Gone
 from quartet_reward.code.names import USUAL_NAMES
-from quartet_reward.code.proxies import OPAQUE_PROXIES
-from quartet_reward.code.rpc import Peer
+from quartet_reward.code.plain import OPAQUE_PROXIES
+from quartet_reward.code.rpc import Channel, Gone, Peer
 
 PEER_DESCRIPTOR = 3
 MODULE = "solution"

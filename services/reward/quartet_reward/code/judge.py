@@ -4,10 +4,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from quartet_reward.code import assertions, checker, function_cases
-from quartet_reward.code.channel import Channel
-from quartet_reward.code.program import Program, end
-from quartet_reward.code.report import Finding, Report, Verdict
+from quartet_reward.code import assertions, function_cases
+from quartet_reward.code.program import Finding, Program, Report, Verdict, end
+from quartet_reward.code.rpc import Channel
 
 PEER_DESCRIPTOR = 3
 
@@ -21,7 +20,7 @@ def _judge(task: dict[str, Any]) -> Report:
     kind, rest = task["kind"], {name: value for name, value in task.items() if name not in _NOT_THE_KINDS}
     try:
         if kind == "output":
-            checker.judge_output(**rest)
+            function_cases.judge_output(**rest)
         else:
             program = Program(
                 task["seconds"],

@@ -1,13 +1,176 @@
 """The answer that a completion gives, and that a reference gives, by policy: in tags, in boxes, in prose."""
 
 import re
+from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from quartet_reward.answer_extraction import LONGEST_READ, joined_boxes, last_box, last_boxed, last_tagged_answer
-from quartet_reward.math.notation import undelimited
-from quartet_reward.math.prose import answer_in_prose, as_one_list, final_statement, joined
+from quartet_reward.math.notation import UNIT_WORDS, is_name, undelimited
+
+# An answer stands at the end; what is farther away is working.
+_LONGEST_READ = 20_000
+_LONGEST_LIST = 2_000
+
+_FORMULA = (
+    r"(?<!\\)\$\$(?P<display>(?:[^$\\]|\\.)+?)\$\$"
+    # None of these may hold its own opening: thousands of openings without an end would each be followed to the end.
+    r"|(?<!\\)\\\[(?P<bracket>(?:[^\\]|\\(?![\[\]]).)+?)\\\]"
+    # On one line only: a lone dollar sign is money, and must not swallow what follows.
+    r"|(?<![\\\d$])\$(?P<inline>(?:[^$\\\n]|\\.)+?)\$"
+    r"|(?<!\\)\\\((?P<parenthesis>(?:[^\\\n]|\\(?![()])[^\n])+?)\\\)"
+)
+_DIGITS = r"(?:[1-9]\d{0,2}(?:[, ]\d{3})+(?!\d)(?:\.\d+)?|\d+(?:[.,]\d+)?|\.\d+)(?:[eE][+-]?\d{1,3}(?!\w))?"
+_RATIO_OR_TIME = r"\d{1,9}:\d{1,9}(?![\d:])"
+_TERM = rf"\\frac\{{\d+\}}\{{\d+\}}|{_DIGITS}"
+_NUMBER = (
+    r"(?:(?<=[\s=:(*\"'“≈])|^)[$€£¥₹₽₩₿]?"
+    rf"(?P<number>{_RATIO_OR_TIME}|[-−–+]?(?:{_TERM})(?:\s?[-−+*/^×·]\s?(?:{_TERM}))*)"
+    # A part of a longer expression, such as the 8 of 8*(3+x), is no number of its own.
+    r"(?!\d|[.,]\d|\s?[*/^×·]\s?[\w(\\]|\()"
+)
+_PERCENT = r"(?P<percent>\s*(?:\\?%|percent(?:age)?\b|pct\b))?"
+_CANDIDATE = re.compile(rf"(?:{_FORMULA}|{_NUMBER}){_PERCENT}", re.DOTALL | re.MULTILINE)
+_UNIT = re.compile(r"\s?(?P<unit>[ap]\.m\.|[A-Za-zµ]+(?:/[hs])?)(?P<power>[²³]|\^[23])?(?![\w-])")
+
+_ANSWER = re.compile(r"\banswer\b", re.IGNORECASE)
+_FINAL_ANSWER = re.compile(r"\bfinal\s+answer\b", re.IGNORECASE)
+_COPULA = re.compile(r"\b(?:is|are|equals?|be)\b|'s\b|[:=]", re.IGNORECASE)
+_NOT = re.compile(r"(?:\bnot|n't)\s+$")
+_SENTENCE_END = re.compile(r"[.!?](?=\s|$|\*)|\n\s*\n")
+_BETWEEN = re.compile(
+    r"[\s\"“”*]*(?:,|;|,?\s*\b(?:and|or)\b|\\quad|\\text\{\s*(?:and|or)\s*\})[\s\"“”*]*", re.IGNORECASE
+)
+_WORDS = re.compile(
+    r"[\s:]*(?:(?:is|are)\b[\s:]*)?[*_\"“(]*(?P<words>[^\W\d_]+(?:[ '’-][^\W\d_]+){0,4})[*_\"”)]*\.?\s*"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """Something that may be the answer, and where it stands."""
+
+    start: int
+    end: int
+    text: str
+    name: bool
+
+
+def answer_in_prose(text: str, numbers: bool = True) -> str | None:
+    """Return the answer that `text` states, as LaTeX, or None if it states none.
+
+    Args:
+        text: what follows the thought.
+        numbers: read numbers outside formulas as well, and plain words ("The answer is east.").
+    """
+    text = text[-_LONGEST_READ:]
+    for anchor in (_last(_FINAL_ANSWER, text), _last(_ANSWER, text)):
+        if anchor is None:
+            continue
+        # Read from the anchor on: a lone dollar sign before it must not pair with one of the answer.
+        statement = text[anchor.end() :]
+        if after := _candidates(statement, numbers):
+            return _stated(statement, after)
+        if numbers and (words := _WORDS.fullmatch(_first_sentence(statement))):
+            return words["words"]
+    found = _candidates(text, numbers)
+    if not found:
+        return None
+    return _run_ending_at(text, found, len(found) - 1)
+
+
+def final_statement(text: str) -> str | None:
+    """Return the formula or number that follows the last "final answer" of `text`, or None if there is none."""
+    text = text[-_LONGEST_READ:]
+    anchor = _last(_FINAL_ANSWER, text)
+    after = [] if anchor is None else _candidates(text[anchor.end() :], numbers=True)
+    return _stated(text[anchor.end() :], after) if anchor and after else None
+
+
+def joined(elements: Sequence[str]) -> str:
+    """Return the list of several answers, as one; the same answer given twice is one answer."""
+    different = list(dict.fromkeys(elements))
+    return ", ".join(different)
+
+
+def as_one_list(text: str) -> str | None:
+    """Return what `$1$ and $2$`, formulas and words that join them and nothing else, says as one list; else None."""
+    if len(text) > _LONGEST_LIST:
+        return None
+    formulas = _candidates(text, numbers=True)
+    if not formulas or text[: formulas[0].start].strip() or text[formulas[-1].end :].strip(" \t\n."):
+        return None
+    gaps = [text[one.end : two.start] for one, two in zip(formulas, formulas[1:], strict=False)]
+    return joined([one.text for one in formulas]) if all(_BETWEEN.fullmatch(gap) for gap in gaps) else None
+
+
+def _candidates(text: str, numbers: bool) -> list[_Candidate]:
+    found = []
+    for match in _CANDIDATE.finditer(text):
+        number = match["number"]
+        if number is not None and not numbers:
+            continue
+        groups = (number, *match.group("display", "bracket", "inline", "parenthesis"))
+        inner, end = next(filter(None, groups)).strip(), match.end()
+        if not inner:
+            continue
+        if match["percent"]:
+            inner += r"\%"
+        elif number is not None and (unit := _UNIT.match(text, end)) and unit["unit"] in UNIT_WORDS:
+            power = {"²": "^2", "³": "^3"}.get(unit["power"] or "", unit["power"] or "")
+            inner, end = rf"{inner} \text{{ {unit['unit']}}}{power}", unit.end()
+        found.append(_Candidate(match.start(), end, inner, number is None and is_name(inner)))
+    return found
+
+
+def _stated(text: str, candidates: list[_Candidate]) -> str:
+    """Return the answer of the first sentence that has one."""
+    starts = [one.start for one in candidates]
+
+    def outside(position: int) -> bool:
+        """Return True where no candidate stands: its own points and equals signs are not the sentence's."""
+        before = bisect_right(starts, position) - 1
+        return before < 0 or position >= candidates[before].end
+
+    ends = (match.start() for match in _SENTENCE_END.finditer(text, candidates[0].end - 1))
+    end = next((position for position in ends if position >= candidates[0].end and outside(position)), len(text))
+    sentence = candidates[: bisect_left(starts, end)]
+    sentence = [one for one in sentence if not _NOT.search(text, max(one.start - 12, 0), one.start)] or sentence
+    values = [one for one in sentence if not one.name] or sentence
+    # The last value from which on there is no other "is" with a value after it.
+    copulas = [match.end() for match in _COPULA.finditer(text, 0, end) if outside(match.start())]
+    before_last_value = bisect_right(copulas, values[-1].start)
+    first = values[0]
+    if before_last_value:
+        copula = copulas[before_last_value - 1]
+        first = values[bisect_left([one.start for one in values], copula)]
+    return _run_from(text, sentence, sentence.index(first))
+
+
+def _run_from(text: str, candidates: list[_Candidate], first: int) -> str:
+    last = first
+    while last + 1 < len(candidates) and _BETWEEN.fullmatch(text, candidates[last].end, candidates[last + 1].start):
+        last += 1
+    return joined([one.text for one in candidates[first : last + 1]])
+
+
+def _run_ending_at(text: str, candidates: list[_Candidate], last: int) -> str:
+    first = last
+    while first > 0 and _BETWEEN.fullmatch(text, candidates[first - 1].end, candidates[first].start):
+        first -= 1
+    return joined([one.text for one in candidates[first : last + 1]])
+
+
+def _first_sentence(text: str) -> str:
+    end = _SENTENCE_END.search(text)
+    return text if end is None else text[: end.end()]
+
+
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    return next(iter(deque(pattern.finditer(text), maxlen=1)), None)
+
 
 # Beyond this, a reference is a worked solution rather than an answer.
 _LONGEST_PLAIN_REFERENCE = 200
@@ -101,11 +264,6 @@ def _short_form(text: str, policy: ReadingPolicy) -> str | None:
 
 def _is_prose(text: str) -> bool:
     return bool(re.search(r"\banswer\b|[^\W\d_]{2,}\s+(?:is|are|equals)\s", text, re.IGNORECASE))
-
-
-# A choice stands at the end of a completion; what is farther away is working.
-_LONGEST_READ = 20_000
-_ANSWER = re.compile(r"\banswer\b", re.IGNORECASE)
 
 
 def chosen(text: str, choices: Sequence[str]) -> str | None:

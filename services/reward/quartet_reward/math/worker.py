@@ -14,13 +14,256 @@ It may be killed at any moment; it holds nothing that matters. Its standard inpu
 import argparse
 import logging
 import math
+import re
 import resource
 import sys
+from functools import lru_cache
 
-from quartet_reward.math.compare import EqualityPolicy
+import sympy
+from latex2sympy2_extended import NormalizationConfig, latex2sympy
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+from sympy.core.function import AppliedUndef
+from sympy.logic.boolalg import Boolean, BooleanAtom
+
+from quartet_reward.math.compare import Comparison, Decision, EqualityPolicy, half_a_place
+from quartet_reward.math.forms import AND_OR, SIGNS, Form, Kind, read
+from quartet_reward.math.notation import tokens
 from quartet_reward.workers import protocol
 
+_NORMALIZATION = NormalizationConfig(basic_latex=True, malformed_operators=True, nits=True, boxed="none")
+# Math-verify's own reading of whole completions, for those who compare with its figures.
+_UNGUARDED = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
+_DELIMITED = re.compile(r"\$|\\boxed|\\\(|\\\[")
+_FIGURES = re.compile(r"[-+\d.,\s]+")
+# Time and memory are the service's to limit, by killing this process: math-verify's own alarms cannot stop what hangs.
+_NO_ALARM = None
+_AND = re.compile(r"(?<![a-zA-Z\\])and(?![a-z])")
+# Two numbers math-verify calls equal must agree to this part of their size, unless one of them is rounded.
+_EXACT = 1e-12
 _NICE = 5  # as a sandbox's programs: a hostile answer keeps a processor busy to its deadline, while services answer
+# What sympy raises for expressions it cannot handle.
+_SYMPY_ERRORS = (TypeError, ValueError, AttributeError, NotImplementedError, ArithmeticError)
+
+
+class BadReference(Exception):
+    """The reference cannot be compared with; the text says why."""
+
+
+def judge_reference(reference: str, policy: EqualityPolicy) -> bool:
+    """Judge a reference by itself. Return True if it is mathematics, False if it is text, to be repeated as it stands.
+
+    Raises:
+        BadReference: it can be neither, or it is true (or false) of everything.
+    """
+    if not policy.guards:
+        if not _read_by_math_verify(_delimited(reference), policy):
+            raise BadReference(f"math-verify finds no answer in '{_short(reference)}'")
+        return True
+    if reference.strip().casefold() in ("true", "false"):
+        raise BadReference(f"'{reference}' is no value; for questions of true or false use the verifier 'exact'")
+    form = read(reference, policy.bare_braces)
+    for leaf in form.leaves():
+        if leaf.kind in (Kind.WORDS, Kind.CLOCK):
+            continue
+        value = _value(leaf.text)
+        if value is None:
+            if "\\" in reference or reference.count("{") != reference.count("}"):
+                raise BadReference(f"'{_short(reference)}' cannot be read as mathematics")
+            return False
+        if value in (sympy.nan, sympy.zoo):
+            raise BadReference(f"'{_short(reference)}' reads as {value}, which is no value to compare with")
+        if isinstance(value, BooleanAtom) or (_is_constant(value) and not _is_sum_done(leaf)):
+            raise BadReference(
+                f"'{_short(reference)}' is true (or false) of everything: nothing can be compared with it"
+            )
+    return True
+
+
+def compare(reference: str, answer: str, policy: EqualityPolicy) -> bool:
+    """Return whether an answer equals a reference that `judge_reference` found usable.
+
+    Raises:
+        MemoryError: it takes too much. Whatever else is raised on the way makes the answer a wrong one.
+    """
+    try:
+        if not policy.guards:
+            gold, found = (_read_by_math_verify(text, policy) for text in (_delimited(reference), answer))
+            return bool(found) and _verify(gold, found, policy)
+        forms = (read(text, policy.bare_braces) for text in (answer, reference))
+        return SymbolicComparison(policy).equal(*forms) is True
+    except MemoryError:
+        raise
+    except Exception:  # such as a RecursionError, for an answer nested too deeply
+        return False
+
+
+def warm_up() -> None:
+    """Make a first comparison of each kind, which builds the parser's tables: no answer's deadline pays for that."""
+    for reference, answer in (
+        (r"x^2 + \sin x", r"\sin(x) + x^2 + y"),
+        (r"(1, \sqrt{x})", "(1, y!)"),
+        ("x < 3", "4 > x"),
+    ):
+        compare(reference, answer, EqualityPolicy())
+
+
+class SymbolicComparison(Comparison):
+    """Decides by math-verify and sympy what is left."""
+
+    def expressions(self, answer: str, reference: str) -> Decision:
+        """Return whether two expressions, equations or relations are equal."""
+        if (decided := super().expressions(answer, reference)) is not None:
+            return decided
+        gold, found = _value(reference), _value(answer)
+        if gold is None or found is None or isinstance(found, BooleanAtom):
+            return False
+        if isinstance(gold, sympy.Eq) and not isinstance(found, sympy.Eq):
+            # A reference of numbers alone, such as \log_2(32) = 5.
+            return _is_constant(gold) and self._verified(gold.rhs, found)
+        if isinstance(found, sympy.Eq) and _is_constant(found):
+            return False
+        if _is_relation(gold) or _is_relation(found):
+            return self._same_solutions(gold, found)
+        # For math-verify the set [7,7] of one number is the number.
+        return isinstance(gold, sympy.Set) is isinstance(found, sympy.Set) and self._verified(gold, found)
+
+    def rounds(self, exact: str, rounded: str) -> Decision:
+        """Return whether one expression is the other, rounded to the places that are written."""
+        values = _numbers([exact, rounded])
+        if values is None:
+            return False
+        return bool(abs(values[0] - values[1]).evalf() <= max(half_a_place(exact), half_a_place(rounded)))
+
+    def _verified(self, gold: sympy.Basic, found: sympy.Basic) -> bool:
+        return _verify([gold], [found], self.policy) and not _apart(gold, found, self.policy)
+
+    def _same_solutions(self, gold: sympy.Basic, found: sympy.Basic) -> bool:
+        """Compare relations by the sets that solve them, if each has one unknown; else as they stand."""
+        expected, given = _solutions(gold), _solutions(found)
+        if expected is None or given is None:
+            return self._verified(gold, found)
+        named_alike = "" in (expected[0], given[0]) or expected[0] == given[0] or self.policy.any_names
+        return named_alike and (expected[1] == given[1] or self._verified(expected[1], given[1]))
+
+
+def _solutions(value: sympy.Basic) -> tuple[str, sympy.Set] | None:
+    if isinstance(value, sympy.Set):
+        return "", value
+    if not isinstance(value, Boolean):
+        return None
+    # 0 < f(x) < 1 is about f(x), not about x.
+    value = value.xreplace({applied: sympy.Symbol(str(applied), real=True) for applied in value.atoms(AppliedUndef)})
+    if len(value.free_symbols) != 1:
+        return None
+    try:
+        return value.free_symbols.pop().name, value.as_set()
+    except _SYMPY_ERRORS:
+        return None
+
+
+def _is_relation(value: sympy.Basic) -> bool:
+    return isinstance(value, Boolean) and not isinstance(value, sympy.Eq)
+
+
+@lru_cache(maxsize=64)
+def _value(text: str) -> sympy.Basic | None:
+    """Return what sympy makes of an expression, an equation or a relation, or None if it cannot be read."""
+    try:
+        if read(text).kind is Kind.RELATION and (AND_OR.search(text) or SIGNS.search(text) or "," in text):
+            return _connected(text)
+        value = latex2sympy(text, is_real=True, normalization_config=_NORMALIZATION)
+    except MemoryError:
+        raise
+    except Exception:  # the parser raises exceptions of its own, and many of Python's
+        return None
+    if not isinstance(value, (sympy.Basic, sympy.MatrixBase)):
+        return None
+    imaginary = {symbol: sympy.I for symbol in value.free_symbols if symbol.name == "i"}
+    return value.subs(imaginary) if imaginary else value
+
+
+def _connected(text: str) -> sympy.Basic | None:
+    """Return the relation that `x < -1 or x > 1`, `x \\ne \\pm 5` or `x \\ne 1, 4` states."""
+    differs = re.match(r"[^,]*\\ne(?![a-zA-Z])", text)
+    alternatives = []
+    for alternative in re.split(r"(?<![a-zA-Z\\])or(?![a-z])|,", text):
+        signed = [SIGNS.sub(sign, alternative) for sign in "+-"] if SIGNS.search(alternative) else [alternative]
+        parts = [part.strip() for one in signed for part in _AND.split(one)]
+        values = [_value(f"{differs[0]} {part}" if differs and r"\ne" not in part else part) for part in parts if part]
+        if not values or not all(isinstance(value, Boolean) for value in values):
+            return None
+        alternatives.append(sympy.And(*values))
+    # What differs from one value and from another differs from both; of other relations, a comma means "or".
+    both = differs and not re.search(r"\bor\b", text)
+    return sympy.And(*alternatives) if both else sympy.Or(*alternatives)
+
+
+def _is_constant(value: sympy.Basic) -> bool:
+    """Return True for an equation that holds, or fails, whatever its variables are, such as x = x or 1 = 2."""
+    if not isinstance(value, sympy.Eq):
+        return False
+    try:
+        return bool(sympy.simplify(value.lhs - value.rhs).is_number)
+    except _SYMPY_ERRORS:
+        return False  # what sympy cannot subtract, math-verify compares side by side
+
+
+def _is_sum_done(equation: Form) -> bool:
+    """Return True for `\\log_2(32) = 5`: true, and its sides are numbers written differently."""
+    sides = _numbers([side.text for side in equation.parts])
+    written = {tokens(side.text) for side in equation.parts}
+    return sides is not None and len(written) == len(sides) and all((side - sides[-1]).equals(0) for side in sides)
+
+
+def _numbers(texts: list[str]) -> list[sympy.Expr] | None:
+    values = [value for value in map(_value, texts) if isinstance(value, sympy.Expr) and value.is_number]
+    return values if len(values) == len(texts) else None
+
+
+def _read_by_math_verify(text: str, policy: EqualityPolicy) -> list:
+    targets = _UNGUARDED[:1] if policy.formulas_only else _UNGUARDED
+    return parse(text, targets, parsing_timeout=_NO_ALARM)
+
+
+def _delimited(reference: str) -> str:
+    """Return a bare reference as those write it who call math-verify."""
+    bare = not _DELIMITED.search(reference) and not _FIGURES.fullmatch(reference)
+    return f"${reference}$" if bare else reference
+
+
+def _verify(gold: list, found: list, policy: EqualityPolicy) -> bool:
+    return verify(
+        gold,
+        found,
+        float_rounding=policy.decimal_places,
+        strict=not policy.any_names,
+        allow_set_relation_comp=policy.relations_as_sets,
+        timeout_seconds=_NO_ALARM,
+    )
+
+
+def _apart(gold: object, found: object, policy: EqualityPolicy) -> bool:
+    """Return True for two numbers that math-verify holds equal although they differ beyond rounding."""
+    if not (isinstance(gold, sympy.Expr) and isinstance(found, sympy.Expr) and gold.is_number and found.is_number):
+        return False
+    if gold.has(sympy.UnevaluatedExpr) or found.has(sympy.UnevaluatedExpr):
+        return False  # 50% is 50 and 0.5
+    try:
+        return _differ(gold.doit(), found.doit(), policy)
+    except _SYMPY_ERRORS:
+        return False  # math-verify's word stands where they have no numeric value
+
+
+def _differ(gold: sympy.Expr, found: sympy.Expr, policy: EqualityPolicy) -> bool:
+    if gold.is_Rational and found.is_Rational:
+        return gold != found
+    tolerance = 10.0 ** (1 - policy.decimal_places) if gold.has(sympy.Float) or found.has(sympy.Float) else _EXACT
+    distance, scale = abs((gold - found).evalf(30)), max(abs(gold.evalf(30)), abs(found.evalf(30)))
+    return bool(distance > tolerance * scale)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def main() -> int:
@@ -30,10 +273,8 @@ def main() -> int:
     parser.add_argument("--parent", type=int, required=True)
     arguments = parser.parse_args()
     output = protocol.begin(arguments.parent, _NICE)
-    from quartet_reward.math import symbolic
-
     logging.disable(logging.WARNING)
-    symbolic.warm_up()
+    warm_up()
     resource.setrlimit(resource.RLIMIT_AS, (arguments.memory_bytes, arguments.memory_bytes))
     protocol.send(output, {"event": "ready"})
     while (request := protocol.receive()) is not None:
@@ -43,8 +284,6 @@ def main() -> int:
 
 
 def _answer(request: dict) -> dict:
-    from quartet_reward.math.symbolic import BadReference, compare, judge_reference
-
     policy = EqualityPolicy(**request.get("policy", {}))
     try:
         if "answer" in request:

@@ -2,15 +2,242 @@
 
 import atexit
 import contextlib
+import ctypes
 import linecache
 import os
+import resource
+import signal
+import struct
 import sys
 import threading
 import traceback
+import types
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
-from quartet_reward.sandbox.confine import PAYLOAD, STATUS
+from quartet_reward.sandbox.seccomp import (
+    LIBC,
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
+    NUMBERS,
+    PR_SET_DUMPABLE,
+    PR_SET_NO_NEW_PRIVS,
+    PR_SET_PDEATHSIG,
+    Filter,
+    call,
+    check,
+    mount,
+    prctl,
+)
+
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
+_REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
+_DEVICE_RIGHTS = (1 << 6) | (1 << 11) | (1 << 9)  # make character devices, block devices, sockets
+_SCOPE_ABSTRACT_SOCKETS, _SCOPE_SIGNALS = 1, 2
+READ = _EXECUTE | _READ_FILE | _READ_DIR
+_RULE_PATH_BENEATH = 1
+
+
+def landlock_version() -> int:
+    """Return the kernel's Landlock landlock_version, 0 if it has none."""
+    return max(0, LIBC.syscall(NUMBERS["landlock_create_ruleset"], None, ctypes.c_long(0), ctypes.c_long(1)))
+
+
+class Landlock:
+    """Read and execute beneath some folders, everything beneath one, no network, no signals to the outside."""
+
+    def __init__(self, readable: list[str], devices: list[str]):
+        """Prepare. `devices` may be written too. Raises OSError if Landlock is missing."""
+        self.version = landlock_version()
+        if not self.version:
+            raise OSError("this kernel has no Landlock")
+        handled = (1 << 13) - 1
+        handled |= (_REFER if self.version >= 2 else 0) | (_TRUNCATE if self.version >= 3 else 0)
+        handled |= _IOCTL_DEV if self.version >= 5 else 0
+        network = 3 if self.version >= 4 else 0  # TCP: bind, connect
+        scope = _SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS if self.version >= 6 else 0
+        self._attributes = struct.pack("QQQ", handled, network, scope)
+        self._size = 24 if self.version >= 6 else 16 if self.version >= 4 else 8
+        self._everything = handled & ~_DEVICE_RIGHTS & ~_IOCTL_DEV
+        self._rules = [(_path_handle(path), READ if os.path.isdir(path) else READ & ~_READ_DIR) for path in readable]
+        self._rules += [(_path_handle(path), _READ_FILE | _WRITE_FILE) for path in devices if os.path.exists(path)]
+
+    def put_on(self, writable: str | None) -> None:
+        """Confine this process. Needs no_new_privs. Raises OSError."""
+        ruleset = call("landlock_create_ruleset", self._attributes, self._size, 0)
+        for descriptor, rights in self._rules:
+            self._allow(ruleset, descriptor, rights)
+        if writable:
+            folder = _path_handle(writable)
+            self._allow(ruleset, folder, self._everything)
+            os.close(folder)
+        call("landlock_restrict_self", ruleset, 0)
+        os.close(ruleset)
+
+    def _allow(self, ruleset: int, descriptor: int, rights: int) -> None:
+        call("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, struct.pack("=Qi", rights, descriptor), 0)
+
+
+def _path_handle(path: str) -> int:
+    return os.open(path, os.O_PATH | os.O_CLOEXEC)
+
+
+USER = 1000
+"""The user and group that a program sees itself as; with slots' users, the number before the first slot's."""
+SCRATCH = "/tmp"
+PAIR, REPORT, STATUS, PAYLOAD = 3, 4, 5, 6
+"""Descriptors of a program; the last two are closed before it begins, or close themselves."""
+_CAPABILITY_VERSION = 0x20080522
+_BYTES_PER_INODE = 4096
+_STACK_BYTES = 64 << 20
+_NICE = 5  # what serves comes before what is served, or bombs would delay the service
+_MOST_DESCRIPTORS = 2**31 - 1
+_NO_LIMIT = 2**62
+_LIMITED = (
+    resource.RLIMIT_CPU,
+    resource.RLIMIT_AS,
+    resource.RLIMIT_NPROC,
+    resource.RLIMIT_FSIZE,
+    resource.RLIMIT_NOFILE,
+)
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """Limits as the kernel takes them."""
+
+    cpu_seconds: int
+    memory_bytes: int
+    processes: int
+    scratch_bytes: int
+    file_bytes: int
+    open_files: int
+
+
+class Confinement:
+    """Made once in the fork server, used by each of its children."""
+
+    def __init__(self, proc: int, landlock: Landlock | None, base_bytes: int, first_uid: int = 0):
+        """Prepare.
+
+        `proc`: a descriptor of /proc. `base_bytes`: address space that every child has from the beginning. `first_uid`:
+        user of slot 0, for `enter_as`.
+        """
+        self._first_uid = first_uid
+        self._proc = proc
+        self._landlock = landlock
+        self._base_bytes = base_bytes
+        self._filter = Filter()
+        self._most = {kind: _hard_limit(kind) for kind in _LIMITED}
+        header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+        none = (ctypes.c_uint32 * 6)()
+        self._drop_capabilities = (ctypes.c_long(NUMBERS["capset"]), header, none)
+
+    def enter(self, allowance: Allowance, descriptors: dict[int, int], slot_uid: int) -> None:
+        """Confine this process, the second of its pid namespace. `descriptors`: wanted number → number now.
+
+        With slots' users it becomes one, and has no capability any more; without, it gives itself a user namespace.
+
+        Raises:
+            OSError: a fence could not be put up; nothing of the program may run.
+        """
+        inodes = max(64, allowance.scratch_bytes // _BYTES_PER_INODE)
+        user = USER + slot_uid
+        if not slot_uid:
+            prctl(PR_SET_DUMPABLE, 1)  # or the files in /proc/self would not be ours
+            self._write("self/setgroups", "deny")
+            self._write("self/uid_map", f"{USER} 0 1")
+            self._write("self/gid_map", f"{USER} 0 1")
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
+        options = f"size={allowance.scratch_bytes},nr_inodes={inodes},mode=0700,uid={user},gid={user}"
+        mount("tmpfs", SCRATCH, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options)
+        if slot_uid:
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
+        os.chdir(SCRATCH)
+        self._close(allowance, descriptors, SCRATCH)
+
+    def enter_as(self, allowance: Allowance, descriptors: dict[int, int], slot_uid: int) -> None:
+        """Confine this process without namespaces, as a slot's user, or as nobody else if 0. Raises OSError."""
+        if slot_uid:
+            user = self.user(slot_uid)
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
+        else:
+            allowance = replace(allowance, processes=_NO_LIMIT)  # it would count all of the user's
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        self._close(allowance, descriptors, None)
+
+    def user(self, slot_uid: int) -> int:
+        """Return the user of a slot, where there are no namespaces."""
+        return self._first_uid + slot_uid
+
+    def _close(self, allowance: Allowance, descriptors: dict[int, int], writable: str | None) -> None:
+        if not writable:
+            os.chdir("/")
+        os.umask(0o077)
+        os.setsid()  # where the kernel shares processors among sessions, a bomb is one of them
+        os.nice(_NICE)
+        _set_descriptors(descriptors)
+        self._limit(allowance)
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
+        if self._landlock:
+            self._landlock.put_on(writable)
+        os.closerange(PAYLOAD + 1, _MOST_DESCRIPTORS)
+        check(LIBC.syscall(*self._drop_capabilities), "capset")
+        prctl(PR_SET_DUMPABLE, 0)
+        self._filter.put_on()
+
+    def _write(self, name: str, text: str) -> None:
+        descriptor = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self._proc)
+        try:
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
+
+    def _limit(self, allowance: Allowance) -> None:
+        memory = self._base_bytes + allowance.memory_bytes - allowance.scratch_bytes
+        for kind, soft, hard in (
+            (resource.RLIMIT_CPU, allowance.cpu_seconds, allowance.cpu_seconds + 1),
+            (resource.RLIMIT_AS, memory, memory),
+            (resource.RLIMIT_NPROC, allowance.processes, allowance.processes),
+            (resource.RLIMIT_FSIZE, allowance.file_bytes, allowance.file_bytes),
+            (resource.RLIMIT_NOFILE, allowance.open_files, allowance.open_files),
+        ):
+            most = self._most[kind]
+            resource.setrlimit(kind, (min(soft, most), min(hard, most)))
+
+
+def _set_descriptors(wanted: dict[int, int]) -> None:
+    """Give each descriptor its number. The fork server holds all these numbers, so none of `wanted` has one now."""
+    for number, now in wanted.items():
+        os.dup2(now, number, inheritable=number < STATUS)
+    for number in range(PAIR, PAYLOAD + 1):  # standard input stays as it is, without an end of its own: /dev/null
+        if number not in wanted:
+            os.close(number)
+
+
+def limit_all() -> None:
+    """Set the limits that are the same for all jobs, for this process and its children."""
+    for kind, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_SIGPENDING, 256),
+        (resource.RLIMIT_STACK, _STACK_BYTES),
+    ):
+        value = min(value, _hard_limit(kind))
+        resource.setrlimit(kind, (value, value))
+
+
+def _hard_limit(kind: int) -> int:
+    """Return what this process may not exceed, in a form that can be compared."""
+    hard = resource.getrlimit(kind)[1]
+    return _NO_LIMIT if hard == resource.RLIM_INFINITY else hard
+
 
 READY, OUT_OF_MEMORY = b"R", b"M"
 """What the service reads from the status pipe: the program began; a MemoryError ended it. Anything else before READY
@@ -18,7 +245,7 @@ says why there was no program."""
 _MOST_FRAMES = 1000
 
 
-def run(confine: Callable[[], None], entry: Callable[[bytes], None]) -> None:
+def run_child(confine: Callable[[], None], entry: Callable[[bytes], None]) -> None:
     """Be the new process; does not return."""
     try:
         confine()
@@ -100,3 +327,15 @@ def _own_frames(error: BaseException):
     while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("quartet_reward.sandbox"):
         trace = trace.tb_next
     return trace
+
+
+_NAME = "program.py"
+
+
+def main(payload: bytes) -> None:
+    """Compile and run `payload`. Raises what the program raises; SyntaxError if it is none."""
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__builtins__=__builtins__, __file__=_NAME)
+    sys.modules["__main__"] = module
+    sys.argv[:] = [_NAME]
+    exec(compile(payload, _NAME, "exec", dont_inherit=True), module.__dict__)

@@ -1,8 +1,13 @@
 """The fork server's own fences: where it can, it lives in namespaces of its own, and its children in others inside."""
 
 import ctypes
+import fcntl
+import gc
+import importlib
+import json
 import os
 import signal
+import site
 import socket
 import struct
 import sys
@@ -11,11 +16,17 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from quartet_reward.sandbox import messages
-from quartet_reward.sandbox.confine import USER, Confinement, Landlock, landlock_version, limit_all
-from quartet_reward.sandbox.fork_server import Entries, ForkServer, ignore_signals
-from quartet_reward.sandbox.process_trees import NamespaceTrees, ProcessTrees, UserTrees
-from quartet_reward.sandbox.syscalls import (
+from quartet_reward.sandbox.child import USER, Confinement, Landlock, landlock_version, limit_all
+from quartet_reward.sandbox.fork_server import (
+    Entries,
+    ForkServer,
+    NamespaceTrees,
+    ProcessTrees,
+    UserTrees,
+    ignore_signals,
+    send_message,
+)
+from quartet_reward.sandbox.seccomp import (
     LIBC,
     MNT_DETACH,
     MS_BIND,
@@ -153,7 +164,7 @@ def in_namespaces(serve: Callable[[], None], ids: tuple[str, str], proc: int, ch
         except BaseException as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             reason = f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
-            messages.send(channel, {"event": "failed", "reason": reason})
+            send_message(channel, {"event": "failed", "reason": reason})
         finally:
             os._exit(0)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user has cleared it
@@ -196,7 +207,7 @@ def serve(channel: socket.socket, entries: Entries, proc: int, trees: ProcessTre
     LIBC.mallopt(_M_ARENA_MAX, _ARENAS)
     trees.clear([])
     server = ForkServer(channel, trees, entries)
-    messages.send(channel, {"event": "ready", "entries": sorted(entries), "resident_bytes": own_bytes(proc)[1]})
+    send_message(channel, {"event": "ready", "entries": sorted(entries), "resident_bytes": own_bytes(proc)[1]})
     try:
         server.serve()
     finally:
@@ -207,3 +218,42 @@ def own_bytes(proc: int) -> list[int]:
     """Return this process's address space and resident size: what every child has from the beginning."""
     with open(os.open("self/statm", os.O_RDONLY, dir_fd=proc)) as file:
         return [int(pages) * os.sysconf("SC_PAGE_SIZE") for pages in file.read().split()[:2]]
+
+
+_RESERVED = 10
+
+
+def main() -> int:
+    """Start a fork server in its namespaces and end with it; return its status.
+
+    The process has the arguments FOLDER (of the package), CHANNEL (descriptor of a socket to the service) and SETTINGS
+    (JSON). This process stays outside, as the parent of the fork server: when one of the two dies, so does the other.
+    """
+    folder, settings = sys.argv[1], json.loads(sys.argv[3])
+    channel = socket.socket(fileno=fcntl.fcntl(int(sys.argv[2]), fcntl.F_DUPFD_CLOEXEC, _RESERVED))
+    try:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != settings["parent"]:
+            return 1
+        reserve_descriptors()
+        os.environ.clear()
+        os.environ.update(ENVIRONMENT)
+        site.setquit()  # `exit` and `quit`, which -S leaves out
+        for name in settings["preload"]:
+            importlib.import_module(name)
+        entries = {name: importlib.import_module(module).main for name, module in settings["entries"].items()}
+        sys.path[:] = [path for path in sys.path if path != folder] + settings["packages"]
+        gc.collect()
+        gc.freeze()
+        return start(channel, entries, settings)
+    except Exception as error:
+        send_message(channel, {"event": "failed", "reason": f"{type(error).__name__}: {error}"})
+        return 1
+
+
+def reserve_descriptors() -> None:
+    """Take the numbers that programs will use, so that no descriptor of a fork server or of a job has one of them."""
+    os.closerange(3, _RESERVED)
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    while descriptor < _RESERVED - 1:
+        descriptor = os.dup(descriptor)

@@ -13,8 +13,7 @@ from quartet_reward.config import Mode, SandboxSection
 from quartet_reward.queue import FairQueue, Grant, QueueClosed
 from quartet_reward.sandbox.api import Execution, Job, KilledFromOutside, SandboxClosed, SandboxUnavailable
 from quartet_reward.sandbox.run import JobRun
-from quartet_reward.sandbox.server_handle import ServerHandle, Way
-from quartet_reward.sandbox.users import Users
+from quartet_reward.sandbox.server_handle import ServerHandle, Users, Way
 
 log = get_logger(__name__)
 

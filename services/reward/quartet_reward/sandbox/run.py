@@ -8,11 +8,97 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from quartet_reward.sandbox import child, watch
 from quartet_reward.sandbox.api import Execution, ExitReason, Job, KilledFromOutside, SandboxUnavailable
+from quartet_reward.sandbox.child import OUT_OF_MEMORY, READY
 from quartet_reward.sandbox.server_handle import ServerHandle
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
+_MOST_PROCESSES = 4096
+INTERVAL_SECONDS = 0.1
+_PF_EXITING = 4
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a tree uses now."""
+
+    processes: int
+    memory_bytes: int
+    """Resident, what is shared with the fork server not counted."""
+    cpu_seconds: float
+
+
+def pid_of(handle: int) -> int:
+    """Return the process of a pidfd, 0 if it has ended."""
+    try:
+        with open(f"/proc/self/fdinfo/{handle}", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("Pid:"):
+                    return max(0, int(line[4:]))
+    except OSError:
+        return 0
+    return 0
+
+
+def tree_usage(roots: list[int], idle: int, base_bytes: int) -> Usage:
+    """Add up the processes in `roots` and below. `idle` (0: none) is one that only waits, and is not counted.
+
+    `base_bytes`: what each has in common with the fork server. A process that ends meanwhile is left out.
+    """
+    seen: set[int] = set()
+    waiting = [*roots, idle] if idle else list(roots)
+    memory, seconds = 0, 0.0
+    while waiting and len(seen) < _MOST_PROCESSES:
+        pid = waiting.pop()
+        if pid in seen or pid <= 0:
+            continue
+        seen.add(pid)
+        try:
+            waiting += _children(pid)
+            if pid != idle:
+                with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+                    memory += max(0, int(file.read().split()[1]) * _PAGE - base_bytes)
+                seconds += sum(map(int, _stat(str(pid))[11:15])) / _TICKS
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return Usage(len(seen) - (1 if idle in seen else 0), memory, seconds)
+
+
+def has_threads(handle: int) -> bool:
+    """Tell whether a pidfd's process has a thread that has not begun to exit."""
+    pid = pid_of(handle)
+    # It may be reaped before its folder is opened, or before that is read.
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if not int(_stat(f"{pid}/task/{thread}")[6]) & _PF_EXITING:
+                    return True
+    return False
+
+
+def _stat(task: str) -> list[str]:
+    """The fields of a process's or thread's `stat`, from its state on."""
+    with open(f"/proc/{task}/stat", encoding="utf-8", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()
+
+
+def _children(pid: int) -> list[int]:
+    """The children of all threads of a process."""
+    found: list[int] = []
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
+            found += map(int, file.read().split())
+    return found
+
+
+def works() -> bool:
+    """Tell whether this kernel lists children."""
+    return os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+
 
 _CHUNK = 65536
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -125,7 +211,7 @@ class JobRun:
         self._doomed = True
         if self._handle < 0 or self.ended.is_set():
             return
-        self._killed = self._killed or watch.has_threads(self._main_handle)
+        self._killed = self._killed or has_threads(self._main_handle)
         with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
         self._set_timer(_DEATH_SECONDS, self._give_up, "its process tree did not die")
@@ -141,7 +227,7 @@ class JobRun:
                 "something outside the sandbox killed the program, as the kernel does without memory"
             )
         unneeded = self._doomed and not (self._killed_for or status)  # and killed before it began
-        if not self._problem and not unneeded and not status.startswith(child.READY):
+        if not self._problem and not unneeded and not status.startswith(READY):
             self._problem = f"no confinement: {status.decode(errors='replace') or 'the process died'}"
         if self._problem:
             raise SandboxUnavailable(self._problem)
@@ -164,7 +250,7 @@ class JobRun:
         limits, result = self._job.limits, self._result
         if self._killed_for is ExitReason.OUTPUT_EXCEEDED:
             return ExitReason.OUTPUT_EXCEEDED
-        if child.OUT_OF_MEMORY in status:
+        if OUT_OF_MEMORY in status:
             return ExitReason.MEMORY_EXCEEDED
         if result["exit_code"] is not None:
             return ExitReason.EXITED  # by itself, even if just before it was to be killed
@@ -185,7 +271,7 @@ class JobRun:
             else:
                 self._set_timer(self._job.limits.wall_seconds, self.kill, ExitReason.TIMED_OUT)
                 if self._job.limits.processes > 1:  # of one process the kernel limits all
-                    self._watching = asyncio.get_running_loop().call_later(watch.INTERVAL_SECONDS, self._watch)
+                    self._watching = asyncio.get_running_loop().call_later(INTERVAL_SECONDS, self._watch)
             return
         if event == "ended" and "cpu_seconds" in message:
             self._result = message
@@ -196,15 +282,15 @@ class JobRun:
 
     def _watch(self) -> None:
         """Kill the tree if its processes together use too much."""
-        main, first = watch.pid_of(self._main_handle), watch.pid_of(self._handle)
-        used = watch.usage([main], first if first != main else 0, self._server.base_bytes)
+        main, first = pid_of(self._main_handle), pid_of(self._handle)
+        used = tree_usage([main], first if first != main else 0, self._server.base_bytes)
         limits = self._job.limits
         if used.processes > 1 and used.memory_bytes > limits.memory_bytes - limits.scratch_bytes:
             self.kill(ExitReason.MEMORY_EXCEEDED)
         elif used.cpu_seconds > limits.cpu_seconds:
             self.kill(ExitReason.TIMED_OUT)
         else:
-            self._watching = asyncio.get_running_loop().call_later(watch.INTERVAL_SECONDS, self._watch)
+            self._watching = asyncio.get_running_loop().call_later(INTERVAL_SECONDS, self._watch)
 
     def _give_up(self, reason: str) -> None:
         """The fork server does not do as it should: end it, and with it all that it started."""

@@ -1,24 +1,87 @@
-"""One fork server, seen from the service: start it, give it jobs, hear of their ends, know when it is gone."""
+"""One fork server, seen from the service: start it, give it jobs, hear of their ends; and the users that it has."""
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from quartet_reward.sandbox import messages
 from quartet_reward.sandbox.api import SandboxUnavailable
+from quartet_reward.sandbox.fork_server import ChannelClosed, close_all, receive_message, send_message
+
+_BLOCK = 64  # users are taken in blocks of so many, a locked file each
+_MOST_BLOCKS = 64  # from `reward.sandbox.first_uid` on
+
+
+class Users:
+    """A range of user ids, had until `release` or the process's end."""
+
+    def __init__(self, wanted: int, count: int):
+        """Take `count` users from `wanted` on, or from the first place after it where they are free.
+
+        Raises:
+            SandboxUnavailable: there are none, or the files that say so cannot be written.
+        """
+        self._locks: list[int] = []
+        try:
+            folder = _folder()
+            for place in range(_MOST_BLOCKS):
+                self.first = wanted + place * _BLOCK
+                if self._take(folder, range(self.first // _BLOCK, (self.first + count - 1) // _BLOCK + 1)):
+                    return
+        except OSError as error:
+            raise SandboxUnavailable(f"cannot tell other sandboxes which users are taken: {error}") from error
+        raise SandboxUnavailable(
+            f"other sandboxes have all users from {wanted} to {wanted + _MOST_BLOCKS * _BLOCK - 1}: set "
+            "reward.sandbox.first_uid to others"
+        )
+
+    def release(self) -> None:
+        """Let others have them."""
+        for lock in self._locks:
+            os.close(lock)
+        self._locks.clear()
+
+    def _take(self, folder: Path, blocks: range) -> bool:
+        for block in blocks:
+            lock = os.open(folder / f"users-{block}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self._locks.append(lock)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.release()
+                return False
+        return True
+
+
+def _folder() -> Path:
+    """Return the folder of the locks, which only root may write."""
+    base = Path("/run") if os.access("/run", os.W_OK) else Path(tempfile.gettempdir())
+    folder = base / "quartet-sandbox"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise PermissionError(f"{folder} is not this user's alone")
+    return folder
+
 
 _START_SECONDS = 60.0
 _END_SECONDS = 10.0
 _FOLDER = Path(__file__).resolve().parents[2]
-_LAUNCHER = Path(__file__).with_name("launcher.py")
+# Run by an interpreter that sees no site-packages (-I -S): the package's folder is its first argument.
+_LAUNCHER = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from quartet_reward.sandbox.isolation import main; sys.exit(main())"
+)
 # fmt: off
 PRELOAD = (
     "array", "base64", "bisect", "cmath", "collections", "contextlib", "copy", "dataclasses", "datetime", "decimal",
@@ -28,7 +91,7 @@ PRELOAD = (
 """What programs often import: in memory once, shared by all."""
 # fmt: on
 ENTRIES = {
-    "script": "quartet_reward.sandbox.script",
+    "script": "quartet_reward.sandbox.child",
     "candidate": "quartet_reward.code.candidate",
     "judge": "quartet_reward.code.judge",
 }
@@ -70,7 +133,7 @@ class ServerHandle:
             "parent": os.getpid(),
         }
         python = python or getattr(sys, "_base_executable", sys.executable)
-        command = [python, "-I", "-S", str(_LAUNCHER), str(_FOLDER), str(theirs.fileno()), json.dumps(settings)]
+        command = [python, "-I", "-S", "-c", _LAUNCHER, str(_FOLDER), str(theirs.fileno()), json.dumps(settings)]
         with theirs:
             self._process = subprocess.Popen(
                 command,
@@ -113,7 +176,7 @@ class ServerHandle:
             raise SandboxUnavailable("the fork server has died")
         self._jobs[name] = hear
         try:
-            messages.send(self._channel, message, descriptors)
+            send_message(self._channel, message, descriptors)
         except OSError as error:
             del self._jobs[name]
             raise SandboxUnavailable(f"the fork server takes no jobs: {error}") from error
@@ -142,10 +205,10 @@ class ServerHandle:
     def _hear(self) -> None:
         while True:
             try:
-                message, descriptors = messages.receive(self._channel)
+                message, descriptors = receive_message(self._channel)
             except BlockingIOError:
                 return
-            except (messages.Closed, ValueError):
+            except (ChannelClosed, ValueError):
                 self._lose()
                 return
             if "job" not in message:
@@ -156,7 +219,7 @@ class ServerHandle:
             elif hear := self._jobs.get(message["job"]):
                 hear(message, descriptors)
             else:
-                messages.close_all(descriptors)
+                close_all(descriptors)
 
     def _lose(self) -> None:
         if self.gone.is_set():

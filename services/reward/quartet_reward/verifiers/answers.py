@@ -1,12 +1,40 @@
-"""What the verifiers of a final answer share: their parameters, and the way from an equality to a verdict."""
+"""Verifiers of a mathematical answer: `boxed`, `think_answer_tags`, and `math`, which reads it wherever it stands."""
+
+from typing import Literal
 
 from pydantic import Field
 from quartet.v1 import reward_pb2
 
-from quartet_reward.answer_extraction import SPECIAL_TOKENS
+from quartet_reward.answer_extraction import (
+    SPECIAL_TOKENS,
+    after_thinking,
+    fault_of_think_answer_form,
+    last_boxed,
+    last_tagged_answer,
+    without_trailing_special_tokens,
+)
+from quartet_reward.errors import VerifierFailure
 from quartet_reward.math.compare import STRICT, EqualityPolicy
 from quartet_reward.math.equality import Equality, Relation
+from quartet_reward.math.extract import ReadingPolicy, final_answer, reference_answer
 from quartet_reward.verifiers.base import Later, Parameters, SpecialTokens, Tools, Verdict
+
+_LONGEST_ANSWER = 1_000_000
+
+
+def require_answer(item: reward_pb2.ScoreItem) -> None:
+    """Raise VerifierFailure if the item has no reference answer, or one that no completion could give."""
+    if len(item.reference.answer) > _LONGEST_ANSWER:
+        raise VerifierFailure(
+            reward_pb2.FAILURE_KIND_BAD_REFERENCE,
+            f"reference.answer has {len(item.reference.answer)} characters; allowed: at most {_LONGEST_ANSWER}",
+        )
+    if not item.reference.answer.strip():
+        raise VerifierFailure(
+            reward_pb2.FAILURE_KIND_BAD_REFERENCE,
+            "reference.answer is empty; this verifier needs an answer to compare with",
+        )
+
 
 _OUTCOMES = {
     Relation.EQUAL: reward_pb2.OUTCOME_CORRECT,
@@ -71,3 +99,114 @@ def _verdict(answer: str, equality: Equality, parameters: AnswerParameters) -> V
     return Verdict(
         reward, outcome, equality.reason, answer, format_acc=1.0, ans_acc=right, queued_seconds=equality.queued_seconds
     )
+
+
+class Boxed:
+    """The last complete box after the thought; the answer is compared as mathematics."""
+
+    name = "boxed"
+    description = (
+        "An answer in \\boxed{} that equals the reference mathematically; "
+        "the last box counts, a box in <think> does not."
+    )
+    parameters = AnswerParameters
+
+    def verify(self, item: reward_pb2.ScoreItem, parameters: AnswerParameters, tools: Tools) -> Verdict | Later:
+        require_answer(item)
+        answer = last_boxed(after_thinking(without_trailing_special_tokens(item.completion, parameters.special_tokens)))
+        fault = (
+            ""
+            if answer
+            else "there is no complete \\boxed{} after the thought"
+            if answer is None
+            else "the box is empty"
+        )
+        return judge_math(answer or "", item.reference.answer, parameters, tools, fault=fault)
+
+
+class ThinkAnswerTags:
+    """Each of the four tags once, in order, ending at `</answer>`; the answer is compared as mathematics."""
+
+    name = "think_answer_tags"
+    description = (
+        "A thought in <think> tags, then an answer in <answer> tags that equals the reference mathematically; "
+        "each tag once, nothing after </answer>."
+    )
+    parameters = AnswerParameters
+
+    def verify(self, item: reward_pb2.ScoreItem, parameters: AnswerParameters, tools: Tools) -> Verdict | Later:
+        require_answer(item)
+        text = without_trailing_special_tokens(item.completion, parameters.special_tokens)
+        answer = last_tagged_answer(text) or ""
+        fault = fault_of_think_answer_form(text) or ("" if answer else "the answer is empty")
+        return judge_math(answer, item.reference.answer, parameters, tools, fault=fault)
+
+
+class MathParameters(AnswerParameters):
+    """Parameters of `math`: rewards, which answer is read, and what counts as equal."""
+
+    answer_in: Literal["anywhere", "answer_tags", "box", "prose"] = Field(
+        "anywhere", description="Where the answer is read; anywhere: the last <answer> tags, else boxes, else prose."
+    )
+    boxes: Literal["joined", "last"] = Field(
+        "joined", description="Boxes side by side (\\boxed{1} and \\boxed{2}) are one list, or the last alone counts."
+    )
+    prose: Literal["numbers", "formulas"] = Field(
+        "numbers", description="In prose, numbers and words are read as well, or formulas ($...$) only."
+    )
+    choices: list[str] = Field(
+        [], max_length=64, description="The letters of a multiple-choice question; the answer is then one of them."
+    )
+    chains: Literal["each", "last"] = Field(
+        "each", description="Of x = 3 + 4 = 8: each side must be the value, or the last one alone counts."
+    )
+    bare_braces: Literal["set", "group"] = Field(
+        "set", description="{1, 2} without backslashes is a set, or the bare list 1, 2 as TeX prints it."
+    )
+    relations_as_sets: bool = Field(True, description="The set (1, 2) may be answered by 1 < x < 2.")
+    any_names: bool = Field(False, description="Variables count by their place: f(x) is f(y).")
+    decimal_places: int = Field(6, ge=1, le=15, description="Places in which a decimal and another number must agree.")
+    guards: bool = Field(
+        True, description="False: read and decide as math-verify alone does, to compare with figures of others."
+    )
+
+    @property
+    def reading(self) -> ReadingPolicy:
+        """Which answer is read."""
+        return ReadingPolicy(self.answer_in, self.boxes, self.prose, tuple(self.choices))
+
+    @property
+    def equality(self) -> EqualityPolicy:
+        """What counts as equal."""
+        return EqualityPolicy(
+            chains=self.chains,
+            bare_braces=self.bare_braces,
+            relations_as_sets=self.relations_as_sets,
+            any_names=self.any_names,
+            decimal_places=self.decimal_places,
+            guards=self.guards or bool(self.choices),
+            formulas_only=not self.guards and self.prose == "formulas",
+        )
+
+
+class Math:
+    """The answer that the completion states, in whatever form; compared as mathematics."""
+
+    name = "math"
+    description = (
+        "An answer in <answer> tags, in \\boxed{} or in prose (the answer is ...) that equals the reference "
+        "mathematically; what stands in <think> is not read."
+    )
+    parameters = MathParameters
+
+    def verify(self, item: reward_pb2.ScoreItem, parameters: MathParameters, tools: Tools) -> Verdict | Later:
+        require_answer(item)
+        text = without_trailing_special_tokens(item.completion, parameters.special_tokens)
+        policy, reference = parameters.reading, item.reference.answer
+        if not parameters.guards and not parameters.choices:
+            return judge_math(text, reference, parameters, tools, parameters.equality)
+        answer = final_answer(after_thinking(text), policy) or ""
+        fault = "" if answer else f"no answer is stated after the thought (read: {policy.described()})"
+        return judge_math(
+            answer, reference_answer(reference, policy), parameters, tools, parameters.equality, fault=fault
+        )

@@ -6,10 +6,9 @@ from typing import Literal
 from pydantic import Field, model_validator
 from quartet.v1 import reward_pb2
 
-from quartet_reward.code import judged, stdio
-from quartet_reward.code.extract import ProgramIn, find_program
+from quartet_reward.code import judged
 from quartet_reward.code.judged import Outcome
-from quartet_reward.code.tests import OutputCases, Rules, TestProgram, Tests, read_tests
+from quartet_reward.code.tests import OutputCases, ProgramIn, Rules, TestProgram, Tests, find_program, read_tests
 from quartet_reward.errors import VerifierFailure
 from quartet_reward.sandbox.api import Sandbox, SandboxClosed, SandboxUnavailable
 from quartet_reward.verifiers.base import Later, Parameters, Tools, Verdict
@@ -117,7 +116,7 @@ class Code:
 async def _judge(sandbox: Sandbox, source: str, tests: Tests, rules: Rules) -> Outcome:
     try:
         if isinstance(tests, OutputCases):
-            return await stdio.judge(sandbox, source, tests, rules)
+            return await judged.judge_outputs(sandbox, source, tests, rules)
         return await judged.judge(sandbox, source, tests, rules)
     except SandboxClosed as error:
         raise VerifierFailure(reward_pb2.FAILURE_KIND_SHUT_DOWN, str(error)) from error

@@ -14,8 +14,7 @@ from quartet_reward.answer_extraction import SPECIAL_TOKENS, without_trailing_sp
 from quartet_reward.config import RewardSection
 from quartet_reward.errors import VerifierFailure
 from quartet_reward.verifiers.base import Later, Parameters, Tools, Verdict
-from quartet_reward.workers.pool import Limits, PoolClosed, Reply, WorkerPool
-from quartet_reward.workers.process import TaskTimedOut, WorkerDied, WorkerProcess
+from quartet_reward.workers.pool import Limits, PoolClosed, Reply, TaskTimedOut, WorkerDied, WorkerPool, WorkerProcess
 
 _MODULE = "quartet_reward.workers.function"
 # The file may import torch.

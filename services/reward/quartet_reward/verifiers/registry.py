@@ -15,16 +15,13 @@ from quartet_common.errors import ContractError, invalid_argument
 from quartet_common.plugins import load_plugins
 from quartet_common.values import struct_content
 from quartet_reward.errors import VerifierFailure
+from quartet_reward.verifiers.answers import Boxed, Math, ThinkAnswerTags
 from quartet_reward.verifiers.base import LARGEST_NUMBER, NUMBER_ALLOWED, Parameters, Verifier
-from quartet_reward.verifiers.boxed import Boxed
 from quartet_reward.verifiers.code import Code
-from quartet_reward.verifiers.exact import Exact
-from quartet_reward.verifiers.format import Format
 from quartet_reward.verifiers.function import RewardFunction
 from quartet_reward.verifiers.length import Length
-from quartet_reward.verifiers.math import Math
 from quartet_reward.verifiers.reward_model import RewardModel
-from quartet_reward.verifiers.think_answer_tags import ThinkAnswerTags
+from quartet_reward.verifiers.text import Exact, Format
 
 ENTRY_POINT_GROUP = "quartet.verifiers"
 

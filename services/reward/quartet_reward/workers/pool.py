@@ -7,14 +7,163 @@ dies or is retired.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from quartet_common.log import get_logger
 from quartet_reward import metrics
 from quartet_reward.queue import FairQueue, Grant, QueueClosed
-from quartet_reward.workers.process import TaskTimedOut, WorkerDied, WorkerProcess
+from quartet_reward.workers import protocol
+
+# Importing math-verify takes a second of CPU; on a busy machine, many seconds.
+_START_SECONDS = 60.0
+# A worker that got less than this share of a processor until its deadline was starved: that says nothing of its task.
+_STARVED = 0.05
+_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+# What a worker sees of this process's environment: where Python's modules are, and nothing secret.
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "VIRTUAL_ENV")
+
+
+class TaskTimedOut(Exception):
+    """The worker was killed at the deadline."""
+
+    def __init__(self, seconds: float):
+        super().__init__(f"killed after {seconds:.1f} s")
+        self.queued_seconds = 0.0  # the pool says how long the task had waited for the worker
+
+
+class WorkerDied(Exception):
+    """The worker ended on its own, or was starved.
+
+    `crashed`: by a signal that only it sends itself, or by an exit; else the end says nothing about its input.
+    """
+
+    def __init__(self, reason: str, crashed: bool = False):
+        super().__init__(reason)
+        self.crashed = crashed
+
+
+class WorkerProcess:
+    """A process that speaks frames, and the socket to it. Serves one task at a time."""
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+        start_seconds: float,
+        may_wait: bool = False,
+    ):
+        """Start the process; `await_ready` returns when it serves.
+
+        Args:
+            module: run by `python -m`, with `arguments` and `--parent`, the service's process id.
+            variables: environment variables beyond the few that every worker has.
+            start_seconds: longest time until it says that it is ready.
+            may_wait: a task may use little CPU, as one that calls a server; else it counts as starved at the deadline.
+
+        Raises:
+            OSError: there can be no process.
+        """
+        self._socket, theirs = socket.socketpair()
+        self._start_seconds = start_seconds
+        self._may_wait = may_wait
+        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        with theirs:
+            # Not asyncio's own subprocesses: in Python 3.11 a cancelled start of one waits for ever.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments, f"--parent={os.getpid()}"],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                env={**environment, **variables},
+                # Kernels share processors among sessions first (man 7 sched, autogroup): in the service's own, an
+                # answer that keeps its worker computing kept the service from answering others.
+                start_new_session=True,
+            )
+        self._writer: asyncio.StreamWriter | None = None
+        self.pid = self._process.pid
+        self.tasks_done = 0
+
+    @classmethod
+    def for_mathematics(cls, memory_bytes: int) -> "WorkerProcess":
+        """Start a process of `quartet_reward.math.worker`. Raises OSError as the constructor."""
+        # With gmpy2 under it, sympy evaluates what plain Python would be too slow to begin with.
+        variables = {"SYMPY_GROUND_TYPES": "python"}
+        return cls("quartet_reward.math.worker", [f"--memory-bytes={memory_bytes}"], variables, _START_SECONDS)
+
+    async def await_ready(self) -> None:
+        """Wait until the process serves. Raises WorkerDied."""
+        self._reader, self._writer = await asyncio.open_connection(sock=self._socket)
+        try:
+            async with asyncio.timeout(self._start_seconds):
+                await self._receive()
+        except TimeoutError:
+            raise WorkerDied(f"it was not ready within {self._start_seconds:g} s") from None
+
+    async def ask(self, request: dict[str, Any], deadline_seconds: float) -> dict[str, Any]:
+        """Have a task done. Raises TaskTimedOut or WorkerDied; the process is then of no more use."""
+        cpu_before = self._cpu_seconds()
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                # CPU time is the kernel's guard behind our own clock: twice as long, should this process be stuck.
+                await self._send({**request, "cpu_seconds": 2 * deadline_seconds + 1})
+                message = await self._receive()
+        except TimeoutError:
+            used = self._cpu_seconds() - cpu_before
+            self.kill()
+            if used < _STARVED * deadline_seconds and not self._may_wait:
+                raise WorkerDied(f"it got only {used:.1f} s of CPU in {deadline_seconds:g} s") from None
+            raise TaskTimedOut(deadline_seconds) from None
+        self.tasks_done += 1
+        return message
+
+    def kill(self) -> None:
+        """End the process at once; harmless if it has ended."""
+        self._process.kill()
+
+    async def reap(self) -> None:
+        """Wait until the killed process is gone and close the socket to it."""
+        await asyncio.to_thread(self._process.wait)
+        (self._writer or self._socket).close()
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        assert self._writer is not None, "start() comes first"
+        try:
+            self._writer.write(protocol.pack(message))
+            await self._writer.drain()
+        except ConnectionError as error:
+            raise await self._death() from error
+
+    async def _receive(self) -> dict[str, Any]:
+        try:
+            header = await self._reader.readexactly(protocol.HEADER.size)
+            return protocol.unpack(await self._reader.readexactly(protocol.body_length(header)))
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            raise await self._death() from error
+        except ValueError as error:
+            raise WorkerDied(f"it sent no frame: {error}") from error
+
+    async def _death(self) -> WorkerDied:
+        self.kill()  # its socket is closed, so it is of no use whether it lives or not
+        status = await asyncio.to_thread(self._process.wait)
+        from_outside = status in (-signal.SIGKILL, -signal.SIGTERM)
+        reason = f"signal {-status} ended it" if status < 0 else f"it exited with status {status}"
+        return WorkerDied(reason, crashed=not from_outside)
+
+    def _cpu_seconds(self) -> float:
+        try:
+            with open(f"/proc/{self.pid}/stat", encoding="utf-8") as stat:
+                fields = stat.read().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
+
 
 log = get_logger(__name__)
 
