@@ -9,8 +9,8 @@ from quartet.v1 import reward_pb2
 from reward_samples import judged
 
 from quartet_reward.config import SandboxSection
-from quartet_reward.sandbox.api import Sandbox
 from quartet_reward.sandbox.modes import open_sandbox
+from quartet_reward.sandbox.pool import IsolatedSandbox
 from tests.hostile.cheats import (
     CHEATS,
     ERROR_CHEATS,
@@ -26,7 +26,7 @@ from tests.hostile.weak_tests import DECEPTIONS, STILL_POSSIBLE
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def sandbox() -> AsyncIterator[Sandbox]:
+async def sandbox() -> AsyncIterator[IsolatedSandbox]:
     sandbox = await open_sandbox(SandboxSection())
     yield sandbox
     await sandbox.close()

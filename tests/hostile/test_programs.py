@@ -29,7 +29,6 @@ LIMITS = Limits(
 ENDLESS = replace(LIMITS, wall_seconds=1.0)
 HONEST = Job("script", b"print(sum(range(1000)))  # QUARTET-SECRET-OF-ANOTHER-JOB", limits=Limits(wall_seconds=20))
 SLOTS = 6
-SAFE_MODES = [mode for mode in MODES if mode is not Mode.UNSAFE]
 # What a killed program may take beyond its limit, on a machine where several compete for two cores.
 BUSY_SECONDS = 1.0
 
@@ -48,7 +47,7 @@ class Siege:
     shared_memory: tuple[int, int] = (0, 0)
 
 
-@pytest.fixture(scope="module", params=SAFE_MODES)
+@pytest.fixture(scope="module", params=MODES)
 def siege(request: pytest.FixtureRequest) -> Siege:
     return asyncio.run(besiege(request.param))
 
@@ -158,7 +157,7 @@ def test_some_mode_holds_here() -> None:
         await sandbox.close()
         return sandbox.mode
 
-    assert Mode(asyncio.run(mode())) in SAFE_MODES
+    assert Mode(asyncio.run(mode())) in MODES
 
 
 def test_they_are_all_in_the_docs() -> None:

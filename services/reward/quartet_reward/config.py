@@ -21,8 +21,6 @@ class Mode(StrEnum):
     """Namespaces of an ordinary user."""
     UID = "uid+landlock+seccomp"
     """No namespaces: a user of its own for each slot, Landlock and a filter of system calls."""
-    UNSAFE = "unsafe"
-    """Limits and a killed process group; nothing keeps a program from files or the network."""
 
 
 class SandboxSection(BaseModel):
@@ -51,6 +49,11 @@ class SandboxSection(BaseModel):
         "",
         description="Absolute path of the interpreter (3.11 or newer) that runs programs; default: the service's own.",
     )
+
+    @field_validator("minimum", mode="before")
+    @classmethod
+    def _isolated(cls, value: object) -> object:
+        return Mode.UID if value == "unsafe" else value  # a mode of earlier versions
 
     @field_validator("packages")
     @classmethod

@@ -87,11 +87,7 @@ class RewardModel:
         self._runs.clear()
 
     async def read(self, text: str) -> Reading:
-        """Have a text read.
-
-        Raises:
-            VerifierFailure: the process died or was too slow, twice; or the service ends.
-        """
+        """Have a text read. Raises VerifierFailure: the process died or was too slow, twice; or the service ends."""
         if self._closed:
             raise _shut_down()
         entry = _Entry(text[-_MOST_CHARACTERS:], asyncio.get_running_loop().create_future(), time.monotonic())

@@ -15,7 +15,8 @@ from quartet_common.errors import ContractError, invalid_argument, resource_exha
 from quartet_reward.config import MOST_ITEMS
 from quartet_reward.errors import VerifierFailure
 from quartet_reward.queue import CURRENT_RUN, Admission
-from quartet_reward.sandbox.api import Execution, ExitReason, Job, Limits, Sandbox, SandboxUnavailable
+from quartet_reward.sandbox.api import Execution, ExitReason, Job, Limits, SandboxUnavailable
+from quartet_reward.sandbox.modes import LazySandbox
 from quartet_reward.scoring import LONG_BYTES, Result, Scorer, Work, failure, invalid_item
 from quartet_reward.verifiers.base import Verifier
 
@@ -170,7 +171,7 @@ _OUTCOMES = {
 class Executor:
     """Runs callers' programs: as many wait as are admitted, and runs take turns at the sandbox's slots."""
 
-    def __init__(self, sandbox: Sandbox, admission: Admission):
+    def __init__(self, sandbox: LazySandbox, admission: Admission):
         self._sandbox, self._admission = sandbox, admission
 
     async def execute(self, request: reward_pb2.ExecuteRequest) -> reward_pb2.ExecuteResponse:

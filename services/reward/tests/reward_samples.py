@@ -15,7 +15,7 @@ from quartet_common.host import ServiceHost
 from quartet_reward.app import assemble
 from quartet_reward.config import RewardSection
 from quartet_reward.math.equality import MathEquality
-from quartet_reward.sandbox.api import Sandbox
+from quartet_reward.sandbox.modes import LazySandbox
 from quartet_reward.verifiers.base import Tools, Verdict
 from quartet_reward.verifiers.code import Code, CodeParameters
 from quartet_reward.verifiers.function import RewardFunction
@@ -80,7 +80,7 @@ def program(source: str, cases: Any = (), **reference: Any) -> reward_pb2.ScoreI
     )
 
 
-async def judged(sandbox: Sandbox | None, one: reward_pb2.ScoreItem, **parameters: Any) -> Verdict:
+async def judged(sandbox: LazySandbox | None, one: reward_pb2.ScoreItem, **parameters: Any) -> Verdict:
     """What `code` says of a program. Raises VerifierFailure."""
     verdict = Code().verify(one, CodeParameters(**parameters), Tools(math=None, sandbox=sandbox))
     return verdict if isinstance(verdict, Verdict) else await verdict()

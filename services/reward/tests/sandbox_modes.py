@@ -12,7 +12,7 @@ MODES = candidates()
 
 def settings(mode: Mode, slots: int = 4) -> SandboxSection:
     """Return settings for a mode."""
-    return SandboxSection(slots=slots, minimum=Mode.UNSAFE, python=interpreter(mode))
+    return SandboxSection(slots=slots, python=interpreter(mode))
 
 
 def interpreter(mode: Mode) -> str:

@@ -6,7 +6,7 @@ import pytest
 from quartet.v1 import reward_pb2
 
 from quartet_reward.code.judged import same_output
-from quartet_reward.code.tests import ProgramIn, find_program, read_tests
+from quartet_reward.code.tests import ProgramIn, Rules, find_program, read_tests
 from quartet_reward.code.values import plain, same, same_in_any_order
 from quartet_reward.errors import VerifierFailure
 
@@ -64,8 +64,8 @@ def test_a_reference_without_usable_tests_is_refused(bad, complaint):
         (" 1", "1", {}, False),
         ("1\n\n2", "1\n2", {}, False),
         ("", "1", {}, False),
-        ("1 2 3", "1\n2  3\n", {"by_tokens": True}, True),
-        ("1 2", "1 2 3", {"by_tokens": True}, False),
+        ("1 2 3", "1\n2  3\n", {"compare": "tokens"}, True),
+        ("1 2", "1 2 3", {"compare": "tokens"}, False),
         ("b\na", "a\nb", {"any_order": True}, True),
         ("b\nb", "a\nb", {"any_order": True}, False),
         ("0.3333334", "0.3333333", {"tolerance": 1e-6}, True),
@@ -79,8 +79,7 @@ def test_a_reference_without_usable_tests_is_refused(bad, complaint):
     ],
 )
 def test_outputs_are_compared(found, expected, how, right):
-    rules = {"by_tokens": False, "any_order": False, "tolerance": 0.0} | how
-    assert same_output(found, expected, **rules) is right
+    assert same_output(found, expected, Rules(**how)) is right
 
 
 @pytest.mark.parametrize(

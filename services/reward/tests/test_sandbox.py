@@ -166,7 +166,7 @@ async def test_after_its_end_it_runs_nothing():
         await sandbox.run(Job("script", b"print(1)"))
 
 
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode is not Mode.UNSAFE])
+@pytest.mark.parametrize("mode", MODES)
 async def test_it_ends_after_all_that_runs_in_it(mode):
     others = own_processes()
     sandbox = await open_sandbox(settings(mode), only=mode)
@@ -196,7 +196,7 @@ async def test_under_a_umask_that_shuts_others_out_it_holds_and_packages_can_be_
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # under /tmp programs have their own
         os.chmod(folder, 0o755)
         Path(folder, "quartet_test_package.py").write_text("ANSWER = 42\n")
-        chosen = SandboxSection(minimum=Mode.UNSAFE, packages=(folder,), python=interpreter(MODES[0]))
+        chosen = SandboxSection(packages=(folder,), python=interpreter(MODES[0]))
         before = os.umask(0o077)
         try:
             sandbox = await open_sandbox(chosen, only=MODES[0])

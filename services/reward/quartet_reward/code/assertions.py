@@ -170,11 +170,7 @@ def _line(error: BaseException) -> str:
 
 
 def _run_unittest(namespace: dict[str, Any]) -> None:
-    """Run the classes that a test program defines; `unittest` has been imported.
-
-    Raises:
-        Verdict: a test failed.
-    """
+    """Run the classes that a test program defines; `unittest` has been imported. Raises Verdict: a test failed."""
     unittest = sys.modules["unittest"]
     cases = [each for each in namespace.values() if isinstance(each, type) and issubclass(each, unittest.TestCase)]
     result = unittest.TestResult()

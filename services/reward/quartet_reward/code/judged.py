@@ -14,7 +14,8 @@ from quartet_reward.code.program import Finding, Report, read_report
 from quartet_reward.code.tests import FunctionCases, OutputCases, Rules, TestProgram
 from quartet_reward.code.values import close, match_in_any_order
 from quartet_reward.errors import VerifierFailure
-from quartet_reward.sandbox.api import Execution, ExitReason, Job, Sandbox
+from quartet_reward.sandbox.api import Execution, ExitReason, Job
+from quartet_reward.sandbox.modes import LazySandbox
 
 _LONGEST_LAST_LINE = 300
 
@@ -95,11 +96,7 @@ def last_word(judge: Execution) -> Report | Outcome:
 
 
 def outcome_of(last: Report) -> Outcome:
-    """Return the outcome that a report states.
-
-    Raises:
-        VerifierFailure: the test is broken.
-    """
+    """Return the outcome that a report states. Raises VerifierFailure: the test is broken."""
     if last.finding is Finding.BAD_TEST:
         raise bad_reference(last.reason)
     return Outcome(OF_FINDING[last.finding], last.reason, last.passed)
@@ -114,7 +111,7 @@ def bad_reference(message: str) -> VerifierFailure:
 _SPARE_SECONDS = 1.0
 
 
-async def judge(sandbox: Sandbox, program: str, tests: FunctionCases | TestProgram, rules: Rules) -> Outcome:
+async def judge(sandbox: LazySandbox, program: str, tests: FunctionCases | TestProgram, rules: Rules) -> Outcome:
     """Return what becomes of a program that is called by its tests.
 
     Raises:
@@ -155,7 +152,7 @@ _SYNTAX_ERRORS = (b"SyntaxError", b"IndentationError", b"TabError")
 _SHOWN = 80
 
 
-async def judge_outputs(sandbox: Sandbox, program: str, tests: OutputCases, rules: Rules) -> Outcome:
+async def judge_outputs(sandbox: LazySandbox, program: str, tests: OutputCases, rules: Rules) -> Outcome:
     """Return the outcome of the first case that fails, or of all.
 
     Raises:
@@ -189,35 +186,31 @@ def _ended_badly(execution: Execution) -> Outcome | None:
     return of_end(execution)
 
 
-async def _judge_output(sandbox: Sandbox, execution: Execution, given: str, expected: str, rules: Rules) -> Outcome:
+async def _judge_output(sandbox: LazySandbox, execution: Execution, given: str, expected: str, rules: Rules) -> Outcome:
     output = execution.stdout.decode(errors="replace")
     if rules.checker:
         task = {"kind": "output", "checker": rules.checker, "input": given, "output": output, "expected": expected}
         job = Job("judge", json.dumps(task).encode(), limits=rules.limits(rules.timeout_seconds))
         last = last_word(await sandbox.run(job))
         return last if isinstance(last, Outcome) else outcome_of(last)
-    if same_output(output, expected, by_tokens=rules.by_tokens, any_order=rules.any_order, tolerance=rules.tolerance):
+    if same_output(output, expected, rules):
         return Outcome(reward_pb2.OUTCOME_CORRECT, "the output is right")
     return Outcome(reward_pb2.OUTCOME_INCORRECT, f"the output {output[:_SHOWN]!r} is not what is expected")
 
 
-def same_output(found: str, expected: str, *, by_tokens: bool, any_order: bool, tolerance: float) -> bool:
-    """True if two outputs are the same.
+def same_output(found: str, expected: str, rules: Rules) -> bool:
+    """True if two outputs are the same by the rules `compare`, `any_order` and `tolerance`.
 
-    Args:
-        by_tokens: compare what white space separates; else lines, without the white space at their ends and without
-            the empty lines at the end.
-        any_order: the tokens, or lines, may come in any order.
-        tolerance: numbers may differ by so much, or by that share of the expected one; every other token must be the
-            same. 0: the text counts.
+    Lines are compared without the white space at their ends and without the empty lines at the end. Where numbers may
+    differ, every other token must be the same.
     """
-    ours, theirs = _parts(found, by_tokens), _parts(expected, by_tokens)
+    ours, theirs = (_parts(text, rules.compare == "tokens") for text in (found, expected))
     if ours == theirs:
         return True
-    if any_order:
-        return match_in_any_order(ours, theirs, lambda one, other: _close_parts(one, other, tolerance))
+    if rules.any_order:
+        return match_in_any_order(ours, theirs, lambda one, other: _close_parts(one, other, rules.tolerance))
     return len(ours) == len(theirs) and all(
-        _close_parts(one, other, tolerance) for one, other in zip(ours, theirs, strict=True)
+        _close_parts(one, other, rules.tolerance) for one, other in zip(ours, theirs, strict=True)
     )
 
 

@@ -2,10 +2,11 @@
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+from pydantic import BaseModel, Field
 from quartet.v1 import reward_pb2
 
 from quartet_reward.errors import VerifierFailure
@@ -93,11 +94,7 @@ Tests = OutputCases | FunctionCases | TestProgram
 
 
 def read_tests(reference: reward_pb2.Reference) -> Tests:
-    """Return what the reference gives.
-
-    Raises:
-        VerifierFailure: nothing, two styles at once, or what cannot be used.
-    """
+    """Return what the reference gives. Raises VerifierFailure: nothing, two styles at once, or what cannot be used."""
     cases = [(case.input, case.output) for case in reference.test_cases]
     entry_point = reference.entry_point.strip()
     if cases and reference.test_program:
@@ -126,32 +123,36 @@ def _bad(message: str) -> VerifierFailure:
     return VerifierFailure(reward_pb2.FAILURE_KIND_BAD_REFERENCE, message)
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """The verifier's parameters that are about judging."""
+class Rules(BaseModel):
+    """The parameters of `code` that are about judging."""
 
-    timeout_seconds: float
-    """For each case, or for a whole test program; wall time and processor time alike."""
-    total_seconds: float
-    """For all cases."""
-    memory_bytes: int
-    output_bytes: int
-    by_tokens: bool
-    any_order: bool
-    tolerance: float
-    checker: str
-    arguments: Literal["auto", "list", "lines"]
-    usual_imports: bool
-    strict: bool
-    prefix: str
-    """Source that every program begins with."""
+    prefix: str = Field("", description="Source put before the program, e.g. a prompt that completions continue.")
+    timeout_seconds: float = Field(
+        10.0, ge=0.1, le=600, description="Seconds for each case, or for a whole test program."
+    )
+    total_seconds: float = Field(120.0, ge=0.1, le=3600, description="Seconds for all cases together.")
+    memory_bytes: int = Field(512 << 20, ge=32 << 20, le=64 << 30, description="Memory that the program may use.")
+    output_bytes: int = Field(1 << 20, ge=1 << 10, le=64 << 20, description="Most that the program may print.")
+    compare: Literal["lines", "tokens"] = Field(
+        "lines", description="Printed output: lines without trailing white space, or what white space separates."
+    )
+    any_order: bool = Field(False, description="Lines, tokens, or elements of a resulting list may come in any order.")
+    tolerance: float = Field(
+        0.0, ge=0, le=1, description="Numbers may differ by so much, absolutely or by that share of the expected one."
+    )
+    checker: str = Field(
+        "", description="Source of a checker program, which defines check(input, output, expected) -> bool."
+    )
+    arguments: Literal["auto", "list", "lines"] = Field(
+        "auto", description="Input of a function's case: a JSON list of arguments, or one JSON argument a line."
+    )
+    usual_imports: bool = Field(
+        True, description="A program whose functions are tested finds the usual names (List, deque, inf, heapq, …)."
+    )
+    strict: bool = Field(
+        True, description="Of the program a test program sees `entry_point` alone, which answers with plain data."
+    )
 
     def limits(self, seconds: float) -> Limits:
-        """Return the limits of a program that may take so long."""
-        return replace(
-            Limits(),
-            wall_seconds=seconds,
-            cpu_seconds=seconds,
-            memory_bytes=self.memory_bytes,
-            output_bytes=self.output_bytes,
-        )
+        """Return the limits of a program that may take so long, in wall time and in processor time."""
+        return Limits(seconds, seconds, self.memory_bytes, output_bytes=self.output_bytes)

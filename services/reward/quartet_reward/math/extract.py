@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from quartet_reward.answer_extraction import LONGEST_READ, joined_boxes, last_box, last_boxed, last_tagged_answer
 from quartet_reward.math.notation import UNIT_WORDS, is_name, undelimited
 
@@ -184,14 +186,23 @@ _EQUATION = re.compile(r"[^\s$]{1,200}=[^\s$]{1,200}")
 _DELIMITED = re.compile(r"(?<!\\)(?:\$|\\\(|\\\[)")
 
 
-@dataclass(frozen=True, slots=True)
-class ReadingPolicy:
-    """Which of a completion's statements is its answer."""
+class ReadingPolicy(BaseModel):
+    """Which of a completion's statements is its answer: parameters of `math`."""
 
-    answer_in: Literal["anywhere", "answer_tags", "box", "prose"] = "anywhere"
-    boxes: Literal["joined", "last"] = "joined"
-    prose: Literal["numbers", "formulas"] = "numbers"
-    choices: tuple[str, ...] = ()
+    model_config = ConfigDict(frozen=True)
+
+    answer_in: Literal["anywhere", "answer_tags", "box", "prose"] = Field(
+        "anywhere", description="Where the answer is read; anywhere: the last <answer> tags, else boxes, else prose."
+    )
+    boxes: Literal["joined", "last"] = Field(
+        "joined", description="Boxes side by side (\\boxed{1} and \\boxed{2}) are one list, or the last alone counts."
+    )
+    prose: Literal["numbers", "formulas"] = Field(
+        "numbers", description="In prose, numbers and words are read as well, or formulas ($...$) only."
+    )
+    choices: tuple[str, ...] = Field(
+        (), max_length=64, description="The letters of a multiple-choice question; the answer is then one of them."
+    )
 
     def described(self) -> str:
         """Return where the answer is looked for, in words."""

@@ -1,8 +1,7 @@
-"""What a sandbox is given, what it answers, and the Protocol that every sandbox implements."""
+"""What a sandbox is given, and what it answers."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,35 +98,3 @@ class SandboxClosed(SandboxUnavailable):
 
 class KilledFromOutside(SandboxUnavailable):
     """Something else than the sandbox killed the job or its fork server: an OOM killer, an operator."""
-
-
-class Sandbox(Protocol):
-    """Runs jobs in isolation, once more if they are killed from outside. Safe for many tasks of one event loop."""
-
-    @property
-    def mode(self) -> str:
-        """Which mechanisms hold, see docs/sandbox.md."""
-        ...
-
-    async def run(self, job: Job) -> Execution:
-        """Run one job alone. Cancelling the task kills the job's process tree.
-
-        Raises:
-            SandboxUnavailable: the job could not be run.
-        """
-        ...
-
-    async def run_judged(self, judge: Job, candidate: Job) -> tuple[Execution, Execution]:
-        """Run two jobs in two sandboxes, joined by a socket pair (descriptor 3 in each) and by nothing else.
-
-        The judge alone has a report pipe (descriptor 4). When the judge ends, the candidate is killed. When the
-        candidate ends first, the judge reads the end of the socket and goes on to its own end.
-
-        Raises:
-            SandboxUnavailable: one of them could not be run.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Kill everything that runs and free what is held."""
-        ...

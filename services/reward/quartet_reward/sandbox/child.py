@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import ctypes
 import linecache
+import math
 import os
 import resource
 import signal
@@ -13,9 +14,9 @@ import threading
 import traceback
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
+from quartet_reward.sandbox.api import Limits
 from quartet_reward.sandbox.seccomp import (
     LIBC,
     MS_NODEV,
@@ -104,18 +105,6 @@ _LIMITED = (
 )
 
 
-@dataclass(frozen=True)
-class Allowance:
-    """Limits as the kernel takes them."""
-
-    cpu_seconds: int
-    memory_bytes: int
-    processes: int
-    scratch_bytes: int
-    file_bytes: int
-    open_files: int
-
-
 class Confinement:
     """Made once in the fork server, used by each of its children."""
 
@@ -135,7 +124,7 @@ class Confinement:
         none = (ctypes.c_uint32 * 6)()
         self._drop_capabilities = (ctypes.c_long(NUMBERS["capset"]), header, none)
 
-    def enter(self, allowance: Allowance, descriptors: dict[int, int], slot_uid: int) -> None:
+    def enter(self, limits: Limits, descriptors: dict[int, int], slot_uid: int) -> None:
         """Confine this process, the second of its pid namespace. `descriptors`: wanted number → number now.
 
         With slots' users it becomes one, and has no capability any more; without, it gives itself a user namespace.
@@ -143,7 +132,7 @@ class Confinement:
         Raises:
             OSError: a fence could not be put up; nothing of the program may run.
         """
-        inodes = max(64, allowance.scratch_bytes // _BYTES_PER_INODE)
+        inodes = max(64, limits.scratch_bytes // _BYTES_PER_INODE)
         user = USER + slot_uid
         if not slot_uid:
             prctl(PR_SET_DUMPABLE, 1)  # or the files in /proc/self would not be ours
@@ -152,37 +141,34 @@ class Confinement:
             self._write("self/gid_map", f"{USER} 0 1")
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)
-        options = f"size={allowance.scratch_bytes},nr_inodes={inodes},mode=0700,uid={user},gid={user}"
+        options = f"size={limits.scratch_bytes},nr_inodes={inodes},mode=0700,uid={user},gid={user}"
         mount("tmpfs", SCRATCH, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options)
         if slot_uid:
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)
         os.chdir(SCRATCH)
-        self._close(allowance, descriptors, SCRATCH)
+        self._close(limits, descriptors, SCRATCH)
 
-    def enter_as(self, allowance: Allowance, descriptors: dict[int, int], slot_uid: int) -> None:
-        """Confine this process without namespaces, as a slot's user, or as nobody else if 0. Raises OSError."""
-        if slot_uid:
-            user = self.user(slot_uid)
-            os.setresgid(user, user, user)
-            os.setresuid(user, user, user)
-        else:
-            allowance = replace(allowance, processes=_NO_LIMIT)  # it would count all of the user's
+    def enter_as(self, limits: Limits, descriptors: dict[int, int], slot_uid: int) -> None:
+        """Confine this process without namespaces, as a slot's user. Raises OSError."""
+        user = self.user(slot_uid)
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        self._close(allowance, descriptors, None)
+        self._close(limits, descriptors, None)
 
     def user(self, slot_uid: int) -> int:
         """Return the user of a slot, where there are no namespaces."""
         return self._first_uid + slot_uid
 
-    def _close(self, allowance: Allowance, descriptors: dict[int, int], writable: str | None) -> None:
+    def _close(self, limits: Limits, descriptors: dict[int, int], writable: str | None) -> None:
         if not writable:
             os.chdir("/")
         os.umask(0o077)
         os.setsid()  # where the kernel shares processors among sessions, a bomb is one of them
         os.nice(_NICE)
         _set_descriptors(descriptors)
-        self._limit(allowance)
+        self._limit(limits)
         prctl(PR_SET_NO_NEW_PRIVS, 1)
         if self._landlock:
             self._landlock.put_on(writable)
@@ -198,14 +184,15 @@ class Confinement:
         finally:
             os.close(descriptor)
 
-    def _limit(self, allowance: Allowance) -> None:
-        memory = self._base_bytes + allowance.memory_bytes - allowance.scratch_bytes
+    def _limit(self, limits: Limits) -> None:
+        cpu_seconds = math.ceil(limits.cpu_seconds)
+        memory = self._base_bytes + limits.memory_bytes - limits.scratch_bytes
         for kind, soft, hard in (
-            (resource.RLIMIT_CPU, allowance.cpu_seconds, allowance.cpu_seconds + 1),
+            (resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 1),
             (resource.RLIMIT_AS, memory, memory),
-            (resource.RLIMIT_NPROC, allowance.processes, allowance.processes),
-            (resource.RLIMIT_FSIZE, allowance.file_bytes, allowance.file_bytes),
-            (resource.RLIMIT_NOFILE, allowance.open_files, allowance.open_files),
+            (resource.RLIMIT_NPROC, limits.processes, limits.processes),
+            (resource.RLIMIT_FSIZE, limits.file_bytes, limits.file_bytes),
+            (resource.RLIMIT_NOFILE, limits.open_files, limits.open_files),
         ):
             most = self._most[kind]
             resource.setrlimit(kind, (min(soft, most), min(hard, most)))

@@ -6,6 +6,7 @@ process) and, when its whole process tree is gone, how its first process ended.
 """
 
 import array
+import contextlib
 import ctypes
 import json
 import os
@@ -17,9 +18,10 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from quartet_reward.sandbox.child import PAIR, PAYLOAD, REPORT, STATUS, Allowance, Confinement, run_child
+from quartet_reward.sandbox.api import Limits
+from quartet_reward.sandbox.child import PAIR, PAYLOAD, REPORT, STATUS, Confinement, run_child
 from quartet_reward.sandbox.seccomp import (
     CLONE_PIDFD,
     CLONE_VM,
@@ -95,26 +97,6 @@ class ProcessTree:
     uid: int = 0
 
 
-class ProcessTrees(Protocol):
-    """Starts process trees, kills and reaps them."""
-
-    def start(self, uid: int, allowance: Allowance, streams: dict[int, int], body: Body) -> ProcessTree:
-        """Start a process. Raises OSError."""
-        ...
-
-    def kill(self, tree: ProcessTree) -> None:
-        """Kill what is left after the main process was reaped; `last_handle` becomes readable when all is gone."""
-        ...
-
-    def reap(self, tree: ProcessTree) -> bool:
-        """Reap the last process. Return whether the tree is gone."""
-        ...
-
-    def clear(self, trees: list[ProcessTree]) -> None:
-        """Kill everything there is: `trees`, and what a fork server before this one may have left."""
-        ...
-
-
 class _Fork:
     """os.fork with flags of clone, a pidfd, and no SIGCHLD at the child's end.
 
@@ -151,15 +133,15 @@ class NamespaceTrees:
         self._handle = ctypes.c_int()
         self._fork = _Fork(NEWNS if users else NEWNS | NEWUSER)
 
-    def start(self, uid: int, allowance: Allowance, streams: dict[int, int], body: Body) -> ProcessTree:
-        """Start a process as the second of a new pid namespace. Raises OSError."""
+    def start(self, uid: int, limits: Limits, streams: dict[int, int], body: Body) -> ProcessTree:
+        """Start a process as the second of a new pid namespace; `body` is called in it. Raises OSError."""
         call("unshare", NEWPID)
         try:
             tree = self._clone_init()
             try:
                 main, main_handle = self._fork()
                 if main == 0:
-                    body(lambda: self._confinement.enter(allowance, streams, uid))
+                    body(lambda: self._confinement.enter(limits, streams, uid))
             except OSError:
                 self.kill(tree)
                 self.reap(tree)
@@ -181,7 +163,7 @@ class NamespaceTrees:
             self._stacks.append(tree.stack)
         return True
 
-    def clear(self, trees: list[ProcessTree]) -> None:
+    def clear(self) -> None:
         """Nothing to do: this process is the first of its own pid namespace, and all end with it."""
 
     def _clone_init(self) -> ProcessTree:
@@ -199,19 +181,19 @@ class NamespaceTrees:
 
 
 class UserTrees:
-    """Each tree under a user of its own, which has no other process: it is felled by that user's kill(-1)."""
+    """Each tree under a user of its own, which has no other process: that user's kill(-1) ends it."""
 
     def __init__(self, confinement: Confinement, users: int):
-        """`users`: how many there are; with 0, the process group is killed, which setsid leaves."""
+        """`users`: how many there are, this process's included."""
         self._confinement = confinement
         self._users = users
         self._fork = _Fork(0)
 
-    def start(self, uid: int, allowance: Allowance, streams: dict[int, int], body: Body) -> ProcessTree:
+    def start(self, uid: int, limits: Limits, streams: dict[int, int], body: Body) -> ProcessTree:
         """Start a process under a user. Raises OSError."""
         main, handle = self._fork()
         if main == 0:
-            body(lambda: self._confinement.enter_as(allowance, streams, uid if self._users else 0))
+            body(lambda: self._confinement.enter_as(limits, streams, uid))
         return ProcessTree(main, handle, kill_handle=os.dup(handle), uid=uid)
 
     def kill(self, tree: ProcessTree) -> None:
@@ -219,46 +201,44 @@ class UserTrees:
         os.close(tree.kill_handle)
         tree.last, tree.last_handle = self._fork()
         if tree.last == 0:
-            os._exit(_sweep(self._confinement.user(tree.uid) if self._users else 0, tree.main))
+            os._exit(_sweep(self._confinement.user(tree.uid)))
 
     def reap(self, tree: ProcessTree) -> bool:
         """Reap that process."""
         return os.waitpid(tree.last, WAIT_ALL)[1] == 0
 
-    def clear(self, trees: list[ProcessTree]) -> None:
-        """Kill all processes of all slots' users, or, without users, the process groups of `trees`."""
-        targets = [(self._confinement.user(uid), 0) for uid in range(1, self._users)]
-        for uid, group in targets or [(0, tree.main) for tree in trees]:
+    def clear(self) -> None:
+        """Kill all processes of all slots' users."""
+        for uid in range(1, self._users):
             sweeper, handle = self._fork()
             if sweeper == 0:
-                os._exit(_sweep(uid, group))
+                os._exit(_sweep(self._confinement.user(uid)))
             os.waitpid(sweeper, WAIT_ALL)
             os.close(handle)
 
 
-def _sweep(uid: int, group: int) -> int:
+def _sweep(uid: int) -> int:
     """Kill until there is nothing to kill. Return 0 then, 1 if that takes too long."""
-    if uid:
-        os.setresuid(uid, uid, uid)
-        # This process and one more: a fork succeeds only when the user has no other process, zombies included.
-        resource.setrlimit(resource.RLIMIT_NPROC, (2, 2))
+    os.setresuid(uid, uid, uid)
+    # This process and one more: a fork succeeds only when the user has no other process, zombies included.
+    resource.setrlimit(resource.RLIMIT_NPROC, (2, 2))
     deadline = time.monotonic() + _SWEEP_SECONDS
     while time.monotonic() < deadline:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
         try:
-            os.kill(-1 if uid else -group, signal.SIGKILL)
-            child = os.fork() if uid else -1
-        except ProcessLookupError:
-            return 0  # the group is empty
+            child = os.fork()
         except BlockingIOError:
-            child = -1
+            time.sleep(0.001)  # the killed take their time, and tell nobody who could be awaited
+            continue
         if child == 0:
             os._exit(0)
-        if child > 0:
-            os.waitpid(child, 0)
-            return 0
-        time.sleep(0.001)  # the killed take their time, and tell nobody who could be awaited
+        os.waitpid(child, 0)
+        return 0
     return 1
 
+
+ProcessTrees = NamespaceTrees | UserTrees
 
 _STREAMS = {"payload": PAYLOAD, "stdin": 0, "stdout": 1, "stderr": 2, "status": STATUS, "pair": PAIR, "report": REPORT}
 Entries = dict[str, Callable[[bytes], None]]
@@ -274,11 +254,6 @@ class ForkServer:
         self._poll = select.poll()
         self._main: dict[int, tuple[int, ProcessTree]] = {}
         self._last: dict[int, tuple[int, ProcessTree, dict[str, Any]]] = {}
-
-    @property
-    def trees(self) -> list[ProcessTree]:
-        """What runs now."""
-        return [tree for _, tree in self._main.values()]
 
     def serve(self) -> None:
         """Fork and reap until the service closes its end; then kill what runs, and end when it is gone."""
@@ -296,7 +271,7 @@ class ForkServer:
                     except ChannelClosed:
                         open_ = False
                         self._poll.unregister(self._channel)
-                        for tree in self.trees:
+                        for _, tree in self._main.values():
                             signal.pidfd_send_signal(tree.kill_handle, signal.SIGKILL)
                         continue
                     self._start(message, descriptors)
@@ -307,7 +282,7 @@ class ForkServer:
         streams = {_STREAMS[name]: number for name, number in zip(message["streams"], descriptors, strict=True)}
         try:
             tree = self._trees.start(
-                message["uid"], Allowance(**message["allowance"]), streams, lambda confine: run_child(confine, entry)
+                message["uid"], Limits(**message["limits"]), streams, lambda confine: run_child(confine, entry)
             )
         except OSError as error:
             send_message(self._channel, {"job": job, "event": "failed", "reason": str(error)})

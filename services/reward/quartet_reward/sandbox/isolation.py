@@ -187,13 +187,11 @@ def serve_namespaces(
 
 
 def serve_users(channel: socket.socket, entries: Entries, proc: int, settings: dict[str, Any]) -> None:
-    """Be the fork server where there are no namespaces. Raises OSError if Landlock is missing but demanded."""
-    fences = None
-    if landlock_version() or settings["strict"]:
-        fences = Landlock(readable_paths(settings["packages"]), list(DEVICES))
+    """Be the fork server where there are no namespaces. Raises OSError if Landlock is missing."""
+    fences = Landlock(readable_paths(settings["packages"]), list(DEVICES))
     prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become children of this process, which ignores SIGCHLD
     confinement = Confinement(proc, fences, own_bytes(proc)[0], settings["first_uid"])
-    serve(channel, entries, proc, UserTrees(confinement, settings["uids"] if settings["first_uid"] else 0))
+    serve(channel, entries, proc, UserTrees(confinement, settings["uids"]))
 
 
 def serve(channel: socket.socket, entries: Entries, proc: int, trees: ProcessTrees) -> None:
@@ -205,13 +203,12 @@ def serve(channel: socket.socket, entries: Entries, proc: int, trees: ProcessTre
     prctl(PR_SET_DUMPABLE, 0)
     ignore_signals()
     LIBC.mallopt(_M_ARENA_MAX, _ARENAS)
-    trees.clear([])
-    server = ForkServer(channel, trees, entries)
+    trees.clear()
     send_message(channel, {"event": "ready", "entries": sorted(entries), "resident_bytes": own_bytes(proc)[1]})
     try:
-        server.serve()
+        ForkServer(channel, trees, entries).serve()
     finally:
-        trees.clear(server.trees)
+        trees.clear()
 
 
 def own_bytes(proc: int) -> list[int]:

@@ -56,8 +56,8 @@ _PROBE_LIMITS = Limits(wall_seconds=20, cpu_seconds=20)
 def candidates() -> list[Mode]:
     """Return the modes that this user can try, the strongest first."""
     if os.geteuid() == 0:
-        return [Mode.NAMESPACES_UID, Mode.NAMESPACES, Mode.UID, Mode.UNSAFE]
-    return [Mode.NAMESPACES, Mode.UNSAFE]
+        return list(Mode)
+    return [Mode.NAMESPACES]
 
 
 async def open_sandbox(
@@ -85,14 +85,12 @@ async def open_sandbox(
         except BaseException:
             await sandbox.close()
             raise
-        if mode is Mode.UNSAFE:
-            log.warning("the sandbox is UNSAFE: programs can do what this service's user can do")
         return sandbox
     raise SandboxUnavailable(
         f"no mode of the sandbox at least as strong as reward.sandbox.minimum = {settings.minimum.value!r} holds here "
         f"({'; '.join(reasons) or 'this user can try none of them'}). Allow user namespaces to this user (sysctl "
         "user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns=0), or run the service as root on a "
-        "kernel with Landlock; 'unsafe' is for programs that you trust."
+        "kernel with Landlock."
     )
 
 
@@ -108,7 +106,7 @@ async def probe(sandbox: IsolatedSandbox) -> None:
     leaks = json.loads(execution.stdout)
     if sandbox.survivors > survivors:
         leaks.append("a process that outlives its tree")
-    if leaks and Mode(sandbox.mode) is not Mode.UNSAFE:
+    if leaks:
         raise SandboxUnavailable(f"it does not keep a program from: {', '.join(sorted(set(leaks)))}")
 
 
@@ -116,7 +114,7 @@ _RETRY_SECONDS = 10.0
 
 
 class LazySandbox:
-    """A Sandbox that costs nothing until it is used."""
+    """The sandbox as verifiers use it: it starts with the first program. For one event loop."""
 
     def __init__(self, settings: SandboxSection, queue_seconds: float = 300.0):
         self._settings = settings
@@ -132,11 +130,19 @@ class LazySandbox:
         return self._sandbox.mode if self._sandbox else "none"
 
     async def run(self, job: Job) -> Execution:
-        """Run one job alone; see the Protocol."""
+        """Run one job alone; again if something outside killed it. Cancelling the task kills the job's process tree.
+
+        Raises:
+            SandboxUnavailable: the job could not be run.
+        """
         return await (await self._opened()).run(job)
 
     async def run_judged(self, judge: Job, candidate: Job) -> tuple[Execution, Execution]:
-        """Run two jobs joined by a socket pair; see the Protocol."""
+        """Run two jobs in two sandboxes, joined by a socket pair (descriptor 3 in each) and by nothing else.
+
+        The judge alone has a report pipe (descriptor 4). When the judge ends, the candidate is killed. When the
+        candidate ends first, the judge reads the end of the socket and goes on to its own end. Raises as `run`.
+        """
         return await (await self._opened()).run_judged(judge, candidate)
 
     async def close(self) -> None:

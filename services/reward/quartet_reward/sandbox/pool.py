@@ -22,7 +22,7 @@ _Ended = TypeVar("_Ended")
 
 
 class IsolatedSandbox:
-    """A Sandbox of fork servers. Each slot belongs to one of them and, as root, to one user.
+    """A sandbox of fork servers. Each slot belongs to one of them and, as root, to one user.
 
     Runs take turns at the slots: the one that has used least goes next.
     """
@@ -85,13 +85,13 @@ class IsolatedSandbox:
             await asyncio.gather(all_up, return_exceptions=True)
 
     async def run(self, job: Job) -> Execution:
-        """Run one job alone; see the Protocol."""
+        """See `LazySandbox.run`."""
         execution = await _twice_if_killed(lambda: self._run(job))
         _count(execution)
         return execution
 
     async def run_judged(self, judge: Job, candidate: Job) -> tuple[Execution, Execution]:
-        """Run two jobs joined by a socket pair; see the Protocol."""
+        """See `LazySandbox.run_judged`."""
         executions = await _twice_if_killed(lambda: self._run_judged(judge, candidate))
         _count(*executions)
         return executions
@@ -210,13 +210,12 @@ class IsolatedSandbox:
     def _way(self, index: int) -> Way:
         count = self._users_of_a_server()
         first = self._users.first + index * count if self._users else 0
-        strict = self._mode is not Mode.UNSAFE
         match self._mode:
             case Mode.NAMESPACES_UID:
                 return Way("namespaces+uid", first, count)
             case Mode.NAMESPACES:
                 return Way("namespaces", first, 1)
-        return Way("users", first, count, strict)
+        return Way("users", first, count)
 
     def _users_of_a_server(self) -> int:
         """Its own and one for each of its slots."""

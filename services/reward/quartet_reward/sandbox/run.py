@@ -3,12 +3,11 @@
 import asyncio
 import contextlib
 import fcntl
-import math
 import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from quartet_reward.sandbox.api import Execution, ExitReason, Job, KilledFromOutside, SandboxUnavailable
@@ -193,7 +192,7 @@ class JobRun:
                 passed["stdin"] = sealed(job.stdin)
             streams = passed if pair is None else {**passed, "pair": pair}
             message = {"job": name, "entry": job.entry, "uid": uid, "streams": list(streams)}
-            server.send(name, {**message, "allowance": _allowance(job)}, list(streams.values()), self._hear)
+            server.send(name, {**message, "limits": asdict(job.limits)}, list(streams.values()), self._hear)
         except SandboxUnavailable:
             self._close_streams()
             raise
@@ -324,18 +323,6 @@ class JobRun:
         if self._timer:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, action, *arguments)
-
-
-def _allowance(job: Job) -> dict[str, int]:
-    limits = job.limits
-    return {
-        "cpu_seconds": math.ceil(limits.cpu_seconds),
-        "memory_bytes": limits.memory_bytes,
-        "processes": limits.processes,
-        "scratch_bytes": limits.scratch_bytes,
-        "file_bytes": limits.file_bytes,
-        "open_files": limits.open_files,
-    }
 
 
 def sealed(data: bytes) -> int:

@@ -111,8 +111,6 @@ class Way:
     """First of the users of its own: its own and one a slot; 0: the service's user."""
     uids: int = 0
     """How many there are."""
-    strict: bool = True
-    """Without namespaces: refuse to start if Landlock is missing."""
 
 
 Hear = Callable[[dict[str, Any], list[int]], None]

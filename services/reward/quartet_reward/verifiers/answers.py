@@ -45,6 +45,9 @@ _OUTCOMES = {
 }
 
 
+NO_BOX = "there is no complete \\boxed{} after the thought"
+
+
 class AnswerParameters(Parameters):
     """Rewards of a verifier of mathematical answers; the defaults are ColossalChat's."""
 
@@ -114,13 +117,7 @@ class Boxed:
     def verify(self, item: reward_pb2.ScoreItem, parameters: AnswerParameters, tools: Tools) -> Verdict | Later:
         require_answer(item)
         answer = last_boxed(after_thinking(without_trailing_special_tokens(item.completion, parameters.special_tokens)))
-        fault = (
-            ""
-            if answer
-            else "there is no complete \\boxed{} after the thought"
-            if answer is None
-            else "the box is empty"
-        )
+        fault = "" if answer else "the box is empty" if answer == "" else NO_BOX
         return judge_math(answer or "", item.reference.answer, parameters, tools, fault=fault)
 
 
@@ -142,21 +139,9 @@ class ThinkAnswerTags:
         return judge_math(answer, item.reference.answer, parameters, tools, fault=fault)
 
 
-class MathParameters(AnswerParameters):
+class MathParameters(ReadingPolicy, AnswerParameters):
     """Parameters of `math`: rewards, which answer is read, and what counts as equal."""
 
-    answer_in: Literal["anywhere", "answer_tags", "box", "prose"] = Field(
-        "anywhere", description="Where the answer is read; anywhere: the last <answer> tags, else boxes, else prose."
-    )
-    boxes: Literal["joined", "last"] = Field(
-        "joined", description="Boxes side by side (\\boxed{1} and \\boxed{2}) are one list, or the last alone counts."
-    )
-    prose: Literal["numbers", "formulas"] = Field(
-        "numbers", description="In prose, numbers and words are read as well, or formulas ($...$) only."
-    )
-    choices: list[str] = Field(
-        [], max_length=64, description="The letters of a multiple-choice question; the answer is then one of them."
-    )
     chains: Literal["each", "last"] = Field(
         "each", description="Of x = 3 + 4 = 8: each side must be the value, or the last one alone counts."
     )
@@ -169,11 +154,6 @@ class MathParameters(AnswerParameters):
     guards: bool = Field(
         True, description="False: read and decide as math-verify alone does, to compare with figures of others."
     )
-
-    @property
-    def reading(self) -> ReadingPolicy:
-        """Which answer is read."""
-        return ReadingPolicy(self.answer_in, self.boxes, self.prose, tuple(self.choices))
 
     @property
     def equality(self) -> EqualityPolicy:
@@ -202,11 +182,9 @@ class Math:
     def verify(self, item: reward_pb2.ScoreItem, parameters: MathParameters, tools: Tools) -> Verdict | Later:
         require_answer(item)
         text = without_trailing_special_tokens(item.completion, parameters.special_tokens)
-        policy, reference = parameters.reading, item.reference.answer
         if not parameters.guards and not parameters.choices:
-            return judge_math(text, reference, parameters, tools, parameters.equality)
-        answer = final_answer(after_thinking(text), policy) or ""
-        fault = "" if answer else f"no answer is stated after the thought (read: {policy.described()})"
-        return judge_math(
-            answer, reference_answer(reference, policy), parameters, tools, parameters.equality, fault=fault
-        )
+            return judge_math(text, item.reference.answer, parameters, tools, parameters.equality)
+        answer = final_answer(after_thinking(text), parameters) or ""
+        fault = "" if answer else f"no answer is stated after the thought (read: {parameters.described()})"
+        reference = reference_answer(item.reference.answer, parameters)
+        return judge_math(answer, reference, parameters, tools, parameters.equality, fault=fault)

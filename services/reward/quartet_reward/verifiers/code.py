@@ -1,7 +1,6 @@
 """Programs, by running them against their tests in the sandbox."""
 
 from dataclasses import replace
-from typing import Literal
 
 from pydantic import Field, model_validator
 from quartet.v1 import reward_pb2
@@ -10,13 +9,14 @@ from quartet_reward.code import judged
 from quartet_reward.code.judged import Outcome
 from quartet_reward.code.tests import OutputCases, ProgramIn, Rules, TestProgram, Tests, find_program, read_tests
 from quartet_reward.errors import VerifierFailure
-from quartet_reward.sandbox.api import Sandbox, SandboxClosed, SandboxUnavailable
+from quartet_reward.sandbox.api import SandboxClosed, SandboxUnavailable
+from quartet_reward.sandbox.modes import LazySandbox
 from quartet_reward.verifiers.base import Later, Parameters, Tools, Verdict
 
 _LARGEST_PROGRAM = 1 << 20
 
 
-class CodeParameters(Parameters):
+class CodeParameters(Rules, Parameters):
     """Parameters of `code`."""
 
     correct_reward: float = Field(1.0, description="Reward of a program that passes every test.")
@@ -28,32 +28,6 @@ class CodeParameters(Parameters):
     program_in: ProgramIn = Field(
         ProgramIn.LAST_PYTHON_FENCE, description="Where in the completion the program stands, see docs/code.md."
     )
-    prefix: str = Field("", description="Source put before the program, e.g. a prompt that completions continue.")
-    timeout_seconds: float = Field(
-        10.0, ge=0.1, le=600, description="Seconds for each case, or for a whole test program."
-    )
-    total_seconds: float = Field(120.0, ge=0.1, le=3600, description="Seconds for all cases together.")
-    memory_bytes: int = Field(512 << 20, ge=32 << 20, le=64 << 30, description="Memory that the program may use.")
-    output_bytes: int = Field(1 << 20, ge=1 << 10, le=64 << 20, description="Most that the program may print.")
-    compare: Literal["lines", "tokens"] = Field(
-        "lines", description="Printed output: lines without trailing white space, or what white space separates."
-    )
-    any_order: bool = Field(False, description="Lines, tokens, or elements of a resulting list may come in any order.")
-    tolerance: float = Field(
-        0.0, ge=0, le=1, description="Numbers may differ by so much, absolutely or by that share of the expected one."
-    )
-    checker: str = Field(
-        "", description="Source of a checker program, which defines check(input, output, expected) -> bool."
-    )
-    arguments: Literal["auto", "list", "lines"] = Field(
-        "auto", description="Input of a function's case: a JSON list of arguments, or one JSON argument a line."
-    )
-    usual_imports: bool = Field(
-        True, description="A program whose functions are tested finds the usual names (List, deque, inf, heapq, …)."
-    )
-    strict: bool = Field(
-        True, description="Of the program a test program sees `entry_point` alone, which answers with plain data."
-    )
 
     @model_validator(mode="after")
     def _one_comparison(self) -> "CodeParameters":
@@ -61,23 +35,6 @@ class CodeParameters(Parameters):
         if self.checker and others:
             raise ValueError(f"a checker decides alone; got {' and '.join(others)} with it")
         return self
-
-    def rules(self) -> Rules:
-        """Return how to judge."""
-        return Rules(
-            self.timeout_seconds,
-            self.total_seconds,
-            self.memory_bytes,
-            self.output_bytes,
-            self.compare == "tokens",
-            self.any_order,
-            self.tolerance,
-            self.checker,
-            self.arguments,
-            self.usual_imports,
-            self.strict,
-            self.prefix,
-        )
 
 
 class Code:
@@ -107,13 +64,13 @@ class Code:
             raise VerifierFailure(reward_pb2.FAILURE_KIND_SANDBOX_UNAVAILABLE, "this service has no sandbox")
 
         async def later() -> Verdict:
-            outcome = await _judge(sandbox, source, tests, parameters.rules())
+            outcome = await _judge(sandbox, source, tests, parameters)
             return _counted(_verdict(outcome, program, parameters), outcome, tests)
 
         return later
 
 
-async def _judge(sandbox: Sandbox, source: str, tests: Tests, rules: Rules) -> Outcome:
+async def _judge(sandbox: LazySandbox, source: str, tests: Tests, rules: Rules) -> Outcome:
     try:
         if isinstance(tests, OutputCases):
             return await judged.judge_outputs(sandbox, source, tests, rules)

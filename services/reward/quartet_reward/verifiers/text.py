@@ -13,7 +13,7 @@ from quartet_reward.answer_extraction import (
     last_tagged_answer,
     without_trailing_special_tokens,
 )
-from quartet_reward.verifiers.answers import require_answer
+from quartet_reward.verifiers.answers import NO_BOX, require_answer
 from quartet_reward.verifiers.base import Parameters, SpecialTokens, Tools, Verdict
 
 _FOLDED_AT_ONCE = 1 << 20
@@ -97,7 +97,7 @@ class Format:
             fault, answer = fault_of_think_answer_form(text), last_tagged_answer(text)
         else:
             answer = last_boxed(after_thinking(text))
-            fault = "there is no complete \\boxed{} after the thought" if answer is None else ""
+            fault = NO_BOX if answer is None else ""
         if fault:
             return Verdict(0.0, reward_pb2.OUTCOME_MALFORMED, fault, answer or "", format_acc=0.0)
         return Verdict(parameters.reward, reward_pb2.OUTCOME_CORRECT, "the form is right", answer or "", format_acc=1.0)
