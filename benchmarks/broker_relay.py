@@ -38,7 +38,7 @@ async def serve(port: int, url: str) -> None:
     """Relay until killed."""
     from redis.asyncio import Redis
 
-    from quartet_broker.pipeline import Command, execute
+    from quartet_broker.store import Command, execute
     from quartet_common.channel import channel_options
 
     redis = Redis.from_url(url, protocol=2)

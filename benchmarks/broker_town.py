@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from quartet_local.redis import redis_process, wait_until_ready
+from quartet_local.process import redis_process, wait_until_ready
 
 
 @contextlib.contextmanager

@@ -1,13 +1,4 @@
-"""Quartet's Python client and the `quartet` command.
-
-- `async_client`, `client`: all calls, for asyncio and for blocking programs.
-- `models`, `events`: what they return. `errors`: what they raise.
-- `prompts`, `data`: prompts in Python and JSONL, the [data] section, the order of passes.
-- `connection`, `streams`: channels and outages; prompts submitted, results and events followed.
-- `feed`: creates a run and submits its prompts. `history`: what became of one group. `audit`: of all.
-- `progress`, `view`, `terminal`: the state of a run and its picture. `dashboard`: the same in a browser.
-- `cli`: the command. `doctor`, `authority`: checks of a host, certificates.
-"""
+"""Quartet's Python client and the `quartet` command."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

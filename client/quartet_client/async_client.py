@@ -17,7 +17,6 @@ from quartet_client.connection import Connections, service_status, service_statu
 from quartet_client.data import DataSection
 from quartet_client.errors import InputError, QuartetError
 from quartet_client.events import RunEvent
-from quartet_client.history import GroupHistory, group_history
 from quartet_client.models import (
     Completion,
     DeadPrompt,
@@ -31,7 +30,7 @@ from quartet_client.models import (
     enum_name,
 )
 from quartet_client.prompts import Prompt, PromptLike
-from quartet_client.streams import batches, collect_results, submit_batch, watch_run
+from quartet_client.streams import GroupHistory, batches, collect_results, group_history, submit_batch, watch_run
 from quartet_common import tracing
 from quartet_common.config import (
     AddressesSection,

@@ -1,17 +1,256 @@
-"""The prompts of a run, read from their sources and checked, and the order in which a run uses them."""
+"""The prompts of a run: their sources (files, functions, datasets of the hub), checks, and the order of their use."""
 
+import difflib
+import importlib
+import importlib.util
 import json
 import random
+import re
+import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import date, time, timedelta
+from decimal import Decimal
 from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 from quartet.v1 import experience_pb2
 
 from quartet_client.errors import InputError
 from quartet_client.prompts import Prompt
-from quartet_client.sources import AnySource, DataSource, Row
-from quartet_common.config import LoadedConfig, Section, validate_section
+from quartet_common.config import ConfigError, LoadedConfig, Section, validate_section
+from quartet_common.hub import check_dataset, hub_sentence
+from quartet_common.plugins import install_command
+
+STDIN = Path("-")
+_FILE_FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
+_MODULE_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_NO_JSON = (date, time, timedelta, Decimal)  # kept as text; a datetime is a date
+
+Row = tuple[str, Any]
+"""A row with its place in its source, "line 7" or "row 7"."""
+
+
+class DataSource(Section):
+    """A source of prompts: a file or a function by `path`, or a dataset of the hub by `dataset`."""
+
+    path: Path | None = Field(
+        None,
+        description='JSONL or Parquet file, or a function that returns rows: "data.py:train", "package.module:train".',
+    )
+    dataset: str = Field("", description="Id of a dataset of the Hugging Face hub, instead of a path.")
+    name: str = Field("", description="Configuration of the dataset. Default: its only one.")
+    split: str = Field("", description='Split of the dataset, also a part of it, "train[:500]". Default: train.')
+    revision: str = Field("", description="Branch, tag or commit of the dataset. Default: its main branch.")
+    fields: dict[str, str] = Field(
+        {},
+        description='The column that each field of the prompts is read from: { prompt = "question" }; others are '
+        "for reward functions. Default: the columns have the fields' names.",
+    )
+
+    @field_validator("fields")
+    @classmethod
+    def _of_prompts(cls, value: dict[str, str]) -> dict[str, str]:
+        for field in value:
+            if field not in Prompt.model_fields:
+                close = difflib.get_close_matches(field, Prompt.model_fields, n=1)
+                allowed = f"did you mean '{close[0]}'?" if close else f"allowed: {', '.join(Prompt.model_fields)}"
+                raise ValueError(f"a prompt has no field '{field}'; {allowed}")
+        return value
+
+    @model_validator(mode="after")
+    def _one(self) -> "DataSource":
+        if (self.path is None) == (not self.dataset):
+            raise ValueError("exactly one of path and dataset is allowed")
+        for key in ("name", "split", "revision"):
+            if self.path is not None and getattr(self, key):
+                raise ValueError(f"{key} belongs to a dataset of the hub; there is path instead")
+        return self
+
+    @property
+    def title(self) -> str:
+        """What errors call it."""
+        return str(self.path) if self.path is not None else f"{self.dataset} ({self.split or 'train'})"
+
+    @property
+    def is_lines(self) -> bool:
+        """Whether it is a JSONL file whose rows are prompts as they stand."""
+        kind = str(self.path)
+        return not (self.fields or self.path is None or ":" in kind or self.path.suffix == ".parquet")
+
+    def rows(self, key: str) -> Iterator[Row]:
+        """Yield its rows, their columns under the names of a prompt's fields.
+
+        Args:
+            key: of the run file, which has this source, for errors.
+
+        Raises:
+            InputError: it cannot be read, or a column is missing.
+        """
+        for place, row in self._read(key):
+            yield place, self._mapped(row, f"{self.title}, {place}", key) if self.fields else row
+
+    def _read(self, key: str) -> Iterator[Row]:
+        if self.path is None:
+            return _rows_of_dataset(self, key)
+        if _FILE_FUNCTION.fullmatch(str(self.path)) or _MODULE_FUNCTION.fullmatch(str(self.path)):
+            return _rows_of_function(str(self.path))
+        if self.path.suffix == ".parquet":
+            return _rows_of_parquet(self.path)
+        return _rows_of_lines(self.path)
+
+    def _mapped(self, row: Any, where: str, key: str) -> Any:
+        if not isinstance(row, dict):
+            return row
+        for field, column in self.fields.items():
+            if column not in row:
+                close = difflib.get_close_matches(column, row, n=1)
+                there = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(map(str, row))}"
+                raise InputError(f"{key}.fields.{field}: {where} has no column '{column}'; {there}")
+        others = {column: value for column, value in row.items() if column not in self.fields.values()}
+        named = {field: row[column] for field, column in self.fields.items()}
+        return {**named, "columns": others | named.get("columns", {})} if others else named
+
+
+def _as_table(value: Any) -> Any:
+    return {"path": value} if isinstance(value, (str, Path)) else value
+
+
+AnySource = Annotated[DataSource, BeforeValidator(_as_table, json_schema_input_type=Path | DataSource)]
+"""A source by its path alone, or with all its keys."""
+
+
+def parse_lines(lines: Iterable[str], name: str) -> Iterator[Row]:
+    """Yield the objects of JSONL; blank lines are skipped. `name` says in errors where the lines are from."""
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield f"line {number}", _parse_json(line, f"{name}, line {number}")
+
+
+def _rows_of_lines(path: Path) -> Iterator[Row]:
+    if path == STDIN:
+        yield from parse_lines(sys.stdin, "standard input")
+        return
+    with _readable(path), path.open(encoding="utf-8") as lines:
+        yield from parse_lines(lines, str(path))
+
+
+def _parse_json(line: str, where: str) -> dict:
+    try:
+        value = json.loads(line.rstrip())
+    except json.JSONDecodeError as error:
+        came = line.strip()
+        shown = came if len(came) <= 60 else came[:59] + "…"
+        reason = error.msg[0].lower() + error.msg[1:]
+        raise InputError(f"{where}: not valid JSON: {reason} at column {error.colno} of '{shown}'") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+        raise InputError(f"{where}: JSON that cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{where}: got {type(value).__name__}; allowed: one JSON object a line")
+    return value
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """What cannot be read of a file is an InputError."""
+    try:
+        yield
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise InputError(f"cannot read '{path}': {reason}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"cannot read '{path}': it is not UTF-8 text (byte {error.start})") from error
+
+
+def _rows_of_parquet(path: Path) -> Iterator[Row]:
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        needed = install_command("datasets")
+        raise InputError(
+            f"{path}: Parquet needs the package pyarrow, not installed here; install it: {needed}"
+        ) from error
+    with _readable(path), path.open("rb") as file:
+        try:
+            rows = (row for batch in ParquetFile(file).iter_batches() for row in batch.to_pylist())
+            for number, row in enumerate(rows, start=1):
+                yield f"row {number}", _plain(row)
+        except ArrowException as error:
+            reason = str(error).partition("\n")[0]
+            raise InputError(f"cannot read '{path}': it is no Parquet file, or not all of it: {reason}") from error
+
+
+def _rows_of_dataset(source: DataSource, key: str) -> Iterator[Row]:
+    name = source.dataset
+    try:
+        check_dataset(name, source.revision, f"{key}.dataset")
+        import datasets
+    except ImportError as error:
+        needed = install_command("datasets")
+        raise InputError(
+            f"{key}.dataset: datasets of the hub need the package datasets, not installed here; install it: {needed}"
+        ) from error
+    except ConfigError as error:
+        raise InputError(str(error)) from error
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity_error()
+    try:
+        read = datasets.load_dataset(
+            name, source.name or None, split=source.split or "train", revision=source.revision or None
+        )
+    except ValueError as error:  # of which it has no class
+        reason = " ".join(str(error).partition("Example of usage")[0].split())
+        wrong = "split" if "split" in reason.lower() else "name" if "config" in reason.lower() else "dataset"
+        raise InputError(f"{key}.{wrong}: {name}: {reason[:1].lower()}{reason[1:]}") from error
+    except Exception as error:  # of datasets, huggingface_hub, the HTTP library beneath, the disk
+        raise InputError(hub_sentence(error, name, source.revision, f"{key}.dataset", "dataset")) from error
+    for number, row in enumerate(read, start=1):
+        yield f"row {number}", _plain(row)
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of a table as JSON has it: a field of a prompt that is null is absent, a date is its text."""
+    texts = {key: str(value) if isinstance(value, _NO_JSON) else value for key, value in row.items()}
+    fields = {key: _given(value) for key, value in texts.items() if key in Prompt.model_fields and value is not None}
+    return {**{key: value for key, value in texts.items() if key not in Prompt.model_fields}, **fields}
+
+
+def _given(value: Any) -> Any:
+    """Return a value without the keys that are null: in a table every row has the keys of all others."""
+    if isinstance(value, dict):
+        return {key: _given(one) for key, one in value.items() if one is not None}
+    return [_given(one) for one in value] if isinstance(value, list) else value
+
+
+def _rows_of_function(function: str) -> Iterator[Row]:
+    """Yield what a function of a Python file, or of an installed module, returns."""
+    place, _, name = function.rpartition(":")
+    number = 0
+    try:
+        module = _module_of(Path(place)) if _FILE_FUNCTION.fullmatch(function) else importlib.import_module(place)
+        if not callable(rows := getattr(module, name, None)):
+            raise InputError(f"'{place}' has no function '{name}'")
+        for number, row in enumerate(rows(), start=1):
+            yield f"row {number}", row
+    except ModuleNotFoundError as error:
+        raise InputError(f"{function}: {error}; install it here: {install_command(error.name or '')}") from error
+    except InputError:
+        raise
+    except Exception as error:  # it is the user's program
+        after = f" after row {number}" if number else ""
+        raise InputError(f"{function}: it raised {type(error).__name__}{after}: {error}") from error
+
+
+def _module_of(file: Path) -> Any:
+    if not file.is_file():
+        raise InputError(f"cannot read '{file}': no such file")
+    spec = importlib.util.spec_from_file_location(f"quartet_data_{file.stem}", file)
+    assert spec is not None and spec.loader is not None, "its name ends in .py"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class DataSection(Section):

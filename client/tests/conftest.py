@@ -16,7 +16,7 @@ sys.path.insert(1, str(Path(__file__).parents[2] / "services" / "common" / "test
 from real_broker import ENVIRONMENT, real_broker  # noqa: E402
 from small_services import SmallServices  # noqa: E402
 
-from quartet_client import history, view  # noqa: E402
+from quartet_client import streams, view  # noqa: E402
 from quartet_client.dashboard import collector  # noqa: E402
 from quartet_common.ports import free_port
 
@@ -28,7 +28,7 @@ def short_intervals() -> Iterator[None]:
         for module in (view, collector):
             patch.setattr(module, "_ASK_SECONDS", 0.2)
             patch.setattr(module, "_DRAW_SECONDS", 0.05)
-        patch.setattr(history, "_QUIET_SECONDS", 0.3)
+        patch.setattr(streams, "_QUIET_SECONDS", 0.3)
         yield
 
 

@@ -12,10 +12,9 @@ from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
 from quartet_client import AsyncClient
 from quartet_client.dashboard import Collector, PageServer, Picture
 from quartet_client.dashboard.collector import MetricsFile
-from quartet_client.dashboard.picture import thinned
+from quartet_client.dashboard.picture import judge, span, thinned
 from quartet_client.dashboard.server import is_loopback
 from quartet_client.dashboard.snapshot import snapshot, split_thought
-from quartet_client.dashboard.verdict import judge, span
 from quartet_client.errors import InputError
 from quartet_client.events import RunEvent
 from quartet_client.models import RunStats, ServiceStatus

@@ -11,10 +11,10 @@ from pathlib import Path
 import fake_nvidia_smi
 import pytest
 
+from quartet_client import doctor
 from quartet_client.authority import create_authority, issue
 from quartet_client.cli.host import _line
 from quartet_client.cli.main import main
-from quartet_client.doctor import host, program
 from quartet_common.config import SecuritySection, ServerSection
 
 
@@ -34,7 +34,7 @@ def found(capsys, *arguments: str) -> tuple[int, dict[str, dict]]:
 def test_a_missing_program_says_how_to_install_it(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(program, "find_program", lambda kind: None)
+    monkeypatch.setattr(doctor, "find_program", lambda kind: None)
     status, checks = found(capsys, "reward")
     assert status == 1 and checks["program"]["state"] == "failure"
     assert "install.sh reward" in checks["program"]["cure"]
@@ -43,18 +43,18 @@ def test_a_missing_program_says_how_to_install_it(capsys, tmp_path, monkeypatch)
 
 def test_the_service_is_asked_about_its_configuration(tmp_path):
     good = fake_program(tmp_path, """echo '{"address": "127.0.0.1:7102", "sandbox": "namespaces"}'""", 0)
-    assert program.check_program("reward", good).what == f"quartet-reward 9 at {good}"
-    answer = program.check_preflight(good, None, [])
+    assert doctor.check_program("reward", good).what == f"quartet-reward 9 at {good}"
+    answer = doctor.check_preflight(good, None, [])
     assert (answer.state, answer.what) == ("ok", "address 127.0.0.1:7102, sandbox namespaces")
     bad = fake_program(tmp_path, "echo 'quartet-reward: reward.workers: 0; allowed: at least 1' >&2", 2)
-    answer = program.check_preflight(bad, None, ["reward.workers=0"])
+    answer = doctor.check_preflight(bad, None, ["reward.workers=0"])
     assert (answer.state, answer.what) == ("failure", "quartet-reward: reward.workers: 0; allowed: at least 1")
 
 
 def test_all_that_is_wrong_with_its_configuration_is_shown(tmp_path):
     said = [f"quartet-reward: run.verifiers[{i}].name: got 'boxd'; allowed: boxed" for i in range(2)]
     program_file = fake_program(tmp_path, f"""printf '%s\n' 'a log line' "{said[0]}" "{said[1]}" >&2""", 2)
-    finding = program.check_preflight(program_file, None, [])
+    finding = doctor.check_preflight(program_file, None, [])
     assert finding.what.splitlines() == said
     assert all(one in str(_line(finding)) for one in said) and str(_line(finding)).count("\n") == 2
 
@@ -69,19 +69,19 @@ def test_all_that_is_wrong_with_its_configuration_is_shown(tmp_path):
 def test_the_sandbox_is_tried_and_its_mode_told(tmp_path, answer, status, expected):
     asked = tmp_path / "asked"
     service = fake_program(tmp_path, f"echo $@ > {asked}; {answer}", status)
-    finding = program.check_sandbox(service, None, ["run.id=a"])
+    finding = doctor.check_sandbox(service, None, ["run.id=a"])
     assert (finding.state, finding.what) == expected
     assert asked.read_text().split() == ["--dry-run", "--set", "run.id=a", "--set", "reward.sandbox.required=true"]
 
 
 def test_the_services_python_is_told(tmp_path):
     python = tmp_path / "python"
-    finding = program.check_python(tmp_path / "quartet-broker")
+    finding = doctor.check_python(tmp_path / "quartet-broker")
     assert finding.state == "failure" and str(python) in finding.what
     python.touch(0o755)
     for version, state in (("3.11.2", "ok"), ("3.12.0", "ok"), ("3.14.1", "warning")):
         python.write_text(f"#!/bin/sh\necho {version}\n")
-        finding = program.check_python(tmp_path / "quartet-broker")
+        finding = doctor.check_python(tmp_path / "quartet-broker")
         assert finding.state == state and version in finding.what
 
 
@@ -98,16 +98,16 @@ def test_ports_are_those_of_calls_and_of_metrics():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        finding = host.check_ports("reward", f"127.0.0.1:{port}", ServerSection())
+        finding = doctor.check_ports("reward", f"127.0.0.1:{port}", ServerSection())
         assert finding.state == "failure" and f"127.0.0.1:{port}" in finding.what and "addresses.reward" in finding.what
         with socket.socket() as below:  # kept from others, and free for who listens there
             below.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             offset = next(offset for offset in range(1, 100) if not below_is_taken(below, port - offset))
-            finding = host.check_ports(
+            finding = doctor.check_ports(
                 "reward", f"127.0.0.1:{port - offset}", ServerSection(metrics_port_offset=offset)
             )
         assert finding.state == "failure" and "server.metrics_port_offset" in finding.what
-    finding = host.check_ports("reward", f"127.0.0.1:{port}", ServerSection(metrics=False))
+    finding = doctor.check_ports("reward", f"127.0.0.1:{port}", ServerSection(metrics=False))
     assert (finding.state, finding.what) == ("ok", f"{port} on 127.0.0.1")
 
 
@@ -119,7 +119,7 @@ def test_a_peer_that_is_not_there_is_a_failure_with_a_cure(capsys):
 
 @pytest.mark.parametrize(("insecure", "state"), [(False, "failure"), (True, "warning")])
 def test_plaintext_off_loopback(insecure, state):
-    (finding,) = program.check_security("reward", "10.0.0.7:7102", "", SecuritySection(insecure=insecure))
+    (finding,) = doctor.check_security("reward", "10.0.0.7:7102", "", SecuritySection(insecure=insecure))
     assert finding.state == state
 
 
@@ -147,19 +147,19 @@ def section(tmp_path):
     ],
 )
 def test_a_certificate_is_read_as_others_will(section, given, host_name, expected):
-    findings = program.check_security("reward", f"{host_name}:7102", "", section(**given))
+    findings = doctor.check_security("reward", f"{host_name}:7102", "", section(**given))
     assert {finding.check: finding.state for finding in findings} == expected
 
 
 def test_a_torn_pair_of_key_and_certificate_is_found(section):
-    (finding,) = program.check_security("reward", "127.0.0.1:7102", "", section(key="another"))
+    (finding,) = doctor.check_security("reward", "127.0.0.1:7102", "", section(key="another"))
     assert finding.state == "failure" and "not of one pair" in finding.what
 
 
 def test_disk_is_looked_at_where_the_folder_will_be(tmp_path, monkeypatch):
     usage = type("Usage", (), {"free": 1 << 20, "total": 1 << 40})
-    monkeypatch.setattr(host.shutil, "disk_usage", lambda path: usage)
-    finding = host.check_disk(tmp_path / "not" / "yet", "checkpoints")
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: usage)
+    finding = doctor.check_disk(tmp_path / "not" / "yet", "checkpoints")
     assert finding.state == "failure" and str(tmp_path) in finding.what
 
 
@@ -173,13 +173,13 @@ def test_a_key_that_the_services_user_cannot_read_is_found():
         key.chmod(0o400)
         service.write_text(f"#!/bin/sh\ncat {key} >/dev/null && echo '{{}}'\n")
         service.chmod(0o755)
-        assert program.check_preflight(service, None, []).state == "ok"
-        finding = program.check_preflight(service, None, [], "nobody")
+        assert doctor.check_preflight(service, None, []).state == "ok"
+        finding = doctor.check_preflight(service, None, [], "nobody")
         assert finding.state == "failure" and "Permission denied" in finding.what
-        assert program.check_user("nobody") is None
+        assert doctor.check_user("nobody") is None
         service.chmod(0o700)
-        assert "does not start as nobody" in program.check_preflight(service, None, [], "nobody").what
-    finding = program.check_user("no-such-user")
+        assert "does not start as nobody" in doctor.check_preflight(service, None, [], "nobody").what
+    finding = doctor.check_user("no-such-user")
     assert finding is not None and finding.state == "failure" and "--user" in finding.cure
 
 
@@ -209,7 +209,7 @@ CUDA = {"torch": "2.13.0", "cuda": "13.0", "usable": True, "nccl": "2.29.7", "ap
 def test_gpus_their_driver_and_both_ends_nccl(tmp_path, monkeypatch, driver, own, other, states, words):
     fake_nvidia_smi.install(tmp_path / "bin", monkeypatch, 2, driver)
     pythons = torch_of(tmp_path, "own", own), torch_of(tmp_path, "other", other)
-    findings = {finding.check: finding for finding in host.check_gpus(*pythons)}
+    findings = {finding.check: finding for finding in doctor.check_gpus(*pythons)}
     assert {name: finding.state for name, finding in findings.items() if finding.state != "ok"} == states
     assert f"GPU 1 (NVIDIA H100, 79.0 of 80.0 GiB free); driver {driver}" in findings["GPU"].what
     assert any(words in finding.what for finding in findings.values())
@@ -219,7 +219,7 @@ def test_gpus_their_driver_and_both_ends_nccl(tmp_path, monkeypatch, driver, own
 def test_a_services_own_torch_is_asked(tmp_path, monkeypatch):
     fake_nvidia_smi.install(tmp_path / "bin", monkeypatch)
     trainer = Path(__file__).parents[2] / ".quartet" / "envs" / "trainer" / "bin" / "python"
-    *_, finding = host.check_gpus(trainer, None)
+    *_, finding = doctor.check_gpus(trainer, None)
     assert (finding.check, finding.state) == ("torch", "failure") and "torch 2.13.0" in finding.what
-    *_, finding = host.check_gpus(Path(sys.executable), None)
+    *_, finding = doctor.check_gpus(Path(sys.executable), None)
     assert finding.what == f"{sys.executable} cannot import torch"

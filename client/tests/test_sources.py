@@ -15,10 +15,9 @@ pytest.importorskip("pyarrow")
 import pyarrow
 import pyarrow.parquet
 
-from quartet_client.data import DataSection, RunData, load_prompts
+from quartet_client.data import DataSection, DataSource, RunData, load_prompts
 from quartet_client.errors import InputError
 from quartet_client.prompts import Prompt
-from quartet_client.sources import DataSource
 from quartet_common.config import ConfigError, load_config
 
 HUB = Path(__file__).parents[2] / "tests" / "hub"

@@ -18,7 +18,6 @@ from quartet.v1 import broker_pb2, common_pb2, experience_pb2
 from quartet_client.__main__ import main as entry
 from quartet_client.cli import main as command_line
 from quartet_client.cli.main import cli, main
-from quartet_client.doctor import program
 from quartet_common.text import block, one_line, visible
 
 # Clipboard, title, clear, conceal, C1's CSI, next line, direction, line separator, delete.
@@ -197,7 +196,7 @@ def folder(tmp_path):
     ids=lambda part: part if isinstance(part, str) else ascii(" ".join(part))[:40],
 )
 def test_no_command_lets_others_steer_the_terminal(quartet, folder, monkeypatch, command, arguments):
-    monkeypatch.setattr(program, "find_program", lambda kind: None)
+    monkeypatch.setattr("quartet_client.doctor.find_program", lambda kind: None)
     _, shown = quartet(command, *(each.replace("FOLDER", str(folder)) for each in arguments))
     text = OWN.sub("", shown)
     assert not CONTROLS.search(text) and not FORGED.search(text), text

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quartet_client.cli.plot import Curves
+    from quartet_client.cli.export import Curves
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -32,7 +32,7 @@ def main() -> int:
     # Here and not above: they take a second, in which Ctrl-C should be no traceback.
     from rich.console import Console
 
-    from quartet_client.cli.plot import plot_runs, read_curves
+    from quartet_client.cli.export import plot_runs, read_curves
     from quartet_client.terminal import Terminal
     from quartet_local.run import run
 

@@ -19,7 +19,7 @@ from network import BROKERS, REWARDS, ROLLOUTS, TRAINERS, Hosts, Loopback
 from standin_trainer import CHECKPOINT_EVERY
 from victim import Victim
 
-from quartet_local.redis import find_server
+from quartet_local.process import find_server
 
 HERE = Path(__file__).resolve().parent
 

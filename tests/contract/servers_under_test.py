@@ -24,7 +24,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quartet_common.ports import free_ports
 from quartet_contract.calls import OPTIONS, Caller
-from quartet_local.redis import find_server
+from quartet_local.process import find_server
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "preloaded"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quartet_common.ports import free_port
-from quartet_local.redis import find_server
+from quartet_local.process import find_server
 
 ROOT = Path(__file__).resolve().parents[2]
 QUARTET = ROOT / ".quartet" / "envs" / "client" / "bin" / "quartet"

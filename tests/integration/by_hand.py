@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from quartet_common.ports import free_ports
-from quartet_local.redis import find_server
+from quartet_local.process import find_server
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ROOT / ".quartet" / "envs"

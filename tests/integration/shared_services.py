@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from quartet_local.redis import find_server
+from quartet_local.process import find_server
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ROOT / ".quartet" / "envs"

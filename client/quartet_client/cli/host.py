@@ -18,10 +18,8 @@ from quartet_client.authority import (
     read_info,
     renew_authority,
 )
-from quartet_client.cli.options import asynchronous, json_option, the_launcher
-from quartet_client.cli.output import console, print_json
-from quartet_client.doctor import SERVICES, examine
-from quartet_client.doctor.findings import Finding
+from quartet_client.cli.options import asynchronous, console, json_option, print_json, the_launcher
+from quartet_client.doctor import SERVICES, Finding, examine
 from quartet_client.errors import InputError
 from quartet_client.terminal import echo
 from quartet_common.roles import ROLES
@@ -213,7 +211,7 @@ def add(service: str, packages: tuple[str, ...]) -> int:
     A PACKAGE is what pip takes: a requirement, a folder with a package, or a requirements file (*.txt).
     """
     with the_launcher("install them yourself into the service's environment"):
-        from quartet_local.checkout import run_environments
+        from quartet_local.config import run_environments
     return run_environments(service, *(f"--add={package}" for package in packages))
 
 

@@ -15,8 +15,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from quartet_client.cli.options import Target, asynchronous, targeted
-from quartet_client.cli.output import console
+from quartet_client.cli.options import Target, asynchronous, console, targeted
 from quartet_client.errors import InputError
 from quartet_client.terminal import echo
 from quartet_common.text import one_line

@@ -14,16 +14,13 @@ import click
 from quartet_client import __version__
 from quartet_client.cli.contract_test import contract_test
 from quartet_client.cli.dashboard import dashboard
-from quartet_client.cli.dead import dead
-from quartet_client.cli.export import export
+from quartet_client.cli.export import export, plot
 from quartet_client.cli.host import certs, completion, doctor, env
 from quartet_client.cli.logs import logs
 from quartet_client.cli.migrate import migrate_colossalchat
-from quartet_client.cli.plot import plot
 from quartet_client.cli.prompts import evaluate, generate, score, submit
-from quartet_client.cli.run import run
-from quartet_client.cli.runs import audit, runs
-from quartet_client.cli.watch import status, top, trace, watch
+from quartet_client.cli.run import run, status, top, trace, watch
+from quartet_client.cli.runs import audit, dead, runs
 from quartet_client.errors import QuartetError
 from quartet_client.terminal import complain
 from quartet_common.config import ConfigError

@@ -1,19 +1,30 @@
-"""What all commands share: which services they talk to, and running asyncio code."""
+"""What commands share: the services they talk to, asyncio, and how they print (rich for people, JSON for programs)."""
 
 import asyncio
+import dataclasses
 import functools
+import json
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
 
 from quartet_client.async_client import AsyncClient
 from quartet_client.data import DataSection
 from quartet_client.errors import QuartetError
+from quartet_client.models import Completion, Group
+from quartet_client.terminal import Terminal
 from quartet_common.config import LoadedConfig, load_config
+from quartet_common.text import one_line, visible
 
 
 @dataclass(frozen=True)
@@ -75,3 +86,94 @@ def asynchronous(command: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[.
 
 run_option = click.option("--run", "run_id", help="The run; by default run.id of the run file, or 'default'.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def console() -> Console:
+    """Return a console on the standard output of now."""
+    return Terminal()
+
+
+def print_json(value: Any, indent: int | None = 2) -> None:
+    """Print dataclasses, times and contract messages as JSON; indent None: on one line."""
+    click.echo(visible(json.dumps(value, default=_plain, ensure_ascii=False, indent=indent)))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Message):
+        return MessageToDict(value, preserving_proto_field_name=True)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def group_fields(group: Group) -> dict[str, Any]:
+    """Return a group as one line of JSONL tells it."""
+    if group.dead:
+        return {"instance_id": group.instance_id, "id": group.prompt_id, "dead": list(group.dead.reasons)}
+    return {
+        "instance_id": group.instance_id,
+        "id": group.prompt_id,
+        "prompt": group.prompt_text,
+        "gt_answer": group.answer,
+        "completions": [completion_fields(completion) for completion in group.completions],
+    }
+
+
+_TIMES = ("generated_after", "scored_after")
+
+
+def completion_fields(completion: Completion) -> dict[str, Any]:
+    """Return a completion's fields for JSON."""
+    fields: dict[str, Any] = {
+        "text": completion.text,
+        "finish_reason": completion.finish_reason,
+        "tokens": completion.tokens,
+        "policy_version": completion.policy_version,
+        "version_spans": [[span.policy_version, span.begin, span.end] for span in completion.version_spans],
+    }
+    if completion.score:
+        fields |= {
+            "reward": completion.score.reward,
+            "ans_acc": completion.score.ans_acc,
+            "format_acc": completion.score.format_acc,
+            "outcome": completion.score.outcome,
+            "parsed_answer": completion.score.parsed_answer,
+            "reason": completion.score.reason,
+        }
+    fields |= {name: seconds for name in _TIMES if (seconds := getattr(completion, name)) is not None}
+    if completion.token_ids:
+        fields |= {"token_ids": list(completion.token_ids), "log_probs": list(completion.log_probs)}
+    return fields
+
+
+def show_group(out: Console, group: Group) -> None:
+    """Print a group for people: prompt, completions, what each was worth and why."""
+    if group.dead:
+        reasons = "; ".join(group.dead.reasons) or "no reason was kept"
+        out.print(Panel(Text(f"set aside: {reasons}", "red"), title=Text(group.instance_id), title_align="left"))
+        return
+    body = Text(group.prompt_text, "dim")
+    for completion in group.completions:
+        body.append("\n")
+        body.append_text(completion_text(completion))
+    out.print(Panel(body, title=Text(group.prompt_id or group.instance_id), title_align="left", border_style="dim"))
+
+
+def completion_text(completion: Completion) -> Text:
+    """Return a completion for people: its text, then reward, outcome, version."""
+    text = Text(completion.text)
+    facts = [f"version {completion.policy_version}", f"{completion.tokens} tokens", completion.finish_reason]
+    style = "dim"
+    if completion.score and completion.score.reward is not None:
+        facts = [f"reward {completion.score.reward:g}", completion.score.outcome, *facts]
+        style = "green" if completion.score.outcome == "correct" else "yellow"
+        if completion.score.reason:
+            facts.append(completion.score.reason)
+    if completion.generated_after is not None:
+        facts.append(f"generated after {completion.generated_after:.3f} s")
+    if completion.scored_after is not None:
+        facts.append(f"scored after {completion.scored_after:.3f} s")
+    text.append("\n  " + one_line(", ".join(facts)), style)
+    return text

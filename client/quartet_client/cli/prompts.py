@@ -8,8 +8,20 @@ from typing import Any
 import click
 from rich.text import Text
 
-from quartet_client.cli.options import Target, asynchronous, json_option, run_option, targeted, the_launcher
-from quartet_client.cli.output import completion_fields, completion_text, console, group_fields, print_json, show_group
+from quartet_client.cli.options import (
+    Target,
+    asynchronous,
+    completion_fields,
+    completion_text,
+    console,
+    group_fields,
+    json_option,
+    print_json,
+    run_option,
+    show_group,
+    targeted,
+    the_launcher,
+)
 from quartet_client.data import load_prompts
 from quartet_client.models import Evaluation
 from quartet_client.progress import accuracy_text, incomplete_of

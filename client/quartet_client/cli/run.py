@@ -1,24 +1,41 @@
-"""`quartet run`: a whole run from its run file."""
+"""`quartet run`, `watch`, `status` and `trace`: a run from its run file, a run, the services, one group."""
 
 import asyncio
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from quartet_client.async_client import AsyncClient
-from quartet_client.cli.options import Target, the_launcher, with_broker
-from quartet_client.cli.output import console, print_json
+from quartet_client.cli.options import (
+    Target,
+    asynchronous,
+    completion_text,
+    console,
+    json_option,
+    print_json,
+    run_option,
+    targeted,
+    the_launcher,
+    with_broker,
+)
 from quartet_client.connection import Outage
+from quartet_client.dashboard.collector import MetricsFile
 from quartet_client.data import DataSection, RunData
-from quartet_client.errors import QuartetError
+from quartet_client.errors import InputError, QuartetError
 from quartet_client.feed import feed_and_watch, take_up
+from quartet_client.models import Handle, ServiceStatus
 from quartet_client.progress import RunProgress, accuracy_text
-from quartet_client.view import RunView
+from quartet_client.streams import GroupHistory, Moment
+from quartet_client.view import RunView, watch_progress
 from quartet_common.config import LoadedConfig
 from quartet_common.run_spec import run_spec
+from quartet_common.text import one_line
 
 
 @click.command()
@@ -114,3 +131,187 @@ async def _attach(config: LoadedConfig[DataSection], data: RunData, wait: float,
         ends = [accuracy_text(point.accuracy, point.interval, point.judged) for point in (known[0], known[-1])]
         out.print(f"accuracy on {name}: {points[-1].incomplete or ' → '.join(ends)}", soft_wrap=True)
     return 0 if progress.succeeded else 1
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN", required=False)
+@click.option("--plain", is_flag=True, help="A line per step instead of a live picture.")
+@targeted
+@asynchronous
+async def watch(target: Target, run_id: str | None, plain: bool) -> int:
+    """Show RUN until it ends. Exit status 1 if it ended by a failure."""
+    progress = RunProgress(run_id or target.config().run.id)
+    async with target.client() as client:
+        with RunView(progress, console(), plain or None) as view:
+            await watch_progress(client, view)
+    return 0 if progress.succeeded else 1
+
+
+@click.command(hidden=True, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1)
+def top(arguments: tuple[str, ...]) -> None:
+    """Say which commands show what `quartet top` showed."""
+    raise InputError(
+        f"'quartet {' '.join(('top', *arguments))}' is gone; allowed: quartet status (services), quartet runs show RUN "
+        "(queues), quartet watch RUN or quartet dashboard (rates, staleness, idle shares)"
+    )
+
+
+@click.command()
+@json_option
+@targeted
+@asynchronous
+async def status(target: Target, as_json: bool) -> int:
+    """Ask all services for health, versions, and what each waits for. Exit status 1 if one cannot be reached.
+
+    These are the four of [addresses], and the other rollouts of the newest run.
+    """
+    async with target.client() as client:
+        services = await client.status()
+    if as_json:
+        print_json(services)
+    else:
+        console().print(_services_table(services))
+    return 0 if all(service.health == "serving" for service in services) else 1
+
+
+def _services_table(services: list[ServiceStatus]) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False, expand=True)
+    for heading in ("service", "address", "health", "build"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("doing", ratio=1)
+    for service in services:
+        style = "green" if service.health == "serving" else "red"
+        health = Text(service.health.replace("_", " "), style)
+        table.add_row(service.kind, service.address, health, service.build, doing(service))
+    return table
+
+
+def doing(service: ServiceStatus) -> Text:
+    """Return what a service does, waits for, or fails at, in words."""
+    if service.error:
+        return Text(one_line(service.error), "red")
+    lines = Text()
+    if service.waiting_for:
+        lines.append(one_line(f"waits for {', '.join(service.waiting_for)}") + "\n", "yellow")
+    error = service.details.get("error")  # it answers, but cannot say: the broker without Redis
+    told = [str(error)] if error else _DETAILS[service.kind](service.details)
+    lines.append("\n".join(map(one_line, told)))
+    lines.rstrip()
+    return lines
+
+
+def _broker(details: Any) -> list[str]:
+    lines = []
+    for run in details["runs"]:
+        counts = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in run["stats"].items() if count)
+        lines.append(f"run {run['run_id']} {run['state']}, version {run['policy_version']}: {counts or 'nothing yet'}")
+    return lines or ["no runs"]
+
+
+def _reward(details: Any) -> list[str]:
+    return [f"verifiers {', '.join(details['verifiers'])}"]
+
+
+def _rollout(details: Any) -> list[str]:
+    version = int(details["policy_version"])
+    return [
+        f"run {details['run_id'] or 'none'}, engine {details['engine']}, "
+        f"{f'version {version}' if version >= 0 else 'no weights yet'}, "
+        f"{details['running']} running, {details['waiting']} waiting, "
+        f"{details['tokens_per_second']:,.0f} generated tokens/s"
+        + (", paused for a weight update" if details["paused"] else "")
+    ]
+
+
+def _trainer(details: Any) -> list[str]:
+    phase = details["phase"].removeprefix("TRAINER_PHASE_").lower().replace("_", " ")
+    return [
+        f"run {details['run_id'] or 'none'}, {details['algorithm']} by {details['plugin']} on {details['world_size']} "
+        f"rank(s), {phase}, step {details['step']}, published {details['published_version']}, "
+        f"checkpoint {details['checkpoint_step']}"
+    ]
+
+
+_DETAILS = {"broker": _broker, "reward": _reward, "rollout": _rollout, "trainer": _trainer}
+
+
+_STYLES = {"returned": "yellow", "dead": "red", "dropped": "yellow", "committed": "green", "delivered": "green"}
+
+
+@click.command()
+@click.argument("group_id", metavar="GROUP_ID")
+@run_option
+@json_option
+@targeted
+@asynchronous
+async def trace(target: Target, group_id: str, run_id: str | None, as_json: bool) -> int:
+    """Print what became of the prompt instance GROUP_ID: leases, failures, generation, step, weights.
+
+    From the broker's records, and from the run's folder where it is at hand: the broker forgets the oldest lives
+    (`broker.remembered_lives`), events and transcripts of a long run.
+    """
+    config = target.config()
+    async with target.client() as client:
+        history = await client.history(Handle(run_id or config.run.id, group_id))
+    recorded = _recorded(config.run.path, history)
+    moments = sorted([*history.moments, *recorded], key=lambda moment: moment.at)
+    if as_json:
+        print_json({**_fields(history), "moments": moments, "group": history.group})
+        return 0
+    out = console()
+    out.print(_headline(history))
+    out.print(_moments_table(moments) if moments else Text("  the broker no longer keeps what happened to it", "dim"))
+    if history.group:
+        for completion in history.group.completions:
+            out.print(completion_text(completion))
+    if history.traceparent:
+        out.print(Text(f"OpenTelemetry trace {history.traceparent.split('-')[1]}", "dim"))
+    return 0
+
+
+def _fields(history: GroupHistory) -> dict[str, object]:
+    names = ("run_id", "instance_id", "state", "attempt", "holder", "step", "policy_version", "traceparent")
+    return {name: getattr(history, name) for name in names}
+
+
+def _headline(history: GroupHistory) -> Text:
+    text = Text.assemble("group ", (one_line(history.instance_id), "bold"), f" of run {history.run_id}: ")
+    text.append(history.state.replace("_", " "), _STYLES.get(history.state, "bold"))
+    if history.attempt:
+        text.append(f", delivered {'once' if history.attempt == 1 else f'{history.attempt} times'}")
+    if history.holder:
+        text.append(one_line(f", held by {history.holder}"))
+    if history.step >= 0:
+        text.append(f", step {history.step}")
+    if history.policy_version >= 0:
+        text.append(f", carried by version {history.policy_version}")
+    return text
+
+
+def _moments_table(moments: list[Moment]) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False, expand=True)
+    for heading in ("time (UTC)", "after", "what", "who"):
+        table.add_column(heading, no_wrap=heading != "who", overflow="fold")
+    table.add_column("detail", ratio=1)
+    before = moments[0].at
+    for moment in moments:
+        what = Text(moment.kind.replace("_", " "), _STYLES.get(moment.kind, ""))
+        seconds = (moment.at - before).total_seconds()
+        at = f"{moment.at.astimezone(UTC):%Y-%m-%d %H:%M:%S}.{moment.at.microsecond // 1000:03}"
+        table.add_row(at, f"{seconds:+.3f} s", what, moment.who, moment.detail)
+        before = moment.at
+    return table
+
+
+def _recorded(folder: Path, history: GroupHistory) -> list[Moment]:
+    """Return what the run's folder tells of its step that the broker's events do not."""
+    if history.step < 0 or history.state not in ("trained", "committed"):
+        return []
+    if any(moment.kind == "trained" for moment in history.moments):
+        return []
+    for row in MetricsFile(folder / "metrics.jsonl").read()[1]:
+        if row.get("kind") == "step" and row.get("step") == history.step and "time" in row:
+            detail = f"step {history.step} made version {history.step + 1} (metrics.jsonl)"
+            return [Moment(datetime.fromtimestamp(row["time"], UTC), "trained", detail=detail)]
+    return []

@@ -1,4 +1,4 @@
-"""The dashboard's state of a run: RunProgress, as the terminal shows it, metrics by step, the latest samples."""
+"""The dashboard's state of a run: RunProgress, metrics by step, the latest samples; its first line, the verdict."""
 
 import math
 import time
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeGuard
 
+from quartet_client.connection import KINDS
 from quartet_client.events import (
     EvaluationFinished,
     GroupSample,
@@ -241,3 +242,203 @@ class Picture:
 
     def _tell(self, at: datetime, level: str, text: str, source: str) -> None:
         self.happenings.append(Happening(at, level, text, source))
+
+
+_LEAST_PATIENCE = 60.0  # seconds without a step that are never called a stall
+_STEPS_OF_PATIENCE = 6  # nor is this many times the longest of the last steps
+_LAST_STEPS = 20
+_FIRST_STEP_PATIENCE = 600.0  # until a first step: engines start, models load, the first batch is made
+_AWAY_TOLD_AFTER = 3.0  # seconds; a broker that is restarted is away for less
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How the run is.
+
+    Attributes:
+        level: "healthy", "attention" (it goes on, but something is wrong), "waiting", "stalled", "failed", "cancelled",
+            "finished", "unknown" (the broker does not answer) or "recorded" (there is none: only files).
+        word: the level for people.
+        sentence: why, and what to do about it where that is known.
+    """
+
+    level: str
+    word: str
+    sentence: str
+
+
+def judge(picture: Picture, now: float) -> Verdict:
+    """Return the verdict at a time (seconds since 1970, by the clock of this machine)."""
+    progress = picture.progress
+    rows = picture.curves.rows()
+    if progress.ended:
+        return _ended(picture, rows)
+    away = picture.broker_away_since
+    if away is not None and (now - away >= _AWAY_TOLD_AFTER or not picture.run_id):
+        return _without_broker(picture, rows, now, away)
+    if not picture.run_id or progress.state == "waiting":
+        return Verdict("waiting", "Waiting for a run", _no_run(picture))
+    troubles = _troubles(picture)
+    needs = _needs(picture)
+    if not rows:
+        return _before_first_step(picture, needs, now)
+    since = max(0.0, now - rows[-1][1].time)
+    if since > patience(rows):
+        waits = f" {_listed(needs)}." if needs else " Every service answers; the logs of the trainer may tell more."
+        word = f"Stalled: waiting for {_names(picture)}" if needs else "Stalled"
+        return Verdict("stalled", word, f"No step for {span(since)}; the last ones took {_pace(rows)}.{waits}")
+    sentence = f"{_steps_done(picture, rows)}, the last {span(since)} ago; a step takes {_pace(rows)}."
+    if needs:
+        troubles = [*needs, *troubles]
+    if troubles:
+        return Verdict("attention", "Running, but look", f"{_listed(troubles)}. {sentence}")
+    return Verdict("healthy", "Healthy", f"{sentence} All four services are serving.")
+
+
+def patience(rows: Sequence[tuple[int, StepRow]]) -> float:
+    """Return the seconds without a step after which a run that had these is stalled."""
+    lasted = [row.metrics["time/step"] for _, row in rows[-_LAST_STEPS:] if "time/step" in row.metrics]
+    return max(_LEAST_PATIENCE, _STEPS_OF_PATIENCE * max(lasted, default=0.0))
+
+
+def span(seconds: float) -> str:
+    """Return a length of time as people say it: 0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def service_problem(service: ServiceStatus) -> str:
+    """Return what a service lacks, as a clause; empty if it serves and waits for nothing."""
+    if service.health == "unreachable":
+        return f"the {service.kind} cannot be reached at {service.address}"
+    if service.health != "serving":
+        waits = f": it waits for {', '.join(service.waiting_for)}" if service.waiting_for else ""
+        return f"the {service.kind} is {service.health.replace('_', ' ')}{waits}"
+    if service.waiting_for:
+        return f"the {service.kind} waits for {', '.join(service.waiting_for)}"
+    problem = service.details.get("error")
+    return f"the {service.kind} cannot say how it is: {problem}" if problem else ""
+
+
+def _ended(picture: Picture, rows: Sequence[tuple[int, StepRow]]) -> Verdict:
+    progress = picture.progress
+    reason = f" Reason: {progress.reason.rstrip('.')}." if progress.reason else ""
+    if progress.state == "succeeded":
+        gained = _gain(picture)
+        return Verdict("finished", "Finished", f"{_steps_done(picture, rows)}.{gained}")
+    if progress.state == "cancelled":
+        return Verdict("cancelled", "Cancelled", f"It was stopped after {_count(rows)}.{reason}")
+    return Verdict("failed", "Failed", f"It ended after {_count(rows)}.{reason or ' No reason was given.'}")
+
+
+def _without_broker(picture: Picture, rows: Sequence[tuple[int, StepRow]], now: float, away: float) -> Verdict:
+    shown = f" Shown is what was known: {_count(rows)}." if rows else ""
+    if rows and not picture.progress.steps:
+        last = span(max(0.0, now - rows[-1][1].time))
+        shown = f" Shown is what {picture.folder}/metrics.jsonl has: {_count(rows)}, the last one {last} ago."
+        if now - rows[-1][1].time > patience(rows):
+            sentence = f"There is no broker to ask: {_stopped(picture.broker_problem)}{shown}"
+            return Verdict("recorded", "A recorded run", sentence)
+    sentence = f"No answer for {span(now - away)}: {_stopped(picture.broker_problem)}{shown} This page keeps asking."
+    return Verdict("unknown", "Broker away", sentence)
+
+
+def _no_run(picture: Picture) -> str:
+    return (
+        f"The broker has no run '{picture.run_id}' yet."
+        if picture.run_id
+        else "The broker answers, but has no run yet: start one with quartet run."
+    )
+
+
+def _before_first_step(picture: Picture, needs: Sequence[str], now: float) -> Verdict:
+    progress = picture.progress
+    began = progress.started_at.timestamp() if progress.started_at else picture.opened_at
+    waited = max(0.0, now - began)
+    what = f"{_listed(needs)}." if needs else _first_batch(picture)
+    if waited > _FIRST_STEP_PATIENCE:
+        return Verdict("stalled", "Stalled", f"No first step for {span(waited)}. {what}")
+    who = _names(picture)
+    return Verdict("waiting", f"Waiting for {who}", f"{what} The run began {span(waited)} ago.")
+
+
+def _first_batch(picture: Picture) -> str:
+    stats, wanted = picture.progress.stats, picture.spec.get("groups_per_step", 0)
+    ready = stats.ready + stats.leased_to_trainer if stats else 0
+    return f"Every service is up; {ready} of the {wanted} groups of the first step are there."
+
+
+def _names(picture: Picture) -> str:
+    kinds = [kind for kind in KINDS if kind in picture.progress.services]
+    held_up = [kind for kind in kinds if service_problem(picture.progress.services[kind])]
+    away = [kind for kind in held_up if picture.progress.services[kind].health == "unreachable"]
+    named = away or held_up
+    return "the " + " and the ".join(named) if named else "the first step"
+
+
+def _needs(picture: Picture) -> list[str]:
+    services = picture.progress.services
+    problems = [service_problem(services[kind]) for kind in KINDS if kind in services]
+    waiting = [
+        f"{member.kind} {member.instance_id} waits for {member.waiting_for}"
+        for member in picture.progress.members.values()
+        if member.waiting_for and not _said(member.waiting_for, problems)
+    ]
+    return [each for each in [*problems, *waiting] if each]
+
+
+def _said(text: str, problems: Sequence[str]) -> bool:
+    return any(text in problem for problem in problems)
+
+
+def _troubles(picture: Picture) -> list[str]:
+    told = []
+    stats = picture.progress.stats
+    if stats is not None and stats.dead:
+        told.append(f"{stats.dead} prompt{'s were' if stats.dead != 1 else ' was'} set aside as dead (see Failures)")
+    failures = sum(row.metrics.get("weights/failures", 0) for _, row in picture.curves.rows()[-_LAST_STEPS:])
+    if failures:
+        told.append(f"{failures:g} weight update{'s' if failures != 1 else ''} failed in the last {_LAST_STEPS} steps")
+    if picture.file_problem:
+        told.append(picture.file_problem)
+    return told
+
+
+def _gain(picture: Picture) -> str:
+    for name, points in picture.curves.evaluations.items():
+        known = [metrics["ans_acc"] for _, metrics in sorted(points.items()) if "ans_acc" in metrics]
+        if len(known) > 1:
+            return f" Accuracy on {name} went from {known[0]:.0%} to {known[-1]:.0%}."
+    return ""
+
+
+def _steps_done(picture: Picture, rows: Sequence[tuple[int, StepRow]]) -> str:
+    done = rows[-1][0] + 1 if rows else 0
+    most = picture.progress.max_steps
+    return f"{done} of {most} steps done" if most else f"{done} step{'s' if done != 1 else ''} done"
+
+
+def _count(rows: Sequence[tuple[int, StepRow]]) -> str:
+    done = rows[-1][0] + 1 if rows else 0
+    return f"{done} step{'s' if done != 1 else ''}"
+
+
+def _pace(rows: Sequence[tuple[int, StepRow]]) -> str:
+    lasted = sorted(row.metrics["time/step"] for _, row in rows[-_LAST_STEPS:] if "time/step" in row.metrics)
+    return span(lasted[len(lasted) // 2]) if lasted else "an unknown time"
+
+
+def _stopped(clause: str) -> str:
+    return clause if clause.endswith(("?", "!", ".")) else f"{clause}."
+
+
+def _listed(clauses: Sequence[str]) -> str:
+    text = "; ".join(clauses[:3]) + (f"; and {len(clauses) - 3} more" if len(clauses) > 3 else "")
+    return text[:1].upper() + text[1:]

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quartet_client.connection import KINDS
-from quartet_client.dashboard.picture import Picture, StepRow, thinned
-from quartet_client.dashboard.verdict import judge, service_problem
+from quartet_client.dashboard.picture import Picture, StepRow, judge, service_problem, thinned
 from quartet_client.models import Completion, Group, Member
 
 _POINTS = 360  # of a line in a chart: more than a chart has pixels for

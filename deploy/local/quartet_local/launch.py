@@ -17,8 +17,7 @@ from quartet_client.terminal import Terminal, complain
 from quartet_common.config import ConfigError
 from quartet_local.config import LaunchError
 from quartet_local.preflight import Plan, check_services, download_model, service_command
-from quartet_local.process import Process
-from quartet_local.redis import redis_process, socket_folder
+from quartet_local.process import Process, redis_process, socket_folder
 from quartet_local.supervisor import Supervisor
 
 _DRAIN_SECONDS = 4.0  # the services' own limit, under that of supervisor.STOP_ORDER

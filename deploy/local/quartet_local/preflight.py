@@ -1,5 +1,5 @@
-"""What is checked before anything starts, and by `quartet run --dry-run`: run file, data, machine, and every service's
-own check in its own environment. Whatever is wrong is reported at once."""
+"""What is checked before anything starts, and by `quartet run --dry-run`: run file, data, machine, addresses, and every
+service's own check in its own environment. Whatever is wrong is reported at once."""
 
 import asyncio
 import json
@@ -11,17 +11,60 @@ from typing import Generic, TypeVar
 
 from pydantic import ConfigDict
 
+from quartet_client.async_client import AsyncClient
 from quartet_client.data import DataSection, RunData
 from quartet_client.errors import InputError
 from quartet_common.config import ConfigError, LoadedConfig, Section, load_config, validate_section
 from quartet_common.gpus import GpuError, read_gpus
 from quartet_common.hub import is_hub_id
+from quartet_common.ports import check_ports_free, free_ports
 from quartet_common.run_file import Problems, RunFile
-from quartet_local.addresses import free_addresses, holder
-from quartet_local.checkout import SERVICES, ensure_environments, made_for_gpus, service_python
-from quartet_local.config import LaunchError, LauncherSection
-from quartet_local.memory import check_memory
-from quartet_local.placement import Service, place
+from quartet_local.config import (
+    SERVICES,
+    LaunchError,
+    LauncherSection,
+    ensure_environments,
+    made_for_gpus,
+    service_python,
+)
+from quartet_local.placement import Service, check_memory, place
+
+_ASKED_SECONDS = 3.0
+
+
+async def free_addresses(config: LoadedConfig, kinds: Sequence[str]) -> tuple[list[str], str]:
+    """Return settings with free addresses of the services, and who holds the default ones; none if those are free.
+
+    Addresses that the run file gives are left as they are: whoever else uses them has them from there.
+    """
+    if config.addresses.model_fields_set:
+        return [], ""
+    for kind in kinds:
+        try:
+            check_ports_free(kind, getattr(config.addresses, kind), config.server)
+        except ConfigError as error:
+            ports = free_ports(len(kinds), neighbour=config.server.metrics_port_offset)
+            found = [f'addresses.{each}="127.0.0.1:{port}"' for each, port in zip(kinds, ports, strict=True)]
+            return found, f"{error}{await holder(config, kind)}"
+    return [], ""
+
+
+async def holder(config: LoadedConfig, kind: str) -> str:
+    """Return " by the KIND of run 'NAME'" if a service answers at the address of `kind`, else ""."""
+    try:
+        async with (
+            asyncio.timeout(_ASKED_SECONDS),
+            AsyncClient(**config.addresses.model_dump(), security=config.security) as client,
+        ):
+            service, broker = await asyncio.gather(client.service(kind), client.service("broker"))
+    except TimeoutError:
+        return ""
+    if service.health == "unreachable":
+        return ""
+    active = (run["run_id"] for run in broker.details.get("runs", ()) if run["state"] == "active")
+    run_id = service.details.get("run_id") or next(active, "")
+    return f" by the {kind} of run '{run_id}'" if run_id else f" by the {kind} of another run"
+
 
 _WITHOUT_REDIS = ["--section-only", "--set", "broker.redis_url=unix:///not-started-yet"]
 _TIMEOUT = 60.0  # seconds; a dry run takes about one, more while everything is imported for the first time

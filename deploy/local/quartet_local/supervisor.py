@@ -11,9 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quartet_common.channel import connect
 from quartet_common.config import SecuritySection
 from quartet_common.log import get_logger
-from quartet_local import redis
 from quartet_local.config import LaunchError, LauncherSection
-from quartet_local.process import Process, tell_exit
+from quartet_local.process import Process, tell_exit, wait_until_ready
 
 log = get_logger(__name__)
 
@@ -91,7 +90,7 @@ class Supervisor:
         started = time.monotonic()
         process = self._processes[name]
         if name == "redis":
-            await redis.wait_until_ready(process, self._redis_url or "", _REDIS_TIMEOUT)
+            await wait_until_ready(process, self._redis_url or "", _REDIS_TIMEOUT)
         else:
             await self._until_serving(process, self._settings.start_timeout_seconds)
         self._say(f"{name} ready after {time.monotonic() - started:.1f} s")
@@ -174,7 +173,7 @@ class Supervisor:
         process, deadline = self._processes["redis"], time.monotonic() + _REDIS_TIMEOUT
         while True:
             try:
-                return await redis.wait_until_ready(process, self._redis_url or "", deadline - time.monotonic())
+                return await wait_until_ready(process, self._redis_url or "", deadline - time.monotonic())
             except LaunchError:
                 if process.running or time.monotonic() > deadline:
                     raise

@@ -7,10 +7,8 @@ import pytest
 
 from quartet_common.config import ConfigError, load_config, split_address
 from quartet_common.gpus import GIB, Gpu
-from quartet_local.checkout import SERVICES
-from quartet_local.config import LauncherSection
-from quartet_local.memory import check_memory, rank_bytes
-from quartet_local.placement import TrainerKeys, place
+from quartet_local.config import SERVICES, LauncherSection
+from quartet_local.placement import TrainerKeys, check_memory, place, rank_bytes
 
 ALL, TRAINERLESS = SERVICES, SERVICES[:3]
 TWO_EACH = "rollout.vllm.tensor_parallel_size=2"

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quartet_local.process import Process
-from quartet_local.redis import redis_process, socket_folder, wait_until_ready
+from quartet_local.process import Process, redis_process, socket_folder, wait_until_ready
 
 pytestmark = pytest.mark.timeout(120)
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf'); signal.pause()"

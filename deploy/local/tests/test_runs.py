@@ -19,8 +19,8 @@ from quartet_client.progress import RunProgress
 from quartet_client.view import RunView
 from quartet_common.config import AddressesSection, load_config
 from quartet_common.run_file import RunFile
-from quartet_local.addresses import free_addresses
 from quartet_local.config import LauncherSection
+from quartet_local.preflight import free_addresses
 
 pytestmark = pytest.mark.timeout(600)
 READY = 300  # seconds for all to come up on a busy machine

@@ -5,8 +5,8 @@ from quartet_broker.servers import connect
 from quartet_broker.servicer import BrokerServicer, add_to
 from quartet_broker.sweeper import Sweeper
 from quartet_common.config import LoadedConfig
+from quartet_common.handshake import Idleness
 from quartet_common.host import ServiceHost
-from quartet_common.idleness import Idleness
 
 
 async def serve(config: LoadedConfig[BrokerSection], host: ServiceHost) -> None:

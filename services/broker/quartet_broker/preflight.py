@@ -7,11 +7,9 @@ from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, RedisError
 
 from quartet_broker import keys
-from quartet_broker.config import BrokerSection
-from quartet_broker.pipeline import Command, execute
-from quartet_broker.redis_url import parse, without_password
+from quartet_broker.config import BrokerSection, parse, without_password
 from quartet_broker.servers import Servers, connect
-from quartet_broker.store import Store
+from quartet_broker.store import Command, Store, execute
 from quartet_common.config import ConfigError, LoadedConfig
 from quartet_common.errors import ContractError
 from quartet_common.log import get_logger

@@ -1,14 +1,195 @@
-"""CollectResults: transcripts of finished groups for whoever submitted the prompts."""
+"""What became of groups: CollectResults (transcripts), GetGroup (a history), ListDead and RequeueDead (set aside)."""
 
 from collections.abc import AsyncGenerator
+from functools import partial
 
-from quartet.v1 import broker_pb2
+from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_broker import keys, validation
-from quartet_broker.dead_letters import DeadLetters
+from quartet_broker.errors import run_not_found
+from quartet_broker.events import timestamp
 from quartet_broker.notifier import Notifier
 from quartet_broker.store import Store
+from quartet_broker.streams import fill_page, read_page_token
 from quartet_common.errors import failed_precondition, not_found, unavailable
+
+# A script holds up Redis for everyone: it requeues this many at most.
+_PORTION = 1000
+_REASONS = 20  # as life.lua keeps them
+_LISTED_AT_ONCE = 8  # prompts may be large
+
+
+class DeadLetters:
+    """The dead letters of a run."""
+
+    def __init__(self, store: Store, answer_bytes: int):
+        self._store = store
+        self._answer_bytes = answer_bytes
+
+    async def load(self, run_id: str, instance_ids: list[str]) -> list[broker_pb2.DeadPrompt | None]:
+        """Return each of the instances, None for one that is not dead."""
+        prefix = keys.prefix(run_id)
+        commands: list[tuple] = []
+        for instance_id in instance_ids:
+            commands += [("ZSCORE", prefix + "dead", instance_id), ("HGETALL", f"{prefix}i:{instance_id}")]
+        replies = await self._store.read(commands)
+        found: list[broker_pb2.DeadPrompt | None] = []
+        for died_at, fields in zip(replies[::2], replies[1::2], strict=True):
+            if died_at is None or not fields:
+                found.append(None)
+                continue
+            values = fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
+            reasons = int(values.get(b"reasons", 0))
+            kept = range(max(1, reasons - _REASONS + 1), reasons + 1)
+            found.append(
+                broker_pb2.DeadPrompt(
+                    instance=experience_pb2.PromptInstance.FromString(values[b"prompt"]),
+                    attempts=int(values[b"attempt"]),
+                    reasons=[values[b"reason:%d" % n].decode() for n in kept],
+                    died_at=timestamp(float(died_at)),
+                    unscored_bytes=int(values.get(b"bytes", 0)),
+                )
+            )
+        return found
+
+    async def list_dead(self, request: broker_pb2.ListDeadRequest) -> broker_pb2.ListDeadResponse:
+        """Return dead prompts, oldest first; of those that are named, if some are."""
+        run_id = validation.name("run_id", request.run_id)
+        limit = validation.integer("limit", request.limit, 0, 10_000) or 100
+        validation.count("instance_ids", request.instance_ids, 1024, least=0)
+        behind = read_page_token(request.page_token)
+        least = behind[0] if behind else "-inf"
+        most = () if behind or request.instance_ids else ("LIMIT", 0, limit + 1)
+        state, total, listed = await self._store.read(
+            [
+                ("HGET", keys.run(run_id), "state"),
+                ("ZCARD", keys.prefix(run_id) + "dead"),
+                ("ZRANGEBYSCORE", keys.prefix(run_id) + "dead", least, "+inf", "WITHSCORES", *most),
+            ]
+        )
+        if state is None or state == b"DELETING":
+            raise run_not_found(run_id)
+        entries = [(float(died_at), name.decode()) for name, died_at in listed]
+        if behind:
+            entries = [entry for entry in entries if entry > behind]
+        if request.instance_ids:
+            named = set(request.instance_ids)
+            entries = [entry for entry in entries if entry[1] in named]
+        dead, token = await fill_page(entries, partial(self.load, run_id), _LISTED_AT_ONCE, self._answer_bytes, limit)
+        return broker_pb2.ListDeadResponse(dead=dead, total=total, next_page_token=token)
+
+    async def requeue(self, request: broker_pb2.RequeueDeadRequest) -> broker_pb2.RequeueDeadResponse:
+        """Put dead prompts back into the queue; all of them if none is named."""
+        run_id = validation.name("run_id", request.run_id)
+        ids: list = list(request.instance_ids) or await self._ids(run_id)
+        return broker_pb2.RequeueDeadResponse(requeued=await self._requeue(run_id, ids, only_unscored=False))
+
+    async def requeue_unscored(self, run_id: str) -> int:
+        """Put those back whose completions are kept, to be scored; return how many."""
+        ids = await self._ids(run_id)
+        return await self._requeue(run_id, ids, only_unscored=True) if ids else 0
+
+    async def _ids(self, run_id: str) -> list:
+        (ids,) = await self._store.read([("ZRANGE", keys.prefix(run_id) + "dead", 0, -1)])
+        return ids
+
+    async def _requeue(self, run_id: str, ids: list, only_unscored: bool) -> int:
+        requeued = 0
+        for start in range(0, max(1, len(ids)), _PORTION):  # none: a run that does not exist is told all the same
+            portion = ids[start : start + _PORTION]
+            requeued += (await self._store.run("requeue_dead", run_id, "1" if only_unscored else "", *portion))[1]
+        return requeued
+
+
+_KINDS = {
+    "S": broker_pb2.GROUP_MOMENT_KIND_SUBMITTED,
+    "L": broker_pb2.GROUP_MOMENT_KIND_LEASED,
+    "R": broker_pb2.GROUP_MOMENT_KIND_RETURNED,
+    "P": broker_pb2.GROUP_MOMENT_KIND_PUT,
+    "B": broker_pb2.GROUP_MOMENT_KIND_IN_BATCH,
+    "C": broker_pb2.GROUP_MOMENT_KIND_COMMITTED,
+    "D": broker_pb2.GROUP_MOMENT_KIND_DROPPED,
+    "E": broker_pb2.GROUP_MOMENT_KIND_DELIVERED,
+    "X": broker_pb2.GROUP_MOMENT_KIND_DEAD,
+    "Q": broker_pb2.GROUP_MOMENT_KIND_REQUEUED,
+}
+
+# Fields of an instance: its state, and its history.
+_FIELDS = ("state", "attempt", "holder", "step", "life", "taken", "prompt")
+
+
+class History:
+    """Single groups: their state, and what happened to them."""
+
+    def __init__(self, store: Store):
+        self._store = store
+
+    async def get(self, request: broker_pb2.GetGroupRequest) -> broker_pb2.GetGroupResponse:
+        """Return the state of one prompt instance, and its history."""
+        run_id = validation.name("run_id", request.run_id)
+        prefix = keys.prefix(request.run_id)
+        (run_state, trainer), fields, settled, past = await self._store.read(
+            [
+                ("HMGET", keys.run(run_id), "state", "trainer"),
+                ("HMGET", f"{prefix}i:{request.instance_id}", *_FIELDS),
+                ("HGET", prefix + "settled", request.instance_id),
+                ("HGET", prefix + "lives", request.instance_id),
+            ]
+        )
+        if run_state is None or run_state == b"DELETING":
+            raise run_not_found(run_id)
+        state, attempt, holder, step, record, taken, prompt = fields
+        if state not in (b"LEASED", b"LEASED_TO_TRAINER"):
+            holder = None  # the last one's name may stand there still
+        if state is None:
+            if settled is None:
+                raise not_found("prompt instance", request.instance_id, "the run never saw it, or forgot it")
+            state, _, attempt, step, _ = settled.split(b"|")
+            record = past
+        if taken:
+            record = (record or b"") + b"\nB %s %s" % (taken, step)
+        if state == b"STORED":
+            state = b"QUEUED"  # of an evaluation set: it waits for StartEvaluation
+        if state == b"LEASED_TO_TRAINER":
+            holder = trainer
+            (batch,) = await self._store.read([("HGET", prefix + "batches", step)])
+            if batch == b"TRAINED":  # stands once, with the batch
+                state, holder = batch, None
+        return broker_pb2.GetGroupResponse(
+            state=broker_pb2.GroupState.Value(f"GROUP_STATE_{state.decode()}"),
+            attempt=int(attempt),
+            holder=(holder or b"").decode(),
+            step=int(step) if step is not None else -1,
+            moments=read_history(record),
+            traceparent=experience_pb2.PromptInstance.FromString(prompt).traceparent if prompt else "",
+            answered_at=timestamp(await self._store.time(run_id)),
+        )
+
+
+def read_history(record: bytes | None) -> list[broker_pb2.GroupMoment]:
+    """Return the moments of a record, oldest first; none of None."""
+    moments: list[broker_pb2.GroupMoment] = []
+    holder = ""
+    for line in (record or b"").decode(errors="replace").splitlines():
+        letter, at, detail = (*line.split(" ", 2), "")[:3]
+        moment = broker_pb2.GroupMoment(
+            kind=_KINDS.get(letter, broker_pb2.GROUP_MOMENT_KIND_UNSPECIFIED),
+            at=timestamp(float(at)),
+            step=-1,
+            policy_version=-1,
+        )
+        match letter:
+            case "L":
+                moment.who = holder = detail
+            case "P":
+                moment.who, moment.policy_version = holder, int(detail)
+            case "B" | "C":
+                moment.step = int(detail or -1)
+            case "R" | "X" | "D":
+                moment.reason = detail
+        moments.append(moment)
+    return moments
+
 
 _PAGE = 512
 _WINDOW = 16

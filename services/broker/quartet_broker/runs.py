@@ -6,7 +6,7 @@ import time
 
 from quartet.v1 import broker_pb2
 
-from quartet_broker import keys, pages, rights, validation
+from quartet_broker import keys, rights, validation
 from quartet_broker.config import BrokerSection
 from quartet_broker.errors import over_share, run_not_found
 from quartet_broker.events import state_event, timestamp
@@ -14,6 +14,7 @@ from quartet_broker.members import Members
 from quartet_broker.metrics import forget_run
 from quartet_broker.spec import complete, first_difference, script_fields
 from quartet_broker.store import Store
+from quartet_broker.streams import fill_page, read_page_token
 from quartet_common import identity
 from quartet_common.errors import (
     aborted,
@@ -138,12 +139,12 @@ class Runs:
     async def list_page(self, request: broker_pb2.ListRunsRequest) -> broker_pb2.ListRunsResponse:
         """Return runs, newest first."""
         limit = validation.integer("limit", request.limit, 0) or validation.MAX_INTEGER
-        behind = pages.read_token(request.page_token)
+        behind = read_page_token(request.page_token)
         (listed,) = await self._store.read([("ZREVRANGE", keys.RUNS, 0, -1, "WITHSCORES")])
         entries = [(float(created), run_id.decode()) for run_id, created in listed]
         if behind is not None:
             entries = [entry for entry in entries if entry < behind]
-        runs, token = await pages.fill(entries, self._load_all, _LISTED_AT_ONCE, self._answer_bytes, limit)
+        runs, token = await fill_page(entries, self._load_all, _LISTED_AT_ONCE, self._answer_bytes, limit)
         return broker_pb2.ListRunsResponse(runs=runs, next_page_token=token)
 
     async def ids(self) -> list[str]:

@@ -20,8 +20,7 @@ from redis.crc import key_slot
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MovedError, RedisError
 
-from quartet_broker.config import BrokerSection
-from quartet_broker.redis_url import Address, parse
+from quartet_broker.config import Address, BrokerSection, parse
 from quartet_common.log import get_logger
 
 

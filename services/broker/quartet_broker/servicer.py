@@ -6,16 +6,13 @@ from quartet.v1 import broker_pb2, broker_pb2_grpc, experience_pb2
 from quartet_broker import validation
 from quartet_broker.audit import Audit
 from quartet_broker.config import BrokerSection
-from quartet_broker.dead_letters import DeadLetters
-from quartet_broker.evaluations import Evaluations
 from quartet_broker.events import Events
 from quartet_broker.experience import Experience
 from quartet_broker.experience_codec import put_handler
-from quartet_broker.history import History
 from quartet_broker.members import Members
 from quartet_broker.notifier import Notifier
-from quartet_broker.prompts import Prompts
-from quartet_broker.results import Results
+from quartet_broker.prompts import Evaluations, Prompts
+from quartet_broker.results import DeadLetters, History, Results
 from quartet_broker.runs import Runs, state_value
 from quartet_broker.servers import Servers, connect
 from quartet_broker.sessions import Sessions

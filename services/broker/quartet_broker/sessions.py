@@ -6,8 +6,8 @@ from typing import Any
 from quartet.v1 import broker_pb2
 
 from quartet_broker import validation
-from quartet_broker.dead_letters import DeadLetters
 from quartet_broker.events import state_event
+from quartet_broker.results import DeadLetters
 from quartet_broker.runs import Runs
 from quartet_broker.store import Store
 from quartet_common.errors import failed_precondition

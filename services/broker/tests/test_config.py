@@ -7,8 +7,7 @@ from conftest import documented_user, on_both
 from redis_process import free_port
 
 from quartet_broker.__main__ import preflight
-from quartet_broker.config import BrokerSection
-from quartet_broker.redis_url import parse, without_password
+from quartet_broker.config import BrokerSection, parse, without_password
 from quartet_common.cli import service_main
 
 

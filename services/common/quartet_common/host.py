@@ -19,8 +19,7 @@ from quartet.v1 import common_pb2, common_pb2_grpc
 
 from quartet_common.certificates import server_credentials
 from quartet_common.config import ConfigError, SecuritySection, ServerSection, is_loopback, split_address
-from quartet_common.handshake import HandshakeServicer, Identity, WaitingFor
-from quartet_common.idleness import Idleness
+from quartet_common.handshake import HandshakeServicer, Identity, Idleness, WaitingFor
 from quartet_common.interceptor import CallInterceptor
 from quartet_common.log import get_logger
 from quartet_common.metrics import serve_metrics

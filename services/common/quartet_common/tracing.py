@@ -7,19 +7,22 @@ OpenTelemetry; it is imported by `configure` alone, and only where an endpoint i
 """
 
 import atexit
+import json
+import os
 import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quartet_common.config import ConfigError, TracingSection, read_text
 from quartet_common.plugins import install_command
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span as OtelSpan
     from opentelemetry.trace import SpanContext, Tracer
@@ -107,12 +110,45 @@ def _exporters(section: TracingSection, process: str) -> "Iterator[SpanExporter]
             endpoint=section.endpoint, insecure=credentials is None, credentials=credentials, timeout=_EXPORT_SECONDS
         )
     if section.file:
-        from quartet_common.chrome_trace import chrome_exporter
-
         try:
-            yield chrome_exporter(section.file, process)
+            yield _chrome_exporter(section.file, process)
         except OSError as error:
             raise ConfigError(f"tracing.file: cannot write '{section.file}': {error.strerror}") from error
+
+
+def _chrome_exporter(path: Path, process: str) -> "SpanExporter":
+    """Return an exporter that appends each span to a file, under the name of this process, in Chrome's trace format.
+
+    Such a file is an array of events, one a line, without its closing bracket: readers (ui.perfetto.dev) take that, and
+    processes that append to it, or are killed, leave a file that can be read.
+
+    Raises:
+        OSError: the file cannot be made or written.
+    """
+    from opentelemetry.sdk.trace.export import ConsoleSpanExporter
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError), path.open("x", encoding="utf-8") as new:
+        new.write("[\n")
+    file = path.open("a", encoding="utf-8")
+    file.write(_line({"ph": "M", "name": "process_name", "pid": os.getpid(), "args": {"name": process}}))
+    file.flush()
+    # It writes what the formatter returns and flushes: whole lines, also where several processes append.
+    return ConsoleSpanExporter(out=file, formatter=_events)
+
+
+def _events(span: "ReadableSpan") -> str:
+    """Return a span as the two events of its beginning and its end: spans of one process may overlap."""
+    context = span.get_span_context()
+    assert context and span.start_time and span.end_time
+    both = {"cat": "quartet", "name": span.name, "id": f"{context.span_id:016x}", "pid": os.getpid(), "tid": 0}
+    about = {"trace": f"{context.trace_id:032x}", **(span.attributes or {})}
+    begin = {"ph": "b", **both, "ts": span.start_time / 1000, "args": about}
+    return _line(begin) + _line({"ph": "e", **both, "ts": span.end_time / 1000})
+
+
+def _line(event: dict[str, object]) -> str:
+    return json.dumps(event, default=list) + ",\n"
 
 
 def enabled() -> bool:

@@ -3,12 +3,10 @@
 import pytest
 from quartet.v1 import common_pb2
 
-from quartet_common import idleness
 from quartet_common.channel import connect
 from quartet_common.config import SecuritySection, ServerSection
-from quartet_common.handshake import handshake
+from quartet_common.handshake import WINDOW_LOOKS, Idleness, handshake
 from quartet_common.host import ServiceHost
-from quartet_common.idleness import WINDOW_LOOKS, Idleness
 
 
 class Clock:
@@ -32,7 +30,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(idleness, "time", clock)
+    monkeypatch.setattr("quartet_common.handshake.time", clock)
     return clock
 
 

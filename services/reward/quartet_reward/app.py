@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from quartet.v1 import reward_pb2_grpc
 
 from quartet_common.config import LoadedConfig
+from quartet_common.handshake import Idleness
 from quartet_common.host import ServiceHost
-from quartet_common.idleness import Idleness
 from quartet_reward.config import RewardSection
 from quartet_reward.math.equality import MathEquality
 from quartet_reward.preflight import load_functions

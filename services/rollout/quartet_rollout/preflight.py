@@ -14,11 +14,11 @@ from typing import Any
 
 from quartet_common.config import ConfigError, EnvironmentSection, LoadedConfig
 from quartet_common.data_rows import data_rows, sections_of_rows
+from quartet_common.hub import TOKENIZER_FILES
 from quartet_common.model_folder import read_model_folder
 from quartet_common.ports import check_interface
 from quartet_common.run_file import Problems
 from quartet_common.run_spec import environment_spec
-from quartet_common.tokenizer_overrides import TOKENIZER_FILES
 from quartet_common.transports import load_transports
 from quartet_rollout.config import OWN_ENGINES, RolloutSection
 from quartet_rollout.engines.base import EngineError

@@ -1,0 +1,466 @@
+"""`quartet doctor`: is this host fit for a service? One check a function, each with what to do about what it finds."""
+
+import ctypes
+import ipaddress
+import json
+import os
+import pwd
+import resource
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import grpc
+from quartet.v1 import common_pb2
+
+from quartet_client.authority import read_info
+from quartet_client.data import DataSection
+from quartet_client.errors import InputError
+from quartet_common.certificates import read_certificates
+from quartet_common.channel import connect
+from quartet_common.config import (
+    ConfigError,
+    LoadedConfig,
+    SecuritySection,
+    ServerSection,
+    is_loopback,
+    load_config,
+    split_address,
+)
+from quartet_common.errors import describe
+from quartet_common.gpus import GpuError, old_driver, read_gpus
+from quartet_common.handshake import handshake
+from quartet_common.ports import check_ports_free
+
+State = Literal["ok", "warning", "failure"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    check: str
+    """What was looked at, in a word or two."""
+    state: State
+    """`failure`: the service will not work. `warning`: it will, until something happens."""
+    what: str
+    """What was found."""
+    cure: str = ""
+    """What to do about it; empty when all is well."""
+
+
+def ok(check: str, what: str) -> Finding:
+    """All is well."""
+    return Finding(check, "ok", what)
+
+
+def warning(check: str, what: str, cure: str) -> Finding:
+    """It works, until something happens."""
+    return Finding(check, "warning", what, cure)
+
+
+def failure(check: str, what: str, cure: str) -> Finding:
+    """The service will not work."""
+    return Finding(check, "failure", what, cure)
+
+
+_GIB = 1 << 30
+_LITTLE_DISK, _NO_DISK = 5 * _GIB, _GIB // 4
+_LITTLE_SHARED = _GIB
+_FILES = 4096
+_TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
+_COMMAND_SECONDS = 90.0  # importing torch takes ten seconds of processor time, on a host that may be busy
+# (sysctl, value that forbids, what it forbids)
+_FORBID_NAMESPACES = (
+    ("kernel/unprivileged_userns_clone", "0"),
+    ("kernel/apparmor_restrict_unprivileged_userns", "1"),
+    ("user/max_user_namespaces", "0"),
+)
+
+
+def check_ports(kind: str, address: str, server: ServerSection) -> Finding:
+    """Whether the service can listen where it is told to, and beside it for its metrics."""
+    host, port = split_address(address)
+    try:
+        check_ports_free(kind, address, server)
+    except ConfigError as error:
+        return failure("ports", str(error), "`ss -ltnp` tells who listens there; --running if it is the service itself")
+    metrics = f" and {port + server.metrics_port_offset}" if server.metrics and port else ""
+    return ok("ports", f"{port}{metrics} on {server.bind_host or host}" if port else "any free one")
+
+
+def check_disk(folder: Path, purpose: str) -> Finding:
+    """Free space where a folder is, or will be made."""
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    what = f"{free / _GIB:.1f} GiB free for {purpose} ({folder})"
+    if free < _NO_DISK:
+        return failure("disk", what, "free some space, or name another folder")
+    if free < _LITTLE_DISK:
+        return warning("disk", what, "a checkpoint is written beside the one before: have room for several")
+    return ok("disk", what)
+
+
+def check_shared_memory() -> Finding:
+    """/dev/shm, through which engine processes and NCCL hand tensors to each other; containers give 64 MiB."""
+    try:
+        total = shutil.disk_usage("/dev/shm").total
+    except OSError:
+        return warning("shared memory", "/dev/shm is not there", "mount a tmpfs there")
+    what = f"/dev/shm holds {total / _GIB:.1f} GiB"
+    if total < _LITTLE_SHARED:
+        return warning("shared memory", what, "give the container more (--shm-size=8g), or use one process and one GPU")
+    return ok("shared memory", what)
+
+
+def check_open_files() -> Finding:
+    """The limit of open files; each connection and each program under way takes some."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _FILES:
+        return warning("open files", f"at most {soft}", f"raise it: ulimit -n {_FILES}, or LimitNOFILE= in the unit")
+    return ok("open files", "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft}")
+
+
+def check_clock() -> Finding:
+    """Certificates and leases are compared with it, logs of several hosts put side by side."""
+    timex = ctypes.create_string_buffer(512)  # modes 0: only read
+    try:
+        state = ctypes.CDLL(None, use_errno=True).adjtimex(timex)
+    except (OSError, AttributeError):
+        return warning("clock", "it cannot be told whether it is synchronised", "see that NTP runs")
+    if state in (-1, _TIME_ERROR):
+        return warning("clock", "the kernel does not know it as synchronised", "run NTP (chrony, systemd-timesyncd)")
+    return ok("clock", "synchronised")
+
+
+def check_namespaces() -> Finding:
+    """Whether an ordinary user may make the namespaces of the sandbox's strong mode."""
+    if os.geteuid() == 0:
+        return ok("namespaces", "the service would run as root, which may make them")
+    for name, forbids in _FORBID_NAMESPACES:
+        path = Path("/proc/sys") / name
+        if path.exists() and path.read_text().strip() == forbids:
+            key = name.replace("/", ".")
+            return warning(
+                "namespaces",
+                f"{key} is {forbids}: programs run in a weaker mode",
+                "allow user namespaces for the service, or run it as root (docs/sandbox.md)",
+            )
+    return ok("namespaces", "an ordinary user may make them")
+
+
+def check_gpus(python: Path | None, other: Path | None) -> Iterator[Finding]:
+    """The GPUs and their driver, whether torch can use them, and whether trainer and rollout have one NCCL.
+
+    Args:
+        python: the service's interpreter.
+        other: that of the trainer, for a rollout, and the reverse; None: it is not on this host.
+    """
+    try:
+        gpus = read_gpus()
+    except GpuError as error:
+        yield failure("GPU", str(error), "name whole GPUs, as `nvidia-smi -L` lists them")
+        return
+    if not gpus:
+        yield ok("GPU", "no NVIDIA driver answers: the service runs on the CPU")
+        return
+    yield ok("GPU", f"{'; '.join(map(str, gpus))}; driver {gpus[0].driver}")
+    if old := old_driver(gpus):
+        yield warning("driver", old, "update it, or keep the packages for the CPU (docs/gpu.md)")
+    if python is None:
+        return
+    torch = _ask_torch(python)
+    if torch is None:
+        yield failure("torch", f"{python} cannot import torch", "install the service's environment again")
+    elif not torch["usable"]:
+        cure = f"update the driver: it is too old for CUDA {torch['cuda']}" if torch["cuda"] else _FOR_CUDA
+        yield failure("torch", f"torch {torch['torch']} does not see the GPU", cure)
+    else:
+        yield ok("torch", f"torch {torch['torch']}, CUDA {torch['cuda']}")
+        yield _check_nccl(torch, _ask_torch(other) if other else None)
+        yield _check_peers(torch["apart"], len(gpus))
+
+
+_FOR_CUDA = "install a CUDA build of torch: python3 deploy/local/environments.py --gpu, or install.sh --gpu"
+_ASK = """
+import itertools, json, torch
+usable, count = torch.cuda.is_available(), torch.cuda.device_count()
+pairs = itertools.permutations(range(count), 2)
+print(json.dumps({
+    "torch": torch.__version__, "cuda": torch.version.cuda, "usable": usable,
+    "nccl": ".".join(map(str, torch.cuda.nccl.version())) if usable else "",
+    "apart": [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)],
+}))
+"""
+
+
+def _ask_torch(python: Path) -> dict[str, Any] | None:
+    """Return what an environment's torch says of GPUs; None if it has none."""
+    answer = _run([str(python), "-c", _ASK])
+    return json.loads(answer.splitlines()[-1]) if answer else None
+
+
+def _check_nccl(own: dict[str, Any], other: dict[str, Any] | None) -> Finding:
+    if other is None:
+        return ok("NCCL", f"{own['nccl']}; the trainer's and all rollouts' must be one: compare where they run")
+    if own["nccl"] != other["nccl"]:
+        return failure(
+            "NCCL",
+            f"{own['nccl']} here, {other['nccl'] or 'none'} at the other end on this host",
+            "make rollout and trainer from this checkout's closures, or use gloo",
+        )
+    return ok("NCCL", f"{own['nccl']}, on both ends")
+
+
+def _check_peers(apart: list[tuple[int, int]], count: int) -> Finding:
+    """Whether GPUs read each other's memory; where they do not, NCCL goes through the host's."""
+    if apart:
+        pairs = ", ".join(f"{one}-{two}" for one, two in apart if one < two or [two, one] not in apart)
+        return warning("peer access", f"not between {pairs}", "`nvidia-smi topo -m` says why; it works, only slower")
+    return ok("peer access", "there is one GPU" if count == 1 else "between all GPUs")
+
+
+def _run(command: list[str]) -> str | None:
+    """Return what a command prints, or None if it cannot be run, fails, or takes too long."""
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()
+
+
+_PREFLIGHT_SECONDS = 120.0
+# The versions that the pinned packages are made and tested for.
+_PYTHONS = ((3, 11), (3, 12))
+
+
+def find_program(kind: str) -> Path | None:
+    """Return the service's program: of the systemd installation, of a checkout's environment, or on PATH."""
+    name = f"quartet-{kind}"
+    for folder in (Path("/opt/quartet") / kind / "bin", Path(".quartet/envs") / kind / "bin"):
+        if (folder / name).is_file():
+            return folder / name
+    found = shutil.which(name)
+    return Path(found) if found else None
+
+
+def unit_user(kind: str, program: Path | None) -> str | None:
+    """Return the user as whom the systemd unit runs the program; None: it is not of an installation."""
+    user = f"quartet-{kind}"
+    if program is None or Path("/opt/quartet") not in program.parents:
+        return None
+    return user if user in {each.pw_name for each in pwd.getpwall()} else None
+
+
+def check_user(user: str) -> Finding | None:
+    """Whether the checks can be made as the user who runs the service; None when they can."""
+    try:
+        uid = pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return failure("user", f"there is no user {user}", "name the user who runs the service: --user")
+    if os.geteuid() in (0, uid):
+        return None
+    return warning(
+        "user", f"what {user}, who runs the service, can read was not checked", f"run it as root or as {user}"
+    )
+
+
+def _as_user(user: str | None) -> dict[str, Any]:
+    """Arguments of `subprocess.run` to run a program as another user, if this one may."""
+    if user is None or os.geteuid() != 0:
+        return {}
+    entry = pwd.getpwnam(user)
+    groups = os.getgrouplist(user, entry.pw_gid)
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": groups}
+
+
+def check_program(kind: str, program: Path | None) -> Finding:
+    """Whether it is there and starts."""
+    if program is None:
+        return failure("program", f"quartet-{kind} is not installed", f"deploy/systemd/install.sh {kind}, or make demo")
+    try:
+        answer = subprocess.run([str(program), "--version"], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return failure("program", f"{program} does not start: {error}", "install its environment again")
+    return ok("program", f"{answer.stdout.strip()} at {program}")
+
+
+def check_python(program: Path) -> Finding:
+    """The Python that the service runs in: that of its environment."""
+    python = program.parent / "python"
+    command = [str(python), "-c", "import platform; print(platform.python_version())"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return failure("Python", f"{python} does not start: {error}", "install its environment again")
+    version = answer.stdout.strip()
+    if tuple(map(int, version.split(".")[:2])) not in _PYTHONS:
+        tested = " and ".join(f"{major}.{minor}" for major, minor in _PYTHONS)
+        return warning(
+            "Python", f"{version}; packages are pinned for {tested}", "make the environment with one of them"
+        )
+    return ok("Python", f"{version} at {python}")
+
+
+def check_sandbox(program: Path, file: Path | None, overrides: Sequence[str], user: str | None = None) -> Finding:
+    """Have the reward service try its sandbox and attack it, whether its run needs it or not."""
+    finding = check_preflight(program, file, [*overrides, "reward.sandbox.required=true"], user)
+    if finding.state != "ok":
+        return warning("sandbox", finding.what, "verifiers that run programs need it: docs/sandbox.md")
+    mode = next(part for part in finding.what.split(", ") if part.startswith("sandbox "))
+    return ok("sandbox", f"programs run in the mode {mode.removeprefix('sandbox ')}")
+
+
+def check_preflight(program: Path, file: Path | None, overrides: Sequence[str], user: str | None = None) -> Finding:
+    """Have the service, as `user`, check its configuration and what that names: keys, Redis, model, sandbox."""
+    command = [str(program), *([str(file)] if file else []), "--dry-run"]
+    command += [word for override in overrides for word in ("--set", override)]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_PREFLIGHT_SECONDS, **_as_user(user))
+    except OSError as error:
+        return failure(
+            "preflight", f"{program} does not start as {user}: {error}", "install it where that user may run it"
+        )
+    except subprocess.TimeoutExpired:
+        return failure("preflight", f"no answer in {_PREFLIGHT_SECONDS:.0f} s", f"run it: {' '.join(command)}")
+    if answer.returncode:
+        lines = answer.stderr.strip().splitlines()
+        # Status 2: a sentence each, which begins with the program's name; else what ended it is the last line.
+        said = [line for line in lines if line.startswith(f"{program.name}: ")] if answer.returncode == 2 else []
+        what = "\n".join(said or lines[-1:] or [f"exit status {answer.returncode}"])
+        return failure("preflight", what, "each sentence says what is wrong and what is allowed")
+    plan = json.loads(answer.stdout)
+    told = [
+        f"{key} {value}" for key, value in plan.items() if key in ("address", "redis", "sandbox", "engine", "model")
+    ]
+    return ok("preflight", ", ".join(told))
+
+
+_SOON_DAYS = 14
+
+
+def check_security(kind: str, address: str, bind_host: str, security: SecuritySection) -> Iterator[Finding]:
+    """Whether the service may listen where it is told to, and whether its certificate will be believed."""
+    host = split_address(address)[0]
+    listens = bind_host or host
+    if not security.tls:
+        if is_loopback(listens):
+            yield ok("security", f"plaintext on {listens}, which only this host reaches")
+        elif security.insecure:
+            yield warning("security", f"plaintext on {listens}, open to its network", "use TLS: quartet certs init")
+        else:
+            yield failure("security", f"plaintext on {listens}, which is not loopback", "use TLS: quartet certs init")
+        return
+    try:
+        read_certificates(security)
+        yield from _check_certificate(kind, host, security)
+    except (ConfigError, InputError) as error:
+        yield failure("certificate", str(error), "make it again: quartet certs issue")
+
+
+def _check_certificate(kind: str, host: str, security: SecuritySection) -> Iterator[Finding]:
+    info = read_info(Path(str(security.tls_certificate)))
+    left = info.days_left()
+    renew = f"quartet certs renew FOLDER {info.name}"
+    if left < 0:
+        yield failure("certificate", f"it expired {-left:.0f} days ago", renew)
+    elif left < _SOON_DAYS:
+        yield warning("certificate", f"it expires in {left:.0f} days", renew)
+    else:
+        yield ok("certificate", f"good for {left:.0f} days")
+    if security.roles and kind not in info.roles:
+        roles = ", ".join(info.roles) or "none"
+        yield failure("role", f"the certificate's roles are {roles}", f"issue one with --role {kind}")
+    elif security.roles and kind not in info.server_roles:
+        yield warning("role", "no caller can check it: no name of the certificate says it", renew)
+    if not _names(info.hosts, host):
+        yield failure(
+            "host name",
+            f"the certificate is for {', '.join(info.hosts)}, and others call {host}",
+            f"issue it with --host {host}",
+        )
+
+
+def _names(hosts: tuple[str, ...], host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        wildcard = "*." + host.partition(".")[2]
+        return host in hosts or wildcard in hosts
+    return str(address) in hosts
+
+
+SERVICES = ("broker", "reward", "rollout", "trainer")
+_NEEDS = {"broker": (), "reward": (), "rollout": ("broker", "reward"), "trainer": ("broker",)}
+_PEER_SECONDS = 5.0
+
+
+async def examine(
+    kind: str,
+    file: Path | None = None,
+    overrides: Sequence[str] = (),
+    running: bool = False,
+    user: str | None = None,
+) -> AsyncIterator[Finding]:
+    """Look at this host as the place of a service.
+
+    Args:
+        kind: of `SERVICES`.
+        file: its run file.
+        overrides: KEY=VALUE, as its own `--set`.
+        running: it runs already, so its ports are taken, by itself.
+        user: who runs it; None: the user of its systemd unit where it is installed as one, or else whoever calls this.
+
+    Raises:
+        ConfigError: the run file cannot be used at all.
+    """
+    config: LoadedConfig[DataSection] = load_config("data", DataSection, file, overrides)
+    found = find_program(kind)
+    yield check_program(kind, found)
+    if found is not None:
+        yield check_python(found)
+        user = user or unit_user(kind, found)
+        unchecked = check_user(user) if user else None
+        if unchecked is not None:
+            yield unchecked
+            user = None
+        preflight = check_preflight(found, file, overrides, user)
+        yield preflight
+        if kind == "reward" and preflight.state == "ok":
+            yield check_sandbox(found, file, overrides, user)
+    address = getattr(config.addresses, kind)
+    if not running:
+        yield check_ports(kind, address, config.server)
+    for finding in check_security(kind, address, config.server.bind_host, config.security):
+        yield finding
+    if kind == "trainer":
+        yield check_disk(config.run.path, "checkpoints and metrics")
+    else:
+        yield check_disk(Path("/tmp"), "temporary files")
+    if kind == "reward":
+        yield check_namespaces()
+    if kind in ("rollout", "trainer"):
+        yield check_shared_memory()
+        other = find_program("trainer" if kind == "rollout" else "rollout")
+        pythons = (each.parent / "python" if each else None for each in (found, other))
+        for finding in check_gpus(*pythons):
+            yield finding
+    yield check_open_files()
+    yield check_clock()
+    for peer in _NEEDS[kind]:
+        yield await _check_peer(peer, config)
+
+
+async def _check_peer(peer: str, config: LoadedConfig[DataSection]) -> Finding:
+    address = getattr(config.addresses, peer)
+    async with connect(address, config.security, service=peer) as channel:
+        try:
+            answer = await handshake(channel, common_pb2.SERVICE_KIND_CLIENT, timeout=_PEER_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            cure = f"start the {peer}, or correct addresses.{peer}; look for a firewall between the hosts"
+            return failure(peer, f"{address}: {describe(error)}", cure)
+    waits = f", waits for {', '.join(answer.waiting_for)}" if answer.waiting_for else ""
+    return ok(peer, f"{answer.instance_id} answers at {address}{waits}")
