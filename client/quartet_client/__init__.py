@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+# What type checkers see; `__getattr__` imports it.
+# ruff: noqa: F401
 if TYPE_CHECKING:
     from quartet_client.async_client import AsyncClient
     from quartet_client.client import Client
@@ -26,48 +28,22 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # Imported at first use: gRPC takes half a second, and the command must be able to say "interrupted" before it is there.
-_HOME_OF = {
-    "AsyncClient": "quartet_client.async_client",
-    "Client": "quartet_client.client",
-    "Completion": "quartet_client.models",
-    "DeadPrompt": "quartet_client.models",
-    "Evaluation": "quartet_client.models",
-    "Group": "quartet_client.models",
-    "Handle": "quartet_client.models",
-    "InputError": "quartet_client.errors",
-    "Member": "quartet_client.models",
-    "Prompt": "quartet_client.prompts",
-    "QuartetError": "quartet_client.errors",
-    "Run": "quartet_client.models",
-    "RunStats": "quartet_client.models",
-    "Score": "quartet_client.models",
-    "ServiceStatus": "quartet_client.models",
-    "VersionSpan": "quartet_client.models",
-    "load_prompts": "quartet_client.data",
+_MODULES = {
+    "async_client": ("AsyncClient",),
+    "client": ("Client",),
+    "data": ("load_prompts",),
+    "errors": ("InputError", "QuartetError"),
+    "prompts": ("Prompt",),
+    "models": (
+        *("Completion", "DeadPrompt", "Evaluation", "Group", "Handle", "Member", "Run", "RunStats", "Score"),
+        *("ServiceStatus", "VersionSpan"),
+    ),
 }
-
-__all__ = [  # noqa: F822 (see __getattr__)
-    "AsyncClient",
-    "Client",
-    "Completion",
-    "DeadPrompt",
-    "Evaluation",
-    "Group",
-    "Handle",
-    "InputError",
-    "Member",
-    "Prompt",
-    "QuartetError",
-    "Run",
-    "RunStats",
-    "Score",
-    "ServiceStatus",
-    "VersionSpan",
-    "load_prompts",
-]
+_HOME_OF = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'quartet_client' has no attribute '{name}'")
-    return getattr(import_module(_HOME_OF[name]), name)
+    return getattr(import_module(f"quartet_client.{_HOME_OF[name]}"), name)

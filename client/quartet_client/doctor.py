@@ -25,7 +25,6 @@ from quartet_common.config import (
     ConfigError,
     LoadedConfig,
     SecuritySection,
-    ServerSection,
     is_loopback,
     load_config,
     split_address,
@@ -33,7 +32,6 @@ from quartet_common.config import (
 from quartet_common.errors import describe
 from quartet_common.gpus import GpuError, old_driver, read_gpus
 from quartet_common.handshake import handshake
-from quartet_common.ports import check_ports_free
 
 State = Literal["ok", "warning", "failure"]
 
@@ -73,23 +71,6 @@ _LITTLE_SHARED = _GIB
 _FILES = 4096
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
 _COMMAND_SECONDS = 90.0  # importing torch takes ten seconds of processor time, on a host that may be busy
-# (sysctl, value that forbids, what it forbids)
-_FORBID_NAMESPACES = (
-    ("kernel/unprivileged_userns_clone", "0"),
-    ("kernel/apparmor_restrict_unprivileged_userns", "1"),
-    ("user/max_user_namespaces", "0"),
-)
-
-
-def check_ports(kind: str, address: str, server: ServerSection) -> Finding:
-    """Whether the service can listen where it is told to, and beside it for its metrics."""
-    host, port = split_address(address)
-    try:
-        check_ports_free(kind, address, server)
-    except ConfigError as error:
-        return failure("ports", str(error), "`ss -ltnp` tells who listens there; --running if it is the service itself")
-    metrics = f" and {port + server.metrics_port_offset}" if server.metrics and port else ""
-    return ok("ports", f"{port}{metrics} on {server.bind_host or host}" if port else "any free one")
 
 
 def check_disk(folder: Path, purpose: str) -> Finding:
@@ -134,22 +115,6 @@ def check_clock() -> Finding:
     if state in (-1, _TIME_ERROR):
         return warning("clock", "the kernel does not know it as synchronised", "run NTP (chrony, systemd-timesyncd)")
     return ok("clock", "synchronised")
-
-
-def check_namespaces() -> Finding:
-    """Whether an ordinary user may make the namespaces of the sandbox's strong mode."""
-    if os.geteuid() == 0:
-        return ok("namespaces", "the service would run as root, which may make them")
-    for name, forbids in _FORBID_NAMESPACES:
-        path = Path("/proc/sys") / name
-        if path.exists() and path.read_text().strip() == forbids:
-            key = name.replace("/", ".")
-            return warning(
-                "namespaces",
-                f"{key} is {forbids}: programs run in a weaker mode",
-                "allow user namespaces for the service, or run it as root (docs/sandbox.md)",
-            )
-    return ok("namespaces", "an ordinary user may make them")
 
 
 def check_gpus(python: Path | None, other: Path | None) -> Iterator[Finding]:
@@ -314,9 +279,11 @@ def check_sandbox(program: Path, file: Path | None, overrides: Sequence[str], us
     return ok("sandbox", f"programs run in the mode {mode.removeprefix('sandbox ')}")
 
 
-def check_preflight(program: Path, file: Path | None, overrides: Sequence[str], user: str | None = None) -> Finding:
-    """Have the service, as `user`, check its configuration and what that names: keys, Redis, model, sandbox."""
-    command = [str(program), *([str(file)] if file else []), "--dry-run"]
+def check_preflight(
+    program: Path, file: Path | None, overrides: Sequence[str], user: str | None = None, port: bool = False
+) -> Finding:
+    """Have the service, as `user`, check its configuration and what that names: keys, Redis, model, its own port."""
+    command = [str(program), *([str(file)] if file else []), "--dry-run", *(["--check-port"] if port else [])]
     command += [word for override in overrides for word in ("--set", override)]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_PREFLIGHT_SECONDS, **_as_user(user))
@@ -427,21 +394,17 @@ async def examine(
         if unchecked is not None:
             yield unchecked
             user = None
-        preflight = check_preflight(found, file, overrides, user)
+        preflight = check_preflight(found, file, overrides, user, port=not running)
         yield preflight
         if kind == "reward" and preflight.state == "ok":
             yield check_sandbox(found, file, overrides, user)
     address = getattr(config.addresses, kind)
-    if not running:
-        yield check_ports(kind, address, config.server)
     for finding in check_security(kind, address, config.server.bind_host, config.security):
         yield finding
     if kind == "trainer":
         yield check_disk(config.run.path, "checkpoints and metrics")
     else:
         yield check_disk(Path("/tmp"), "temporary files")
-    if kind == "reward":
-        yield check_namespaces()
     if kind in ("rollout", "trainer"):
         yield check_shared_memory()
         other = find_program("trainer" if kind == "rollout" else "rollout")

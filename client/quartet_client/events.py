@@ -3,15 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import cast
 
 from quartet.v1 import broker_pb2
 
-from quartet_client.models import Group, Member, enum_name, to_datetime
+from quartet_client.models import Group, Member, Read, to_datetime
 from quartet_common.durations import to_seconds
 
 
 @dataclass(frozen=True, slots=True)
-class RunStateChanged:
+class RunStateChanged(Read):
     """The run was made ("active") or ended ("succeeded", "failed", "cancelled")."""
 
     state: str
@@ -19,7 +20,7 @@ class RunStateChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class StepFinished:
+class StepFinished(Read):
     """An optimizer step was done; `policy_version` is the weights' after it."""
 
     step: int
@@ -28,7 +29,7 @@ class StepFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationFinished:
+class EvaluationFinished(Read):
     """An evaluation was done."""
 
     evaluation_set: str
@@ -37,7 +38,7 @@ class EvaluationFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightsPublished:
+class WeightsPublished(Read):
     """Rollouts took over weights; `seconds` from pause to resume, `bytes` to each rollout."""
 
     policy_version: int
@@ -48,7 +49,7 @@ class WeightsPublished:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointSaved:
+class CheckpointSaved(Read):
     """A checkpoint of the first `step` steps is durable at `path` on the trainer's host."""
 
     step: int
@@ -72,7 +73,7 @@ class GroupSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(Read):
     """Something a person should know; `level` is "info", "warning" or "error"."""
 
     level: str
@@ -109,29 +110,22 @@ class RunEvent:
         return cls(event_id=event.event_id, at=to_datetime(event.at), what=_what(run_id, event))
 
 
+_KINDS: dict[str, type[Read]] = {
+    "run_state": RunStateChanged,
+    "step": StepFinished,
+    "evaluation": EvaluationFinished,
+    "checkpoint": CheckpointSaved,
+    "notice": Notice,
+}
+
+
 def _what(run_id: str, event: broker_pb2.RunEvent) -> What | None:
-    match event.WhichOneof("event"):
-        case "run_state":
-            state = enum_name(broker_pb2.RunState, event.run_state.state)
-            return RunStateChanged(state, event.run_state.reason)
-        case "step":
-            return StepFinished(event.step.step, event.step.policy_version, dict(event.step.metrics))
-        case "evaluation":
-            message = event.evaluation
-            return EvaluationFinished(message.evaluation_set, message.policy_version, dict(message.metrics))
+    match kind := event.WhichOneof("event"):
         case "weights":
-            message = event.weights
-            seconds = to_seconds(message.elapsed)
-            return WeightsPublished(
-                message.policy_version, message.group_epoch, message.rollouts, message.bytes, seconds
-            )
-        case "checkpoint":
-            return CheckpointSaved(event.checkpoint.step, event.checkpoint.path)
+            return WeightsPublished.from_proto(event.weights, seconds=to_seconds(event.weights.elapsed))
         case "member":
             return MemberChanged(Member.from_proto(event.member.member), event.member.gone, event.member.reason)
         case "sample":
             return GroupSample(Group.from_transcript(run_id, event.sample.transcript))
-        case "notice":
-            return Notice(event.notice.level, event.notice.text, event.notice.source)
         case _:
-            return None
+            return cast(What, _KINDS[kind].from_proto(getattr(event, kind))) if kind in _KINDS else None

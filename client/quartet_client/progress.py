@@ -237,6 +237,36 @@ def starting(state: RunProgress) -> dict[str, str]:
     return told
 
 
+def work_of(service: ServiceStatus) -> list[str]:
+    """Return the lines that say what a service that answers is at work with."""
+    details: Mapping[str, Any] = service.details
+    if "error" in details:  # it answers, but cannot say: the broker without Redis
+        return [str(details["error"])]
+    if service.kind == "broker":
+        return [_run_line(run) for run in details["runs"]] or ["no runs"]
+    if service.kind == "reward":
+        return [f"verifiers {', '.join(details['verifiers'])}"]
+    run = f"run {details['run_id'] or 'none'}"
+    if service.kind == "trainer":
+        phase = _phase(service).replace("_", " ")
+        return [
+            f"{run}, {details['algorithm']} by {details['plugin']} on {details['world_size']} rank(s), {phase}, "
+            f"step {details['step']}, published {details['published_version']}, checkpoint {details['checkpoint_step']}"
+        ]
+    version = int(details["policy_version"])
+    return [
+        f"{run}, engine {details['engine']}, {f'version {version}' if version >= 0 else 'no weights yet'}, "
+        f"{details['running']} running, {details['waiting']} waiting, "
+        f"{details['tokens_per_second']:,.0f} generated tokens/s"
+        + (", paused for a weight update" if details["paused"] else "")
+    ]
+
+
+def _run_line(run: Mapping[str, Any]) -> str:
+    counts = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in run["stats"].items() if count)
+    return f"run {run['run_id']} {run['state']}, version {run['policy_version']}: {counts or 'nothing yet'}"
+
+
 def _phase(trainer: ServiceStatus | None) -> str:
     phase = str(trainer.details.get("phase", "")) if trainer else ""
     return phase.removeprefix("TRAINER_PHASE_").lower()

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import stat
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from quartet_client import doctor
 from quartet_client.authority import create_authority, issue
 from quartet_client.cli.host import _line
 from quartet_client.cli.main import main
-from quartet_common.config import SecuritySection, ServerSection
+from quartet_common.config import SecuritySection
 
 
 def fake_program(folder: Path, answer: str, status: int) -> Path:
@@ -83,32 +82,6 @@ def test_the_services_python_is_told(tmp_path):
         python.write_text(f"#!/bin/sh\necho {version}\n")
         finding = doctor.check_python(tmp_path / "quartet-broker")
         assert finding.state == state and version in finding.what
-
-
-def below_is_taken(probe: socket.socket, port: int) -> bool:
-    try:
-        probe.bind(("127.0.0.1", port))
-    except OSError:
-        return True
-    return False
-
-
-def test_ports_are_those_of_calls_and_of_metrics():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        finding = doctor.check_ports("reward", f"127.0.0.1:{port}", ServerSection())
-        assert finding.state == "failure" and f"127.0.0.1:{port}" in finding.what and "addresses.reward" in finding.what
-        with socket.socket() as below:  # kept from others, and free for who listens there
-            below.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            offset = next(offset for offset in range(1, 100) if not below_is_taken(below, port - offset))
-            finding = doctor.check_ports(
-                "reward", f"127.0.0.1:{port - offset}", ServerSection(metrics_port_offset=offset)
-            )
-        assert finding.state == "failure" and "server.metrics_port_offset" in finding.what
-    finding = doctor.check_ports("reward", f"127.0.0.1:{port}", ServerSection(metrics=False))
-    assert (finding.state, finding.what) == ("ok", f"{port} on 127.0.0.1")
 
 
 def test_a_peer_that_is_not_there_is_a_failure_with_a_cure(capsys):

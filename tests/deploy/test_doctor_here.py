@@ -38,7 +38,6 @@ def test_a_broker_is_told_of_its_redis_and_python(redis):
         "program",
         "Python",
         "preflight",
-        "ports",
         "security",
     }
     assert redis.rsplit("/", 1)[0] in found["preflight"]["what"] and found["Python"]["what"].startswith("3.1")

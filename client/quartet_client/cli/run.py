@@ -30,7 +30,7 @@ from quartet_client.data import DataSection, RunData
 from quartet_client.errors import InputError, QuartetError
 from quartet_client.feed import feed_and_watch, take_up
 from quartet_client.models import Handle, ServiceStatus
-from quartet_client.progress import RunProgress, accuracy_text
+from quartet_client.progress import RunProgress, accuracy_text, work_of
 from quartet_client.streams import GroupHistory, Moment
 from quartet_client.view import RunView, watch_progress
 from quartet_common.config import LoadedConfig
@@ -194,46 +194,9 @@ def doing(service: ServiceStatus) -> Text:
     lines = Text()
     if service.waiting_for:
         lines.append(one_line(f"waits for {', '.join(service.waiting_for)}") + "\n", "yellow")
-    error = service.details.get("error")  # it answers, but cannot say: the broker without Redis
-    told = [str(error)] if error else _DETAILS[service.kind](service.details)
-    lines.append("\n".join(map(one_line, told)))
+    lines.append("\n".join(map(one_line, work_of(service))))
     lines.rstrip()
     return lines
-
-
-def _broker(details: Any) -> list[str]:
-    lines = []
-    for run in details["runs"]:
-        counts = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in run["stats"].items() if count)
-        lines.append(f"run {run['run_id']} {run['state']}, version {run['policy_version']}: {counts or 'nothing yet'}")
-    return lines or ["no runs"]
-
-
-def _reward(details: Any) -> list[str]:
-    return [f"verifiers {', '.join(details['verifiers'])}"]
-
-
-def _rollout(details: Any) -> list[str]:
-    version = int(details["policy_version"])
-    return [
-        f"run {details['run_id'] or 'none'}, engine {details['engine']}, "
-        f"{f'version {version}' if version >= 0 else 'no weights yet'}, "
-        f"{details['running']} running, {details['waiting']} waiting, "
-        f"{details['tokens_per_second']:,.0f} generated tokens/s"
-        + (", paused for a weight update" if details["paused"] else "")
-    ]
-
-
-def _trainer(details: Any) -> list[str]:
-    phase = details["phase"].removeprefix("TRAINER_PHASE_").lower().replace("_", " ")
-    return [
-        f"run {details['run_id'] or 'none'}, {details['algorithm']} by {details['plugin']} on {details['world_size']} "
-        f"rank(s), {phase}, step {details['step']}, published {details['published_version']}, "
-        f"checkpoint {details['checkpoint_step']}"
-    ]
-
-
-_DETAILS = {"broker": _broker, "reward": _reward, "rollout": _rollout, "trainer": _trainer}
 
 
 _STYLES = {"returned": "yellow", "dead": "red", "dropped": "yellow", "committed": "green", "delivered": "green"}

@@ -2,12 +2,12 @@
 
 import math
 import re
-from collections.abc import Callable
 from typing import Any
 
 from quartet_client.connection import KINDS
 from quartet_client.dashboard.picture import Picture, StepRow, judge, service_problem, thinned
 from quartet_client.models import Completion, Group, Member
+from quartet_client.progress import work_of
 
 _POINTS = 360  # of a line in a chart: more than a chart has pixels for
 _RECENT = 20  # steps over which means are told
@@ -121,7 +121,7 @@ def _service(picture: Picture, kind: str) -> dict[str, Any]:
     told: dict[str, Any] = {"kind": kind, "state": "unknown", "doing": "", "members": []}
     if service is not None:
         problem = service_problem(service)
-        doing = _sentence(service.error or problem) or _DOING[kind](service.details)
+        doing = _sentence(service.error or problem) or "; ".join(work_of(service))
         state = "away" if service.health == "unreachable" else "waiting" if problem else "serving"
         if state == "away" and picture.progress.ended:
             state, doing = "stopped", "Does not answer, and need not: the run is over."
@@ -212,44 +212,6 @@ def _dead(picture: Picture) -> list[dict[str, Any]]:
         }
         for dead in picture.dead
     ]
-
-
-def _broker(details: Any) -> str:
-    count = len(details.get("runs", ()))
-    return f"keeps {count} run{'s' if count != 1 else ''}"
-
-
-def _reward(details: Any) -> str:
-    names = details.get("verifiers", ())
-    return f"{len(names)} verifier{'s' if len(names) != 1 else ''}"
-
-
-def _rollout(details: Any) -> str:
-    version = int(details.get("policy_version", -1))
-    told = [
-        f"engine {details.get('engine') or 'unknown'}",
-        f"version {version}" if version >= 0 else "no weights yet",
-        f"{details.get('running', 0)} running, {details.get('waiting', 0)} waiting",
-        f"{float(details.get('tokens_per_second', 0)):,.0f} generated tokens/s",
-    ]
-    return ", ".join([*told, *(["paused for a weight update"] if details.get("paused") else [])])
-
-
-def _trainer(details: Any) -> str:
-    phase = str(details.get("phase", "")).removeprefix("TRAINER_PHASE_").lower().replace("_", " ")
-    ranks = details.get("world_size", 0)
-    return (
-        f"{phase or 'phase unknown'}, {details.get('algorithm')} by {details.get('plugin')} on {ranks} "
-        f"rank{'s' if ranks != 1 else ''}, checkpoint at step {details.get('checkpoint_step')}"
-    )
-
-
-_DOING: dict[str, Callable[[Any], str]] = {
-    "broker": _broker,
-    "reward": _reward,
-    "rollout": _rollout,
-    "trainer": _trainer,
-}
 
 
 def _sentence(clause: str) -> str:
