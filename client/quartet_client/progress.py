@@ -242,6 +242,8 @@ def work_of(service: ServiceStatus) -> list[str]:
     details: Mapping[str, Any] = service.details
     if "error" in details:  # it answers, but cannot say: the broker without Redis
         return [str(details["error"])]
+    if not details:
+        return []
     if service.kind == "broker":
         return [_run_line(run) for run in details["runs"]] or ["no runs"]
     if service.kind == "reward":
