@@ -66,7 +66,7 @@ class Control:
     def __init__(self) -> None:
         self.wake = WakeEvent()
         self.stopping = threading.Event()
-        self._held_until = -math.inf  # by time.monotonic
+        self._paused_until = -math.inf  # by time.monotonic
         self._steps = 0  # of this process and those before it, the one in progress included
         self._lock = threading.Lock()
         self._checkpoints: list[Future[trainer_pb2.Checkpoint]] = []
@@ -77,35 +77,35 @@ class Control:
         self.wake.set()
 
     @property
-    def held(self) -> bool:
+    def paused(self) -> bool:
         """True while no step begins."""
-        return time.monotonic() < self._held_until
+        return time.monotonic() < self._paused_until
 
     def begin_step(self, step: int) -> bool:
-        """Return whether `step` may begin, as nobody holds the loop; with the answer True it has begun."""
+        """Return whether `step` may begin, as the loop is not paused; with the answer True it has begun."""
         with self._lock:
-            if self.held:
+            if self.paused:
                 return False
             self._steps = step + 1
             return True
 
-    def hold(self, seconds: float = math.inf) -> int:
-        """Ask the loop to begin no further step until `let_go`, or for so long at most.
+    def pause(self, seconds: float = math.inf) -> int:
+        """Ask the loop to begin no further step until `resume`, or for so long at most.
 
         Returns the number of steps that are done when the one in progress is; 0 if this process began none.
         """
         with self._lock:
-            self._held_until = max(self._held_until, time.monotonic() + seconds)
+            self._paused_until = max(self._paused_until, time.monotonic() + seconds)
             steps = self._steps
         self.wake.set()
         return steps
 
-    def let_go(self) -> None:
+    def resume(self) -> None:
         """Let the loop go on."""
-        self._held_until = -math.inf
+        self._paused_until = -math.inf
         self.wake.set()
 
-    def pause(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> None:
         """Wait in a retry. Raises Stopped as soon as the loop is asked to stop."""
         if self.stopping.wait(seconds):
             raise Stopped

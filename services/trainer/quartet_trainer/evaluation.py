@@ -228,7 +228,7 @@ class Evaluator:
             if time.monotonic() > deadline:
                 self._warn(f"evaluation set '{name}' has no prompts; version {version} is not evaluated on it")
                 return None
-            self._control.pause(0.5)
+            self._control.wait(0.5)
         return started.evaluation_id
 
     def _wait(self, evaluation_id: str, keep_current: Callable[[], int]) -> bool:

@@ -155,8 +155,8 @@ class TrainingLoop:
                 if self.control.stopping.is_set():
                     return Ending.STOPPED
                 self._settle()
-                if self.control.held:
-                    self._hold()
+                if self.control.paused:
+                    self._stay_paused()
                     continue
                 fetched = fetched or self.batches.take(step)
                 if fetched is not None:
@@ -171,13 +171,13 @@ class TrainingLoop:
             return fetched
         return Ending.RUN_ENDED if fetched.manifest.run_finished else Ending.END_OF_DATA
 
-    def _hold(self) -> None:
+    def _stay_paused(self) -> None:
         """Be paused until something happens; rollouts are kept current, requests are answered."""
         with self.status.during(trainer_pb2.TRAINER_PHASE_PAUSED):
             self._keep_current()
             self.status.wait_for(PAUSED)
             self.control.wake.wait(LOOK_SECONDS)
-        if not self.control.held:
+        if not self.control.paused:
             self.status.wait_for("")
 
     def _step(self, fetched: Fetched) -> None:

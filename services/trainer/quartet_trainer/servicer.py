@@ -95,12 +95,12 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         if not 0 <= limit <= LONGEST_PAUSE_SECONDS:
             raise invalid_argument("limit", f"{limit:g} s", f"at most {LONGEST_PAUSE_SECONDS:g} s, or unset")
         log.info("paused: %s", request.reason or "no reason given")
-        return trainer_pb2.PauseResponse(step=max(self._control.hold(limit or math.inf), self._status.step))
+        return trainer_pb2.PauseResponse(step=max(self._control.pause(limit or math.inf), self._status.step))
 
     async def Resume(self, request, context):  # noqa: N802
         self._check_owner()
         self._refuse_when_finished("resume")
-        self._control.let_go()
+        self._control.resume()
         return trainer_pb2.ResumeResponse(step=self._status.step)
 
     def _check_owner(self) -> None:

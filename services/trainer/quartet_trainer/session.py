@@ -103,7 +103,7 @@ class BrokerSession:
                 else:
                     raise TrainingError(f"{self._peer}: {describe(error)}") from error
             while_waiting()
-            self._control.pause(RUN_POLL_SECONDS)
+            self._control.wait(RUN_POLL_SECONDS)
 
     def open(
         self, checkpoint_step: int, consumed: Sequence[str], first_remembered_pass: int = 0
@@ -229,7 +229,7 @@ class BrokerSession:
         return self._insist(f"StartEvaluation of '{name}'", call)
 
     def wait_for_evaluation(self, evaluation_id: str, wait: float) -> broker_pb2.GetEvaluationResponse | None:
-        """Wait until an evaluation is complete. None when called away by the control's attention."""
+        """Wait until an evaluation is complete. None when the loop's `WakeEvent` is set."""
         request = broker_pb2.GetEvaluationRequest(
             run_id=self._run_id, evaluation_id=evaluation_id, wait=to_duration(wait), summary_only=True
         )

@@ -112,7 +112,7 @@ def _train(context: TrainerContext, session: BrokerSession, learner: Distributed
         folder = context.config.run.path
         with writing(folder):  # prompts and completions are for its user alone
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        checkpointer.lock(control.pause)
+        checkpointer.lock(control.wait)
         checkpointer.restore()
         patience = _patience(settings, checkpointer)
         if "random" in checkpointer.restored:

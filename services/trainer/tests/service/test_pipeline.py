@@ -244,14 +244,14 @@ def test_a_metric_that_is_never_measured_is_refused(override: dict[str, Any], se
 def test_a_paused_training_begins_no_step(train: Train, broker: FakeBroker):
     training = train()
     go_on = training.start_held(0)
-    assert training.control.hold() == 1, "step 0 is in progress"
+    assert training.control.pause() == 1, "step 0 is in progress"
     go_on.set()
     broker.wait_until(lambda: broker.trained == [0])
-    assert training.control.hold() == 1 and not training.control.begin_step(1)
+    assert training.control.pause() == 1 and not training.control.begin_step(1)
     waited = training.control.request_checkpoint()
     assert waited.result(30).step == 1, "requests are answered"
     assert broker.trained == [0] and training.status.waiting_for == "Resume: the training is paused"
-    training.control.let_go()
+    training.control.resume()
     assert training.join() == "all steps are done"
     assert training.status.waiting_for == ""
 
@@ -260,9 +260,9 @@ def test_a_pause_with_a_limit_ends_by_itself(train: Train, broker: FakeBroker):
     training, waits = train(), []
     training.status.on_waiting = lambda before, now: waits.append(now)
     go_on = training.start_held(0)
-    training.control.hold(0.1)
-    training.control.hold(0.4)
-    training.control.hold(0.1)  # a longer pause stays
+    training.control.pause(0.1)
+    training.control.pause(0.4)
+    training.control.pause(0.1)  # a longer pause stays
     go_on.set()
     assert training.join() == "all steps are done"
     assert "Resume: the training is paused" in waits
