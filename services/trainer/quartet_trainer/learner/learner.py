@@ -65,7 +65,7 @@ class BoosterLearner:
     """Implements `quartet_trainer.learner.Learner`."""
 
     def __init__(self, settings: LearnerSettings, model_path: Path, run: RunLike) -> None:
-        """Load the model and boost it. See `quartet_trainer.learner.base.create_learner`."""
+        """Load the model and boost it. See `quartet_trainer.learner.create_learner`."""
         config = check_model_folder(model_path)
         self.step = 0
         self._model_path = model_path
