@@ -24,6 +24,9 @@ ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ROOT / ".quartet" / "envs"
 RESULT = ROOT / ".quartet" / "results" / "gpu.json"
 STEPS = 5
+PLUGINS = ("torch_ddp", "low_level_zero", "torch_fsdp", "gemini", "hybrid_parallel")
+NEAR = {"fp32": 1e-4, "bf16": 5e-2}
+"""A step's loss and gradient norm to those in fp64, relative, and absolute below 1."""
 SECONDS = 300.0
 _VERSIONS = """
 import json, torch
@@ -101,6 +104,22 @@ def group(cpu: bool) -> dict[str, object]:
     return json.loads(ask([python("trainer"), str(ROOT / "tests/gpu/group.py"), "gloo" if cpu else "nccl", size]))
 
 
+def plugins(cpu: bool) -> dict[str, object]:
+    """(c) Each plugin's step beside one in fp64 on the CPU, and with a GPU its speed at 0.5 billion parameters."""
+    if not cpu:
+        gpu_count()
+    program = [python("trainer"), str(ROOT / "tests/gpu/plugins.py")]
+    exact = json.loads(ask([*program, "torch_ddp:fp64"], CUDA_VISIBLE_DEVICES=""))["torch_ddp"]
+    precisions = {plugin: "bf16" if plugin == "gemini" or not cpu else "fp32" for plugin in PLUGINS}
+    chosen = [f"{plugin}:{precision}" for plugin, precision in precisions.items()]
+    found = json.loads(ask([*program, *chosen, *([] if cpu else ["--large"])]))
+    for plugin, step in found.items():
+        near = NEAR[precisions[plugin]]
+        for name, value in exact.items():
+            assert abs(step[name] - value) <= near * max(1.0, abs(value)), f"{plugin}: {name} {step[name]}, not {value}"
+    return {"exact": exact, **found}
+
+
 def colocated(mode: str) -> Callable[[bool], dict[str, object]]:
     """(e) A whole run with both services on one GPU, by `quartet run`, and its audit."""
 
@@ -163,7 +182,7 @@ def unwritten(cpu: bool) -> dict[str, object]:
 PARTS: dict[str, tuple[str, Callable[[bool], dict[str, object]]]] = {
     "a": ("driver, torch and NCCL of each environment", versions),
     "b": ("weight group: broadcast, members lost, new epochs", group),
-    "c": ("each trainer plugin beside an fp64 step on the CPU", unwritten),
+    "c": ("each trainer plugin beside an fp64 step on the CPU", plugins),
     "d": ("vLLM: log-probs, update in flight, sleep levels, masks", unwritten),
     "e sleep": ("a run on one GPU in turns, its audit (transformers engine)", colocated("sleep")),
     "e split": ("a run on one GPU side by side, its audit (transformers engine)", colocated("split")),

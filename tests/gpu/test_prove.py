@@ -33,7 +33,7 @@ def test_without_a_gpu_every_part_says_that_it_did_not_run(tmp_path, monkeypatch
     fake_nvidia_smi.install(tmp_path / "bin", monkeypatch, status=9)
     status, parts = prove(tmp_path)
     assert status == 3 and {part["outcome"] for part in parts.values()} == {"not run"}
-    assert {parts[name]["detail"] for name in ("a", "b", "e sleep", "e split")} == {"no GPU"}
+    assert {parts[name]["detail"] for name in ("a", "b", "c", "e sleep", "e split")} == {"no GPU"}
 
 
 def test_one_gpu_is_too_few_for_a_group(tmp_path, monkeypatch):
@@ -47,9 +47,10 @@ def test_on_the_cpu_group_and_run_are_proven_with_the_same_code(tmp_path, monkey
     with closing(Pythons()) as pythons:  # the run's services begin with their imports done
         checkout = preloaded_checkout(tmp_path / "checkout", pythons)
         monkeypatch.setenv("PYTHONPATH", str(checkout / "deploy" / "local"))
-        status, parts = prove(tmp_path, "--cpu", "a", "b", "e sleep")
+        status, parts = prove(tmp_path, "--cpu", "a", "b", "c", "e sleep")
     assert status == 0, parts
     measured = parts["b"]["measured"]
     assert measured["gb_per_second"] > 0 < measured["again_gb_per_second"]
     assert measured["killed_noticed_seconds"] < 5.5 and 4.5 < measured["stopped_noticed_seconds"] < 30
+    assert set(parts["c"]["measured"]) > {"exact", "gemini", "hybrid_parallel"}
     assert parts["e sleep"]["measured"]["sleeps"] >= 5 and parts["e sleep"]["measured"]["groups"] == 10
