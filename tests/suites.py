@@ -73,7 +73,7 @@ SUITES = (
         "reward",
         600,
         "services/reward/tests",
-        quick="comparison fair_queue final_answer math_compare rationals admission reading verdict_cache verifiers",
+        quick="fair_queue final_answer math_compare math_equality rationals reading verifiers",
     ),
     Suite("reward-model", "reward-model", 400, "services/reward/tests_reward_model"),
     Suite("rollout", "rollout", 1200, "services/rollout/tests", quick="texts schedules"),

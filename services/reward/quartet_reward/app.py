@@ -15,7 +15,7 @@ from quartet_reward.queue import Admission
 from quartet_reward.reward_model import RewardModel, model_pool
 from quartet_reward.sandbox.modes import LazySandbox
 from quartet_reward.scoring import Scorer
-from quartet_reward.servicer import LANGUAGES, Executor, RewardServicer
+from quartet_reward.servicer import LANGUAGES, RewardServicer
 from quartet_reward.verifiers.base import Tools
 from quartet_reward.verifiers.function import RewardFunction
 from quartet_reward.verifiers.registry import SpecReader, load_verifiers
@@ -30,6 +30,7 @@ class Resources:
     """Worker processes for mathematics, the sandbox (it starts when it is used), the reward model if there is one."""
 
     mathematics: WorkerPool
+    sandbox: LazySandbox
     tools: Tools
     functions: list[RewardFunction]
 
@@ -44,11 +45,8 @@ class Resources:
         if section.reward_model.path is not None:
             model = RewardModel(model_pool(section.reward_model, section.queue_seconds), section.reward_model)
         sandbox = LazySandbox(section.sandbox, section.queue_seconds)
-        return cls(mathematics, Tools(MathEquality(mathematics, section.cache_bytes), sandbox, model), functions)
-
-    def serve(self, verifier: str) -> bool:
-        """Tell whether a verifier can work with what there is."""
-        return verifier != "reward_model" or self.tools.reward_model is not None
+        tools = Tools(MathEquality(mathematics, section.cache_bytes), sandbox, model)
+        return cls(mathematics, sandbox, tools, functions)
 
     async def start(self) -> None:
         """Begin to start the processes; work may come at once and waits for them."""
@@ -60,11 +58,10 @@ class Resources:
 
     async def close(self) -> None:
         """Kill them; work that waits or runs fails with SHUT_DOWN. May be called again."""
-        closing = [self.mathematics.close(), *(function.pool.close() for function in self.functions)]
+        closing = [self.mathematics.close(), self.sandbox.close()]
+        closing += [function.pool.close() for function in self.functions]
         if self.tools.reward_model is not None:
             closing.append(self.tools.reward_model.close())
-        if self.tools.sandbox is not None:
-            closing.append(self.tools.sandbox.close())
         await asyncio.gather(*closing)
 
 
@@ -86,16 +83,13 @@ def assemble(config: LoadedConfig[RewardSection], host: ServiceHost) -> Resource
     admission = Admission(section.max_queue)
     verifiers = load_verifiers(functions)
     scorer = Scorer(SpecReader(verifiers), resources.tools)
-    offered = {name: verifier for name, verifier in verifiers.items() if resources.serve(name)}
-    sandbox = resources.tools.sandbox
-    executor = Executor(sandbox, admission) if sandbox is not None else None
-    servicer = RewardServicer(scorer, offered, admission, executor)
+    lacking = {"reward_model"} if resources.tools.reward_model is None else set()
+    offered = {name: verifier for name, verifier in verifiers.items() if name not in lacking}
+    servicer = RewardServicer(scorer, offered, admission, resources.sandbox)
     reward_pb2_grpc.add_RewardServiceServicer_to_server(servicer, host.server)
     host.capabilities.append("score_stream.batches")
     host.capabilities.extend(f"verifier.{name}" for name in offered)
-    if executor is not None:
-        host.capabilities.extend(f"execute.{language}" for language in LANGUAGES)
-
+    host.capabilities.extend(f"execute.{language}" for language in LANGUAGES)
     host.tell_idleness(Idleness(lambda: admission.busy_seconds))
 
     async def finish_or_fail() -> None:

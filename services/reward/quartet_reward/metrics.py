@@ -60,5 +60,4 @@ def failure_name(kind: int) -> str:
 
 
 def observe_verification(verifier: str, outcome: str, seconds: float) -> None:
-    """Count one verification."""
     _child(verifier, outcome).observe(seconds)

@@ -35,6 +35,8 @@ _MOST_RUNS = 4096
 # Weight of the last task in what a run's next one is expected to take.
 _RECENT = 0.2
 
+_SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 30.0
+
 
 class QueueClosed(Exception):
     """The service is shutting down."""
@@ -151,7 +153,6 @@ class FairQueue(Generic[T]):
             self.offer(*grant.things)
 
     def close(self) -> None:
-        """Let all who wait, and all who come, have QueueClosed."""
         self._closed = True
         for run in self._runs.values():
             for waiter in run.waiting:
@@ -224,9 +225,6 @@ class FairQueue(Generic[T]):
         self._running_gauge.set(self.running)
 
 
-_SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 30.0
-
-
 class Admission:
     """`size` places. A batch takes all it needs or none; a stream waits for those of one item."""
 
@@ -243,7 +241,6 @@ class Admission:
 
     @property
     def free(self) -> int:
-        """How many places are free."""
         return self._size - self._taken
 
     @property
@@ -252,7 +249,6 @@ class Admission:
         return self._busy_before + (time.monotonic() - self._busy_since if self._taken else 0.0)
 
     def free_for(self, run: str) -> int:
-        """How many places `run` may take now."""
         return max(self.free - self._held[run], 0)
 
     def try_take(self, run: str, count: int) -> bool:
@@ -295,7 +291,6 @@ class Admission:
             raise
 
     def give(self, run: str, count: int = 1) -> None:
-        """Give places of `run` back."""
         if not count:
             return
         self._taken -= count
@@ -309,7 +304,6 @@ class Admission:
         self._serve()
 
     async def wait_empty(self) -> None:
-        """Wait until no place is taken."""
         await self._empty.wait()
 
     def seconds_until(self, run: str, count: int) -> float:

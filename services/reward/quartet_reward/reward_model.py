@@ -62,12 +62,10 @@ class RewardModel:
 
     @property
     def template(self) -> str:
-        """How prompt and completion become a text."""
         return self._section.template
 
     @property
     def pids(self) -> frozenset[int]:
-        """The processes there are."""
         return self._pool.pids
 
     def start(self) -> None:
@@ -185,15 +183,7 @@ def model_pool(section: RewardModelSection, queue_seconds: float) -> WorkerPool:
     variables = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     # It reads what is in its folder and nothing else.
     variables |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(section.threads)}
-    arguments = [
-        f"--path={section.path}",
-        f"--device={section.device}",
-        f"--dtype={section.dtype}",
-        f"--threads={section.threads}",
-        f"--max-tokens={section.max_tokens}",
-        f"--batch-tokens={section.batch_tokens}",
-        *(["--add-special-tokens"] if section.add_special_tokens else []),
-    ]
+    arguments = [f"--section={section.model_dump_json()}"]
 
     def start(memory_bytes: int) -> WorkerProcess:
         return WorkerProcess("quartet_reward.workers.reward_model", arguments, variables, section.start_seconds)

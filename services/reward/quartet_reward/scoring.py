@@ -178,7 +178,6 @@ def invalid_item(item_id: str, error: ContractError) -> Result:
 
 
 def failure(item_id: str, error: VerifierFailure) -> Result:
-    """Return the result of an item whose verifier failed."""
     return Result(
         item_id=item_id,
         failure=reward_pb2.Failure(

@@ -29,6 +29,23 @@ _MOST_RESULTS = 256
 
 Send = Callable[[Result], Awaitable[None]]
 
+LANGUAGES = ("python",)
+_LARGEST_SOURCE = 1 << 20
+_LARGEST_STDIN = 16 << 20
+_SECONDS = (0.1, 600.0)
+_DEFAULT_SECONDS = 10.0
+_MEMORY = (64 << 20, 64 << 30)
+_DEFAULT_MEMORY = 512 << 20
+_OUTPUT = (1, 16 << 20)
+_DEFAULT_OUTPUT = 64 << 10
+_OUTCOMES = {
+    ExitReason.EXITED: reward_pb2.EXECUTION_OUTCOME_EXITED,
+    ExitReason.SIGNALLED: reward_pb2.EXECUTION_OUTCOME_SIGNALLED,
+    ExitReason.TIMED_OUT: reward_pb2.EXECUTION_OUTCOME_TIMED_OUT,
+    ExitReason.MEMORY_EXCEEDED: reward_pb2.EXECUTION_OUTCOME_MEMORY_EXCEEDED,
+    ExitReason.OUTPUT_EXCEEDED: reward_pb2.EXECUTION_OUTCOME_OUTPUT_EXCEEDED,
+}
+
 
 async def in_strides(items: Iterable[reward_pb2.ScoreItem]) -> AsyncIterator[tuple[int, reward_pb2.ScoreItem, int]]:
     """Yield items, their places and their sizes; between some of them others have their turn in the event loop."""
@@ -43,8 +60,6 @@ async def in_strides(items: Iterable[reward_pb2.ScoreItem]) -> AsyncIterator[tup
 
 
 class ScoreStream:
-    """The state of one call."""
-
     def __init__(
         self,
         scorer: Scorer,
@@ -70,34 +85,27 @@ class ScoreStream:
         """
         async with asyncio.TaskGroup() as group:
             async for request in requests:
-                if request.items:
-                    await self._take_on_all(request, group)
-                else:
-                    await self._take_on(request.item, self._send, group)
+                await self._take_on(request, group)
 
-    async def _take_on(self, item: reward_pb2.ScoreItem, send: Send, group: asyncio.TaskGroup) -> None:
-        result = self._score(item, item.ByteSize())
-        if isinstance(result, reward_pb2.ScoreResult):
-            await send(result)
-        else:
-            await self._begin(item, result, send, group)
-
-    async def _take_on_all(self, request: reward_pb2.ScoreStreamRequest, group: asyncio.TaskGroup) -> None:
-        """Score several items; what can be said at once is said in one message."""
+    async def _take_on(self, request: reward_pb2.ScoreStreamRequest, group: asyncio.TaskGroup) -> None:
+        """Score an item, or several: of those, what can be said at once is said in one message."""
         if len(request.items) > MOST_ITEMS:
             raise invalid_argument("items", f"{len(request.items)} items", f"at most {MOST_ITEMS}")
-        if request.HasField("item"):
+        if request.items and request.HasField("item"):
             raise invalid_argument("item", "an item beside `items`", "one of both")
+        send = self._send_with_others if request.items else self._send
         later: list[tuple[reward_pb2.ScoreItem, Work]] = []
-        async for _, item, size in in_strides(request.items):
+        async for _, item, size in in_strides(request.items or [request.item]):
             result = self._score(item, size)
-            if isinstance(result, reward_pb2.ScoreResult):
+            if not isinstance(result, reward_pb2.ScoreResult):
+                later.append((item, result))
+            elif request.items:
                 self._unwritten.append(result)
             else:
-                later.append((item, result))
+                await send(result)
         await self._flush()
         for item, work in later:
-            await self._begin(item, work, self._send_with_others, group)
+            await self._begin(item, work, send, group)
 
     def _score(self, item: reward_pb2.ScoreItem, size: int) -> Result | Work:
         if self._draining():
@@ -147,52 +155,6 @@ class ScoreStream:
                 count = min(len(self._unwritten), _MOST_RESULTS)
                 results = [self._unwritten.popleft() for _ in range(count)]
                 await self._write(reward_pb2.ScoreStreamResponse(results=results))
-
-
-LANGUAGES = ("python",)
-_LARGEST_SOURCE = 1 << 20
-_LARGEST_STDIN = 16 << 20
-_SECONDS = (0.1, 600.0)
-_DEFAULT_SECONDS = 10.0
-_MEMORY = (64 << 20, 64 << 30)
-_DEFAULT_MEMORY = 512 << 20
-_OUTPUT = (1, 16 << 20)
-_DEFAULT_OUTPUT = 64 << 10
-
-_OUTCOMES = {
-    ExitReason.EXITED: reward_pb2.EXECUTION_OUTCOME_EXITED,
-    ExitReason.SIGNALLED: reward_pb2.EXECUTION_OUTCOME_SIGNALLED,
-    ExitReason.TIMED_OUT: reward_pb2.EXECUTION_OUTCOME_TIMED_OUT,
-    ExitReason.MEMORY_EXCEEDED: reward_pb2.EXECUTION_OUTCOME_MEMORY_EXCEEDED,
-    ExitReason.OUTPUT_EXCEEDED: reward_pb2.EXECUTION_OUTCOME_OUTPUT_EXCEEDED,
-}
-
-
-class Executor:
-    """Runs callers' programs: as many wait as are admitted, and runs take turns at the sandbox's slots."""
-
-    def __init__(self, sandbox: LazySandbox, admission: Admission):
-        self._sandbox, self._admission = sandbox, admission
-
-    async def execute(self, request: reward_pb2.ExecuteRequest) -> reward_pb2.ExecuteResponse:
-        """Run one program. Cancelling the task kills it.
-
-        Raises:
-            ContractError: INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAVAILABLE, as the proto says.
-        """
-        job = read_job(request)
-        run = request.run_id
-        if not self._admission.try_take(run, 1):
-            raise resource_exhausted(
-                "reward.max_queue", f"the queue has no room for run '{run}'", self._admission.seconds_until(run, 1)
-            )
-        CURRENT_RUN.set(run)  # of this call's task alone
-        try:
-            return _response(await self._sandbox.run(job))
-        except SandboxUnavailable as error:
-            raise unavailable("sandbox", str(error)) from error
-        finally:
-            self._admission.give(run)
 
 
 def read_job(request: reward_pb2.ExecuteRequest) -> Job:
@@ -250,12 +212,9 @@ def _response(execution: Execution) -> reward_pb2.ExecuteResponse:
 class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
     """Score, ScoreStream, ListVerifiers, Execute."""
 
-    def __init__(
-        self, scorer: Scorer, verifiers: Mapping[str, Verifier], admission: Admission, executor: Executor | None
-    ):
-        """`executor`: None where there is no sandbox."""
+    def __init__(self, scorer: Scorer, verifiers: Mapping[str, Verifier], admission: Admission, sandbox: LazySandbox):
         self._scorer = scorer
-        self._executor = executor
+        self._sandbox = sandbox
         self._verifiers = verifiers
         self._admission = admission
         self.draining = False
@@ -263,7 +222,6 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
     async def Score(  # noqa: N802
         self, request: reward_pb2.ScoreRequest, context: grpc.aio.ServicerContext
     ) -> reward_pb2.ScoreResponse:
-        """Verify a batch."""
         if self.draining:
             raise unavailable("reward", "the service is shutting down")
         if not 1 <= len(request.items) <= MOST_ITEMS:
@@ -301,13 +259,11 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
         )
 
     async def ScoreStream(self, request_iterator, context: grpc.aio.ServicerContext) -> None:  # noqa: N802
-        """Verify items as they come."""
         await ScoreStream(self._scorer, self._admission, context.write, lambda: self.draining).run(request_iterator)
 
     async def ListVerifiers(  # noqa: N802
         self, request: reward_pb2.ListVerifiersRequest, context: grpc.aio.ServicerContext
     ) -> reward_pb2.ListVerifiersResponse:
-        """List the verifiers with the schema of their parameters."""
         return self._listed
 
     @cached_property
@@ -326,12 +282,19 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
     async def Execute(  # noqa: N802
         self, request: reward_pb2.ExecuteRequest, context: grpc.aio.ServicerContext
     ) -> reward_pb2.ExecuteResponse:
-        """Run a program; it is killed with the call."""
+        """Run a program in the sandbox, for whose slots runs take turns; it is killed with the call."""
         if self.draining:
             raise unavailable("reward", "the service is shutting down")
-        if self._executor is None:
-            raise unavailable("sandbox", "this service has none")
-        return await self._executor.execute(request)
+        job, run = read_job(request), request.run_id
+        if not self._admission.try_take(run, 1):
+            raise self._full(Counter({run: 1}))
+        CURRENT_RUN.set(run)  # of this call's task alone
+        try:
+            return _response(await self._sandbox.run(job))
+        except SandboxUnavailable as error:
+            raise unavailable("sandbox", str(error)) from error
+        finally:
+            self._admission.give(run)
 
 
 def _refuse_duplicates(items: Sequence[reward_pb2.ScoreItem]) -> None:

@@ -196,22 +196,6 @@ def test_changed_arguments_are_changed_here_too():
     assert unchanged == {1, 2}
 
 
-def test_exceptions_cross_by_their_builtin_name():
-    class Own(KeyError):
-        pass
-
-    def fail(name):
-        raise {"own": Own("a", 1), "decode": UnicodeDecodeError("utf-8", b"x", 0, 1, "why")}[name]
-
-    with Pair(fail=fail) as judge:
-        with pytest.raises(KeyError) as caught:
-            judge.ask(None, "fail", "own")
-        assert caught.value.args == ("a", 1)
-        assert caught.value.from_other_side
-        with pytest.raises(UnicodeDecodeError):
-            judge.ask(None, "fail", "decode")
-
-
 def test_calls_do_not_nest_for_ever():
     with Pair(again=lambda function: function(function)) as judge:
 

@@ -12,7 +12,7 @@ from quartet_common.errors import ContractError, describe
 from quartet_reward import metrics
 from quartet_reward.queue import Admission
 from quartet_reward.sandbox.api import Job
-from quartet_reward.servicer import Executor, read_job
+from quartet_reward.servicer import RewardServicer, read_job
 
 TIMEOUT = 120.0
 
@@ -90,11 +90,11 @@ class Held:
 
 async def test_a_full_queue_says_when_to_come_again_and_a_cancelled_call_frees_its_place():
     admission, sandbox = Admission(2), Held()  # of two places a run alone may hold one
-    executor = Executor(sandbox, admission)
-    first = asyncio.create_task(executor.execute(request("1", run_id="demo")))
+    servicer = RewardServicer(None, {}, admission, sandbox)
+    first = asyncio.create_task(servicer.Execute(request("1", run_id="demo"), None))
     await asyncio.wait_for(sandbox.started.wait(), TIMEOUT)
     with pytest.raises(ContractError) as caught:
-        await executor.execute(request("1", run_id="demo"))
+        await servicer.Execute(request("1", run_id="demo"), None)
     assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED and len(caught.value.details) == 2
     first.cancel()
     await asyncio.wait({first})

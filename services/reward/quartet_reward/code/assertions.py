@@ -127,7 +127,6 @@ def _under_test(source: str, entry_point: str, undefined: set[str]) -> str:
 
 
 def _class_of(program: Program, entry_point: str) -> dict[str, Any]:
-    """For `Solution().name`, a `Solution` of one method."""
     name, called, method = entry_point.partition("().")
     return {name: lambda: types.SimpleNamespace(**{method: program.find(entry_point)})} if called else {}
 

@@ -19,6 +19,21 @@ from quartet_reward.sandbox.modes import LazySandbox
 
 _LONGEST_LAST_LINE = 300
 
+OF_FINDING = {
+    Finding.PASSED: reward_pb2.OUTCOME_CORRECT,
+    Finding.WRONG: reward_pb2.OUTCOME_INCORRECT,
+    Finding.RAISED: reward_pb2.OUTCOME_RUNTIME_ERROR,
+    Finding.OUT_OF_MEMORY: reward_pb2.OUTCOME_RESOURCE_EXCEEDED,
+    Finding.NOT_COMPILED: reward_pb2.OUTCOME_COMPILE_ERROR,
+    Finding.LATE: reward_pb2.OUTCOME_TIMED_OUT,
+}
+# The judge ends the program at its time; the sandbox stands behind that, and behind the judge.
+_SPARE_SECONDS = 1.0
+# A traceback that begins with its file has no frames: there was nothing to run yet.
+_NOT_COMPILED = b'  File "program.py", line '
+_SYNTAX_ERRORS = (b"SyntaxError", b"IndentationError", b"TabError")
+_SHOWN = 80
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -28,16 +43,6 @@ class Outcome:
     reason: str
     passed: int | None = None
     """Tests that passed before the first that did not; None: not known."""
-
-
-OF_FINDING = {
-    Finding.PASSED: reward_pb2.OUTCOME_CORRECT,
-    Finding.WRONG: reward_pb2.OUTCOME_INCORRECT,
-    Finding.RAISED: reward_pb2.OUTCOME_RUNTIME_ERROR,
-    Finding.OUT_OF_MEMORY: reward_pb2.OUTCOME_RESOURCE_EXCEEDED,
-    Finding.NOT_COMPILED: reward_pb2.OUTCOME_COMPILE_ERROR,
-    Finding.LATE: reward_pb2.OUTCOME_TIMED_OUT,
-}
 
 
 def of_limits(execution: Execution) -> Outcome | None:
@@ -103,12 +108,7 @@ def outcome_of(last: Report) -> Outcome:
 
 
 def bad_reference(message: str) -> VerifierFailure:
-    """Return the failure of an item whose tests cannot be used."""
     return VerifierFailure(reward_pb2.FAILURE_KIND_BAD_REFERENCE, message)
-
-
-# The judge ends the program at its time; the sandbox stands behind that, and behind the judge.
-_SPARE_SECONDS = 1.0
 
 
 async def judge(sandbox: LazySandbox, program: str, tests: FunctionCases | TestProgram, rules: Rules) -> Outcome:
@@ -144,12 +144,6 @@ async def judge(sandbox: LazySandbox, program: str, tests: FunctionCases | TestP
     if isinstance(last, Outcome):
         return last
     return replace(of_end(execution), passed=last.passed) if last.finding is Finding.GONE else outcome_of(last)
-
-
-# A traceback that begins with its file has no frames: there was nothing to run yet.
-_NOT_COMPILED = b'  File "program.py", line '
-_SYNTAX_ERRORS = (b"SyntaxError", b"IndentationError", b"TabError")
-_SHOWN = 80
 
 
 async def judge_outputs(sandbox: LazySandbox, program: str, tests: OutputCases, rules: Rules) -> Outcome:

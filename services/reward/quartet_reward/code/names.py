@@ -63,7 +63,6 @@ class Names:
 
 
 def read_names(source: str, file: str, entry_point: str) -> Names:
-    """Read a test program that compiles."""
     table = symtable.symtable(source, file, "exec")
     used, bound = _used_and_bound(table)
     functions = {each.get_name(): each for each in table.get_children() if isinstance(each, symtable.Function)}

@@ -170,8 +170,6 @@ class ProgramIterator(ProgramObject):
 
 
 class ProgramCallable(ProgramObject):
-    """A function or class of the program."""
-
     __slots__ = ()
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -186,8 +184,6 @@ JUDGE_PROXIES: dict[Kind, type[Remote]] = {
 
 
 class RemoteFunction(Remote):
-    """A function of the other side."""
-
     __slots__ = ()
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -195,8 +191,6 @@ class RemoteFunction(Remote):
 
 
 class RemoteIterator(Remote):
-    """An iterator of the other side."""
-
     __slots__ = ()
 
     def __iter__(self) -> "RemoteIterator":
@@ -345,8 +339,6 @@ def _parts(number: complex) -> tuple[float, float]:
 
 
 class Decoder:
-    """Decodes the values of one message."""
-
     def __init__(self, handles: Handles, nodes: Any, known: list[Any] | None = None):
         """`known`: the containers with the first numbers. Raises Malformed."""
         self._handles = handles

@@ -86,7 +86,6 @@ def count_passed(cases: int | None) -> None:
 
 
 def tell(report: Report) -> None:
-    """Tell the last word."""
     _write(asdict(replace(report, passed=_passed, reason=report.reason[:_LONGEST_REASON])))
 
 
@@ -165,7 +164,6 @@ class Program:
         return found, functions[0] if path else None
 
     def begin_case(self) -> None:
-        """Give the program its time for one more case."""
         self._channel.deadline = min(time.monotonic() + self._seconds, self._last)
 
     def find(self, path: str) -> Any:

@@ -93,8 +93,6 @@ _EXCEPTIONS = {
 
 
 class Peer:
-    """This side of the connection."""
-
     def __init__(self, channel: Channel, serve: Serve, proxies: dict[Kind, type[Remote]], lends_objects: bool = True):
         """
         Args:

@@ -29,7 +29,6 @@ class ProgramIn(StrEnum):
 
 
 def find_program(completion: str, place: ProgramIn) -> str | None:
-    """Return the program, None if there is none where it should be."""
     if place is ProgramIn.COMPLETION:
         program = completion
     elif place is ProgramIn.LAST_PYTHON_FENCE:

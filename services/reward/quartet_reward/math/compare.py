@@ -30,7 +30,6 @@ class EqualityPolicy:
     """With `guards` off: math-verify reads formulas in dollar signs and the like, no bare numbers."""
 
     def as_request(self) -> dict[str, Any]:
-        """Return the fields as a worker is sent them."""
         return asdict(self)
 
 
@@ -71,7 +70,6 @@ class Comparison:
         return abs(values[0].value - values[1].value) <= max(half_a_place(exact), half_a_place(rounded))
 
     def equal(self, answer: Form, reference: Form) -> Decision:
-        """Return whether the answer is the reference."""
         if answer.kind is Kind.EQUATION and _is_tautology(answer):
             return False
         if tokens(answer.text) == tokens(reference.text):
@@ -193,26 +191,23 @@ _WAYS: dict[tuple[Kind, Kind], Callable[[Comparison, Form, Form], Decision]] = {
     (Kind.CLOCK, Kind.CLOCK): Comparison._marks,
     (Kind.TUPLE, Kind.TUPLE): Comparison._in_order,
     (Kind.MATRIX, Kind.MATRIX): Comparison._in_order,
-    (Kind.TUPLE, Kind.LIST): Comparison._tuple_and_list,
-    (Kind.LIST, Kind.TUPLE): Comparison._tuple_and_list,
-    (Kind.LIST, Kind.VALUE): Comparison._decimal_comma,
-    (Kind.VALUE, Kind.LIST): Comparison._decimal_comma,
     (Kind.LIST, Kind.LIST): Comparison._elements,
-    (Kind.LIST, Kind.SET): Comparison._elements,
-    (Kind.SET, Kind.LIST): Comparison._elements,
     (Kind.SET, Kind.SET): Comparison._elements,
-    (Kind.SET, Kind.VALUE): Comparison._single,
-    (Kind.VALUE, Kind.SET): Comparison._single,
-    (Kind.TUPLE, Kind.VALUE): Comparison._interval_and_value,
-    (Kind.VALUE, Kind.TUPLE): Comparison._interval_and_value,
     (Kind.RELATION, Kind.RELATION): Comparison._relations,
     (Kind.EQUATION, Kind.EQUATION): Comparison._equations,
     (Kind.QUANTITY, Kind.QUANTITY): Comparison._quantities,
-    (Kind.MATRIX, Kind.VALUE): Comparison._whole,
-    (Kind.VALUE, Kind.MATRIX): Comparison._whole,
-    **{(Kind.RELATION, kind): Comparison._relations for kind in (Kind.TUPLE, Kind.VALUE)},
-    **{(kind, Kind.RELATION): Comparison._relations for kind in (Kind.TUPLE, Kind.VALUE)},
 }
+for _one, _other, _way in (
+    (Kind.TUPLE, Kind.LIST, Comparison._tuple_and_list),
+    (Kind.LIST, Kind.VALUE, Comparison._decimal_comma),
+    (Kind.LIST, Kind.SET, Comparison._elements),
+    (Kind.SET, Kind.VALUE, Comparison._single),
+    (Kind.TUPLE, Kind.VALUE, Comparison._interval_and_value),
+    (Kind.MATRIX, Kind.VALUE, Comparison._whole),
+    (Kind.RELATION, Kind.TUPLE, Comparison._relations),
+    (Kind.RELATION, Kind.VALUE, Comparison._relations),
+):
+    _WAYS[_one, _other] = _WAYS[_other, _one] = _way
 
 
 def _named_alike(one: str, two: str) -> bool:

@@ -26,6 +26,15 @@ V = TypeVar("V")
 # Of an entry beside its text: dictionary, key, value.
 _OVERHEAD_BYTES = 600
 
+log = get_logger(__name__)
+# Nobody writes a longer answer to be compared; symbolic parsing is worse than linear.
+LONGEST_ANSWER = 2_000
+# Under math-verify's own reading, a worker is given the whole completion.
+LONGEST_COMPLETION = 50_000
+# Longer texts are read by a worker, which can be killed.
+_LONGEST_PLAIN = 400
+_EXACT = metrics.EQUALITY_DECISIONS.labels("exact")
+
 
 class VerdictCache(Generic[K, V]):
     """Verdicts by question, the least lately used dropped first."""
@@ -46,7 +55,6 @@ class VerdictCache(Generic[K, V]):
         return len(self._kept)
 
     def get(self, question: K) -> V | None:
-        """Return the verdict that is kept, if there is one."""
         found = self._kept.get(question)
         if found is None:
             return None
@@ -107,18 +115,6 @@ class VerdictCache(Generic[K, V]):
 
 async def _run(work: Callable[[], Awaitable[V]]) -> V:
     return await work()
-
-
-log = get_logger(__name__)
-
-# Nobody writes a longer answer to be compared; symbolic parsing is worse than linear.
-LONGEST_ANSWER = 2_000
-# Under math-verify's own reading, a worker is given the whole completion.
-LONGEST_COMPLETION = 50_000
-# Longer texts are read by a worker, which can be killed.
-_LONGEST_PLAIN = 400
-
-_EXACT = metrics.EQUALITY_DECISIONS.labels("exact")
 
 
 class Relation(StrEnum):

@@ -128,7 +128,6 @@ def _candidates(text: str, numbers: bool) -> list[_Candidate]:
 
 
 def _stated(text: str, candidates: list[_Candidate]) -> str:
-    """Return the answer of the first sentence that has one."""
     starts = [one.start for one in candidates]
 
     def outside(position: int) -> bool:

@@ -82,8 +82,6 @@ class Execution:
     """Processor time of the whole tree."""
     wall_seconds: float
     """Wall time of the program."""
-    peak_memory_bytes: int
-    """Largest resident size of one process of the tree."""
     mode: str
     """The sandbox's mode, see docs/sandbox.md."""
 

@@ -158,7 +158,6 @@ class Confinement:
         self._close(limits, descriptors, None)
 
     def user(self, slot_uid: int) -> int:
-        """Return the user of a slot, where there are no namespaces."""
         return self._first_uid + slot_uid
 
     def _close(self, limits: Limits, descriptors: dict[int, int], writable: str | None) -> None:

@@ -70,7 +70,6 @@ def receive_message(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def close_all(descriptors: list[int]) -> None:
-    """Close descriptors."""
     for descriptor in descriptors:
         os.close(descriptor)
 
@@ -157,7 +156,6 @@ class NamespaceTrees:
         signal.pidfd_send_signal(tree.last_handle, signal.SIGKILL)
 
     def reap(self, tree: ProcessTree) -> bool:
-        """Reap the first process, which ends after all others."""
         os.waitpid(tree.last, WAIT_ALL)
         if tree.stack is not None:
             self._stacks.append(tree.stack)
@@ -204,11 +202,9 @@ class UserTrees:
             os._exit(_sweep(self._confinement.user(tree.uid)))
 
     def reap(self, tree: ProcessTree) -> bool:
-        """Reap that process."""
         return os.waitpid(tree.last, WAIT_ALL)[1] == 0
 
     def clear(self) -> None:
-        """Kill all processes of all slots' users."""
         for uid in range(1, self._users):
             sweeper, handle = self._fork()
             if sweeper == 0:
@@ -306,7 +302,6 @@ class ForkServer:
                 "exit_code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
                 "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
                 "cpu_seconds": usage.ru_utime + usage.ru_stime,
-                "peak_memory_bytes": usage.ru_maxrss * 1024,
             },
         )
 

@@ -122,13 +122,13 @@ _ARENAS, _M_ARENA_MAX = 2, -8
 def start(channel: socket.socket, entries: Entries, settings: dict[str, Any]) -> int:
     """Be a fork server, or the parent of one; return its status when it has ended. Raises OSError."""
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    first_uid, uids, way = settings["first_uid"], settings["uids"], settings["way"]
+    first_uid, uids, mode = settings["first_uid"], settings["uids"], settings["mode"]
     if os.geteuid() == 0:
         os.setgroups([])
-    if way == "users":
+    if mode == "uid+landlock+seccomp":
         serve_users(channel, entries, proc, settings)
         return 0
-    if way == "namespaces" and first_uid:
+    if mode == "namespaces" and first_uid:
         # Not root any more, or the kernel would not count processes against a limit.
         os.setresgid(first_uid, first_uid, first_uid)
         os.setresuid(first_uid, first_uid, first_uid)

@@ -13,7 +13,7 @@ from quartet_reward.config import Mode, SandboxSection
 from quartet_reward.queue import FairQueue, Grant, QueueClosed
 from quartet_reward.sandbox.api import Execution, Job, KilledFromOutside, SandboxClosed, SandboxUnavailable
 from quartet_reward.sandbox.run import JobRun
-from quartet_reward.sandbox.server_handle import ServerHandle, Users, Way
+from quartet_reward.sandbox.server_handle import ServerHandle, Users
 
 log = get_logger(__name__)
 
@@ -47,22 +47,18 @@ class IsolatedSandbox:
 
     @property
     def mode(self) -> str:
-        """Which mechanisms hold."""
         return self._mode.value
 
     @property
     def fork_servers(self) -> list[int]:
-        """Process ids of the fork servers' launchers."""
         return [server.pid for server in self._servers if server]
 
     @property
     def waiting(self) -> int:
-        """Executions that wait for a slot."""
         return self._slots.waiting
 
     @property
     def running(self) -> int:
-        """Executions that have theirs."""
         return self._slots.running
 
     async def start(self) -> None:
@@ -184,7 +180,7 @@ class IsolatedSandbox:
         """Keep a fork server alive. Raises SandboxUnavailable if the first one cannot start."""
         started, delay = False, _FIRST_RETRY_SECONDS
         while True:
-            server = ServerHandle(self._way(index), self._settings.packages, self._settings.python)
+            server = ServerHandle(self._mode, self._uids(index), self._settings.packages, self._settings.python)
             self._servers[index] = server
             failed = False
             try:
@@ -207,15 +203,12 @@ class IsolatedSandbox:
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _LAST_RETRY_SECONDS)
 
-    def _way(self, index: int) -> Way:
+    def _uids(self, index: int) -> range:
+        if self._users is None:
+            return range(0)
         count = self._users_of_a_server()
-        first = self._users.first + index * count if self._users else 0
-        match self._mode:
-            case Mode.NAMESPACES_UID:
-                return Way("namespaces+uid", first, count)
-            case Mode.NAMESPACES:
-                return Way("namespaces", first, 1)
-        return Way("users", first, count)
+        first = self._users.first + index * count
+        return range(first, first + count)
 
     def _users_of_a_server(self) -> int:
         """Its own and one for each of its slots."""

@@ -20,6 +20,17 @@ _MOST_PROCESSES = 4096
 INTERVAL_SECONDS = 0.1
 _PF_EXITING = 4
 
+_CHUNK = 65536
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+# A killed tree is gone in milliseconds; this is for a machine that swaps.
+_DEATH_SECONDS = 10.0
+_START_SECONDS = 10.0
+_STATUS_BYTES = 4096
+# Share of its processor time after which a signal is the kernel's at the limit. The kernel sends SIGXCPU, and SIGKILL a
+# second later, by a clock that counts ticks; the time that it reports after the end was seen to be 25% less on a busy
+# machine. SIGKILL may come from outside, SIGXCPU from the program itself.
+_SPENT = {signal.SIGXCPU: 0.5, signal.SIGKILL: 0.8}
+
 
 @dataclass(frozen=True)
 class Usage:
@@ -92,23 +103,6 @@ def _children(pid: int) -> list[int]:
         with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
             found += map(int, file.read().split())
     return found
-
-
-def works() -> bool:
-    """Tell whether this kernel lists children."""
-    return os.path.exists(f"/proc/self/task/{os.getpid()}/children")
-
-
-_CHUNK = 65536
-_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-# A killed tree is gone in milliseconds; this is for a machine that swaps.
-_DEATH_SECONDS = 10.0
-_START_SECONDS = 10.0
-_STATUS_BYTES = 4096
-# Share of its processor time after which a signal is the kernel's at the limit. The kernel sends SIGXCPU, and SIGKILL a
-# second later, by a clock that counts ticks; the time that it reports after the end was seen to be 25% less on a busy
-# machine. SIGKILL may come from outside, SIGXCPU from the program itself.
-_SPENT = {signal.SIGXCPU: 0.5, signal.SIGKILL: 0.8}
 
 
 class _Stream:
@@ -241,7 +235,6 @@ class JobRun:
             report=bytes(self._report.data) if self._report else b"",
             cpu_seconds=result["cpu_seconds"],
             wall_seconds=self._finished - self._began,
-            peak_memory_bytes=result["peak_memory_bytes"],
             mode=self.mode,
         )
 

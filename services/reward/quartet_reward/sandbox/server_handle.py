@@ -11,15 +11,42 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from quartet_reward.config import Mode
 from quartet_reward.sandbox.api import SandboxUnavailable
 from quartet_reward.sandbox.fork_server import ChannelClosed, close_all, receive_message, send_message
 
 _BLOCK = 64  # users are taken in blocks of so many, a locked file each
 _MOST_BLOCKS = 64  # from `reward.sandbox.first_uid` on
+
+_START_SECONDS = 60.0
+_END_SECONDS = 10.0
+_FOLDER = Path(__file__).resolve().parents[2]
+# Run by an interpreter that sees no site-packages (-I -S): the package's folder is its first argument.
+_LAUNCHER = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from quartet_reward.sandbox.isolation import main; sys.exit(main())"
+)
+# fmt: off
+PRELOAD = (
+    "array", "base64", "bisect", "cmath", "collections", "contextlib", "copy", "dataclasses", "datetime", "decimal",
+    "enum", "fractions", "functools", "hashlib", "heapq", "inspect", "io", "itertools", "json", "math", "operator",
+    "queue", "random", "re", "statistics", "string", "struct", "textwrap", "threading", "typing", "unittest",
+)
+"""What programs often import: in memory once, shared by all."""
+# fmt: on
+ENTRIES = {
+    "script": "quartet_reward.sandbox.child",
+    "candidate": "quartet_reward.code.candidate",
+    "judge": "quartet_reward.code.judge",
+}
+"""What a job can run: modules that the fork server loads by name, each with `main(payload)`.
+
+`main` is called in the new process, confined, with the job's payload. What it raises ends the process as in any Python
+program: SystemExit with its code, MemoryError as MEMORY_EXCEEDED, anything else with a traceback and status 1.
+"""
+Hear = Callable[[dict[str, Any], list[int]], None]
 
 
 class Users:
@@ -46,7 +73,6 @@ class Users:
         )
 
     def release(self) -> None:
-        """Let others have them."""
         for lock in self._locks:
             os.close(lock)
         self._locks.clear()
@@ -75,56 +101,27 @@ def _folder() -> Path:
     return folder
 
 
-_START_SECONDS = 60.0
-_END_SECONDS = 10.0
-_FOLDER = Path(__file__).resolve().parents[2]
-# Run by an interpreter that sees no site-packages (-I -S): the package's folder is its first argument.
-_LAUNCHER = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from quartet_reward.sandbox.isolation import main; sys.exit(main())"
-)
-# fmt: off
-PRELOAD = (
-    "array", "base64", "bisect", "cmath", "collections", "contextlib", "copy", "dataclasses", "datetime", "decimal",
-    "enum", "fractions", "functools", "hashlib", "heapq", "inspect", "io", "itertools", "json", "math", "operator",
-    "queue", "random", "re", "statistics", "string", "struct", "textwrap", "threading", "typing", "unittest",
-)
-"""What programs often import: in memory once, shared by all."""
-# fmt: on
-ENTRIES = {
-    "script": "quartet_reward.sandbox.child",
-    "candidate": "quartet_reward.code.candidate",
-    "judge": "quartet_reward.code.judge",
-}
-"""What a job can run: modules that the fork server loads by name, each with `main(payload)`.
-
-`main` is called in the new process, confined, with the job's payload. What it raises ends the process as in any Python
-program: SystemExit with its code, MemoryError as MEMORY_EXCEEDED, anything else with a traceback and status 1.
-"""
-
-
-@dataclass(frozen=True)
-class Way:
-    """How a fork server isolates."""
-
-    way: Literal["namespaces", "namespaces+uid", "users"]
-    first_uid: int = 0
-    """First of the users of its own: its own and one a slot; 0: the service's user."""
-    uids: int = 0
-    """How many there are."""
-
-
-Hear = Callable[[dict[str, Any], list[int]], None]
-
-
 class ServerHandle:
     """A fork server's process and the channel to it."""
 
-    def __init__(self, way: Way, packages: tuple[str, ...], python: str):
-        """Start the process. Raises OSError if there can be none."""
+    def __init__(self, mode: Mode, uids: range, packages: tuple[str, ...], python: str):
+        """Start the process.
+
+        Args:
+            mode: how it isolates programs.
+            uids: users of its own: its own and one a slot; empty: the service's user.
+            packages: folders that programs may import from.
+            python: its interpreter; empty: the service's own.
+
+        Raises:
+            OSError: there can be no process.
+        """
         self._jobs: dict[int, Hear] = {}
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         settings = {
-            **asdict(way),
+            "mode": mode.value,
+            "first_uid": uids.start,
+            "uids": len(uids),
             "packages": list(packages),
             "preload": PRELOAD,
             "entries": ENTRIES,
@@ -153,7 +150,6 @@ class ServerHandle:
 
     @property
     def pid(self) -> int:
-        """The launcher's process id."""
         return self._process.pid
 
     async def await_ready(self) -> None:

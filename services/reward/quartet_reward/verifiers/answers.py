@@ -74,13 +74,19 @@ def judge_math(
 
     Both only if the reference can be used: whether an item is scored never depends on its completion.
     """
-    equality = tools.math.compare(None if fault else answer, reference, policy)
+    rewards = {
+        Relation.EQUAL: parameters.correct_reward,
+        Relation.SAME_TEXT: parameters.string_match_reward,
+    }
 
-    def verdict(equality: Equality) -> Verdict:
+    def verdict(found: Equality) -> Verdict:
         if fault:
             return Verdict(0.0, reward_pb2.OUTCOME_MALFORMED, fault, answer, format_acc=0.0, ans_acc=0.0)
-        return _verdict(answer, equality, parameters)
+        reward, outcome = rewards.get(found.relation, parameters.format_reward), _OUTCOMES[found.relation]
+        right = float(outcome == reward_pb2.OUTCOME_CORRECT)
+        return Verdict(reward, outcome, found.reason, answer, 1.0, right, queued_seconds=found.queued_seconds)
 
+    equality = tools.math.compare(None if fault else answer, reference, policy)
     if isinstance(equality, Equality):
         return verdict(equality)
 
@@ -88,20 +94,6 @@ def judge_math(
         return verdict(await equality())
 
     return later
-
-
-def _verdict(answer: str, equality: Equality, parameters: AnswerParameters) -> Verdict:
-    outcome = _OUTCOMES[equality.relation]
-    if equality.relation is Relation.EQUAL:
-        reward = parameters.correct_reward
-    elif equality.relation is Relation.SAME_TEXT:
-        reward = parameters.string_match_reward
-    else:
-        reward = parameters.format_reward
-    right = 1.0 if outcome == reward_pb2.OUTCOME_CORRECT else 0.0
-    return Verdict(
-        reward, outcome, equality.reason, answer, format_acc=1.0, ans_acc=right, queued_seconds=equality.queued_seconds
-    )
 
 
 class Boxed:
@@ -157,7 +149,6 @@ class MathParameters(ReadingPolicy, AnswerParameters):
 
     @property
     def equality(self) -> EqualityPolicy:
-        """What counts as equal."""
         return EqualityPolicy(
             chains=self.chains,
             bare_braces=self.bare_braces,

@@ -17,8 +17,6 @@ _LARGEST_PROGRAM = 1 << 20
 
 
 class CodeParameters(Rules, Parameters):
-    """Parameters of `code`."""
-
     correct_reward: float = Field(1.0, description="Reward of a program that passes every test.")
     wrong_reward: float = Field(0.0, description="Reward of a program that fails a test.")
     error_reward: float = Field(

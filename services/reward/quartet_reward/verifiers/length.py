@@ -14,8 +14,6 @@ _LARGEST_DEFAULT_BUFFER = 1024
 
 
 class LengthParameters(Parameters):
-    """Parameters of `length`."""
-
     penalty: float = Field(10.0, ge=0, description="What the longest completion loses.")
     max_tokens: int = Field(0, ge=0, description="The limit M, in tokens; 0: the item's max_new_tokens.")
     buffer_tokens: int = Field(0, ge=0, description="The buffer B, in tokens; 0: a quarter of M, at most 1024.")

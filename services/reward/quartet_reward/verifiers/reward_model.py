@@ -11,8 +11,6 @@ from quartet_reward.verifiers.base import Later, Parameters, SpecialTokens, Tool
 
 
 class RewardModelParameters(Parameters):
-    """Parameters of `reward_model`."""
-
     scale: float = Field(1.0, description="Factor of the logit.")
     shift: float = Field(0.0, description="Added after the scaling.")
     clip_low: float | None = Field(None, description="Least reward; none: no bound.")

@@ -20,8 +20,6 @@ _FOLDED_AT_ONCE = 1 << 20
 
 
 class ExactParameters(Parameters):
-    """Parameters of `exact`."""
-
     correct_reward: float = Field(10.0, description="Reward of the same text.")
     answer_in: Literal["completion", "answer_tags", "box"] = Field(
         "completion", description="Where the answer stands: the whole completion, the last <answer> tags, the last box."
@@ -73,8 +71,6 @@ def _find(text: str, place: str) -> str | None:
 
 
 class FormatParameters(Parameters):
-    """Parameters of `format`."""
-
     form: Literal["think_answer_tags", "boxed"] = Field(
         "think_answer_tags", description="The required form: that of the verifier of this name."
     )

@@ -80,7 +80,6 @@ class Function:
         return {"names": names, "takes_any": self.takes_any, "description": words}
 
     def score(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to a request."""
         arguments = self._arguments(request)
         if missing := [name for name in self.required if name not in arguments]:
             return {"event": "missing", "names": missing}

@@ -29,6 +29,10 @@ _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 # What a worker sees of this process's environment: where Python's modules are, and nothing secret.
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "VIRTUAL_ENV")
 
+log = get_logger(__name__)
+_FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.5, 15.0
+PoolClosed = QueueClosed
+
 
 class TaskTimedOut(Exception):
     """The worker was killed at the deadline."""
@@ -165,13 +169,6 @@ class WorkerProcess:
         return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
 
 
-log = get_logger(__name__)
-
-_FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.5, 15.0
-
-PoolClosed = QueueClosed
-
-
 @dataclass(frozen=True)
 class Limits:
     """What a worker may use, and how long it lives."""
@@ -212,12 +209,10 @@ class WorkerPool:
 
     @property
     def waiting(self) -> int:
-        """Tasks that wait for a worker."""
         return self._idle.waiting
 
     @property
     def busy(self) -> int:
-        """Workers that have a task."""
         return self._idle.running
 
     @property

@@ -14,7 +14,6 @@ LARGEST_FRAME = 16 << 20
 
 
 def pack(message: dict[str, Any]) -> bytes:
-    """Return the frame of a message."""
     body = json.dumps(message).encode()
     return HEADER.pack(len(body)) + body
 
@@ -66,6 +65,5 @@ def receive() -> dict[str, Any] | None:
 
 
 def send(output: BinaryIO, message: dict[str, Any]) -> None:
-    """Answer."""
     output.write(pack(message))
     output.flush()

@@ -7,11 +7,11 @@
 
 import argparse
 import sys
-from pathlib import Path
 
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from quartet_reward.config import RewardModelSection
 from quartet_reward.workers import protocol
 
 # No tokenizer has a token of more characters on average: what is longer is cut before it is tokenized.
@@ -21,21 +21,20 @@ _CHARACTERS_PER_TOKEN = 64
 class Classifier:
     """A model and its tokenizer."""
 
-    def __init__(
-        self, path: Path, device: str, dtype: str, max_tokens: int, batch_tokens: int, add_special_tokens: bool
-    ):
+    def __init__(self, section: RewardModelSection):
         """Load them. Raises OSError, ValueError: the folder holds no such model."""
+        path = section.path
         self._tokenizer = AutoTokenizer.from_pretrained(path, truncation_side="left")
-        self._add_special_tokens = add_special_tokens
+        self._add_special_tokens = section.add_special_tokens
         self._model = AutoModelForSequenceClassification.from_pretrained(
-            path, dtype=getattr(torch, dtype), use_safetensors=True
+            path, dtype=getattr(torch, section.dtype), use_safetensors=True
         )
-        self._model.to(device).eval()
-        self._device = device
-        self._batch_tokens = batch_tokens
+        self._model.to(section.device).eval()
+        self._device = section.device
+        self._batch_tokens = section.batch_tokens
         config = self._model.config
-        positions = getattr(config, "max_position_embeddings", None) or max_tokens
-        self._max_tokens = min(max_tokens, positions)
+        positions = getattr(config, "max_position_embeddings", None) or section.max_tokens
+        self._max_tokens = min(section.max_tokens, positions)
         # Models that read the last token find it by this id: without one that they know, nothing can be padded.
         given, known = self._tokenizer.pad_token_id, self._model.get_input_embeddings().num_embeddings
         if config.pad_token_id is None and given is not None and given < known:
@@ -90,32 +89,19 @@ class Classifier:
 def main() -> int:
     """Load the model, say so, and serve."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--path", type=Path, required=True)
-    parser.add_argument("--device", required=True)
-    parser.add_argument("--dtype", required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--max-tokens", type=int, required=True)
-    parser.add_argument("--batch-tokens", type=int, required=True)
-    parser.add_argument("--add-special-tokens", action="store_true")
+    parser.add_argument("--section", type=RewardModelSection.model_validate_json, required=True)
     parser.add_argument("--parent", type=int, required=True)
     arguments = parser.parse_args()
     output = protocol.begin(arguments.parent)
-    torch.set_num_threads(arguments.threads)
-    classifier = Classifier(
-        arguments.path,
-        arguments.device,
-        arguments.dtype,
-        arguments.max_tokens,
-        arguments.batch_tokens,
-        arguments.add_special_tokens,
-    )
+    torch.set_num_threads(arguments.section.threads)
+    classifier = Classifier(arguments.section)
     protocol.send(output, {"event": "ready"})
     while (request := protocol.receive()) is not None:
         try:
             answer = _answer(classifier, request["texts"])
         except Exception as error:  # whatever the model raises is told to the service
             protocol.send(output, {"event": "failed", "reason": f"{type(error).__name__}: {error}"[:500]})
-            if arguments.device != "cpu":
+            if arguments.section.device != "cpu":
                 return 1  # an error on a GPU may stay with the process: a fresh one takes its place
         else:
             protocol.send(output, answer)
