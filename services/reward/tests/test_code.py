@@ -134,6 +134,10 @@ async def test_assert_style_tests(sandbox, program, outcome, reason):
         ("def sum(a, b):\n    return a + b", "assert sum(1, 2) == 3"),
         ("def gcd(a, b):\n    return a if b == 0 else gcd(b, a % b)", "assert gcd(12, 18) == 6"),
         ("def order(items):\n    items.sort()", "items = [2, 1]\nassert order(items) is None\nassert items == [1, 2]"),
+        (
+            "def one(a, b):\n    a[0] = True\n    b['a'] = [a]\n    return a",
+            "a, b = [1], {}\nassert one(a, b) is a is b['a'][0] and a[0] is True",
+        ),
         ("def fail(n):\n    raise KeyError(n)", "try:\n    fail(1)\n    assert False\nexcept KeyError:\n    pass"),
         (
             "class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)\n"

@@ -233,6 +233,7 @@ DEEP = "def deep(n):\n    made = ()\n    for _ in range(n): made = (made,)\n    
         # What the test passes on is made of the program's answers.
         ("def f(g): return g(99)", {"test_program": DEEP + "assert f(deep) == 1"}, {}, RAISED),
         (DEEP + "f = deep", {"test_program": "assert f(((((f(59),),),),)) == 1"}, {}, INCORRECT),
+        ("def f(g): return g(g)", {"test_program": "def again(g): return f(again)\nassert f(again)"}, {}, RAISED),
         # A checker that accepts the expected result in one reading of the arguments only.
         ("def f(n): return n", ADD, {"checker": "def check(i, o, e): return sum(i) == o"}, RAISED),
     ],

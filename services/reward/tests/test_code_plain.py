@@ -1,8 +1,5 @@
-"""What crosses between a program and its tests: plain data of exact builtin types, and calls both ways."""
+"""What crosses between a program and its tests: plain data of exact builtin types."""
 
-import contextlib
-import socket
-import threading
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from decimal import Decimal
 from enum import IntEnum
@@ -12,7 +9,6 @@ import pytest
 
 from quartet_reward.code.plain import (
     JUDGE_PROXIES,
-    OPAQUE_PROXIES,
     Decoder,
     Encoder,
     Handles,
@@ -20,7 +16,6 @@ from quartet_reward.code.plain import (
     ProgramObject,
     TooLarge,
 )
-from quartet_reward.code.rpc import Channel, Gone, Peer
 
 
 def handles():
@@ -149,58 +144,3 @@ def test_nested_too_deep_is_refused():
 def test_what_is_no_value_is_malformed(word, nodes):
     with pytest.raises(Malformed):
         Decoder(handles(), nodes).value(word)
-
-
-class Pair:
-    """A judge's and a program's peer, joined; the program's side runs in a thread."""
-
-    def __init__(self, **functions):
-        self._sockets = socket.socketpair()
-        ours, theirs = (Channel(each.fileno()) for each in self._sockets)
-
-        def serve(target, operation, arguments, named):
-            return (functions[operation] if target is None else target)(*arguments, **named)
-
-        self.judge = Peer(ours, serve, JUDGE_PROXIES)
-        self._program = Peer(theirs, serve, OPAQUE_PROXIES)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self):
-        with contextlib.suppress(Gone):
-            self._program.serve_forever()
-
-    def __enter__(self):
-        return self.judge
-
-    def __exit__(self, *error):
-        self._sockets[0].shutdown(socket.SHUT_RDWR)
-        self._thread.join(5)
-        for each in self._sockets:
-            each.close()
-
-
-def test_changed_arguments_are_changed_here_too():
-    def change(numbers, table, unchanged):
-        numbers.sort()
-        table["new"] = [numbers]
-        numbers[0] = True  # a change of type alone
-        return numbers
-
-    numbers, table, unchanged = [3, 1, 2], {"old": 1}, {1, 2}
-    with Pair(change=change) as judge:
-        result = judge.ask(None, "change", numbers, table, unchanged)
-    assert result is numbers is table["new"][0]
-    assert numbers == [1, 2, 3] and numbers[0] is True
-    assert table == {"old": 1, "new": [numbers]}
-    assert unchanged == {1, 2}
-
-
-def test_calls_do_not_nest_for_ever():
-    with Pair(again=lambda function: function(function)) as judge:
-
-        def again(function):
-            return judge.ask(None, "again", function)
-
-        with pytest.raises(RecursionError):
-            again(again)
