@@ -24,7 +24,7 @@ FLOODS = (
     *("z", "é", "汉", " ", "\n", "1", "1+", "a b ", "\\", "$", "{", r"\boxed{", r"\boxed{1} ", "``x", "```python\n"),
     *("<|im_end|>", "<answer>", "</answer>", "<think>", "</think>", "The answer is "),
 )
-ANYWHERE = extract.ReadingPolicy("anywhere", "joined", "numbers", ())
+ANYWHERE = extract.ReadingPolicy()
 
 
 def _exact(text: str) -> object:
