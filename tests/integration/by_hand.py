@@ -35,7 +35,7 @@ class ByHand:
         overrides: Mapping[str, object],
         addresses: Mapping[str, str] | None = None,
     ):
-        self._pythons = pythons
+        self.pythons = pythons
         *ports, redis = free_ports(5, neighbour=100)  # that of metrics
         self.folder = folder
         self.redis_port, self.redis_data = redis, folder / "redis"
@@ -54,11 +54,11 @@ class ByHand:
 
     def start(self, name: str, *options: str) -> None:
         """Start a service, with options of the command line; it finds the others by itself."""
-        self._start(name, [self._pythons[name], "-m", f"quartet_{name}", *self.arguments, *options])
+        self._start(name, [self.pythons[name], "-m", f"quartet_{name}", *self.arguments, *options])
 
     def client(self, *words: str) -> subprocess.Popen:
         """Start a `quartet` command; its output goes to client.log."""
-        self._start("client", [self._pythons["client"], "-m", "quartet_client", *words])
+        self._start("client", [self.pythons["client"], "-m", "quartet_client", *words])
         return self.processes["client"]
 
     def run_all(self, seconds: float = 200) -> None:

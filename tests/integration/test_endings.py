@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from by_hand import ROOT
+from by_hand import ROOT, ByHand
 from preloaded import Pythons
-from shared_services import Services
 
 from quartet_client import Client
+from quartet_common.ports import free_ports
 
 pytestmark = pytest.mark.timeout(400)
 BEGUN, ENDED = 150, 200  # seconds until the first step and the end, on a busy machine
@@ -182,43 +182,6 @@ ENDINGS = [
 ]
 
 
-class Attached:
-    """A `quartet run --attach` of a run file, on these services."""
-
-    def __init__(self, ending: Ending, services: Services, folder: Path):
-        self.services, self.folder, self.name = services, folder, ending.name
-        settings = dict(setting.split("=", 1) for setting in services.addresses()) | ending.settings
-        self.arguments = [str(folder / "run.toml")]
-        self.arguments += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-        self.output = folder / "client.log"
-
-    def quartet(self, *words: str) -> list[str]:
-        return [str(self.services.pythons["client"]), "-m", "quartet_client", *words]
-
-    def start(self) -> subprocess.Popen:
-        command = self.quartet("run", *self.arguments, "--attach", "--plain", "--wait", "1")
-        with self.output.open("w") as log:
-            return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-    def ask(self, *words: str) -> subprocess.CompletedProcess:
-        command = self.quartet(*words, "--broker", self.services.address("broker"))
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-
-    def logs(self) -> str:
-        return "\n".join(
-            f"--- {log.name}\n{log.read_text(errors='replace')[-2500:]}" for log in self.folder.glob("*.log")
-        )
-
-
-@contextlib.contextmanager
-def killed_at_the_end(process: subprocess.Popen) -> Iterator[subprocess.Popen]:
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
 def wait_while(process: subprocess.Popen, condition: Callable[[], bool], told: Callable[[], str]) -> None:
     deadline = time.monotonic() + BEGUN
     while condition():
@@ -228,42 +191,75 @@ def wait_while(process: subprocess.Popen, condition: Callable[[], bool], told: C
 
 
 @pytest.fixture(scope="module")
-def services(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    with contextlib.ExitStack() as stack:
-        yield Services(tmp_path_factory.mktemp("services"), stack, pythons)
+def shared(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ByHand]:
+    """Redis, broker and reward service for all rows."""
+    folder = tmp_path_factory.mktemp("shared")
+    (folder / "run.toml").touch()
+    settings = {"run.folder": folder / "run", "server.metrics": "false"}
+    with contextlib.closing(ByHand(folder, folder / "run.toml", pythons, settings)) as made:
+        made.start_redis()
+        for name in ("broker", "reward"):
+            made.start(name)
+            made.wait_for(name, "serving at")
+        yield made
 
 
-@pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.name)
-def test_a_run_that_ends(ending: Ending, services: Services, model: Path, tmp_path: Path):
+@pytest.fixture
+def run(ending: Ending, shared: ByHand, pythons: Pythons, model: Path, tmp_path: Path) -> Iterator[ByHand]:
+    """A rollout, a trainer and clients of one's own."""
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ending.data))
     (tmp_path / "heldout.jsonl").write_text("".join(json.dumps(line) + "\n" for line in problems(2)))
     (tmp_path / "run.toml").write_text(RUN_FILE.format(name=ending.name, folder=tmp_path, model=model))
-    run = Attached(ending, services, tmp_path)
-    with contextlib.ExitStack() as stack:
-        if ending.ended_before:
-            first = stack.enter_context(killed_at_the_end(run.start()))
-            with Client(services.address("broker")) as quartet:
-                wait_while(first, lambda: ending.name not in [each.run_id for each in quartet.runs()], run.logs)
-                quartet.finish_run(ending.name, "failed", "it was enough")
-            first.wait(60)
-        served = not ending.ended_before and "addresses.broker" not in ending.settings
-        pair = stack.enter_context(services.run(run.arguments, tmp_path)) if served else None
-        client = stack.enter_context(killed_at_the_end(run.start()))
-        if ending.words or ending.interrupted:
-            wait_while(client, lambda: not re.search("^step 1/", run.output.read_text(), re.MULTILINE), run.logs)
-        if ending.words:
-            done = run.ask("runs", ending.words[0], ending.name, *ending.words[1:])
-            assert done.returncode == 0, done.stderr
-        if ending.interrupted:
-            client.send_signal(signal.SIGINT)
-        assert client.wait(ENDED) == ending.status, run.logs()
-        assert re.search(ending.printed, "\n".join(run.output.read_text().splitlines()[-8:])), run.logs()
-        assert "Traceback" not in run.output.read_text()
-        if pair and ending.status in (0, 1):  # the run has ended, and with it its trainer
-            deadline = time.monotonic() + ENDED
-            while "trainer" not in pair.statuses:
-                assert pair.changed.wait(max(0, deadline - time.monotonic())), run.logs()
-            assert pair.statuses["trainer"] == 0, run.logs()
-    audit = run.ask("audit", ending.name, "--config", *run.arguments)
+    made = ByHand(tmp_path, tmp_path / "run.toml", pythons, ending.settings, shared.addresses | own_addresses())
+    with contextlib.closing(made):
+        yield made
+
+
+def own_addresses() -> dict[str, str]:
+    return {kind: f"127.0.0.1:{port}" for kind, port in zip(("rollout", "trainer"), free_ports(2), strict=True)}
+
+
+@pytest.fixture
+def ask(run: ByHand, shared: ByHand) -> Callable[..., subprocess.CompletedProcess]:
+    """Give a command of `quartet`."""
+
+    def ask(*words: str) -> subprocess.CompletedProcess:
+        command = [run.pythons["client"], "-m", "quartet_client", *words, "--broker", shared.addresses["broker"]]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+    return ask
+
+
+@pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.name)
+def test_a_run_that_ends(ending: Ending, run: ByHand, shared: ByHand, ask: Callable[..., subprocess.CompletedProcess]):
+    attach = ("run", *run.arguments, "--attach", "--plain", "--wait", "1")
+    if ending.ended_before:
+        first = run.client(*attach)
+        with Client(shared.addresses["broker"]) as quartet:
+            wait_while(first, lambda: ending.name not in [each.run_id for each in quartet.runs()], run.logs)
+            quartet.finish_run(ending.name, "failed", "it was enough")
+        first.wait(60)
+    served = not ending.ended_before and "addresses.broker" not in ending.settings
+    for name in ("rollout", "trainer") if served else ():
+        run.start(name)
+    begun = len(run.log("client")) if ending.ended_before else 0
+    client = run.client(*attach)
+    if ending.words or ending.interrupted:
+        wait_while(client, lambda: not re.search("^step 1/", run.log("client"), re.MULTILINE), run.logs)
+    if ending.words:
+        done = ask("runs", ending.words[0], ending.name, *ending.words[1:])
+        assert done.returncode == 0, done.stderr
+    if ending.interrupted:
+        client.send_signal(signal.SIGINT)
+    assert client.wait(ENDED) == ending.status, run.logs()
+    printed = run.log("client")[begun:]
+    assert re.search(ending.printed, "\n".join(printed.splitlines()[-8:])), run.logs()
+    assert "Traceback" not in printed
+    if served and ending.status in (0, 1):  # the run has ended, and with it its trainer
+        assert run.processes["trainer"].wait(ENDED) == 0, run.logs()
+    for name in ("rollout", "trainer") if served else ():
+        if run.processes[name].poll() is None:
+            run.stop(name)
+    audit = ask("audit", ending.name, "--config", *run.arguments)
     assert audit.returncode == ending.audit_status, audit.stdout + audit.stderr + run.logs()
     assert re.search(ending.audited, (audit.stdout + audit.stderr).strip()), audit.stdout + audit.stderr

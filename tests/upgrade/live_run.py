@@ -77,7 +77,7 @@ class LiveRun(ByHand):
 
     def start(self, kind: str, build: Build | None = None) -> None:
         """Start a service, of a build; it finds the others by itself."""
-        self._start(kind, [self._pythons[kind], "-m", f"quartet_{kind}", *self._of(kind)], build)
+        self._start(kind, [self.pythons[kind], "-m", f"quartet_{kind}", *self._of(kind)], build)
 
     def attach(self, build: Build | None = None) -> None:
         """Start `quartet run --attach`: it makes the run or finds it, feeds it, and shows it."""
