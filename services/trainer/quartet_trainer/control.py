@@ -1,4 +1,4 @@
-"""What the outside asks of the training loop. Thread-safe: others ask, the loop's thread answers."""
+"""Requests to the training loop, by the service and by the threads beside it. Thread-safe."""
 
 import math
 import threading
@@ -22,7 +22,7 @@ class Cancellable(Protocol):
 
 
 class WakeEvent:
-    """An event that also cancels the call its owner is blocked in: something happened that cannot wait."""
+    """An event that also cancels the RPC that its owner is blocked in."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -30,24 +30,24 @@ class WakeEvent:
         self._call: Cancellable | None = None
 
     def set(self) -> None:
-        """Wake the owner up."""
+        """Wake the owner."""
         with self._lock:
             self._event.set()
             call = self._call
         if call is not None:
             call.cancel()
 
-    def take(self) -> None:
-        """Say that whatever it was is being looked at now."""
+    def clear(self) -> None:
+        """Reset it: its owner looks at what happened from here on."""
         self._event.clear()
 
     def wait(self, seconds: float) -> bool:
-        """Block until called for; False if nothing came within `seconds`."""
+        """Block until it is set; False if it was not within `seconds`."""
         return self._event.wait(seconds)
 
     @contextmanager
     def may_cancel(self, call: Cancellable) -> Iterator[None]:
-        """While inside, being called for cancels `call`."""
+        """Within the block, `set` cancels `call`."""
         with self._lock:
             self._call = call
             pending = self._event.is_set()

@@ -235,7 +235,7 @@ class Evaluator:
         """Wait until complete. Time in which no rollout has the version does not count."""
         left = self._settings.timeout_seconds
         while left > 0:
-            self._control.wake.take()
+            self._control.wake.clear()
             if self._control.stopping.is_set():
                 raise Stopped
             rollouts = keep_current()

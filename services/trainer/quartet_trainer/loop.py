@@ -151,7 +151,7 @@ class TrainingLoop:
         fetched: Fetched | None = None
         with self.status.during(trainer_pb2.TRAINER_PHASE_WAITING_FOR_BATCH):
             while True:
-                self.control.wake.take()
+                self.control.wake.clear()
                 if self.control.stopping.is_set():
                     return Ending.STOPPED
                 self._settle()

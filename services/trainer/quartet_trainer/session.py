@@ -84,12 +84,12 @@ class BrokerSession:
             Stopped: asked to stop meanwhile.
             TrainingError: the broker cannot work with this trainer.
         """
-        shaken, outage = False, Outage()
+        handshake_done, outage = False, Outage()
         while True:
             try:
-                if not shaken:
+                if not handshake_done:
                     handshake_sync(self._channel, common_pb2.SERVICE_KIND_TRAINER, timeout=5.0)
-                    shaken = True
+                    handshake_done = True
                 run = self._stub.GetRun(broker_pb2.GetRunRequest(run_id=self._run_id), timeout=CALL_SECONDS).run
                 self._status.wait_for("")
                 return run

@@ -58,7 +58,7 @@ class _Peer:
 
     channel: grpc.Channel
     stub: rollout_pb2_grpc.RolloutServiceStub
-    shaken: bool = False
+    handshake_done: bool = False
     version: int | None = None
     """Version this trainer installed; None: none, or unknown."""
     failures: int = 0
@@ -134,7 +134,7 @@ class Publisher:
             peer = self._peer(name, member)
             if peer.version == version and member.policy_version < 0 and self._has_lost_weights(peer):
                 log.warning("rollout lost its weights", extra={"rollout": name})
-                peer.version, peer.shaken = None, False  # it may be of another release now
+                peer.version, peer.handshake_done = None, False  # it may be of another release now
             if peer.version != version and peer.rest_until <= now:
                 behind[name] = member
         return behind
@@ -210,7 +210,7 @@ class Publisher:
     def _attempt(
         self, version: int, targets: dict[str, broker_pb2.Member], weights: Weights | Snapshot, deadline: float
     ) -> None:
-        self._shake_hands(targets)
+        self._handshake(targets)
         stubs = {name: self._peers[name].stub for name in targets}
         group = self._group
         if group is None or group.members.keys() != targets.keys():
@@ -239,16 +239,16 @@ class Publisher:
             self._peers[name].failures = 0
         answers.raise_if_bad(f"finishing update to version {version}")
 
-    def _shake_hands(self, targets: Iterable[str]) -> None:
+    def _handshake(self, targets: Iterable[str]) -> None:
         refused = {}
         for name in targets:
             peer = self._peers[name]
-            if not peer.shaken:
+            if not peer.handshake_done:
                 try:
                     handshake_sync(
                         peer.channel, common_pb2.SERVICE_KIND_TRAINER, self._capabilities, timeout=STATUS_SECONDS
                     )
-                    peer.shaken = True
+                    peer.handshake_done = True
                 except grpc.RpcError as error:
                     refused[name] = describe(error)
                     lacks = refused[name].partition("; it has ")[0]
@@ -312,7 +312,7 @@ class Publisher:
         for name, why in blame.items():
             if (peer := self._peers.get(name)) is not None:
                 rest = min(FIRST_BACKOFF_SECONDS * 2**peer.failures, LONGEST_BACKOFF_SECONDS)
-                peer.version, peer.shaken = None, False
+                peer.version, peer.handshake_done = None, False
                 peer.failures, peer.rest_until = peer.failures + 1, time.monotonic() + rest
                 log.warning("rollout is left out for a while", extra={"rollout": name, "seconds": rest, "why": why})
 
