@@ -41,7 +41,7 @@ TARGETS = {
     "reward": "-m quartet_reward ",
     "verifier worker": "-m quartet_reward.math.worker",
     "rollout": "-m quartet_rollout ",
-    "engine": "-m quartet_rollout.engines.child",
+    "engine": "-m quartet_rollout.engines.transformers_engine.engine_loop",
     "trainer": "-m quartet_trainer ",
     "guard": "guard.py",
 }

@@ -18,6 +18,7 @@ asked = {
     "folder": os.getcwd(),
     "umask": mask,
     "limits": {name: resource.getrlimit(getattr(resource, name)) for name in ("RLIMIT_FSIZE", "RLIMIT_NOFILE")},
+    "python": os.path.abspath(__file__),
 }
 connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 connection.connect(os.path.join(os.path.dirname(os.path.realpath(__file__)), "socket"))

@@ -108,6 +108,8 @@ def become(asked: dict, *descriptors: int) -> int:
         resource.setrlimit(getattr(resource, name), limit)
     os.environ.clear()
     os.environ.update(asked["environment"])
+    if "quartet_rollout" in sys.modules:
+        sys.executable = asked["python"]  # the process of its transformers engine is forked, too
     sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 (as long as the process lives)
     sys.stdout.reconfigure(line_buffering=True)

@@ -20,7 +20,7 @@ from quartet_rollout.engines.base import (
     check_prompt,
 )
 from quartet_rollout.engines.registry import EngineParameters
-from quartet_rollout.engines.weight_updates import WeightUpdates
+from quartet_rollout.engines.weight_group import WeightGroupMixin
 
 
 class ParrotParameters(EngineParameters):
@@ -41,23 +41,19 @@ class Parrot:
         return ParrotEngine(model_path, parameters)
 
 
-class ParrotEngine(WeightUpdates):
-    """`quartet_rollout.engines.Engine`. `WeightUpdates` brings the group, the transfer and its checksum."""
+class ParrotEngine(WeightGroupMixin):
+    """`quartet_rollout.engines.Engine`. `WeightGroupMixin` brings the group, the transfer and its checksum."""
 
     name = "parrot"
     weight_ranks = 1
 
     def __init__(self, model_path: str, parameters: ParrotParameters):
-        from functools import partial
-
-        from quartet_rollout.engines.model_folder import load_spec
-
-        super().__init__(partial(load_spec, model_path))
+        super().__init__(model_path)
         self.max_model_len = parameters.max_model_len or 512
         self.policy_version = UNKNOWN_VERSION
         self.installed = 0
         """Tensors of the last update."""
-        self._model_path, self._seconds = model_path, parameters.seconds_per_token
+        self._seconds = parameters.seconds_per_token
         self._tokenizer: Any = None
         self._may_speak = asyncio.Event()
         self._aborted: dict[str, asyncio.Event] = {}

@@ -130,7 +130,7 @@ class SocketChannel:
 
 
 class SocketReceiver:
-    """The rollout's end: `quartet_rollout.weights.transport.Transport`."""
+    """The rollout's end: `quartet_rollout.weight_sync.transports.Transport`."""
 
     def __init__(self, info):
         """Connect as a member of `info`'s epoch. OSError is taken for a transfer that failed."""

@@ -8,7 +8,7 @@ from quartet_extensions.sockets import SocketReceiver, SocketSender
 
 from quartet_common.weights import Checksum
 from quartet_rollout.engines.base import WeightGroupInfo, WeightTransferError
-from quartet_rollout.weights import transport as rollout_transport
+from quartet_rollout.weight_sync import transports as rollout_transports
 
 SECRET = b"sixteen bytes..."
 BUCKETS = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in (100_000, 7, 3_000_000)]
@@ -55,7 +55,7 @@ def one_member(sender: SocketSender, pool: ThreadPoolExecutor):
     """Meet one rollout; return the channel to it, and its end as the service has it."""
     invitation = sender.invite(5)
     meeting = pool.submit(sender.meet, 5, SECRET, 2, 20.0)
-    return rollout_transport.join(info(invitation)), meeting.result(30)
+    return rollout_transports.join(info(invitation)), meeting.result(30)
 
 
 def test_every_bucket_arrives_at_every_rollout(sender):
@@ -122,8 +122,8 @@ def test_a_trainer_that_cannot_be_reached_is_a_transfer_that_failed(sender):
     invitation = sender.invite(5)
     sender.close()
     with pytest.raises(WeightTransferError, match="transport 'sockets' failed: ConnectionRefusedError"):
-        rollout_transport.join(info(invitation))
+        rollout_transports.join(info(invitation))
 
 
 def test_a_rollout_offers_what_is_installed():
-    assert "sockets" in rollout_transport.transports()
+    assert "sockets" in rollout_transports.transports()

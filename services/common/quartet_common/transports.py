@@ -51,7 +51,7 @@ class TransportPlugin(Protocol):
 
     def rollout_end(self, info: Any) -> Any:
         """Join an epoch (a `quartet_rollout.engines.base.WeightGroupInfo`) as the receiving end, a
-        `quartet_rollout.weights.transport.Transport`. May block until `info.timeout_seconds`."""
+        `quartet_rollout.weight_sync.transports.Transport`. May block until `info.timeout_seconds`."""
         ...
 
 

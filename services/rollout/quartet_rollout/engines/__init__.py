@@ -6,16 +6,9 @@
     vllm_engine/          vLLM: its `AsyncLLM`, and what is added to its workers
     vllm_names.py         what is used of vLLM's public API
     transformers_engine/  plain `transformers`: a continuous decode loop with KV cache and its own sampler
-    weight_updates.py     group, manifest and transfer beside the engine, each with a deadline
-    model_folder.py       tokenizer, parameter names and element type of a Hugging Face folder
-
-    core.py               the synchronous half of an engine, stepped by hand (`Core`)
-    stepping.py           a core's completions between its steps: admission, pauses, ends, versions
-    runner.py             the two on one thread, which does what others ask between two steps
-    stepped.py            the event loop's half, an `Engine` over whatever hosts a runner (`Host`)
-    thread_host.py        a runner on a thread of the rollout
-    process_host.py       a runner in a process of its own: child.py is that process, wire.py what the two say
-    arena.py              weights to that process: memory that both map
+    weight_group.py       the workers as members of a weight group, each call with a deadline
+    model_folder.py       tokenizer, context and element type of a Hugging Face folder
+    masks.py              sampling masks: the candidates that the filters left
 
 The tests of `tests/engines` are a contract that each engine passes.
 """

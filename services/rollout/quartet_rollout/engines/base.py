@@ -14,17 +14,39 @@ installation needs a pause.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from pydantic import ValidationError
 
 from quartet_common.sampling import Effect, SamplingParameters, altered, refusal
+from quartet_rollout.errors import EngineError, ManifestError, PromptError, WeightInstallError, WeightTransferError
+from quartet_rollout.weight_sync.spec import WeightGroupInfo
 
 if TYPE_CHECKING:
     from quartet.v1 import rollout_pb2
+
+__all__ = [
+    "UNKNOWN_VERSION",
+    "Engine",
+    "EngineCompletion",
+    "EngineError",
+    "EngineStats",
+    "FinishReason",
+    "ManifestError",
+    "PauseMode",
+    "PromptError",
+    "SamplingMask",
+    "SamplingSettings",
+    "SleepLevel",
+    "WeightGroupInfo",
+    "WeightInstallError",
+    "WeightTransferError",
+    "check_prompt",
+    "version_spans",
+]
 
 FinishReason = Literal["stop", "length", "abort"]
 PauseMode = Literal["keep", "wait", "abort"]
@@ -32,26 +54,6 @@ SleepLevel = Literal[1, 2]
 
 UNKNOWN_VERSION = -1
 """The policy version of weights of which nothing is known, e.g. those of the model folder."""
-
-
-class EngineError(RuntimeError):
-    """The engine cannot do what it was asked; the text says why in one sentence."""
-
-
-class PromptError(EngineError, ValueError):
-    """The prompt or its sampling settings cannot be served by this model, now or later."""
-
-
-class ManifestError(EngineError, ValueError):
-    """The weights announced do not fit this model; the text names the tensor."""
-
-
-class WeightTransferError(EngineError):
-    """Weights did not arrive: a peer died, or the deadline passed. The model is as it was; the group has been left."""
-
-
-class WeightInstallError(EngineError):
-    """Weights arrived but could not be installed. The model's weights are now unknown, and `policy_version` is -1."""
 
 
 class SamplingSettings(SamplingParameters):
@@ -149,30 +151,18 @@ class EngineStats:
     """Tokens generated since the start, in completions unfinished and aborted too."""
 
 
-@dataclass(frozen=True)
-class WeightGroupInfo:
-    """Where and as whom to join the process group of a group epoch."""
-
-    transport: str
-    """How the tensors travel: "gloo", "nccl", "file", or the name of another package's."""
-    store_host: str
-    """Host of the group's store, at the trainer."""
-    store_port: int
-    """Its port."""
-    rank: int
-    """First rank of this engine, >= 1; the trainer is rank 0 and sends."""
-    world_size: int
-    """Ranks in the group."""
-    timeout_seconds: float
-    """Deadline of the rendezvous and, unless a call brings its own, of each operation."""
-    secret: bytes = field(repr=False)
-    """Secret of the epoch, part of the store's key prefix."""
-    epoch: int
-    """The group epoch, >= 0."""
-    invitation: Mapping[str, str] = field(default_factory=dict)
-    """What a transport of another package says at the trainer to its end here."""
-    interface: str = ""
-    """Network interface to listen at; "": the one on the way to the store."""
+def version_spans(versions: list[tuple[int, int]], length: int) -> tuple[tuple[int, int, int], ...]:
+    """(version, begin, end) from the (version, first token) at which versions changed; empty spans are left out, equal
+    neighbours joined."""
+    spans: list[tuple[int, int, int]] = []
+    ends = [begin for _, begin in versions[1:]] + [length]
+    for (version, begin), end in zip(versions, ends, strict=True):
+        if begin == end:
+            continue
+        if spans and spans[-1][0] == version:
+            begin = spans.pop()[1]
+        spans.append((version, begin, end))
+    return tuple(spans)
 
 
 @runtime_checkable
@@ -194,7 +184,7 @@ class Engine(Protocol):
 
     @property
     def failure(self) -> str:
-        """Why it can generate no more, and must be made anew; "" while it can. `WeightUpdates` says that it can."""
+        """Why it can generate no more, and must be made anew; "" while it can. `WeightGroupMixin` says that it can."""
 
     @property
     def weight_ranks(self) -> int:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quartet_common.model_folder import at_most, fixed_rope_length
-from quartet_rollout.engines.base import EngineError
-
-if TYPE_CHECKING:
-    from quartet_rollout.weights.manifest import ModelSpec
+from quartet_rollout.errors import EngineError
 
 
 def check_model_folder(model_path: str) -> None:
@@ -40,16 +37,6 @@ def load_tokenizer(model_path: str) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model_path, local_files_only=True)
-
-
-def load_spec(model_path: str) -> ModelSpec:
-    """Names and shapes of the model's parameters."""
-    from transformers import AutoConfig
-
-    from quartet_rollout.weights.manifest import ModelSpec
-
-    config = AutoConfig.from_pretrained(model_path, local_files_only=True)
-    return ModelSpec.from_config(config, Path(model_path))
 
 
 def config_dtype(model_path: str) -> str:

@@ -7,7 +7,10 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from quartet_common.log import get_logger
 from quartet_rollout.engines.vllm_names import engine_arguments, installed, version_of
+
+log = get_logger(__name__)
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -16,6 +19,14 @@ class EngineOptions(BaseModel):
     """What both engines have."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_place(cls, values: Any) -> Any:
+        if isinstance(values, dict) and (old := values.keys() & {"form", "place"}):
+            log.warning("%s: leave the key out; both engines compute in processes of their own now", min(old))
+            return {key: value for key, value in values.items() if key not in old}
+        return values
 
     dtype: Dtype = Field("auto", description="Element type of the weights; auto: as in the model's config.json.")
     max_model_len: int | None = Field(
@@ -57,14 +68,6 @@ class VllmOptions(EngineOptions):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("error", description="Level of vLLM's own logs.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _one_form(cls, values: Any) -> Any:
-        for key in ("form", "place"):
-            if isinstance(values, dict) and key in values:
-                raise ValueError(f"{key}: vllm always computes in processes of its own now; leave the key out")
-        return values
-
     @model_validator(mode="after")
     def _engine_arguments_exist(self) -> Self:
         given = self.model_extra or {}
@@ -82,11 +85,6 @@ class VllmOptions(EngineOptions):
 class TransformersOptions(EngineOptions):
     """Options of the transformers engine."""
 
-    place: Literal["auto", "process", "thread"] = Field(
-        "auto",
-        description="Where it computes: in a process of its own, or on a thread of the rollout, which then shares its "
-        "Python interpreter. auto: a process on the CPU, a thread on GPUs.",
-    )
     device: str = Field("auto", description="Torch device, e.g. cpu or cuda:0; auto: a GPU if there is one.")
     max_prefill_tokens: int = Field(
         8192, ge=1, description="Prompt tokens (padding included) computed in one forward pass; bounds its memory."

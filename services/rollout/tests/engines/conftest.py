@@ -5,25 +5,27 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).resolve().parents[4] / "tests" / "preloaded"))
 
 from harness import Harness, Sender
 from models import write_model
+from preloaded import MODULES, Preloaded
 
 from quartet_rollout.engines import create_engine
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "transformers": {"place": "process", "device": "cpu", "max_num_seqs": 64},
-    "transformers_thread": {"place": "thread", "device": "cpu", "max_num_seqs": 64},
+    "transformers": {"device": "cpu", "max_num_seqs": 64},
     "vllm": {"kv_cache_gib": 0.0625, "max_num_seqs": 64, "max_num_batched_tokens": 4096},
 }
-FORMS = ["transformers-untied", "transformers_thread-tied", "vllm-tied", "vllm-untied"]
-"""Each engine and each host, and of each engine both kinds of embeddings."""
+FORMS = ["transformers-untied", "transformers-tied", "vllm-tied", "vllm-untied"]
+"""Each engine, and of each engine both kinds of embeddings."""
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +33,21 @@ def run() -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
     """Run a coroutine in the session's event loop: engines live longer than a test."""
     with asyncio.Runner() as runner:
         yield runner.run
+
+
+@pytest.fixture(scope="session")
+def forked() -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """Within it, processes of the transformers engine are forked from one that has imported what they need."""
+    made = Preloaded(sys.executable, *MODULES["rollout"])
+
+    @contextmanager
+    def within() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "executable", str(made.python))
+            yield
+
+    yield within
+    made.close()
 
 
 @pytest.fixture(scope="session")
@@ -53,12 +70,13 @@ def sender() -> Iterator[Sender]:
 
 
 @pytest.fixture(scope="session", params=FORMS)
-def loaded(request: pytest.FixtureRequest, run: Any, models: Any, sender: Sender) -> Iterator[Harness]:
+def loaded(request: pytest.FixtureRequest, run: Any, models: Any, sender: Sender, forked: Any) -> Iterator[Harness]:
     kind, embeddings = request.param.split("-")
     tied = embeddings == "tied"
     folders = models[tied, 0], models[tied, 1]
-    engine = create_engine(kind.partition("_")[0], str(folders[0]), OPTIONS[kind])
-    run(engine.start())
+    engine = create_engine(kind, str(folders[0]), OPTIONS[kind])
+    with forked():
+        run(engine.start())
     yield Harness(engine, OPTIONS[kind], folders, run, sender)
     run(engine.close())
 

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, Gemma2Config, MistralConfig, Qwen
 from quartet_rollout.engines.base import EngineError, SamplingSettings
 from quartet_rollout.engines.options import TransformersOptions, VllmOptions
 from quartet_rollout.engines.transformers_engine.attention import layer_kinds
-from quartet_rollout.engines.transformers_engine.core import TransformersCore
+from quartet_rollout.engines.transformers_engine.decoder import Decoder
+from quartet_rollout.engines.transformers_engine.rows import Row
 from quartet_rollout.engines.vllm_engine import prepare
 
 TOLERANCE = 1e-4
@@ -44,7 +45,7 @@ MODELS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def gradients() -> Iterator[None]:
-    """A core switches them off for its thread: here, that of all other tests."""
+    """A decoder switches them off for its thread: here, that of all other tests."""
     yield
     torch.set_grad_enabled(True)
 
@@ -61,32 +62,38 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_rows_of_different_length_are_as_if_each_were_alone(folder: Path) -> None:
-    core = TransformersCore(str(folder), TransformersOptions(device="cpu", max_num_seqs=3))
-    prompts = {f"{length}": [(7 * length + i) % 100 for i in range(length)] for length in (1, 9, 4, 12, 2)}
-    for key, prompt in prompts.items():
-        core.add(key, prompt, SamplingSettings(temperature=0.0, max_new_tokens=10 + int(key)))
+def finished(decoder: Decoder) -> dict[int, Row]:
+    """All rows, by their number, when they have ended."""
     made = {}
-    while len(made) < len(prompts):
-        made |= {completion.key: completion for completion in core.step()}
+    while decoder.busy:
+        made |= {row.number: row for row, _ in decoder.step()}
+    return made
+
+
+def test_rows_of_different_length_are_as_if_each_were_alone(folder: Path) -> None:
+    decoder = Decoder(str(folder), TransformersOptions(device="cpu", max_num_seqs=3))
+    prompts = {length: [(7 * length + i) % 100 for i in range(length)] for length in (1, 9, 4, 12, 2)}
+    for length, prompt in prompts.items():
+        decoder.add(Row(length, 0, prompt, SamplingSettings(temperature=0.0, max_new_tokens=10 + length)))
+    made = finished(decoder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    for key, prompt in prompts.items():
-        tokens = made[key].token_ids.tolist()
+    for length, prompt in prompts.items():
+        tokens = made[length].output
         with torch.no_grad():
             logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
         assert tokens == logits.argmax(-1).tolist()
         expected = torch.log_softmax(logits, dim=-1).max(-1).values
-        np.testing.assert_allclose(made[key].log_probs, expected, atol=TOLERANCE)
+        np.testing.assert_allclose(made[length].log_probs, expected, atol=TOLERANCE)
 
 
 def test_layers_without_keys_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config: Any = SimpleNamespace(layer_types=["full_attention", "linear_attention"])
     write_model(tmp_path, tied=True, seed=0)
 
-    monkeypatch.setattr("quartet_rollout.engines.transformers_engine.core.layer_kinds", lambda _: layer_kinds(config))
+    monkeypatch.setattr("quartet_rollout.engines.transformers_engine.decoder.layer_kinds", lambda _: layer_kinds(config))
     words = "cannot run this model: layers of kind linear_attention; allowed: full_attention, sliding_attention"
     with pytest.raises(EngineError, match=words):
-        TransformersCore(str(tmp_path), TransformersOptions(device="cpu"))
+        Decoder(str(tmp_path), TransformersOptions(device="cpu"))
 
 
 def test_a_context_ends_where_rotary_frequencies_would_change(tmp_path: Path) -> None:
@@ -95,26 +102,26 @@ def test_a_context_ends_where_rotary_frequencies_would_change(tmp_path: Path) ->
 
     rope = {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [9.0] * 16}
     write_model(tmp_path, tied=True, seed=0, rope_scaling={**rope, "original_max_position_embeddings": 64})
-    assert TransformersCore(str(tmp_path), TransformersOptions(device="cpu")).max_model_len == 64
-    assert TransformersCore(str(tmp_path), TransformersOptions(device="cpu", max_model_len=32)).max_model_len == 32
+    assert Decoder(str(tmp_path), TransformersOptions(device="cpu")).max_model_len == 64
+    assert Decoder(str(tmp_path), TransformersOptions(device="cpu", max_model_len=32)).max_model_len == 32
     assert engine_arguments(str(tmp_path), VllmOptions())["max_model_len"] == 64
-    for load, options in ((TransformersCore, TransformersOptions), (engine_arguments, VllmOptions)):
+    for load, options in ((Decoder, TransformersOptions), (engine_arguments, VllmOptions)):
         with pytest.raises(EngineError, match=r"\.max_model_len is 65; allowed: at most 64, as beyond"):
             load(str(tmp_path), options(max_model_len=65))
 
 
 def test_a_row_that_overflowed_does_not_reach_those_that_get_its_slot(tmp_path: Path) -> None:
     write_model(tmp_path, tied=True, seed=0)
-    core = TransformersCore(str(tmp_path), TransformersOptions(device="cpu", max_num_seqs=2))
-    for key, prompt in (("first", [20]), ("second", [21, 22])):
-        core.add(key, prompt, SamplingSettings(temperature=0.0, max_new_tokens=40))
-    core.step()
-    assert [row.key for row in core._table.rows] == ["first", "second"]
-    for layer in core._slots.layers:  # As if the first row's keys and values were too large for their type.
+    decoder = Decoder(str(tmp_path), TransformersOptions(device="cpu", max_num_seqs=2))
+    greedy = SamplingSettings(temperature=0.0, max_new_tokens=40)
+    first, second, new = (Row(n, 0, prompt, greedy) for n, prompt in enumerate(([20], [21, 22], [23, 24, 25])))
+    decoder.add(first)
+    decoder.add(second)
+    decoder.step()
+    assert decoder.rows == [first, second]
+    for layer in decoder._slots.layers:  # As if the first row's keys and values were too large for their type.
         layer.keys[0], layer.values[0] = float("inf"), float("nan")
-    core.abort(["first"])  # The second row moves into its slot.
-    core.add("new", [23, 24, 25], SamplingSettings(temperature=0.0, max_new_tokens=40))
-    made = {}
-    while len(made) < 2:
-        made |= {completion.key: completion for completion in core.step()}
-    assert all(np.isfinite(completion.log_probs).all() for completion in made.values())
+    decoder.remove([first])  # The second row moves into its slot.
+    decoder.add(new)
+    made = finished(decoder)
+    assert len(made) == 2 and all(np.isfinite(row.log_probs).all() for row in made.values())

@@ -11,9 +11,9 @@ import transformers
 from models import _write_tokenizer, read_weights
 from transformers import AutoModelForCausalLM
 
-from quartet_rollout.engines.model_folder import load_spec
 from quartet_rollout.engines.options import TransformersOptions
-from quartet_rollout.engines.transformers_engine.core import TransformersCore
+from quartet_rollout.engines.transformers_engine.decoder import Decoder
+from quartet_rollout.weight_sync.spec import ModelSpec
 
 SIZES: dict[str, Any] = {
     "vocab_size": 128, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -40,11 +40,11 @@ def write(folder: Path, family: str, seed: int) -> Path:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_update_of_a_familys_files(family: str, tmp_path: Path) -> None:
     first, second = (write(tmp_path / str(seed), family, seed) for seed in range(2))
-    weights, spec = read_weights(second), load_spec(str(first))
+    weights, spec = read_weights(second), ModelSpec.of_folder(str(first))
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     assert {name: shape for name, shape in spec.shapes.items() if name not in spec.tied} == shapes
-    core = TransformersCore(str(first), TransformersOptions(device="cpu", place="thread"))
-    core.install(iter(weights.items()))
+    decoder = Decoder(str(first), TransformersOptions(device="cpu"))
+    decoder.install(iter(weights.items()))
     expected = AutoModelForCausalLM.from_pretrained(second, dtype=torch.float32).eval()
     with torch.no_grad():
-        assert torch.equal(core._model(TOKENS).logits, expected(TOKENS).logits)
+        assert torch.equal(decoder.model(TOKENS).logits, expected(TOKENS).logits)

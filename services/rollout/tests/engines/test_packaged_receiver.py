@@ -5,8 +5,8 @@ import torch
 
 from quartet_common.config import ConfigError
 from quartet_rollout.engines.base import EngineError, WeightGroupInfo, WeightTransferError
-from quartet_rollout.weights import packaged
-from quartet_rollout.weights.packaged import Packaged
+from quartet_rollout.weight_sync import transports
+from quartet_rollout.weight_sync.transports import PluginTransport
 
 INFO = WeightGroupInfo("pigeon", "", 0, 1, 2, 1.0, b"secret", 3, {"loft": "north"})
 
@@ -24,7 +24,7 @@ class End:
         """Nothing to leave."""
 
 
-def joined(monkeypatch: pytest.MonkeyPatch, end) -> Packaged:
+def joined(monkeypatch: pytest.MonkeyPatch, end) -> PluginTransport:
     class Pigeon:
         def rollout_end(self, info):
             assert info.invitation == {"loft": "north"}
@@ -32,8 +32,8 @@ def joined(monkeypatch: pytest.MonkeyPatch, end) -> Packaged:
                 raise end
             return end
 
-    monkeypatch.setattr(packaged, "load_transports", lambda: {"pigeon": Pigeon()})
-    return Packaged(INFO)
+    monkeypatch.setattr(transports, "load_transports", lambda: {"pigeon": Pigeon()})
+    return PluginTransport(INFO)
 
 
 @pytest.mark.parametrize("error", [OSError("a hawk"), KeyError("a hawk"), WeightTransferError("a hawk")])
@@ -51,6 +51,6 @@ def test_what_is_no_transport_is_said(monkeypatch):
     def broken():
         raise ConfigError("entry point pigeon:Pigeon: cannot be loaded")
 
-    monkeypatch.setattr(packaged, "load_transports", broken)
+    monkeypatch.setattr(transports, "load_transports", broken)
     with pytest.raises(EngineError, match="cannot be loaded"):
-        Packaged(INFO)
+        PluginTransport(INFO)

@@ -101,6 +101,10 @@ def test_asleep_nothing_is_generated_and_afterwards_what_ran_goes_on_as_if_it_ne
         tokens = harness.engine.stats().tokens_total
         parked = asyncio.create_task(harness.collect(PROMPT, 1, LONG))
         await harness.engine.sleep(1)  # again, behind the request that just came
+        with pytest.raises(EngineError, match="the engine sleeps at level 1; wake it first"):
+            await harness.engine.sleep(2)
+        with pytest.raises(EngineError, match="the engine sleeps: wake it before weights are installed"):
+            await harness.engine.install_weights(1)
         assert harness.engine.stats().tokens_total == tokens and not reading.done() and not parked.done()
         await harness.engine.pause("keep")
         await harness.engine.wake()
@@ -111,6 +115,19 @@ def test_asleep_nothing_is_generated_and_afterwards_what_ran_goes_on_as_if_it_ne
 
     for before, after in zip(*harness.run(body()), strict=True):
         assert before.token_ids.tolist() == after.token_ids.tolist() and after.version_spans == before.version_spans
+
+
+def test_weights_that_were_forgotten_asleep_are_of_unknown_version(harness: Harness) -> None:
+    async def body() -> list[int]:
+        versions = []
+        for level in (1, 2):
+            await harness.engine.sleep(level)
+            await harness.engine.wake()
+            versions.append(harness.engine.policy_version)
+        return versions
+
+    if "sleep" in harness.engine.capabilities():
+        assert harness.run(body()) == [0, -1]
 
 
 def without_a_gpu_vllm_refuses_to_sleep_and_changes_nothing(harness: Harness) -> None:

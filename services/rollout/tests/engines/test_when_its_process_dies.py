@@ -7,25 +7,24 @@ import asyncio
 import psutil
 import pytest
 from harness import PATIENCE, PROMPT, Harness
+from preloaded import process_of
 
 from quartet_rollout.engines import EngineError, SamplingSettings
 
 pytestmark = pytest.mark.timeout(2 * PATIENCE)
 
 
-def processes(harness: Harness) -> list[psutil.Process]:
-    """The engine's, of which there is one where there is any."""
+def processes() -> list[psutil.Process]:
+    """The engine's."""
     children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    children = [child for child in children if child.pid != harness.sender.process.pid]
-    return [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
+    others = ("resource_tracker", "sender.py", "server.py")
+    own = [child for child in children if not any(other in " ".join(child.cmdline()) for other in others)]
+    return [psutil.Process(process_of(child.pid)) for child in own]
 
 
 def test_a_process_that_is_killed_fails_its_engine_and_whoever_waits_is_told(loaded: Harness) -> None:
-    engine, in_a_process = loaded.engine, loaded.options.get("place") == "process"
-    if loaded.options.get("place") == "thread":
-        assert not processes(loaded)
-        return
-    (process,) = processes(loaded)
+    engine = loaded.engine
+    (process,) = processes()
 
     async def body() -> None:
         process.suspend()
@@ -33,7 +32,7 @@ def test_a_process_that_is_killed_fails_its_engine_and_whoever_waits_is_told(loa
         waiting += [asyncio.create_task(engine.pause("wait")), asyncio.create_task(engine.resume())]
         await asyncio.sleep(0)  # All have asked.
         process.kill()
-        how = "its process ended with signal 9" if in_a_process else ""
+        how = "its process ended with signal 9" if engine.name == "transformers" else ""
         for waiter in (*waiting, loaded.collect(PROMPT, 1, SamplingSettings())):
             with pytest.raises(EngineError, match=f"the {engine.name} engine failed: {how}") as caught:
                 await waiter

@@ -23,8 +23,8 @@ from quartet_rollout.engines.base import (
     SamplingMask,
     SamplingSettings,
     WeightGroupInfo,
+    version_spans,
 )
-from quartet_rollout.engines.stepping import version_spans
 from quartet_rollout.state import Changes
 
 

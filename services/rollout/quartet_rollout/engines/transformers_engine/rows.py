@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 import torch
 
-from quartet_rollout.engines.base import FinishReason, SamplingSettings
-from quartet_rollout.engines.core import CoreCompletion
+from quartet_rollout.engines.base import (
+    UNKNOWN_VERSION,
+    EngineCompletion,
+    FinishReason,
+    SamplingSettings,
+    version_spans,
+)
 from quartet_rollout.engines.masks import join, masked
 
 
@@ -17,27 +22,37 @@ from quartet_rollout.engines.masks import join, masked
 class Row:
     """One completion."""
 
-    key: str
+    number: int
+    """Of its request."""
+    index: int
+    """In its request."""
     prompt: list[int]
     sampling: SamplingSettings
-    generator: torch.Generator | None
+    policy_version: InitVar[int] = UNKNOWN_VERSION
+    generator: torch.Generator | None = None
     output: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     candidates: list[np.ndarray] = field(default_factory=list)
     """Of each token, where masks are wanted; see `masks`."""
+    versions: list[tuple[int, int]] = field(init=False)
+    """(policy version, first token), oldest first."""
+
+    def __post_init__(self, policy_version: int) -> None:
+        self.versions = [(policy_version, 0)]
 
     def tokens(self) -> list[int]:
         """Prompt and output so far."""
         return self.prompt + self.output
 
-    def completion(self, reason: FinishReason) -> CoreCompletion:
+    def completion(self, reason: FinishReason) -> EngineCompletion:
         """The completion as it is now."""
-        return CoreCompletion(
-            self.key,
-            np.array(self.output, dtype=np.int32),
-            np.array(self.log_probs, dtype=np.float32),
-            reason,
-            join(self.candidates) if masked(self.sampling) else None,
+        return EngineCompletion(
+            index=self.index,
+            token_ids=np.array(self.output, dtype=np.int32),
+            log_probs=np.array(self.log_probs, dtype=np.float32),
+            finish_reason=reason,
+            version_spans=version_spans(self.versions, len(self.output)),
+            mask=join(self.candidates) if masked(self.sampling) else None,
         )
 
 

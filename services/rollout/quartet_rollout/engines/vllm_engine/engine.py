@@ -6,9 +6,8 @@ import asyncio
 import itertools
 import os
 from collections.abc import AsyncGenerator, Awaitable
-from dataclasses import asdict, dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 from transformers import AutoConfig
@@ -37,22 +36,16 @@ from quartet_rollout.engines.base import (
     SamplingMask,
     SamplingSettings,
     SleepLevel,
-    WeightGroupInfo,
     WeightInstallError,
-    WeightTransferError,
     check_prompt,
 )
 from quartet_rollout.engines.masks import masked
-from quartet_rollout.engines.model_folder import check_model_folder, load_spec, load_tokenizer
+from quartet_rollout.engines.model_folder import check_model_folder, load_tokenizer
 from quartet_rollout.engines.options import VllmOptions
 from quartet_rollout.engines.vllm_engine import environment
 from quartet_rollout.engines.vllm_engine.arguments import engine_arguments, sampling_parameters
 from quartet_rollout.engines.vllm_engine.worker import OWNER
-from quartet_rollout.engines.weight_updates import GRACE_SECONDS, WeightUpdates
-from quartet_rollout.engines.wire import unpack_error
-
-if TYPE_CHECKING:
-    from quartet.v1 import rollout_pb2
+from quartet_rollout.engines.weight_group import WeightGroupMixin
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -60,8 +53,6 @@ T = TypeVar("T")
 CLOSE_SECONDS = 10.0
 LOOK_SECONDS = 0.5
 """How often an engine core that has not answered is checked: vLLM never ends such a wait."""
-POLL_SECONDS = 0.01
-"""How often the workers are asked whether a transfer has ended."""
 
 
 class Statistics(StatLoggerBase):
@@ -94,14 +85,14 @@ class _Request:
     tasks: list[asyncio.Task[EngineCompletion]] = field(default_factory=list)
 
 
-class VllmEngine(WeightUpdates):
+class VllmEngine(WeightGroupMixin):
     """One `AsyncLLM`. Its engine core and workers are processes; its output handler runs in the caller's event loop."""
 
     name = "vllm"
 
     def __init__(self, model_path: str, options: VllmOptions) -> None:
-        super().__init__(partial(load_spec, model_path))
-        self._model_path, self._options = model_path, options
+        super().__init__(model_path)
+        self._options = options
         self._llm: AsyncLLM
         self._tokenizer: Any = None
         self._begun = self._closed = self._gives_masks = False
@@ -343,30 +334,14 @@ class VllmEngine(WeightUpdates):
 
     # --------------------------------------------------------------- weights
 
-    async def join_weight_group(self, info: WeightGroupInfo) -> None:
-        names = list(self.spec.shapes)
-        await self._members(info.timeout_seconds, "joining the weight group", "join", asdict(info), names)
-
-    async def leave_weight_group(self) -> None:
-        if not self._closed and not self.failure:
-            await self._workers("quartet_leave")
-
-    async def receive_weights(
-        self, manifest: rollout_pb2.WeightManifest, timeout_seconds: float, path: str = ""
-    ) -> int:
-        self.check_manifest(manifest)
-        arguments = manifest.SerializeToString(), timeout_seconds, path
-        checksums = await self._members(timeout_seconds, "the transfer", "receive", *arguments)
-        return next((each for each in checksums if each != checksums[0]), checksums[0])
-
-    async def discard_weights(self) -> None:
-        await self._workers("quartet_discard")
+    async def call_members(self, method: str, *args: Any) -> list[Any]:
+        return await self._workers("quartet_weights", method, *args)
 
     async def install_weights(self, policy_version: int) -> None:
         if self._asleep is not None:
             raise EngineError("the engine sleeps: wake it before weights are installed")
         pauses, keep = not self._paused, self._keep_kv_cache
-        if not all(await self._workers("quartet_received")):
+        if not all(await self.call_members("has_received")):
             raise EngineError("no weights were received that could be installed")
         if pauses:
             await self.pause("keep")
@@ -392,30 +367,6 @@ class VllmEngine(WeightUpdates):
 
     async def invalidate(self) -> None:
         await self.set_version(UNKNOWN_VERSION)
-
-    async def _members(self, seconds: float, what: str, method: str, *args: Any) -> list[Any]:
-        """Have every worker call a method of `BucketTransferEngine`; return what each returned.
-
-        At the deadline, or when cancelled, the workers leave the group.
-        """
-        try:
-            await self._workers("quartet_begin", method, *args)
-            async with asyncio.timeout(seconds + GRACE_SECONDS):
-                while None in (ends := await self._workers("quartet_poll")):
-                    failed = next((end for end in ends if end and end[0]), None)
-                    if failed is not None:
-                        break
-                    await asyncio.sleep(POLL_SECONDS)
-        except BaseException as error:
-            await self._workers("quartet_leave")
-            if isinstance(error, TimeoutError):
-                raise WeightTransferError(f"{what} took longer than {seconds:g} s") from error
-            raise
-        failed = next((end for end in ends if end and end[0]), None)
-        if failed is not None:
-            await self._workers("quartet_leave")
-            raise unpack_error(failed)
-        return [result for _, result in ends]
 
     # --------------------------------------------------------------- helpers
 

@@ -7,14 +7,10 @@ be repacked again.
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from quartet.v1 import rollout_pb2
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -27,17 +23,15 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.platforms import current_platform
 
-from quartet_rollout.engines.base import EngineError, WeightGroupInfo
-from quartet_rollout.engines.wire import pack_error
-from quartet_rollout.weights.adapter import Base
-from quartet_rollout.weights.receiver import WeightReceiver
+from quartet_rollout.errors import EngineError
+from quartet_rollout.weight_sync.receiver import WeightReceiver
 
 BACKEND = "quartet"
 
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """Empty: groups are joined through `BucketTransferEngine.begin`."""
+    """Empty: groups are joined through `WeightReceiver.begin`."""
 
 
 @dataclass
@@ -46,46 +40,14 @@ class UpdateInfo(WeightTransferUpdateInfo):
 
 
 class BucketTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """Receives buckets on a thread, and loads their tensors as if they came from a checkpoint."""
+    """Loads what its receiver got as if it came from a checkpoint."""
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.receiver = WeightReceiver()
-        self._call: Future[int | None] = Future()
-
-    def begin(self, method: str, member: int, *args: Any) -> None:
-        """Call `join` or `receive` on a thread of its own: a collective cannot be interrupted.
-
-        Args:
-            member: this worker's number among the engine's.
-        """
-        call = self._call = Future()
-
-        def run() -> None:
-            try:
-                call.set_result(getattr(self, f"_{method}")(member, *args))
-            except BaseException as error:
-                call.set_exception(error)
-
-        threading.Thread(target=run, name="weights", daemon=True).start()
-
-    def poll(self) -> list[Any] | None:
-        """Return None while the call begun last goes on, then ["", result] or [name of an error, its text]."""
-        if not self._call.done():
-            return None
-        error = self._call.exception()
-        return ["", self._call.result()] if error is None else pack_error(error)
-
-    def _join(self, member: int, info: dict[str, Any], names: list[str]) -> None:
-        self.receiver.base = Base(Path(self.model_config.model), frozenset(names))
-        group = WeightGroupInfo(**info)
-        self.receiver.join(replace(group, rank=group.rank + member))
-
-    def _receive(self, member: int, manifest: bytes, timeout_seconds: float, path: str) -> int:
-        return self.receiver.receive(rollout_pb2.WeightManifest.FromString(manifest), timeout_seconds, path)
+        self.receiver = WeightReceiver(self.model_config.model)
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Nothing to set up."""

@@ -44,27 +44,11 @@ class WorkerExtension:
     rank: int
     weight_transfer_engine: BucketTransferEngine
 
-    def quartet_begin(self, method: str, *args: Any) -> None:
-        """Begin a call of `BucketTransferEngine` on a thread; `quartet_poll` has its end."""
-        parallel = self.vllm_config.parallel_config
-        member = parallel.data_parallel_index * parallel.world_size + self.rank
-        self.weight_transfer_engine.begin(method, member, *args)
-
-    def quartet_poll(self) -> list[Any] | None:
-        """See `BucketTransferEngine.poll`."""
-        return self.weight_transfer_engine.poll()
-
-    def quartet_received(self) -> bool:
-        """Whether there are weights to install."""
-        return self.weight_transfer_engine.receiver.has_received
-
-    def quartet_leave(self) -> None:
-        """Leave the weight group, giving up what was begun."""
-        self.weight_transfer_engine.receiver.leave()
-
-    def quartet_discard(self) -> None:
-        """Forget what was received."""
-        self.weight_transfer_engine.receiver.discard()
+    def quartet_weights(self, method: str, *args: Any) -> Any:
+        """Call a method of this worker's `WeightReceiver`."""
+        parallel, receiver = self.vllm_config.parallel_config, self.weight_transfer_engine.receiver
+        receiver.member = parallel.data_parallel_index * parallel.world_size + self.rank
+        return getattr(receiver, method)(*args)
 
     def quartet_attach_masks(self) -> bool:
         """Have the sampler's candidates noted. Returns whether it can be done."""

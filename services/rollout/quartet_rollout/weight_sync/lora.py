@@ -14,40 +14,8 @@ from quartet.v1 import rollout_pb2
 from safetensors import SafetensorError, safe_open
 
 from quartet_common.weights import folder_checksum
-from quartet_rollout.engines.base import EngineError, ManifestError
-
-PREFIX = "base_model.model."
-
-
-def shapes_of(manifest: rollout_pb2.WeightManifest, model: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """The tensors of an adapter of this model: A [r, in] and B [out, r] of every matrix [out, in] that it targets.
-
-    Raises ManifestError when the configuration of the adapter is none.
-    """
-    lora = manifest.lora
-    if lora.r < 1:
-        raise ManifestError(f"manifest.lora.r: got {lora.r}; allowed: at least 1")
-    if not 0 < abs(lora.alpha) < float("inf"):
-        raise ManifestError(f"manifest.lora.alpha: got {lora.alpha:g}; allowed: a finite number, not 0")
-    shapes: dict[str, tuple[int, ...]] = {}
-    for target in lora.target_modules:
-        found = [
-            name for name in _modules(model) if name.rpartition(".")[2] == target and len(model[f"{name}.weight"]) == 2
-        ]
-        # A tied lm_head is the embedding, and has no matrix of its own that could be added to.
-        if not found or target in ("embed_tokens", "lm_head"):
-            raise ManifestError(f"manifest.lora.target_modules: '{target}' is no inner linear layer of this model")
-        for name in found:
-            out, into = model[f"{name}.weight"]
-            shapes[f"{PREFIX}{name}.lora_A.weight"] = (lora.r, into)
-            shapes[f"{PREFIX}{name}.lora_B.weight"] = (out, lora.r)
-    if not shapes:
-        raise ManifestError("manifest.lora.target_modules: got none; allowed: at least one module, e.g. q_proj")
-    return shapes
-
-
-def _modules(model: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
-    return (name.removesuffix(".weight") for name in model if name.endswith(".weight"))
+from quartet_rollout.errors import EngineError
+from quartet_rollout.weight_sync.spec import LORA_PREFIX
 
 
 class Base:
@@ -86,7 +54,7 @@ class Base:
                 with safe_open(path, framework="pt") as file:
                     for name in (name for name in file.keys() if name in self._names):  # noqa: SIM118 (no mapping)
                         weight = file.get_tensor(name)
-                        part = PREFIX + name.removesuffix(".weight")
+                        part = LORA_PREFIX + name.removesuffix(".weight")
                         a, b = adapter.get(f"{part}.lora_A.weight"), adapter.get(f"{part}.lora_B.weight")
                         if a is not None and b is not None:
                             delta = (b.float() @ a.float()) * scale

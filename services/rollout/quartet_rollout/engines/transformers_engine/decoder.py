@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,22 +13,22 @@ from transformers import AutoConfig, AutoModelForCausalLM, Cache, DynamicCache
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging as transformers_logging
 
-from quartet_rollout.engines.base import EngineError, SamplingSettings, SleepLevel
-from quartet_rollout.engines.core import CoreCompletion
-from quartet_rollout.engines.model_folder import check_model_folder, config_dtype, context_length, load_tokenizer
+from quartet_rollout.engines.base import FinishReason
+from quartet_rollout.engines.model_folder import config_dtype, context_length, load_tokenizer
 from quartet_rollout.engines.options import TransformersOptions
 from quartet_rollout.engines.transformers_engine.attention import layer_kinds, step_mask, use_grouped
 from quartet_rollout.engines.transformers_engine.rows import Row, Table
 from quartet_rollout.engines.transformers_engine.sampler import Sampler
 from quartet_rollout.engines.transformers_engine.slots import Slots
+from quartet_rollout.errors import EngineError
 from quartet_weights.onednn_linear import use_onednn
 
 _ADMIT_SHARE = 8
 """Of the places, that are free together before a prompt is computed while others wait for places too."""
 
 
-class TransformersCore:
-    """`Core` with one batch of running rows and a queue of waiting ones.
+class Decoder:
+    """One batch of running rows and a queue of waiting ones. All calls come from one thread.
 
     A step either takes in waiting rows (their prompts in one forward pass, their first token), or draws one token for
     each running row. While more wait than there are places, places are left empty until there are some of them: a
@@ -36,10 +36,7 @@ class TransformersCore:
     new ones, their output being part of the prompt then.
     """
 
-    gives_masks = True
-
     def __init__(self, model_path: str, options: TransformersOptions) -> None:
-        check_model_folder(model_path)
         torch.set_num_threads(options.threads)
         torch.set_grad_enabled(False)  # Of this thread.
         transformers_logging.disable_progress_bar()
@@ -56,100 +53,107 @@ class TransformersCore:
             attn_implementation="eager" if getattr(config, "attn_logit_softcapping", None) else None,
             local_files_only=True,
         )
-        self._model = model.to(self._device).eval()
-        use_onednn(self._model, self._device)
-        self.can_sleep = True  # On a CPU the keys and values alone are freed: there the weights are in host memory.
+        self.model = model.to(self._device).eval()
+        use_onednn(self.model, self._device)
         self._tokenizer = load_tokenizer(model_path)
         self._max_rows = options.max_num_seqs
         self._max_prefill_tokens = options.max_prefill_tokens
-        self.vocab_size = int(self._model.config.vocab_size)
+        self.vocab_size = int(self.model.config.vocab_size)
         wanted = context_length(model_path, "rollout.transformers.max_model_len", options.max_model_len)
-        self.max_model_len = _context(int(self._model.config.max_position_embeddings), wanted)
+        self.max_model_len = _context(int(self.model.config.max_position_embeddings), wanted)
         self._is_end = np.zeros(self.vocab_size, dtype=bool)
-        self._is_end[[token for token in _end_of_sequence(self._model, self._tokenizer) if token < self.vocab_size]] = (
+        self._is_end[[token for token in _end_of_sequence(self.model, self._tokenizer) if token < self.vocab_size]] = (
             True
         )
         self._waiting: deque[Row] = deque()
         self._table = Table(self._max_rows)
         self._slots = Slots()
         try:
-            self._kinds = layer_kinds(self._model.config)
+            self._kinds = layer_kinds(self.model.config)
         except ValueError as error:
             raise EngineError(f"the transformers engine cannot run this model: {error}; use the vllm engine") from error
-        self._window = getattr(self._model.config, "sliding_window", None)
-        use_grouped(self._model)
+        self._window = getattr(self.model.config, "sliding_window", None)
+        use_grouped(self.model)
         # A mask that is added to the scores, as eager attention and ours on the CPU take it; None: one of booleans.
-        adds = self._model.config._attn_implementation == "eager" or self._device.type == "cpu"
-        self._mask_dtype = self._model.dtype if adds else None
+        adds = self.model.config._attn_implementation == "eager" or self._device.type == "cpu"
+        self._mask_dtype = self.model.dtype if adds else None
 
     # ------------------------------------------------------------------ rows
 
-    def add(self, key: str, prompt_token_ids: list[int], sampling: SamplingSettings) -> None:
-        generator = None
-        if sampling.seed is not None:
-            generator = torch.Generator(self._device).manual_seed(sampling.seed)
-        self._waiting.append(Row(key, prompt_token_ids, sampling, generator))
+    def add(self, row: Row) -> None:
+        """Take in one completion."""
+        if row.sampling.seed is not None:
+            row.generator = torch.Generator(self._device).manual_seed(row.sampling.seed + row.index)
+        self._waiting.append(row)
 
-    def abort(self, keys: Iterable[str]) -> list[CoreCompletion]:
-        chosen = set(keys)
-        ended = [row for row in (*self._table.rows, *self._waiting) if row.key in chosen]
-        self._waiting = deque(row for row in self._waiting if row.key not in chosen)
-        self._remove([i for i, row in enumerate(self._table.rows) if row.key in chosen])
-        return [row.completion("abort") for row in ended]
+    def remove(self, rows: Collection[Row]) -> None:
+        """Take completions out, with what they have."""
+        gone = set(rows)
+        self._waiting = deque(row for row in self._waiting if row not in gone)
+        self._leave([i for i, row in enumerate(self._table.rows) if row in gone])
 
-    def lengths(self) -> dict[str, int]:
-        return {row.key: len(row.output) for row in (*self._table.rows, *self._waiting)}
+    @property
+    def rows(self) -> list[Row]:
+        """All unfinished completions."""
+        return [*self._table.rows, *self._waiting]
 
+    @property
+    def busy(self) -> bool:
+        """Whether there are unfinished completions."""
+        return bool(self._table.rows or self._waiting)
+
+    @property
+    def running(self) -> int:
+        """How many of them are being generated, those included whose keys and values the next steps compute again."""
+        return len(self._table.rows) + sum(1 for row in self._waiting if row.output)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a place, or for a pause to end."""
+        return sum(1 for row in self._waiting if not row.output)
+
+    @property
     def tokens(self) -> int:
+        """Tokens generated so far, of all unfinished completions together."""
         return int(self._table.column("made").sum()) + sum(len(row.output) for row in self._waiting)
 
-    def running(self) -> int:
-        return len(self._table.rows)
+    # ----------------------------------------------------- memory and weights
 
-    def kv_cache_use(self) -> float:
-        return -1.0
-
-    def sleep(self, level: SleepLevel) -> None:
+    def sleep(self) -> None:
+        """Free the accelerator's memory. On a CPU that of keys and values alone: the weights are in host memory."""
         self.reset_kv_cache()
         self._slots = Slots()
-        self._model.to("cpu")
+        self.model.to("cpu")
         torch.cuda.empty_cache()
 
     def wake(self) -> None:
-        self._model.to(self._device)
-
-    def close(self) -> None:
-        self._table, self._slots, self._model = Table(0), Slots(), None
-        self._waiting.clear()
-
-    def hold(self) -> list[CoreCompletion]:
-        return []  # Nothing happens between two steps.
-
-    def go_on(self) -> None:
-        """Nothing to do."""
-
-    # --------------------------------------------------------------- weights
+        """Have it again."""
+        self.model.to(self._device)
 
     def install(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
-        own = self._model.state_dict()
-        files = revert_weight_conversion(self._model, {name: tensor.to("meta") for name, tensor in own.items()})
+        """Replace all parameters. The tensors are valid during the call only."""
+        own = self.model.state_dict()
+        files = revert_weight_conversion(self.model, {name: tensor.to("meta") for name, tensor in own.items()})
         if files.keys() != own.keys():  # a family whose tensors transformers makes others of when it loads them
-            state = {name: tensor.to(self._model.dtype, copy=True) for name, tensor in tensors}
-            config = copy.deepcopy(self._model.config)
-            loaded = type(self._model).from_pretrained(None, config=config, state_dict=state, dtype=self._model.dtype)
+            state = {name: tensor.to(self.model.dtype, copy=True) for name, tensor in tensors}
+            config = copy.deepcopy(self.model.config)
+            loaded = type(self.model).from_pretrained(None, config=config, state_dict=state, dtype=self.model.dtype)
             tensors = iter(loaded.state_dict().items())
         for name, tensor in tensors:
             own[name].copy_(tensor)
 
     def reset_kv_cache(self) -> None:
+        """Forget all keys and values; those of unfinished completions are computed again when they go on."""
         self._waiting.extendleft(reversed(self._table.rows))
         self._table = Table(self._max_rows)
         self._slots.clear()
 
     # ------------------------------------------------------------------ steps
 
-    def step(self) -> list[CoreCompletion]:
-        if admitted := self._admit():
+    def step(self, admit: bool = True) -> list[tuple[Row, FinishReason]]:
+        """Generate at most one token for each running completion; return those that ended. Without `admit` no new one
+        is begun."""
+        if admitted := self._admit(admit):
             first = len(self._table.rows)
             logits = self._prefill(admitted)
         elif self._table.rows:
@@ -161,15 +165,16 @@ class TransformersCore:
         tokens, log_probs = sampler.sample(logits)
         return self._take(first, tokens.cpu().numpy(), log_probs.cpu().numpy(), sampler.candidates)
 
-    def _admit(self) -> list[Row]:
-        """Take waiting rows, in order, while there are places and their padded prompts fit one forward pass."""
+    def _admit(self, new: bool) -> list[Row]:
+        """Take waiting rows, in order, while there are places and their padded prompts fit one forward pass. Rows that
+        have begun are before the new ones."""
         places = self._max_rows - len(self._table.rows)
         if not self._waiting or places < min(len(self._waiting), max(1, self._max_rows // _ADMIT_SHARE)):
             return []
         admitted: list[Row] = []
         widest = 0
         distinct: set[tuple[int, ...]] = set()
-        while self._waiting and len(admitted) < places:
+        while self._waiting and len(admitted) < places and (new or self._waiting[0].output):
             tokens = tuple(self._waiting[0].tokens())
             widest = max(widest, len(tokens))
             if admitted and len(distinct | {tokens}) * widest > self._max_prefill_tokens:
@@ -211,7 +216,7 @@ class TransformersCore:
         return logits
 
     def _forward(self, ids: torch.Tensor, mask: Any, positions: torch.Tensor, cache: Cache) -> torch.Tensor:
-        output = self._model(
+        output = self.model(
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
@@ -223,7 +228,7 @@ class TransformersCore:
 
     def _take(
         self, first: int, tokens: np.ndarray, log_probs: np.ndarray, candidates: dict[int, np.ndarray]
-    ) -> list[CoreCompletion]:
+    ) -> list[tuple[Row, FinishReason]]:
         """Give the rows from `first` on their tokens. Returns those that end with them."""
         table = self._table
         rows = table.rows[first:]
@@ -239,9 +244,8 @@ class TransformersCore:
         for i in (table.column("watched", first) & ~stopped).nonzero()[0].tolist():
             stopped[i] = self._stops(rows[i])
         ended = (stopped | (made >= table.column("limit", first))).nonzero()[0].tolist()
-        completions = [rows[i].completion("stop" if stopped[i] else "length") for i in ended]
-        self._remove([first + i for i in ended])
-        return completions
+        self._leave([first + i for i in ended])
+        return [(rows[i], "stop" if stopped[i] else "length") for i in ended]
 
     def _stops(self, row: Row) -> bool:
         """Whether the row's newest token is one of its stop tokens, or ends one of its stop strings."""
@@ -254,7 +258,7 @@ class TransformersCore:
         text = self._tokenizer.decode(row.output[-window:], skip_special_tokens=False)
         return any(stop in text for stop in row.sampling.stop)
 
-    def _remove(self, rows: list[int]) -> None:
+    def _leave(self, rows: list[int]) -> None:
         if rows:
             self._slots.move(*self._table.remove(rows))
 

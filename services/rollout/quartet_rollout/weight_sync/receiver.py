@@ -1,6 +1,6 @@
-"""Receives weight updates into buffers of its own.
+"""A member of the weight group: receives updates into buffers of its own.
 
-Blocking, so that it runs where a thread may be lost: beside an engine in the same process, or in an engine's worker.
+It runs where weights are installed: in each worker process of an engine, or beside an engine in the same process.
 """
 
 from __future__ import annotations
@@ -8,38 +8,82 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from quartet.v1 import rollout_pb2
 
 from quartet_common.weights import BackgroundChecksum
-from quartet_rollout.engines.base import EngineError, WeightGroupInfo, WeightTransferError
-from quartet_rollout.weights import transport
-from quartet_rollout.weights.adapter import Base
-from quartet_rollout.weights.manifest import views
-from quartet_rollout.weights.transport import Transport
+from quartet_rollout.errors import EngineError, WeightTransferError, pack_error
+from quartet_rollout.weight_sync import transports
+from quartet_rollout.weight_sync.lora import Base
+from quartet_rollout.weight_sync.spec import WeightGroupInfo
+from quartet_rollout.weight_sync.transports import Transport, views
 
 
 class WeightReceiver:
     """At most one group and one received update.
 
-    A call that its caller gave up (deadline, `leave`) may still be blocked on a thread of its own. It then owns its
-    group and its buffers alone, and its late result is thrown away.
+    `join` and `receive` block, and a collective cannot be interrupted: `begin` calls them on a thread, and `poll` has
+    their end. A call that was given up (deadline, `leave`) may still be blocked there. It then owns its group and its
+    buffers alone, and its late result is thrown away.
     """
 
-    def __init__(self, base: Base | None = None) -> None:
-        """`base`: what adapters are added to; without one they are refused."""
-        self.base = base
+    def __init__(self, folder: str = "", member: int = 0) -> None:
+        """Be in no group.
+
+        Args:
+            folder: of the model that adapters are added to; "": they are refused.
+            member: this member's number among the engine's.
+        """
+        self.member = member
+        self._folder = folder
+        self._base: Base | None = None
+        self._call: Future[int | None] = Future()
         self._lock = threading.Lock()
         self._group: Transport | None = None
         self._membership = 0  # Counts joins and leaves: a call that outlived its membership must not have an effect.
         self._spare: list[torch.Tensor] = []  # Touching fresh memory costs more than receiving into it.
         self._received: tuple[rollout_pb2.WeightManifest, list[torch.Tensor]] | None = None
 
+    def begin(self, method: str, *args: Any) -> None:
+        """Call `join` or `receive` on a thread of its own, with arguments as they travel between processes.
+
+        Args:
+            args: of join, the fields of the engine's `WeightGroupInfo`, and the names of the model's parameters; of
+                receive, its own, the manifest serialized.
+        """
+        call: Future[int | None] = Future()
+        self._call = call
+
+        def run() -> None:
+            try:
+                if method == "join":
+                    info, names = args
+                    self._base = Base(Path(self._folder), frozenset(names)) if self._folder else None
+                    group = WeightGroupInfo(**info)
+                    call.set_result(self.join(replace(group, rank=group.rank + self.member)))
+                else:
+                    call.set_result(self.receive(rollout_pb2.WeightManifest.FromString(args[0]), *args[1:]))
+            except BaseException as error:
+                call.set_exception(error)
+
+        threading.Thread(target=run, name="weights", daemon=True).start()
+
+    def poll(self) -> list[Any] | None:
+        """Return None while the call begun last goes on, then ["", result] or [name of an error, its text]."""
+        if not self._call.done():
+            return None
+        error = self._call.exception()
+        return ["", self._call.result()] if error is None else pack_error(error)
+
     def join(self, info: WeightGroupInfo) -> None:
         """Leave any group and join this one. Raises WeightTransferError; EngineError for another transport."""
         membership = self.leave()
-        group = transport.join(info)
+        group = transports.join(info)
         with self._lock:
             if self._membership == membership:
                 self._group = group
@@ -110,7 +154,6 @@ class WeightReceiver:
             return self._base_for().merged(manifest.lora, dict(views(manifest, buckets)))
         return views(manifest, buckets)
 
-    @property
     def has_received(self) -> bool:
         """Whether `tensors` has something to yield."""
         with self._lock:
@@ -123,9 +166,9 @@ class WeightReceiver:
                 self._spare, self._received = self._received[1], None
 
     def _base_for(self) -> Base:
-        if self.base is None:
+        if self._base is None:
             raise EngineError("an adapter was announced, and there is no base model that it could be added to")
-        return self.base
+        return self._base
 
 
 def _fit(spare: Sequence[torch.Tensor], sizes: Sequence[int], device: torch.device) -> list[torch.Tensor]:

@@ -1,0 +1,286 @@
+"""The event loop's half of the transformers engine. It computes in a process of its own (`engine_loop`).
+
+On a CPU a step of a small model is mostly Python, and so is what the service does around it: in one interpreter they
+would take turns. The process is a member of the weight group itself, and only completions that have ended come over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import socket
+import sys
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from quartet_common.log import get_logger
+from quartet_rollout.engines.base import (
+    UNKNOWN_VERSION,
+    EngineCompletion,
+    EngineStats,
+    PauseMode,
+    SamplingSettings,
+    SleepLevel,
+    check_prompt,
+)
+from quartet_rollout.engines.model_folder import check_model_folder, load_tokenizer
+from quartet_rollout.engines.options import TransformersOptions
+from quartet_rollout.engines.transformers_engine.messages import (
+    HEAD,
+    Call,
+    Failed,
+    Generate,
+    Log,
+    Order,
+    Output,
+    Ready,
+    Report,
+    Request,
+    decode_report,
+    encode,
+)
+from quartet_rollout.engines.weight_group import WeightGroupMixin
+from quartet_rollout.errors import EngineError, unpack_error
+
+log = get_logger(__name__)
+
+PROGRAM = "quartet_rollout.engines.transformers_engine.engine_loop"
+CLOSE_SECONDS = 10.0
+"""How long `close` waits for the process to end: a step in progress cannot be interrupted."""
+END_SECONDS = 5.0
+"""How long a process that speaks no more may take to end by itself."""
+
+
+class TransformersEngine(WeightGroupMixin):
+    """`Engine` over a child process, which ends when this one does."""
+
+    name = "transformers"
+    weight_ranks = 1
+
+    def __init__(self, model_path: str, options: TransformersOptions) -> None:
+        super().__init__(model_path)
+        self._options = options
+        self._process: asyncio.subprocess.Process
+        self._writer: asyncio.StreamWriter
+        self._reading: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[Ready]
+        self._tokenizer: Any = None
+        self._stats = EngineStats(0, 0, -1.0, 0)
+        self._policy_version = UNKNOWN_VERSION
+        self._failure = ""
+        self._closed = False
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._requests: dict[str, int] = {}
+        self._outboxes: dict[int, asyncio.Queue[EngineCompletion | EngineError]] = {}
+        self._unsent: list[Request] = []
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        if self._reading is not None:
+            raise EngineError("the engine has been started already")
+        check_model_folder(self._model_path)
+        self._ready = asyncio.get_running_loop().create_future()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            level = str(logging.getLogger().getEffectiveLevel())
+            command = [sys.executable, "-m", PROGRAM, self._model_path, self._options.model_dump_json(), level]
+            # A group of its own: Ctrl-C in a terminal is for the rollout, which drains first.
+            self._process = await asyncio.create_subprocess_exec(*command, stdin=theirs, process_group=0)
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._reading = asyncio.create_task(self._read(reader))
+        # Both import transformers, which takes seconds.
+        ready, self._tokenizer = await asyncio.gather(
+            self._ready, asyncio.to_thread(load_tokenizer, self._model_path)
+        )
+        self._spec, self._transports = ready.spec, ready.transports
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._reading is None:
+            return
+        self._send(Call(0, "close", []))
+        if not (await asyncio.wait({self._reading}, timeout=CLOSE_SECONDS))[0]:
+            log.warning("the engine did not end in time", extra={"seconds": CLOSE_SECONDS})
+            self._process.kill()
+            await asyncio.wait({self._reading})
+
+    @property
+    def max_model_len(self) -> int:
+        return self._ready.result().max_model_len
+
+    @property
+    def policy_version(self) -> int:
+        return self._policy_version
+
+    @property
+    def failure(self) -> str:
+        return self._failure
+
+    def tokenizer(self) -> Any:
+        return self._tokenizer
+
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    def capabilities(self) -> list[str]:
+        return [*self.weight_capabilities(), "sampling_masks", "sleep"]
+
+    # -------------------------------------------------------------- requests
+
+    async def generate(
+        self, request_id: str, prompt_token_ids: np.ndarray | list[int], n: int, sampling: SamplingSettings
+    ) -> AsyncGenerator[EngineCompletion, None]:
+        self._check_usable()
+        ready = self._ready.result()
+        prompt = check_prompt(prompt_token_ids, n, ready.max_model_len, ready.vocab_size)
+        if request_id in self._requests:
+            raise EngineError(f"request '{request_id}' is running already")
+        number = self._requests[request_id] = next(self._numbers)
+        outbox = self._outboxes[number] = asyncio.Queue()
+        # Together with those that come before the event loop turns to other things: the groups of a lease begin as one
+        # batch, and cost one message.
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._send_requests)
+        self._unsent.append(Request(number, prompt, n, sampling))
+        left = n
+        try:
+            while left:
+                item = await outbox.get()
+                if isinstance(item, EngineError):
+                    raise item
+                left -= 1
+                yield item
+        finally:
+            del self._requests[request_id], self._outboxes[number]
+            # Whoever stops reading, for whatever reason, wants no more. The request has been sent by then:
+            # `_send_requests` was in line before whatever woke this up.
+            if left:
+                self._send(Call(0, "abort", [number]))
+
+    def _send_requests(self) -> None:
+        requests, self._unsent = self._unsent, []
+        self._send(Generate(requests))
+
+    async def abort(self, request_id: str) -> None:
+        await self._ask("abort", self._requests.get(request_id, 0))
+
+    # ------------------------------------------------------- pause and sleep
+
+    async def pause(self, mode: PauseMode, keep_kv_cache: bool = False) -> int:
+        try:
+            return await self._ask("pause", mode, keep_kv_cache)
+        except asyncio.CancelledError:
+            self._send(Call(0, "resume", []))
+            raise
+
+    async def resume(self) -> None:
+        await self._ask("resume")
+
+    async def sleep(self, level: SleepLevel = 1) -> None:
+        await self._ask("sleep", level)
+
+    async def wake(self) -> None:
+        await self._ask("wake")
+
+    # --------------------------------------------------------------- weights
+
+    async def call_members(self, method: str, *args: Any) -> list[Any]:
+        return [await self._ask("weights", method, *args)]
+
+    async def install_weights(self, policy_version: int) -> None:
+        await self._ask("install", policy_version)
+
+    async def set_version(self, policy_version: int) -> None:
+        await self._ask("set_version", policy_version)
+
+    async def invalidate(self) -> None:
+        await self.set_version(UNKNOWN_VERSION)
+
+    # ----------------------------------------------------------- the process
+
+    async def _ask(self, method: str, *args: Any) -> Any:
+        """Have a method of `EngineLoop` called. Raises EngineError when there is nobody to call it."""
+        self._check_usable()
+        number = next(self._numbers)
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        self._send(Call(number, method, list(args)))
+        try:
+            return await answer
+        finally:
+            del self._answers[number]
+
+    def _check_usable(self) -> None:
+        if self._closed or self._reading is None or not self._ready.done():
+            raise EngineError("the engine is closed" if self._closed else "the engine has not been started")
+        if self._failure:
+            raise EngineError(self._failure)
+
+    def _send(self, order: Order) -> None:
+        """Send, unless the process is gone: `_read` finds out why, and tells everybody who waits."""
+        if not self._writer.is_closing():
+            self._writer.write(encode(order))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                size = int.from_bytes(await reader.readexactly(HEAD), "little")
+                self._take(decode_report(await reader.readexactly(size)))
+        except (asyncio.IncompleteReadError, OSError):
+            log.debug("the engine's process says no more")
+        except msgspec.MsgspecError:
+            log.exception("what the engine's process says cannot be understood")
+            self._process.kill()
+        finally:
+            self._writer.close()
+        await self._end()
+
+    def _take(self, report: Report) -> None:
+        match report:
+            case Output():
+                self._stats, self._policy_version = report.stats, report.policy_version
+                for number, completion in report.completions:
+                    if (outbox := self._outboxes.get(number)) is not None:
+                        outbox.put_nowait(completion)
+                for answer in report.answers:
+                    if (waiting := self._answers.get(answer.number)) is None or waiting.done():
+                        continue  # Nobody waits any more.
+                    if answer.error is None:
+                        waiting.set_result(answer.result)
+                    else:
+                        waiting.set_exception(unpack_error(answer.error))
+            case Log():
+                logging.getLogger(report.logger).log(report.level, "%s", report.text)
+            case Failed():
+                self._failure = report.reason
+            case Ready():
+                self._ready.set_result(report)
+
+    async def _end(self) -> None:
+        """The process has ended, or is about to: tell everybody who waits."""
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                code = await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            code = await self._process.wait()
+        if not self._closed and not self._failure:
+            how = f"signal {-code}" if code < 0 else f"exit status {code}"
+            what = "failed" if self._ready.done() else "did not start"
+            self._failure = f"the transformers engine {what}: its process ended with {how}"
+            log.error("the engine's process ended", extra={"how": how})
+        self._policy_version = UNKNOWN_VERSION
+        self._stats = EngineStats(0, 0, -1.0, self._stats.tokens_total)
+        gone = EngineError(self._failure or "the engine is closed")
+        for waiting in (self._ready, *self._answers.values()):
+            if not waiting.done():
+                waiting.set_exception(gone)
+        for outbox in self._outboxes.values():
+            outbox.put_nowait(gone)

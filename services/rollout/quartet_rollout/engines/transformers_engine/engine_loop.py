@@ -1,0 +1,254 @@
+"""The process of the transformers engine: `python -m … MODEL_PATH OPTIONS LOG_LEVEL`, a socket as its standard input.
+
+It steps the decoder, and does between two steps what the rollout asks for, so each order finds every completion between
+two tokens. That is what makes an update in flight exact.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+from quartet_common.log import get_logger
+from quartet_rollout.engines.base import (
+    UNKNOWN_VERSION,
+    EngineCompletion,
+    EngineStats,
+    FinishReason,
+    PauseMode,
+    SleepLevel,
+)
+from quartet_rollout.engines.options import TransformersOptions
+from quartet_rollout.engines.transformers_engine.decoder import Decoder
+from quartet_rollout.engines.transformers_engine.messages import (
+    Answer,
+    Channel,
+    Failed,
+    Generate,
+    Log,
+    Order,
+    Output,
+    Ready,
+    RolloutGone,
+)
+from quartet_rollout.engines.transformers_engine.rows import Row
+from quartet_rollout.errors import EngineError, WeightInstallError, pack_error
+from quartet_rollout.weight_sync.receiver import WeightReceiver
+from quartet_rollout.weight_sync.spec import ModelSpec
+from quartet_rollout.weight_sync.transports import transports
+
+log = get_logger(__name__)
+
+STATS_SECONDS = 0.02
+"""Between two messages that say nothing but what the decoder is doing."""
+
+
+class EngineLoop:
+    """The decoder's steps, pauses, sleep and policy versions. A `Call` names one of the methods up to `close`."""
+
+    def __init__(self, decoder: Decoder, receiver: WeightReceiver, channel: Channel) -> None:
+        self.policy_version = UNKNOWN_VERSION
+        self._decoder, self._receiver, self._channel = decoder, receiver, channel
+        self._draining = False
+        """A pause of mode "wait" is coming about: what runs is finished, nothing is added."""
+        self._paused = False
+        self._closed = False
+        self._asleep: SleepLevel | None = None
+        self._keep_kv_cache = False
+        self._pausing: list[Answer] = []
+        """Of pauses that have not come about."""
+        self._completions: list[tuple[int, EngineCompletion]] = []
+        self._answers: list[Answer] = []
+        self._ended_tokens = 0
+        self._sent: tuple[EngineStats, int] | None = None
+        self._sent_at = 0.0
+
+    def run(self) -> None:
+        """Until the rollout closes it. Raises RolloutGone."""
+        while not self._closed:
+            if self._draining and not self._decoder.running:
+                self._stand()
+            idle = not self._can_step
+            self._report(at_once=idle)
+            if idle:
+                self._obey(self._channel.receive())
+            while not self._closed and self._channel.poll():
+                self._obey(self._channel.receive())
+            if not self._closed and self._can_step:
+                self._end(self._decoder.step(admit=not self._draining))
+        self._report(at_once=True)
+
+    @property
+    def _can_step(self) -> bool:
+        return not self._paused and self._asleep is None and self._decoder.busy
+
+    def _obey(self, order: Order) -> None:
+        if isinstance(order, Generate):
+            for request in order.requests:
+                for index in range(request.n):
+                    self._decoder.add(Row(request.number, index, request.prompt, request.sampling, self.policy_version))
+            return
+        answer = Answer(order.number)
+        try:
+            if order.method == "pause":
+                self.pause(answer, *order.args)
+                return
+            answer.result = getattr(self, order.method)(*order.args)
+        except EngineError as error:
+            answer.error = pack_error(error)
+        if order.number:
+            self._answers.append(answer)
+
+    def _report(self, at_once: bool) -> None:
+        """Send what is new; where that is but the statistics, `at_once` or not too often."""
+        news = self._completions or self._answers
+        now = time.monotonic()
+        if not (news or at_once or now >= self._sent_at + STATS_SECONDS):
+            return
+        decoder = self._decoder
+        tokens = self._ended_tokens + decoder.tokens
+        stats = EngineStats(decoder.running, decoder.waiting, kv_cache_use=-1.0, tokens_total=tokens)
+        if news or (stats, self.policy_version) != self._sent:
+            self._channel.send(Output(stats, self.policy_version, self._completions, self._answers))
+            self._completions, self._answers = [], []
+            self._sent, self._sent_at = (stats, self.policy_version), now
+
+    # ---------------------------------------------------------------- orders
+
+    def abort(self, number: int) -> None:
+        """End a request."""
+        self._abort(row for row in self._decoder.rows if row.number == number)
+
+    def pause(self, answer: Answer, mode: PauseMode, keep_kv_cache: bool) -> None:
+        """Begin a pause. When it has come about, the answer is how many completions were running."""
+        self._keep_kv_cache = keep_kv_cache
+        answer.result = self._decoder.running
+        self._pausing.append(answer)
+        if mode == "abort":
+            self._abort(row for row in self._decoder.rows if row.output)
+        if mode == "wait" and self._decoder.running and not self._paused:
+            self._draining = True
+        else:
+            self._stand()
+
+    def resume(self) -> None:
+        """End any pause, and one that is coming about."""
+        self._stand()
+        self._paused = self._keep_kv_cache = False
+
+    def sleep(self, level: SleepLevel) -> None:
+        """Free the accelerator's memory. Raises EngineError at another level."""
+        if self._asleep == level:
+            return
+        if self._asleep is not None:
+            raise EngineError(f"the engine sleeps at level {self._asleep}; wake it first")
+        self._decoder.sleep()
+        self._asleep = level
+
+    def wake(self) -> None:
+        """Have the memory again, and go on unless there is a pause."""
+        if self._asleep is None:
+            return
+        self._decoder.wake()
+        level, self._asleep = self._asleep, None
+        if level == 2:
+            self.set_version(UNKNOWN_VERSION)
+
+    def weights(self, method: str, *args: Any) -> Any:
+        """Call a method of the `WeightReceiver`."""
+        return getattr(self._receiver, method)(*args)
+
+    def install(self, policy_version: int) -> None:
+        """Replace the weights by those received. Raises WeightInstallError, and the version is then unknown; EngineError
+        asleep, or when nothing was received."""
+        if self._asleep is not None:
+            raise EngineError("the engine sleeps: wake it before weights are installed")
+        tensors = self._receiver.tensors()
+        try:
+            self._decoder.install(tensors)
+            if not self._keep_kv_cache:
+                self._decoder.reset_kv_cache()
+        except Exception as error:
+            self.set_version(UNKNOWN_VERSION)
+            raise WeightInstallError(f"weights of version {policy_version} could not be installed: {error}") from error
+        self.set_version(policy_version)
+        self._receiver.discard()
+
+    def set_version(self, policy_version: int) -> None:
+        """Every token from now on is of this version."""
+        self.policy_version = policy_version
+        for row in self._decoder.rows:
+            row.versions.append((policy_version, len(row.output)))
+
+    def close(self) -> None:
+        """End every request, and `run`."""
+        self._abort(self._decoder.rows)
+        self._closed = True
+
+    # --------------------------------------------------------------- helpers
+
+    def _stand(self) -> None:
+        """Stand still; answer those who asked for that."""
+        self._paused, self._draining = True, False
+        self._answers += self._pausing
+        self._pausing = []
+
+    def _abort(self, rows: Iterable[Row]) -> None:
+        chosen = list(rows)
+        self._decoder.remove(chosen)
+        self._end((row, "abort") for row in chosen)
+
+    def _end(self, ended: Iterable[tuple[Row, FinishReason]]) -> None:
+        for row, reason in ended:
+            self._ended_tokens += len(row.output)
+            self._completions.append((row.number, row.completion(reason)))
+
+
+class _ToTheRollout(logging.Handler):
+    """Log lines leave by the rollout's own log, in its format."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__()
+        self._channel = channel
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(RolloutGone):
+            self._channel.send(Log(record.name, record.levelno, self.format(record)))
+
+
+def main(model_path: str, options: str, log_level: str) -> None:
+    """Do what the rollout at the other end of the socket asks for. Does not return."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # The rollout drains, then closes this process.
+    channel = Channel(socket.socket(fileno=os.dup(0)))
+    root = logging.getLogger()
+    root.addHandler(_ToTheRollout(channel))
+    root.setLevel(int(log_level))
+    what, status = "did not start", 1
+    with suppress(RolloutGone):  # Nobody wants anything any more.
+        try:
+            decoder = Decoder(model_path, TransformersOptions.model_validate_json(options))
+            spec = ModelSpec.of_model(decoder.model)
+            channel.send(Ready(decoder.max_model_len, decoder.vocab_size, spec, transports()))
+            what = "failed"
+            EngineLoop(decoder, WeightReceiver(model_path), channel).run()
+            status = 0
+        except EngineError as error:
+            channel.send(Failed(str(error)))
+        except RolloutGone:
+            raise
+        except Exception as error:
+            log.exception("the engine %s", what)
+            channel.send(Failed(f"the transformers engine {what}: {error}"))
+    sys.stderr.flush()
+    os._exit(status)  # Without what torch does when an interpreter ends around its threads.
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,119 @@
+"""The weight methods of `Engine` up to the installation, for an engine whose workers are members of the weight group."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from quartet_rollout.errors import EngineError, WeightTransferError, unpack_error
+from quartet_rollout.weight_sync.spec import ModelSpec, WeightGroupInfo
+
+if TYPE_CHECKING:
+    import torch
+    from quartet.v1 import rollout_pb2
+
+    from quartet_rollout.weight_sync.receiver import WeightReceiver
+
+GRACE_SECONDS = 1.0
+"""Beyond a deadline that the transport keeps itself: how much later its call is given up."""
+POLL_SECONDS = 0.01
+"""How often the workers are asked whether a transfer has ended."""
+
+
+class WeightGroupMixin:
+    """Joins the group, receives and checksums, each within a deadline.
+
+    As it stands, the one member is the engine's own process (`received_tensors`). An engine that computes in other
+    processes has a `WeightReceiver` in each, and overrides `call_members`.
+    """
+
+    def __init__(self, model_path: str) -> None:
+        self._model_path = model_path
+        self._spec: ModelSpec | None = None
+        self._transports: list[str] = []
+
+    @property
+    def failure(self) -> str:
+        """See `Engine.failure`."""
+        return ""
+
+    async def load_spec(self) -> None:
+        """Read the model's names and shapes; once, at the start."""
+        from quartet_rollout.weight_sync.transports import transports
+
+        self._spec = await asyncio.to_thread(ModelSpec.of_folder, self._model_path)
+        self._transports = transports()
+
+    def weight_capabilities(self) -> list[str]:
+        """What the handshake tells of weights."""
+        ways = (f"weights.{name}" for name in self._transports)
+        return [*ways, "weights.full", "weights.lora", "weights.in_flight"]
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Names and shapes of the model. Raises EngineError before `load_spec`."""
+        if self._spec is None:
+            raise EngineError("the engine has not been started")
+        return self._spec
+
+    def check_manifest(self, manifest: rollout_pb2.WeightManifest) -> None:
+        self.spec.check(manifest)
+
+    async def join_weight_group(self, info: WeightGroupInfo) -> None:
+        names = list(self.spec.shapes)
+        await self._transfer(info.timeout_seconds, "joining the weight group", "join", asdict(info), names)
+
+    async def leave_weight_group(self) -> None:
+        if self._spec is not None:
+            with suppress(EngineError):  # An engine that has failed is in no group.
+                await self.call_members("leave")
+
+    async def receive_weights(
+        self, manifest: rollout_pb2.WeightManifest, timeout_seconds: float, path: str = ""
+    ) -> int:
+        self.check_manifest(manifest)
+        arguments = manifest.SerializeToString(), timeout_seconds, path
+        checksums = await self._transfer(timeout_seconds, "the transfer", "receive", *arguments)
+        return next((each for each in checksums if each != checksums[0]), checksums[0])
+
+    async def discard_weights(self) -> None:
+        if self._spec is not None:
+            await self.call_members("discard")
+
+    async def call_members(self, method: str, *args: Any) -> list[Any]:
+        """Have every member call a method of its `WeightReceiver`, each of which returns at once."""
+        return [getattr(self._receiver, method)(*args)]
+
+    def received_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What this process received, to install. Raises EngineError when nothing was."""
+        return self._receiver.tensors()
+
+    @cached_property
+    def _receiver(self) -> WeightReceiver:
+        from quartet_rollout.weight_sync.receiver import WeightReceiver
+
+        return WeightReceiver(self._model_path)
+
+    async def _transfer(self, seconds: float, what: str, method: str, *args: Any) -> list[Any]:
+        """Have every member begin a call; return what each returned. When one fails, at the deadline, or when this is
+        cancelled, all leave the group."""
+        try:
+            await self.call_members("begin", method, *args)
+            async with asyncio.timeout(seconds + GRACE_SECONDS):
+                while None in (ends := await self.call_members("poll")):
+                    if any(end and end[0] for end in ends):
+                        break
+                    await asyncio.sleep(POLL_SECONDS)
+            failed = next((end for end in ends if end and end[0]), None)
+            if failed is not None:
+                raise unpack_error(failed)
+        except BaseException as error:
+            await self.leave_weight_group()
+            if isinstance(error, TimeoutError):
+                raise WeightTransferError(f"{what} took longer than {seconds:g} s") from error
+            raise
+        return [result for _, result in ends]

@@ -1,0 +1,150 @@
+"""What an update announces: the group to join, and tensors that must fit the model. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from quartet.v1 import rollout_pb2, tensor_pb2
+
+from quartet_common.tensors import item_size
+from quartet_common.weights import ALIGNMENT
+from quartet_common.weights import check_manifest as check_consistency
+from quartet_rollout.errors import ManifestError
+
+DTYPES = (tensor_pb2.DTYPE_FLOAT16, tensor_pb2.DTYPE_BFLOAT16, tensor_pb2.DTYPE_FLOAT32, tensor_pb2.DTYPE_FLOAT64)
+"""Element types in which weights may travel. They are converted to the model's own when installed."""
+LORA_PREFIX = "base_model.model."
+
+
+@dataclass(frozen=True)
+class WeightGroupInfo:
+    """Where and as whom to join the process group of a group epoch."""
+
+    transport: str
+    """How the tensors travel: "gloo", "nccl", "file", or the name of another package's."""
+    store_host: str
+    """Host of the group's store, at the trainer."""
+    store_port: int
+    """Its port."""
+    rank: int
+    """First rank of this engine, >= 1; the trainer is rank 0 and sends."""
+    world_size: int
+    """Ranks in the group."""
+    timeout_seconds: float
+    """Deadline of the rendezvous and, unless a call brings its own, of each operation."""
+    secret: bytes = field(repr=False)
+    """Secret of the epoch, part of the store's key prefix."""
+    epoch: int
+    """The group epoch, >= 0."""
+    invitation: Mapping[str, str] = field(default_factory=dict)
+    """What a transport of another package says at the trainer to its end here."""
+    interface: str = ""
+    """Network interface to listen at; "": the one on the way to the store."""
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Names and shapes of a model's tensors, as its family's files have them: transformers 5 makes others of some when
+    it loads them, e.g. one of all experts of a layer."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    """Every parameter, tied ones under each of their names, and every buffer that is saved."""
+    tied: frozenset[str]
+    """Names that may be left out because they are another parameter."""
+
+    @classmethod
+    def of_folder(cls, model_path: str) -> ModelSpec:
+        """Read it off the folder's model, built without storage."""
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        config = AutoConfig.from_pretrained(model_path, local_files_only=True)
+        with torch.device("meta"):
+            return cls.of_model(AutoModelForCausalLM.from_config(config))
+
+    @classmethod
+    def of_model(cls, model: Any) -> ModelSpec:
+        """Read it off a model of transformers."""
+        from transformers.core_model_loading import revert_weight_conversion
+
+        whole = model.state_dict(keep_vars=True)
+        first = {id(tensor): name for name, tensor in reversed(whole.items())}
+        every = {name: tensor.detach().to("meta") for name, tensor in whole.items()}
+        canonical = {name: every[name] for name, tensor in whole.items() if first[id(tensor)] == name}
+        shapes = {name: tuple(tensor.shape) for name, tensor in revert_weight_conversion(model, every).items()}
+        return cls(shapes=shapes, tied=frozenset(shapes.keys() - revert_weight_conversion(model, canonical).keys()))
+
+    def check(self, manifest: rollout_pb2.WeightManifest) -> None:
+        """Raise ManifestError, naming the tensor, unless the manifest carries exactly this model, or an adapter of it:
+        tensors of some of the model's matrices."""
+        if manifest.kind == rollout_pb2.WEIGHT_KIND_LORA:
+            _check_tensors(manifest, self._adapter_shapes(manifest.lora), frozenset())
+        elif manifest.kind == rollout_pb2.WEIGHT_KIND_FULL:
+            _check_tensors(manifest, self.shapes, self.tied)
+        else:
+            kind = rollout_pb2.WeightKind.Name(manifest.kind)
+            raise ManifestError(f"manifest.kind: got {kind}; allowed: WEIGHT_KIND_FULL, WEIGHT_KIND_LORA")
+
+    def _adapter_shapes(self, lora: rollout_pb2.LoraConfig) -> dict[str, tuple[int, ...]]:
+        """The tensors of an adapter of this model: A [r, in] and B [out, r] of every matrix [out, in] that it targets.
+
+        Raises ManifestError when the configuration of the adapter is none.
+        """
+        if lora.r < 1:
+            raise ManifestError(f"manifest.lora.r: got {lora.r}; allowed: at least 1")
+        if not 0 < abs(lora.alpha) < float("inf"):
+            raise ManifestError(f"manifest.lora.alpha: got {lora.alpha:g}; allowed: a finite number, not 0")
+        matrices = {
+            name.removesuffix(".weight"): shape
+            for name, shape in self.shapes.items()
+            if name.endswith(".weight") and len(shape) == 2
+        }
+        shapes: dict[str, tuple[int, ...]] = {}
+        for target in lora.target_modules:
+            found = [name for name in matrices if name.rpartition(".")[2] == target]
+            # A tied lm_head is the embedding, and has no matrix of its own that could be added to.
+            if not found or target in ("embed_tokens", "lm_head"):
+                raise ManifestError(f"manifest.lora.target_modules: '{target}' is no inner linear layer of this model")
+            for name in found:
+                out, into = matrices[name]
+                shapes[f"{LORA_PREFIX}{name}.lora_A.weight"] = (lora.r, into)
+                shapes[f"{LORA_PREFIX}{name}.lora_B.weight"] = (out, lora.r)
+        if not shapes:
+            raise ManifestError("manifest.lora.target_modules: got none; allowed: at least one module, e.g. q_proj")
+        return shapes
+
+
+def _check_tensors(
+    manifest: rollout_pb2.WeightManifest, shapes: Mapping[str, tuple[int, ...]], tied: frozenset[str]
+) -> None:
+    try:
+        check_consistency(manifest)
+    except ValueError as error:
+        raise ManifestError(f"manifest: {error}") from error
+    seen: set[str] = set()
+    padded_bytes = 0
+    for tensor in manifest.tensors:
+        name, shape = tensor.name, tuple(tensor.shape)
+        if name not in shapes:
+            raise ManifestError(f"manifest: tensor '{name}' is not a parameter of this model")
+        if name in seen:
+            raise ManifestError(f"manifest: tensor '{name}' comes twice")
+        if shape != tuple(shapes[name]):
+            raise ManifestError(f"manifest: tensor '{name}' has shape {list(shape)}; allowed: {list(shapes[name])}")
+        if tensor.dtype not in DTYPES:
+            came, *allowed = (tensor_pb2.Dtype.Name(dtype) for dtype in (tensor.dtype, *DTYPES))
+            raise ManifestError(f"manifest: tensor '{name}' has dtype {came}; allowed: {', '.join(allowed)}")
+        seen.add(name)
+        padded_bytes += -(-prod(shape) * item_size(tensor.dtype) // ALIGNMENT) * ALIGNMENT
+    missing = sorted(shapes.keys() - tied - seen)
+    if missing:
+        more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
+        raise ManifestError(f"manifest: parameter '{missing[0]}'{more} missing")
+    # What is announced is allocated: buckets may not be larger than what the model needs.
+    if sum(manifest.bucket_bytes) > padded_bytes:
+        raise ManifestError(
+            f"manifest: buckets hold {sum(manifest.bucket_bytes)} bytes; allowed: the tensors' {padded_bytes}"
+        )

@@ -1,0 +1,247 @@
+"""The transports of weights, on the rollout's side: a process group, files, or another package's."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from itertools import groupby
+from math import prod
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from quartet.v1 import rollout_pb2, tensor_pb2
+from safetensors import SafetensorError, safe_open
+from torch.distributed import TCPStore
+
+from quartet_common.config import ConfigError
+from quartet_common.transports import load_transports, plugin_names
+from quartet_common.weights import bucket_file
+from quartet_rollout.errors import EngineError, WeightTransferError
+from quartet_rollout.weight_sync.spec import WeightGroupInfo
+from quartet_weights.process_group import ProcessGroup, address_towards, epoch_store, first_line, nccl_missing
+
+# Broadcasts under way at a time: one is checksummed, a thread of the backend fills the next, a third is announced.
+_AHEAD = 3
+
+
+class Transport(Protocol):
+    """This rollout's end of one group epoch, made when all ranks have met. Its calls block: run them on a thread that
+    may be lost."""
+
+    device: torch.device
+    """Where the buckets are."""
+
+    def fill(
+        self,
+        manifest: rollout_pb2.WeightManifest,
+        buckets: Sequence[torch.Tensor],
+        path: str,
+        timeout_seconds: float,
+        arrived: Callable[[torch.Tensor], None],
+    ) -> None:
+        """Fill the manifest's buckets (uint8, one dimension), calling `arrived` with each, in order.
+
+        Args:
+            path: with the file transport, the folder of the version.
+
+        Raises:
+            WeightTransferError: the sender is gone, the time is over, or what came is not what was announced.
+        """
+
+    def close(self) -> None:
+        """Leave the group, giving up what is under way if that can be done."""
+
+
+def join(info: WeightGroupInfo) -> Transport:
+    """Join the group of an epoch. Raises WeightTransferError at its deadline, EngineError for an unknown transport."""
+    if info.transport not in transports():
+        raise EngineError(
+            f"weight transport '{info.transport}' is not available here; allowed: {', '.join(transports())}"
+        )
+    if info.transport in ("gloo", "nccl"):
+        return GroupTransport(info)
+    return FileTransport() if info.transport == "file" else PluginTransport(info)
+
+
+def transports() -> list[str]:
+    """The transports that this process can receive by."""
+    return ["gloo", "file", *(["nccl"] if not nccl_missing() else []), *plugin_names()]
+
+
+class GroupTransport:
+    """The process group of an epoch, over Gloo or NCCL; buckets are in host memory."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, info: WeightGroupInfo) -> None:
+        """Meet all ranks. Raises WeightTransferError at `info.timeout_seconds`, or sooner without a store."""
+        timeout = timedelta(seconds=info.timeout_seconds)
+        try:
+            store = TCPStore(info.store_host, info.store_port, info.world_size, is_master=False, timeout=timeout)
+            own = epoch_store(store, info.epoch, info.secret)
+            here = address_towards(info.store_host, info.store_port)
+            self.group = ProcessGroup(
+                info.transport, own, info.rank, info.world_size, info.timeout_seconds, here, info.interface
+            )
+        except (OSError, RuntimeError) as error:  # torch's DistError family
+            raise WeightTransferError(
+                f"could not join the weight group of epoch {info.epoch} at {info.store_host}:{info.store_port} as rank "
+                f"{info.rank} of {info.world_size} within {info.timeout_seconds:g} s: {first_line(error, info.secret)}"
+            ) from error
+        self._staging: list[torch.Tensor] = []
+
+    def fill(
+        self,
+        manifest: rollout_pb2.WeightManifest,
+        buckets: Sequence[torch.Tensor],
+        path: str,
+        timeout_seconds: float,
+        arrived: Callable[[torch.Tensor], None],
+    ) -> None:
+        """See `Transport.fill`."""
+        deadline = time.monotonic() + timeout_seconds
+        under_way: deque[Callable[[], None]] = deque()
+
+        def begin(index: int, bucket: torch.Tensor) -> Callable[[], None]:
+            landing = self._landing(index, bucket, max(manifest.bucket_bytes))
+            wait = self.group.broadcast(landing, deadline)
+
+            def end() -> None:
+                wait(lambda: None)
+                if landing is not bucket:
+                    bucket.copy_(landing)
+                arrived(bucket)
+
+            return end
+
+        try:
+            for index, bucket in enumerate(buckets):
+                if len(under_way) == _AHEAD:
+                    under_way.popleft()()
+                under_way.append(begin(index, bucket))
+            while under_way:
+                under_way.popleft()()
+        except RuntimeError as error:
+            raise WeightTransferError(f"the broadcast of weights failed: {first_line(error)}") from error
+
+    def _landing(self, index: int, bucket: torch.Tensor, largest: int) -> torch.Tensor:
+        """Where a bucket arrives: itself, or one of a few buffers on the GPU, which is copied to it."""
+        if self.group.device == bucket.device:
+            return bucket
+        if not self._staging or self._staging[0].numel() < largest:
+            self._staging = [torch.empty(largest, dtype=torch.uint8, device=self.group.device) for _ in range(_AHEAD)]
+        return self._staging[index % _AHEAD][: bucket.numel()]
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        self.group.close()
+
+
+class FileTransport:
+    """Safetensors files in a folder that the trainer and this rollout both see; docs/weights.md has the layout.
+
+    There is nobody to meet: a file is there, whole, before it is announced.
+    """
+
+    device = torch.device("cpu")
+
+    def fill(
+        self,
+        manifest: rollout_pb2.WeightManifest,
+        buckets: Sequence[torch.Tensor],
+        path: str,
+        timeout_seconds: float,
+        arrived: Callable[[torch.Tensor], None],
+    ) -> None:
+        """See `Transport.fill`."""
+        if not path:
+            raise WeightTransferError("the update was announced without the path of its files")
+        deadline = time.monotonic() + timeout_seconds
+        for index, tensors in groupby(manifest.tensors, key=lambda tensor: tensor.bucket):
+            if time.monotonic() > deadline:
+                raise WeightTransferError(f"the files in '{path}' were not read within {timeout_seconds:g} s")
+            _read(Path(path) / bucket_file(manifest, index), buckets[index], tensors)
+            arrived(buckets[index])
+
+    def close(self) -> None:
+        """Nothing to leave."""
+
+
+def views(manifest: rollout_pb2.WeightManifest, buckets: Sequence[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, tensor) in the manifest's order; the tensors share memory with the uint8 `buckets`."""
+    for tensor in manifest.tensors:
+        yield tensor.name, _view(tensor, buckets[tensor.bucket])
+
+
+def _view(tensor: rollout_pb2.WeightTensor, bucket: torch.Tensor) -> torch.Tensor:
+    dtype = _dtype(tensor)
+    flat = bucket[tensor.offset : tensor.offset + prod(tensor.shape) * dtype.itemsize]
+    return flat.view(dtype).view(tuple(tensor.shape))
+
+
+def _dtype(tensor: rollout_pb2.WeightTensor) -> torch.dtype:
+    return getattr(torch, tensor_pb2.Dtype.Name(tensor.dtype).removeprefix("DTYPE_").lower())
+
+
+def _read(path: Path, bucket: torch.Tensor, tensors: Iterable[rollout_pb2.WeightTensor]) -> None:
+    """Fill a bucket from its file. Raises WeightTransferError."""
+    bucket.zero_()  # Padding is part of the checksum.
+    try:
+        with safe_open(path, framework="pt") as file:
+            for tensor in tensors:
+                came = file.get_tensor(tensor.name)
+                if came.dtype != _dtype(tensor) or list(came.shape) != list(tensor.shape):
+                    raise WeightTransferError(
+                        f"'{tensor.name}' in '{path}' is {came.dtype} {list(came.shape)}, not as announced"
+                    )
+                _view(tensor, bucket).copy_(came)
+    except (OSError, SafetensorError) as error:
+        raise WeightTransferError(f"the weights in '{path}' cannot be read: {error}") from error
+
+
+class PluginTransport:
+    """The `Transport` of another package: whatever its code raises is a transfer that failed, and no more. The old
+    weights stand then, and the rollout goes on."""
+
+    def __init__(self, info: WeightGroupInfo) -> None:
+        """Join. Raises WeightTransferError when it cannot, EngineError when what the package gives is no transport."""
+        self._name = info.transport
+        try:
+            plugin = load_transports()[info.transport]
+        except ConfigError as error:
+            raise EngineError(str(error)) from error
+        try:
+            self._end: Transport = plugin.rollout_end(info)
+        except Exception as error:  # a package's code: anything may come
+            raise self._failed(error) from error
+        lacking = [part for part in ("device", "fill", "close") if not hasattr(self._end, part)]
+        if lacking:
+            gave = type(self._end).__name__
+            raise EngineError(f"transport '{self._name}': rollout_end gave a {gave}, which lacks {', '.join(lacking)}")
+        self.device: torch.device = self._end.device
+
+    def fill(
+        self,
+        manifest: rollout_pb2.WeightManifest,
+        buckets: Sequence[torch.Tensor],
+        path: str,
+        timeout_seconds: float,
+        arrived: Callable[[torch.Tensor], None],
+    ) -> None:
+        """See `Transport.fill`."""
+        try:
+            self._end.fill(manifest, buckets, path, timeout_seconds, arrived)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        self._end.close()
+
+    def _failed(self, error: Exception) -> WeightTransferError:
+        if isinstance(error, WeightTransferError):
+            return error
+        return WeightTransferError(f"transport '{self._name}' failed: {type(error).__name__}: {error}")
