@@ -55,8 +55,8 @@ def receive(ports: Sequence[int], bucket_bytes: int) -> None:
     """Answer each line "ours MB", "flat MB" or "tensors MB" on standard input once it is here, with the CPU seconds
     that it took."""
     from quartet_rollout.engines.base import WeightGroupInfo
-    from quartet_rollout.weight_sync.transports import GroupTransport
     from quartet_rollout.weight_sync.receiver import WeightReceiver
+    from quartet_rollout.weight_sync.transports import GroupTransport
 
     def info(epoch: int) -> WeightGroupInfo:
         return WeightGroupInfo("gloo", "127.0.0.1", ports[epoch], 1, 2, TIMEOUT_SECONDS, SECRET, epoch)

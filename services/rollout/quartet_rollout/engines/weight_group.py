@@ -1,4 +1,4 @@
-"""The weight methods of `Engine` up to the installation, for an engine whose workers are members of the weight group."""
+"""The weight methods of `Engine` up to the installation, where an engine's workers are members of the weight group."""
 
 from __future__ import annotations
 

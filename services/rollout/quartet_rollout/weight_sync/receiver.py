@@ -65,7 +65,8 @@ class WeightReceiver:
                     info, names = args
                     self._base = Base(Path(self._folder), frozenset(names)) if self._folder else None
                     group = WeightGroupInfo(**info)
-                    call.set_result(self.join(replace(group, rank=group.rank + self.member)))
+                    self.join(replace(group, rank=group.rank + self.member))
+                    call.set_result(None)
                 else:
                     call.set_result(self.receive(rollout_pb2.WeightManifest.FromString(args[0]), *args[1:]))
             except BaseException as error:

@@ -90,7 +90,9 @@ def test_layers_without_keys_are_refused(tmp_path: Path, monkeypatch: pytest.Mon
     config: Any = SimpleNamespace(layer_types=["full_attention", "linear_attention"])
     write_model(tmp_path, tied=True, seed=0)
 
-    monkeypatch.setattr("quartet_rollout.engines.transformers_engine.decoder.layer_kinds", lambda _: layer_kinds(config))
+    monkeypatch.setattr(
+        "quartet_rollout.engines.transformers_engine.decoder.layer_kinds", lambda _: layer_kinds(config)
+    )
     words = "cannot run this model: layers of kind linear_attention; allowed: full_attention, sliding_attention"
     with pytest.raises(EngineError, match=words):
         Decoder(str(tmp_path), TransformersOptions(device="cpu"))

@@ -91,13 +91,11 @@ class TransformersEngine(WeightGroupMixin):
             level = str(logging.getLogger().getEffectiveLevel())
             command = [sys.executable, "-m", PROGRAM, self._model_path, self._options.model_dump_json(), level]
             # A group of its own: Ctrl-C in a terminal is for the rollout, which drains first.
-            self._process = await asyncio.create_subprocess_exec(*command, stdin=theirs, process_group=0)
+            self._process = await asyncio.create_subprocess_exec(*command, stdin=theirs.fileno(), process_group=0)
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._reading = asyncio.create_task(self._read(reader))
         # Both import transformers, which takes seconds.
-        ready, self._tokenizer = await asyncio.gather(
-            self._ready, asyncio.to_thread(load_tokenizer, self._model_path)
-        )
+        ready, self._tokenizer = await asyncio.gather(self._ready, asyncio.to_thread(load_tokenizer, self._model_path))
         self._spec, self._transports = ready.spec, ready.transports
 
     async def close(self) -> None:

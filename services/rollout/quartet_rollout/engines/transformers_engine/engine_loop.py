@@ -166,8 +166,8 @@ class EngineLoop:
         return getattr(self._receiver, method)(*args)
 
     def install(self, policy_version: int) -> None:
-        """Replace the weights by those received. Raises WeightInstallError, and the version is then unknown; EngineError
-        asleep, or when nothing was received."""
+        """Replace the weights by those received. Raises WeightInstallError, and the version is then unknown;
+        EngineError asleep, or when nothing was received."""
         if self._asleep is not None:
             raise EngineError("the engine sleeps: wake it before weights are installed")
         tensors = self._receiver.tensors()
