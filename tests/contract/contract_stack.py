@@ -118,8 +118,6 @@ class Stack:
             token_file.write_text(TOKEN)
             sections["security"]["token_file"] = str(token_file)
             sections["server"]["max_message_bytes"] = SMALL_MESSAGES
-        if section.get("engine") == ENGINES[0] and not self._environment:
-            sections["rollout.transformers"] = {"place": "thread"}
         server = Server(kind, self.folder, sections, name, TOKEN if alone else "", self._environment)
         self._processes.append(server)
         return server

@@ -116,8 +116,6 @@ class Pool:
             "server": {"metrics": False},
             kind: section,
         }
-        if kind == "rollout" and not self.environment:
-            sections["rollout.transformers"] = {"place": "thread"}
         server = Server(kind, self.folder, sections, name, environment=self.environment)
         self._processes.append(server)
         return server

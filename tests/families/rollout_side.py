@@ -16,7 +16,7 @@ from quartet_rollout.engines import Engine, EngineCompletion, SamplingSettings, 
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "vllm": {"kv_cache_gib": 0.03125, "max_num_seqs": 16, "max_num_batched_tokens": 1024, "max_model_len": 256},
-    "transformers": {"place": "thread", "device": "cpu", "max_num_seqs": 16},
+    "transformers": {"device": "cpu", "max_num_seqs": 16},
 }
 PROMPTS = ([18, 11, 19, 11, 17, 29, 31], [5, 6, 7, 80])
 GROUP = 3

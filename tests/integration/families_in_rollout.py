@@ -11,7 +11,7 @@ from quartet_rollout.engines import SamplingSettings, create_engine
 
 async def main(prompt: str, *folders: str) -> None:
     for folder in folders:
-        engine = create_engine("transformers", folder, {"place": "thread", "device": "cpu"})
+        engine = create_engine("transformers", folder, {"device": "cpu"})
         await engine.start()
         sampling = SamplingSettings(max_new_tokens=1000, seed=1)
         async for made in engine.generate(folder, json.loads(prompt), 1, sampling):

@@ -41,8 +41,6 @@ train = "{folder}/train.jsonl"
 heldout = "{folder}/heldout.jsonl"
 [rollout]
 engine = "transformers"
-[rollout.transformers]
-place = "thread"
 [rollout.scoring]
 attempts = 1
 [trainer]

@@ -48,8 +48,6 @@ rollout = "127.0.0.1:{rollout}"
 trainer = "127.0.0.1:{trainer}"
 [rollout]
 engine = "transformers"
-[rollout.transformers]
-place = "thread"
 """)
     return path
 

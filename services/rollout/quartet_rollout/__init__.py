@@ -23,5 +23,5 @@ direct       RolloutService: Generate and GenerateStream
 weight_updates  the state machine of a weight update
 engines/        vLLM and transformers behind one Protocol
 environments/   what answers the policy's turns
-weights/        process groups and buckets
+weight_sync/    transports, buckets and what they hold
 """

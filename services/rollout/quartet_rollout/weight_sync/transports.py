@@ -40,7 +40,7 @@ class Transport(Protocol):
         buckets: Sequence[torch.Tensor],
         path: str,
         timeout_seconds: float,
-        arrived: Callable[[torch.Tensor], None],
+        arrived: Callable[[torch.Tensor], object],
     ) -> None:
         """Fill the manifest's buckets (uint8, one dimension), calling `arrived` with each, in order.
 
@@ -99,7 +99,7 @@ class GroupTransport:
         buckets: Sequence[torch.Tensor],
         path: str,
         timeout_seconds: float,
-        arrived: Callable[[torch.Tensor], None],
+        arrived: Callable[[torch.Tensor], object],
     ) -> None:
         """See `Transport.fill`."""
         deadline = time.monotonic() + timeout_seconds
@@ -154,7 +154,7 @@ class FileTransport:
         buckets: Sequence[torch.Tensor],
         path: str,
         timeout_seconds: float,
-        arrived: Callable[[torch.Tensor], None],
+        arrived: Callable[[torch.Tensor], object],
     ) -> None:
         """See `Transport.fill`."""
         if not path:
@@ -229,7 +229,7 @@ class PluginTransport:
         buckets: Sequence[torch.Tensor],
         path: str,
         timeout_seconds: float,
-        arrived: Callable[[torch.Tensor], None],
+        arrived: Callable[[torch.Tensor], object],
     ) -> None:
         """See `Transport.fill`."""
         try:
