@@ -35,7 +35,8 @@ _EXPERTS = """
 Experts are chosen by the largest of the router's logits, so rounding alone can send a token to another expert in the
 rollout than in the trainer. In fp32 that was not seen in these rows; in bf16 it is to be expected: `mismatch/kl` and
 `mismatch/log_prob_diff_max` measure it in each step, and truncated importance sampling weighs it
-([algorithms.md](algorithms.md)). `train/router_load_max`, `train/router_idle_experts` and `train/router_entropy` say
+([algorithms.md](algorithms.md)), and `run.router_replay` has the trainer take the rollout's experts
+([rollout.md](rollout.md)). `train/router_load_max`, `train/router_idle_experts` and `train/router_entropy` say
 where tokens go ([metrics.md](metrics.md)). There is no auxiliary loss: the policy's loss is all that is minimized.
 """
 

@@ -105,7 +105,8 @@ class Side:
 
     async def _group(self, prompt: list[int], length: int) -> dict:
         self._count += 1
-        sampling = SamplingSettings(max_new_tokens=length, seed=self._count)
+        routed = "routed_experts" in self._engine.capabilities()
+        sampling = SamplingSettings(max_new_tokens=length, seed=self._count, routed_experts=routed)
         stream = self._engine.generate(str(self._count), prompt, GROUP, sampling)
         return {"prompt": prompt, "completions": [shown(completion) async for completion in stream]}
 
@@ -115,6 +116,7 @@ def shown(completion: EngineCompletion) -> dict:
         "tokens": completion.token_ids.tolist(),
         "log_probs": completion.log_probs.tolist(),
         "spans": completion.version_spans,
+        "experts": None if completion.routed_experts is None else completion.routed_experts.tolist(),
     }
 
 

@@ -150,7 +150,8 @@ def through(sides: Sides, engine: str, place: Path) -> dict[str, float]:
     published.mkdir()
     groups = sides.rollout(do="start", engine=engine, folder=str(place / "model"))
     (place / "groups.json").write_text(json.dumps(groups))
-    sides.trainer(do="load", folder=str(place / "model"))
+    replay = groups[0]["completions"][0]["experts"] is not None
+    sides.trainer(do="load", folder=str(place / "model"), router_replay=replay)
     first = sides.trainer(do="step", groups=groups, version=0)
     manifest = sides.trainer(do="publish", folder=str(published))
     updated = sides.rollout(do="update", manifest=manifest, folder=str(published))
@@ -164,6 +165,8 @@ def through(sides: Sides, engine: str, place: Path) -> dict[str, float]:
     )
     met = [{**group, "completions": [begun(each) for each in group["completions"]]} for group in updated["met"]]
     second = sides.trainer(do="step", groups=[*met, *updated["after"]], version=1)
+    if replay:  # the engine's experts are those of the trainer's routers, but for rounding
+        assert max(first["router_disagreement"], second["router_disagreement"]) < 0.01
     # A control: had the weights stayed, so would these.
     stayed = sides.trainer(do="stayed", folder=str(place / "model"), groups=updated["after"])
     assert stayed > 100 * NEAR, stayed
@@ -183,6 +186,7 @@ def begun(completion: dict[str, Any]) -> dict[str, Any]:
         "tokens": completion["tokens"][:end],
         "log_probs": completion["log_probs"][:end],
         "spans": [*completion["spans"][:-1], [version, start, end]],
+        "experts": completion["experts"] and completion["experts"][: end - len(completion["tokens"]) or None],
     }
 
 

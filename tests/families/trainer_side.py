@@ -28,6 +28,9 @@ class Sampling:
 class Run:
     max_steps, sampling, sampling_masks = 10, Sampling, False
 
+    def __init__(self, router_replay: bool) -> None:
+        self.router_replay = router_replay
+
 
 SETTINGS = {"precision": "fp32", "learning_rate": 1e-2, "skip_zero_advantage": False}
 """Such that every token counts and a step changes log-probs visibly."""
@@ -42,6 +45,12 @@ def group(of: dict, version: int) -> experience_pb2.GroupTensors:
         for span_version, start, end in each["spans"]:
             mask[start:end] = span_version == version
     count = len(completions)
+    experts = {}
+    if completions[0]["experts"] is not None:
+        routed = [np.array(each["experts"], np.uint8) for each in completions]
+        rows = [each[len(of["prompt"]) :].ravel() for each in routed]
+        experts["prompt_routed_experts"] = encode(routed[0][: len(of["prompt"])])
+        experts["completion_routed_experts"] = encode_ragged(rows, tensor_pb2.DTYPE_UINT8)
     return experience_pb2.GroupTensors(
         prompt_token_ids=encode(np.array(of["prompt"], np.int32)),
         completion_token_ids=encode_ragged(tokens, tensor_pb2.DTYPE_INT32),
@@ -57,6 +66,7 @@ def group(of: dict, version: int) -> experience_pb2.GroupTensors:
         format_acc=encode(np.ones(count, np.float32)),
         ans_acc=encode(np.ones(count, np.float32)),
         loss_mask=encode_ragged(masks, tensor_pb2.DTYPE_UINT8),
+        **experts,
     )
 
 
@@ -72,8 +82,9 @@ class Side:
     def save(self, family: str, folder: str) -> None:
         models.save(family, Path(folder))
 
-    def load(self, folder: str, settings: dict[str, Any] | None = None) -> None:
-        self._learner = create_learner(LearnerSettings(**{**SETTINGS, **(settings or {})}), Path(folder), Run())
+    def load(self, folder: str, settings: dict[str, Any] | None = None, router_replay: bool = False) -> None:
+        values = LearnerSettings(**{**SETTINGS, **(settings or {})})
+        self._learner = create_learner(values, Path(folder), Run(router_replay))
 
     def step(self, groups: list[dict], version: int) -> dict[str, float]:
         """Train on groups, of which tokens of that version count. Returns the step's metrics."""

@@ -155,6 +155,9 @@ class RunSection(Section):
         "refuse", description="What becomes of longer prompts: set aside, or shortened at their beginning."
     )
     sampling_masks: bool = Field(False, description="Store the candidates that top_p, top_k and min_p left each token.")
+    router_replay: bool = Field(
+        False, description="Mixtures of experts: store the experts each token went to, and train through the same."
+    )
     labels: dict[str, str] = Field({}, description="Free labels.")
     environment: EnvironmentSection | None = Field(
         None, description="What answers the policy's turns, for prompts that name none. Default: one turn."

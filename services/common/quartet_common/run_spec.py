@@ -63,6 +63,7 @@ def run_spec(run: RunSection) -> broker_pb2.RunSpec:
         labels=run.labels,
         long_prompts=_LONG_PROMPTS[run.long_prompts],
         sampling_masks=run.sampling_masks,
+        router_replay=run.router_replay,
         environment=environment_spec(run.environment) if run.environment is not None else None,
         temperature_schedule=temperature_schedule(run.temperature_schedule, run.sampling.temperature),
     )

@@ -13,7 +13,7 @@ from quartet.v1 import broker_pb2, experience_pb2, reward_pb2, tensor_pb2
 from quartet_common.durations import now_timestamp, to_duration
 from quartet_common.sampling import to_message
 from quartet_common.tensors import encode, encode_ragged
-from quartet_rollout.engines.base import EngineCompletion, SamplingMask, SamplingSettings
+from quartet_rollout.engines.base import EngineCompletion, EngineError, SamplingMask, SamplingSettings
 from quartet_rollout.environments.conversation import PlayedCompletion, inserted_tokens
 
 
@@ -194,10 +194,25 @@ def _tensors(
         counts, ids = [mask.counts for mask in given], [mask.token_ids for mask in given]
         tensors.sampling_mask_counts.CopyFrom(encode_ragged(counts, tensor_pb2.DTYPE_INT32))
         tensors.sampling_mask_token_ids.CopyFrom(encode_ragged(ids, tensor_pb2.DTYPE_INT32))
+    if settings.routed_experts:
+        _put_routed_experts(tensors, len(prompt_token_ids), [one.routed_experts for one in completions])
     if any(inserted_tokens(one) for one in completions):
         masks = [getattr(one, "loss_mask", np.ones(one.token_ids.size, np.uint8)) for one in completions]
         tensors.loss_mask.CopyFrom(encode_ragged(masks, tensor_pb2.DTYPE_UINT8))
     return tensors
+
+
+def _put_routed_experts(
+    tensors: experience_pb2.GroupTensors, prompt_tokens: int, of_completions: Sequence[np.ndarray | None]
+) -> None:
+    """Those of the prompt are the first completion's."""
+    found = [experts for experts in of_completions if experts is not None]
+    if len(found) < len(of_completions):
+        raise EngineError("the engine returned a completion without the experts that its tokens went to")
+    dtype = tensor_pb2.DTYPE_UINT8 if found[0].dtype == np.uint8 else tensor_pb2.DTYPE_INT32
+    tensors.prompt_routed_experts.CopyFrom(encode(found[0][:prompt_tokens]))
+    rows = [experts[prompt_tokens:].reshape(-1) for experts in found]
+    tensors.completion_routed_experts.CopyFrom(encode_ragged(rows, dtype))
 
 
 def _header(lease: broker_pb2.PromptLease, completions: Sequence[EngineCompletion]) -> experience_pb2.GroupHeader:

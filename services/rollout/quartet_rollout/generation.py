@@ -88,10 +88,11 @@ def new_tokens_wanted(layers: list[experience_pb2.SamplingParams]) -> int:
     return wanted
 
 
-def settings_of(
-    layers: list[experience_pb2.SamplingParams], max_new_tokens: int, masks: bool = False
-) -> SamplingSettings:
+def settings_of(layers: list[experience_pb2.SamplingParams], max_new_tokens: int, **recorded: bool) -> SamplingSettings:
     """Return the engine's settings; `max_new_tokens` is decided already, because it depends on the prompt's length.
+
+    Args:
+        recorded: what is to be returned of each token: `masks`, `routed_experts`.
 
     Raises:
         PromptError: a value is out of range.
@@ -100,7 +101,7 @@ def settings_of(
     for layer in reversed(layers):
         values |= given(layer)
     values.pop("n", None)
-    return SamplingSettings(**values | {"max_new_tokens": max_new_tokens, "masks": masks})
+    return SamplingSettings(**values | {"max_new_tokens": max_new_tokens, **recorded})
 
 
 def not_taken(engine: Engine, sampling: SamplingParameters) -> dict[str, Any]:

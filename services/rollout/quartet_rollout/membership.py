@@ -216,6 +216,12 @@ class Membership:
         assert self._state.engine is not None  # `run` waits for it
         if run.spec.sampling_masks and "sampling_masks" not in self._state.engine.capabilities():
             return f"run.sampling_masks is true, and {NO_MASKS}, or false"
+        if run.spec.router_replay and "routed_experts" not in self._state.engine.capabilities():
+            return (
+                "run.router_replay is true, and this engine does not record which experts tokens go to; allowed: the "
+                "transformers engine with a mixture of experts that chooses by top-k scores, vLLM with "
+                "rollout.vllm.enable_return_routed_experts = true, or false"
+            )
         for part in ("sampling", "evaluation_sampling"):
             sampling = SamplingParameters.model_construct(**given(getattr(run.spec, part)))
             for name, value in not_taken(self._state.engine, sampling).items():

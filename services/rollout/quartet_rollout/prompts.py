@@ -197,8 +197,10 @@ class PromptReader:
         if shorten:
             token_ids = self._shorten(prompt, token_ids, spec, wanted)
         max_new_tokens = self._fit(token_ids.size, wanted, spec.max_prompt_tokens)
-        masks = spec.sampling_masks and purpose == experience_pb2.PURPOSE_TRAIN
-        return token_ids, GenerationRequest(n, settings_of(layers, max_new_tokens, masks))
+        recorded = {}
+        if purpose == experience_pb2.PURPOSE_TRAIN:
+            recorded = {"masks": spec.sampling_masks, "routed_experts": spec.router_replay}
+        return token_ids, GenerationRequest(n, settings_of(layers, max_new_tokens, **recorded))
 
     def token_ids(self, prompt: experience_pb2.Prompt, system_prompt: str, whole: bool = False) -> np.ndarray:
         """Return the prompt's tokens, int32 [P], whatever their number but none.

@@ -22,7 +22,7 @@ from quartet_trainer.learner.checks import (
     check_model,
     check_model_folder,
     check_ranks,
-    check_sampling_masks,
+    check_recorded,
 )
 from quartet_trainer.learner_settings import LOWEST_TEMPERATURE, check_schedule
 
@@ -46,7 +46,9 @@ def preflight(config: Config) -> dict[str, Any]:
         for settings_check in (
             lambda: check_schedule(section, config.run.max_steps),
             lambda: check_ranks(section, section.ranks),
-            lambda: check_sampling_masks(section, config.run.sampling_masks),
+            lambda: check_recorded(
+                section, sampling_masks=config.run.sampling_masks, router_replay=config.run.router_replay
+            ),
             lambda: check_transport(section.weights),
             lambda: check_callbacks(section.callbacks),
         ):

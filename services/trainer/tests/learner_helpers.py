@@ -61,6 +61,7 @@ class Run:
     max_steps: int = 100
     sampling: Sampling = field(default_factory=Sampling)
     sampling_masks: bool = False
+    router_replay: bool = False
 
 
 def make_model(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, **config: Any) -> Path:

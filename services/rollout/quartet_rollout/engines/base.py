@@ -67,6 +67,8 @@ class SamplingSettings(SamplingParameters):
 
     masks: bool = False
     """Return the candidates that the filters left, token by token (`EngineCompletion.mask`)."""
+    routed_experts: bool = False
+    """Return the experts that each token went to (`EngineCompletion.routed_experts`)."""
 
     def __init__(self, **values: Any) -> None:
         """Raises PromptError for a value out of range."""
@@ -135,6 +137,9 @@ class EngineCompletion:
     """(policy_version, begin, end): contiguous, in order, covering 0 to T; empty when T is 0."""
     mask: SamplingMask | None = None
     """Where `SamplingSettings.masks` asks for it and the settings truncate at all; else None."""
+    routed_experts: np.ndarray | None = None
+    """Where `SamplingSettings.routed_experts` asks for it: uint8, or int32 above 256 experts, [P + T - 1, hidden
+    layers, experts of a token], of all tokens but the last, as last computed; zeros in layers without a router."""
 
 
 @dataclass(frozen=True)
@@ -245,8 +250,9 @@ class Engine(Protocol):
         """What it is doing; never blocks, may be one token step old."""
 
     def capabilities(self) -> list[str]:
-        """What the handshake tells, e.g. "weights.gloo", "weights.full", "weights.in_flight"; "sampling_masks" where
-        `SamplingSettings.masks` is served, "sleep" where `sleep` is. Known after `start`."""
+        """What the handshake tells, e.g. "weights.gloo", "weights.full", "weights.in_flight"; "sampling_masks" and
+        "routed_experts" where `SamplingSettings.masks` and `.routed_experts` are served, "sleep" where `sleep` is. Known
+        after `start`."""
 
     def check_manifest(self, manifest: rollout_pb2.WeightManifest) -> None:
         """Raises ManifestError, naming the tensor, unless these weights fit the model. Quick; no side effects."""

@@ -62,7 +62,7 @@ NAMES: dict[str, str] = {
 """By "module:name", the module below `vllm`: names of parameters, or of a data class's fields where there are such."""
 
 FIELDS: dict[str, tuple[str, ...]] = {
-    "outputs:CompletionOutput": ("token_ids", "logprobs", "finish_reason", "weight_versions"),
+    "outputs:CompletionOutput": ("token_ids", "logprobs", "finish_reason", "weight_versions", "routed_experts"),
     "sampling_params:SamplingParams": (
         *(name for name in SamplingParameters.model_fields if name != "max_new_tokens"),
         *("n", "max_tokens", "logprobs", "flat_logprobs", "detokenize", "include_stop_str_in_output"),

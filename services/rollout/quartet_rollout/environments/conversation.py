@@ -141,6 +141,7 @@ class Conversation:
         self._counts: list[np.ndarray] = []
         self._candidates: list[np.ndarray] = []
         self._masked = False
+        self._experts: np.ndarray | None = None
         self._spans: list[tuple[int, int, int]] = []
         self._last_turn = (0, 0)
         self.size = 0
@@ -164,6 +165,7 @@ class Conversation:
         for version, first, end in turn.version_spans:
             self._add_span(version, begin + first, begin + end)
         self._append(turn.token_ids, turn.log_probs, 1, turn.mask)
+        self._experts = turn.routed_experts
         self._last_turn = (begin, self.size)
         self.turns += 1
 
@@ -185,6 +187,7 @@ class Conversation:
             finish_reason=reason,
             version_spans=tuple(self._spans),
             mask=mask,
+            routed_experts=self._experts,
             loss_mask=np.concatenate(self._loss_mask),
             turns=self.turns,
             last_turn=self._last_turn,

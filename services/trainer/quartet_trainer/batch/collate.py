@@ -52,6 +52,9 @@ class MicroBatch:
     mask_ids: Tensor | None = None
     """int64 [sum of the counts]: their ids."""
 
+    routed_experts: Tensor | None = None
+    """With router replay: uint8 or int32 [elements of `input_ids`, hidden layers, experts of a token]."""
+
     @property
     def states(self) -> tuple[Tensor, Tensor, Tensor, Packing | None]:
         """What tells the hidden states in which the trained tokens were chosen: the first of `inputs`."""
@@ -60,10 +63,9 @@ class MicroBatch:
     @property
     def inputs(self) -> tuple[Tensor | Packing | None, ...]:
         """What the policy takes."""
-        always = *self.states, self.targets, self.temperatures
-        if self.mask_counts is None or self.mask_ids is None:
-            return always
-        return *always, self.mask_counts, self.mask_ids
+        inputs = *self.states, self.targets, self.temperatures, self.mask_counts, self.mask_ids, self.routed_experts
+        given = [place for place, value in enumerate(inputs) if value is not None]
+        return inputs[: given[-1] + 1]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> MicroBatch:
         """The same on `device`, with all that is floating-point as `dtype`."""
@@ -90,14 +92,18 @@ def collate(batch: ExperienceBatch, plan: StepPlan, completions: np.ndarray) -> 
     sequences, offset, token = sequences[trained], offset[trained], token[trained]
     if plan.share_prompts:
         laid = share_prompts(batch, chosen, plan.max_padding)
-        input_ids, packing, rows = laid.input_ids, laid.packing, torch.zeros_like(sequences)
+        source, packing, rows = laid.source, laid.packing, torch.zeros_like(sequences)
+        input_ids = batch.tokens[source].long()
         columns = laid.completion_starts[sequences] + offset - 1
         columns = torch.where(offset == 0, laid.prompt_ends[sequences], columns)
     else:
-        input_ids, packing, rows = _padded(batch, chosen), None, sequences
+        source, packing, rows = _padded(batch, chosen), None, sequences
+        input_ids = torch.where(source < 0, 0, batch.tokens[source]).long()
         columns = batch.prompt_lengths[chosen][sequences] + offset - 1
     counts, ids = (None, None) if batch.candidates is None else batch.candidates.of(token)
+    experts = batch.routed_experts
     return MicroBatch(
+        routed_experts=None if experts is None else experts[source.flatten()],
         mask_counts=counts,
         mask_ids=ids,
         input_ids=input_ids,
@@ -116,7 +122,7 @@ def collate(batch: ExperienceBatch, plan: StepPlan, completions: np.ndarray) -> 
 
 
 def _padded(batch: ExperienceBatch, chosen: Tensor) -> Tensor:
-    """int64 [M, L]."""
+    """int64 [M, L]: places in `batch.tokens`; -1, the last one's, where there is none."""
     prompt_lengths = batch.prompt_lengths[chosen]
     completion_lengths = batch.completion_lengths[chosen]
     prompt_tokens = batch.tokens.numel() - batch.rows.numel()
@@ -128,5 +134,4 @@ def _padded(batch: ExperienceBatch, chosen: Tensor) -> Tensor:
         batch.prompt_starts[chosen, None] + position,
         prompt_tokens + batch.completion_starts[chosen, None] + in_completion,
     )
-    real = in_completion < completion_lengths[:, None]
-    return torch.where(real, batch.tokens[torch.where(real, source, 0)], 0).long()
+    return torch.where(in_completion < completion_lengths[:, None], source, -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from quartet_common.model_folder import at_most
 from quartet_common.sampling import unreplayable
 from quartet_trainer.learner_settings import LOWEST_TEMPERATURE
+from quartet_weights.routed_experts import Routing
 
 _NUMPY: dict[int, np.dtype] = {
     tensor_pb2.DTYPE_UINT8: np.dtype(np.uint8),
@@ -136,6 +138,43 @@ def decode_candidates(
     return counts, ids
 
 
+def decode_routed_experts(
+    group: experience_pb2.GroupTensors, prompt_tokens: int, lengths: np.ndarray, routing: Routing
+) -> tuple[np.ndarray, np.ndarray]:
+    """The experts of the prompt's tokens and of all completions', each [tokens, layers, chosen]. A completion's last
+    token has those of the token before it. Raises ExperienceError."""
+    if not group.HasField("prompt_routed_experts"):
+        raise ExperienceError("prompt_routed_experts is missing; with run.router_replay = true every group has it")
+    message, shape = group.prompt_routed_experts, (routing.hidden_layers, routing.chosen)
+    dtype = tensor_pb2.DTYPE_UINT8 if routing.experts <= 256 else tensor_pb2.DTYPE_INT32
+    prompt = view(message.dtype, message.data, dtype, "prompt_routed_experts")
+    if list(message.shape) != [prompt_tokens, *shape] or prompt.size != math.prod(message.shape):
+        raise ExperienceError(
+            f"prompt_routed_experts has shape {list(message.shape)} and {prompt.size} elements; this model's of a "
+            f"prompt of {prompt_tokens} tokens has {[prompt_tokens, *shape]}"
+        )
+    given, sizes = rows(group.completion_routed_experts, dtype, "completion_routed_experts")
+    computed = np.maximum(lengths - 1, 0)
+    if not np.array_equal(sizes, computed * math.prod(shape)):
+        raise ExperienceError(
+            f"completion_routed_experts has rows of {sizes.tolist()[:8]} elements; {math.prod(shape)} for each token "
+            "but the last of a completion are wanted"
+        )
+    for name, experts in (("prompt_routed_experts", prompt), ("completion_routed_experts", given)):
+        if experts.size and not (experts.min() >= 0 and experts.max() < routing.experts):
+            raise ExperienceError(
+                f"{name} has experts from {experts.min()} to {experts.max()}; this model's are 0 to "
+                f"{routing.experts - 1}"
+            )
+    prompt, given = prompt.reshape(-1, *shape), given.reshape(-1, *shape)
+    row = np.repeat(np.arange(lengths.size), lengths)
+    offset = np.arange(row.size) - (np.cumsum(lengths) - lengths)[row]
+    place = np.where(
+        lengths[row] > 1, 1 + (np.cumsum(computed) - computed)[row] + np.minimum(offset, computed[row] - 1), 0
+    )
+    return prompt, np.concatenate([prompt[-1:], given])[place]
+
+
 @dataclass(frozen=True)
 class ExperienceBatch:
     """N completions of B groups, T completion tokens in all, on the CPU. Nothing is padded or repeated."""
@@ -172,6 +211,9 @@ class ExperienceBatch:
     """bool [N]: a verifier judged whether the answer is right."""
     candidates: Candidates | None = None
     """With sampling masks."""
+    routed_experts: Tensor | None = None
+    """With router replay: uint8 or int32 [tokens, hidden layers, experts of a token], in the order of `tokens`. A
+    completion's last token, which the engine did not compute, has those of the token before it."""
 
     @property
     def completions(self) -> int:
@@ -193,6 +235,7 @@ def decode_groups(
     vocabulary_size: int,
     *,
     sampling_masks: bool = False,
+    routing: Routing | None = None,
     longest: int | None = None,
 ) -> ExperienceBatch:
     """Read groups from the wire: views of their bytes, copied once, when they are joined.
@@ -201,6 +244,7 @@ def decode_groups(
         groups: at least one.
         vocabulary_size: token ids must be below it.
         sampling_masks: whether each group must have its sampling masks. They are left alone otherwise.
+        routing: the model's, if each group must have its routed experts. They are left alone otherwise.
         longest: the model's `quartet_common.model_folder.fixed_rope_length`.
 
     Raises:
@@ -211,7 +255,7 @@ def decode_groups(
     parts = []
     for index, group in enumerate(groups):
         try:
-            parts.append(_decode(group, vocabulary_size, sampling_masks, longest))
+            parts.append(_decode(group, vocabulary_size, sampling_masks, routing, longest))
         except ExperienceError as error:
             raise ExperienceError(f"group {index}: {error}") from error
     prompt_lengths = np.array([part["prompt"].size for part in parts])
@@ -243,6 +287,7 @@ def decode_groups(
         ans_acc=join("ans_acc"),
         ans_judged=join("ans_judged").bool(),
         candidates=candidates,
+        routed_experts=None if routing is None else join("prompt_experts", "completion_experts"),
     )
 
 
@@ -251,14 +296,19 @@ def check_group(
     vocabulary_size: int,
     *,
     sampling_masks: bool = False,
+    routing: Routing | None = None,
     longest: int | None = None,
 ) -> None:
     """Raise the ExperienceError that `decode_groups` raises of a batch with this group, without its number."""
-    _decode(group, vocabulary_size, sampling_masks, longest)
+    _decode(group, vocabulary_size, sampling_masks, routing, longest)
 
 
 def _decode(
-    group: experience_pb2.GroupTensors, vocabulary_size: int, sampling_masks: bool, longest: int | None
+    group: experience_pb2.GroupTensors,
+    vocabulary_size: int,
+    sampling_masks: bool,
+    routing: Routing | None,
+    longest: int | None,
 ) -> dict[str, np.ndarray]:
     """One group's arrays by name, still views of the message's bytes."""
     prompt, completions, lengths = _decode_tokens(group, vocabulary_size, longest)
@@ -307,6 +357,9 @@ def _decode(
     if sampling_masks:
         masks = decode_candidates(group, completions, lengths, loss_mask, vocabulary_size)
         arrays["mask_counts"], arrays["mask_ids"] = masks
+    if routing is not None:
+        experts = decode_routed_experts(group, prompt.size, lengths, routing)
+        arrays["prompt_experts"], arrays["completion_experts"] = experts
     return arrays
 
 

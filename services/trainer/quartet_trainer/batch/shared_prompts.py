@@ -124,8 +124,8 @@ class Packing:
 class PackedRow:
     """The tokens of M completions and their prompts, and where they are."""
 
-    input_ids: Tensor
-    """int64 [1, S]."""
+    source: Tensor
+    """int64 [1, S]: places in `ExperienceBatch.tokens`."""
     prompt_ends: Tensor
     """int64 [M]: the place of the last token of a completion's prompt."""
     completion_starts: Tensor
@@ -160,7 +160,7 @@ def share_prompts(batch: ExperienceBatch, chosen: Tensor, max_padding: float) ->
     run, place = _runs(torch.stack([keys_before, queries], dim=1).flatten())
     query_counts, key_counts = torch.cat([prompts, queries]), torch.cat([prompts, keys_before + queries])
     return PackedRow(
-        input_ids=batch.tokens[source].long()[None],
+        source=source[None],
         prompt_ends=(prompt_starts + prompts - 1)[group],
         completion_starts=completion_starts,
         packing=Packing(

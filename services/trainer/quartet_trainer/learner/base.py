@@ -29,6 +29,10 @@ class RunLike(Protocol):
     def sampling_masks(self) -> bool:
         """Whether log-probs are of the candidates that each token was drawn from."""
 
+    @property
+    def router_replay(self) -> bool:
+        """Whether a mixture of experts sends each token to the experts that it went to in the rollout."""
+
 
 class Learner(Protocol):
     """The model being trained, its optimizer and its algorithm, spread over the ranks of one job.

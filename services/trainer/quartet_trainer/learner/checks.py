@@ -123,13 +123,19 @@ def check_ranks(settings: PluginSettings, ranks: int) -> None:
         )
 
 
-def check_sampling_masks(settings: PluginSettings, sampling_masks: bool) -> None:
-    """Raise LearnerError for masks with a vocabulary that ranks share."""
-    if sampling_masks and settings.plugin == "hybrid_parallel":
-        raise LearnerError(
-            "run.sampling_masks is not possible with trainer.plugin 'hybrid_parallel', whose ranks share the "
-            "vocabulary; allowed: another plugin, or false"
-        )
+def check_recorded(settings: PluginSettings, *, sampling_masks: bool, router_replay: bool) -> None:
+    """Raise LearnerError for what is recorded of each token and cannot be used where ranks share a token's pass."""
+    if settings.plugin != "hybrid_parallel":
+        return
+    for key, asked, shared in (
+        ("sampling_masks", sampling_masks, "the vocabulary"),
+        ("router_replay", router_replay, "layers and experts"),
+    ):
+        if asked:
+            raise LearnerError(
+                f"run.{key} is not possible with trainer.plugin 'hybrid_parallel', whose ranks share {shared}; "
+                "allowed: another plugin, or false"
+            )
 
 
 def check_model(config: Any, settings: PluginSettings) -> None:

@@ -26,7 +26,7 @@ from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner import distributed, storage
 from quartet_trainer.learner.accumulation import Accumulator
 from quartet_trainer.learner.base import RunLike
-from quartet_trainer.learner.checks import check_model_folder, check_sampling_masks, model_dtype
+from quartet_trainer.learner.checks import check_model_folder, check_recorded, model_dtype
 from quartet_trainer.learner.critic import Critic, HeadCritic
 from quartet_trainer.learner.lora import check_base, write_adapter_files
 from quartet_trainer.learner.metrics import MEANS_OF_UPDATES, PEAKS, SUMS, batch_metrics, computed_metrics
@@ -35,8 +35,10 @@ from quartet_trainer.learner.optimizer import LearningRate, create_optimizer
 from quartet_trainer.learner.planner import Planner, Update
 from quartet_trainer.learner.plugins import create_plugin
 from quartet_trainer.learner.ptx import PretrainingTexts
+from quartet_trainer.learner.router import routing_of
 from quartet_trainer.learner_settings import LearnerSettings
 from quartet_weights.onednn_linear import use_onednn
+from quartet_weights.routed_experts import ReplayExperts
 
 log = get_logger(__name__)
 
@@ -76,7 +78,7 @@ class BoosterLearner:
         self._longest = min(filter(None, lengths), default=None)
         self._learning_rate = LearningRate(settings, run.max_steps)
         self._sampling_masks = run.sampling_masks
-        check_sampling_masks(settings, run.sampling_masks)
+        check_recorded(settings, sampling_masks=run.sampling_masks, router_replay=run.router_replay)
         self._ranks = distributed.initialize(settings.seed)
         self._writing_ranks = distributed.WritingRanks(self._ranks)
         self._settings = settings = settings.on(self._ranks.device.type)
@@ -90,6 +92,8 @@ class BoosterLearner:
             causal_lm = self._load(dtype)
             if self._algorithm.has_critic and settings.critic.form == "head":
                 self._plugin.value_head = ValueHead(causal_lm.config.hidden_size, dtype)
+            if run.router_replay:
+                self._plugin.routing = routing_of(causal_lm)
             self._plugin.boost(causal_lm, lambda model: create_optimizer(model, settings, self._plugin.value_head))
             del causal_lm
         self._plugin.meet()
@@ -129,17 +133,26 @@ class BoosterLearner:
             use_onednn(causal_lm, self._ranks.device)
         causal_lm.train()
         if self._settings.gradient_checkpointing and not frozen:
-            causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            again = {"use_reentrant": False, "context_fn": ReplayExperts.checkpoint_contexts}
+            causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs=again)
         return causal_lm
 
+    @property
+    def _contract(self) -> dict[str, Any]:
+        """What `decode_groups` is told of this model and run."""
+        return {
+            "vocabulary_size": self._causal_lm.config.vocab_size,
+            "sampling_masks": self._sampling_masks,
+            "routing": self._plugin.routing,
+            "longest": self._longest,
+        }
+
     def check_group(self, group: experience_pb2.GroupTensors) -> None:
-        vocabulary = self._causal_lm.config.vocab_size
-        check_group(group, vocabulary, sampling_masks=self._sampling_masks, longest=self._longest)
+        check_group(group, **self._contract)
 
     def train_step(self, groups: Sequence[experience_pb2.GroupTensors]) -> dict[str, float]:
         started = time.perf_counter()
-        vocabulary = self._causal_lm.config.vocab_size
-        batch = decode_groups(groups, vocabulary, sampling_masks=self._sampling_masks, longest=self._longest)
+        batch = decode_groups(groups, **self._contract)
         plan, updates, known = self._planner.updates(batch, self.step)
         learning_rate = self._learning_rate(self.step)
         done = [self._update(batch, update, number, learning_rate) for number, update in enumerate(updates)]

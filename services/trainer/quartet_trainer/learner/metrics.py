@@ -61,6 +61,7 @@ METRICS: dict[str, Metric] = {
     "router_load_max": Metric("train/router_load_max", only_with="experts"),
     "router_idle_experts": Metric("train/router_idle_experts", only_with="experts"),
     "router_entropy": Metric("train/router_entropy", only_with="experts"),
+    "router_disagreement": Metric("train/router_disagreement", only_with="router replay"),
     "groups": Metric("batch/groups"),
     "completions": Metric("batch/completions"),
     "completions_skipped": Metric("batch/completions_skipped"),

@@ -19,10 +19,12 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils.logging import disable_progress_bar
 
 from quartet_common.log import get_logger
+from quartet_trainer.batch import MicroBatch
 from quartet_trainer.batch.shared_prompts import Packing
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner.attention import base_output, trunk, use_packed_attention
 from quartet_trainer.learner.router import RouterStatistics
+from quartet_weights.routed_experts import ReplayExperts, Routing
 
 log = get_logger(__name__)
 
@@ -151,6 +153,7 @@ class Policy(nn.Module):
         entropy_gradient: bool = False,
         value_head: ValueHead | None = None,
         router: RouterStatistics | None = None,
+        routing: Routing | None = None,
     ) -> None:
         """Wrap a model.
 
@@ -160,11 +163,13 @@ class Policy(nn.Module):
             entropy_gradient: whether the entropy has a gradient too, which costs memory.
             value_head: of the model's hidden states, if values are wanted too.
             router: what counts where the tokens of passes with gradient go, in a mixture of experts.
+            routing: how it routes, if it is to take the experts it is given; otherwise it takes its own.
         """
         super().__init__()
         self.causal_lm = causal_lm
         self.value_head = value_head
         self._router = router
+        self._routing = routing
         self._autocast_dtype = autocast
         self._entropy_gradient = entropy_gradient
 
@@ -178,6 +183,7 @@ class Policy(nn.Module):
         temperatures: Tensor,
         mask_counts: Tensor | None = None,
         mask_ids: Tensor | None = None,
+        routed_experts: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Log-probs of t tokens, the entropy of the distributions they were drawn from, and with a head the values.
 
@@ -190,30 +196,41 @@ class Policy(nn.Module):
             temperatures: float [t]: the logits are divided by it.
             mask_counts: int64 [t]: the candidates to which the distribution is confined; 0: all of the vocabulary.
             mask_ids: int64 [sum of the counts]: their ids, the target among them.
+            routed_experts: integers [M * L, hidden layers, experts of a token]: where each position's token goes.
 
         Returns:
             log_probs [t] with gradient and entropy [t], in nats, and where there is a value head the value [t], with
             gradient, of each state in which a token was chosen; float32, or float64 for a float64 model.
         """
-        hidden = self._hidden(input_ids, rows, columns, packing)
+        hidden = self._hidden(input_ids, rows, columns, packing, routed_experts)
         columns_of_head = self.causal_lm.config.vocab_size
         chosen = in_chunks(self._head, hidden, targets, temperatures, columns_of_head, mask_counts, mask_ids)
         return chosen if self.value_head is None else (*chosen, self.value_head(hidden))
 
-    def values(self, input_ids: Tensor, rows: Tensor, columns: Tensor, packing: Packing | None) -> Tensor:
+    def values(self, micro_batch: MicroBatch) -> Tensor:
         """The values [t] alone, as `forward` gives them; there must be a head."""
         if self.value_head is None:
             raise RuntimeError("this policy has no value head")
-        return self.value_head(self._hidden(input_ids, rows, columns, packing))
+        return self.value_head(self._hidden(*micro_batch.states, micro_batch.routed_experts))
 
-    def _hidden(self, input_ids: Tensor, rows: Tensor, columns: Tensor, packing: Packing | None) -> Tensor:
+    def _hidden(
+        self,
+        input_ids: Tensor,
+        rows: Tensor,
+        columns: Tensor,
+        packing: Packing | None,
+        routed_experts: Tensor | None,
+    ) -> Tensor:
         """The states [t, H]."""
         router = self._router if torch.is_grad_enabled() else None
         wanted = {"output_router_logits": True} if router else {}
-        with autocast_to(self._autocast_dtype, input_ids.device):
+        replay = None
+        if self._routing is not None and routed_experts is not None:
+            replay = ReplayExperts(self._routing, routed_experts)
+        with autocast_to(self._autocast_dtype, input_ids.device), replay or nullcontext():
             output = base_output(trunk(self.causal_lm), input_ids, packing, **wanted)
         if router:
-            router.add(output.router_logits, rows * input_ids.shape[1] + columns)
+            router.add(output.router_logits, rows * input_ids.shape[1] + columns, replay)
         return output.last_hidden_state[rows, columns]
 
     def _head(

@@ -8,10 +8,21 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from quartet_trainer.errors import LearnerError
 from quartet_trainer.learner.attention import base_output, trunk
+from quartet_weights.routed_experts import PER_TOKEN, ReplayExperts, Routing, of_config
 
-_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
-"""Keys of config.json: experts that each token goes to."""
+
+def routing_of(causal_lm: PreTrainedModel) -> Routing:
+    """How a model routes. Raises LearnerError where nothing can be replayed."""
+    tokens = torch.zeros(1, 2, dtype=torch.int64, device=next(causal_lm.parameters()).device)
+    routing = Routing.of(causal_lm.config, trunk(causal_lm), lambda: base_output(trunk(causal_lm), tokens, None))
+    if routing is None:
+        raise LearnerError(
+            f"run.router_replay is true; a '{causal_lm.config.model_type}' model has no experts that its routers "
+            "choose by top-k scores; allowed: false"
+        )
+    return routing
 
 
 class RouterStatistics:
@@ -20,12 +31,13 @@ class RouterStatistics:
     def __init__(self, layers: int, experts: int, chosen: int, device: torch.device) -> None:
         """`chosen`: experts that a token goes to in a layer."""
         self._chosen = chosen
-        self._sums = torch.zeros(layers, experts + 1, dtype=torch.float64, device=device)
+        self._sums = torch.zeros(layers, experts + 2, dtype=torch.float64, device=device)
+        self._replays = False
 
     @classmethod
     def of(cls, causal_lm: PreTrainedModel, device: torch.device) -> RouterStatistics | None:
         """Those of a model, which collects them on `device`; None if transformers shows no router's logits for it."""
-        chosen = next((n for key in _PER_TOKEN if (n := getattr(causal_lm.config, key, None))), 0)
+        chosen = of_config(causal_lm.config, PER_TOKEN)
         if not chosen:
             return None
         tokens = torch.zeros(1, 2, dtype=torch.int64, device=next(causal_lm.parameters()).device)
@@ -37,33 +49,41 @@ class RouterStatistics:
         return cls(len(logits), logits[0].shape[-1], chosen, device)
 
     @torch.no_grad()
-    def add(self, router_logits: tuple[Tensor, ...], places: Tensor) -> None:
+    def add(self, router_logits: tuple[Tensor, ...], places: Tensor, replay: ReplayExperts | None = None) -> None:
         """Count in the tokens of a pass.
 
         Args:
             router_logits: of each layer with experts, float of all positions, [M, L, experts] or [M * L, experts].
             places: int64 [t]: which of the M * L positions count.
+            replay: in which the pass was.
         """
-        for sums, logits in zip(self._sums, router_logits, strict=True):
+        for layer, (sums, logits) in enumerate(zip(self._sums, router_logits, strict=True)):
             chosen_from = logits.reshape(-1, logits.shape[-1])[places].float()
-            experts = chosen_from.topk(self._chosen, dim=-1).indices.flatten()
-            sums[:-1] += torch.bincount(experts, minlength=logits.shape[-1])
+            experts = chosen_from.topk(self._chosen, dim=-1).indices
+            if replay is not None:
+                self._replays = True
+                experts, own = replay.choices(layer, places)
+                sums[-1] += (experts[:, :, None] != own[:, None, :]).all(-1).sum()
+            sums[:-2] += torch.bincount(experts.flatten(), minlength=logits.shape[-1])
             distribution = chosen_from.log_softmax(-1)
-            sums[-1] -= (distribution.exp() * distribution).sum()
+            sums[-2] -= (distribution.exp() * distribution).sum()
 
     def take(self) -> Tensor:
-        """float64 [layers, experts + 1]: each expert's tokens, and the sum of the tokens' entropies; then forgets."""
+        """float64 [layers, experts + 2]: each expert's tokens, the sum of the tokens' entropies, and replayed experts
+        that the router would not have chosen; then forgets."""
         sums, self._sums = self._sums, torch.zeros_like(self._sums)
         return sums
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
         """The metrics of the sums over all ranks, means over layers; none where no token was counted."""
-        loads, entropies = sums[:, :-1], sums[:, -1]
+        loads, entropies, disagreeing = sums[:, :-2], sums[:, -2], sums[:, -1]
         total = loads.sum(-1)
         if not total.all():
             return {}
         experts = loads.shape[-1]
+        replayed = {"router_disagreement": (disagreeing / total).mean().item()} if self._replays else {}
         return {
+            **replayed,
             "router_load_max": (loads.amax(-1) * experts / total).mean().item(),
             "router_idle_experts": (loads == 0).double().mean().item(),
             "router_entropy": (entropies * self._chosen / total).mean().item() / math.log(experts),

@@ -58,7 +58,8 @@ def sampling_parameters(sampling: SamplingSettings, index: int, key: str) -> Sam
     Args:
         key: the completion's, under which the workers keep its masks.
     """
-    own = sampling.model_dump(exclude_defaults=True, exclude={"max_new_tokens", "min_tokens", "seed", "masks"})
+    named = {"max_new_tokens", "min_tokens", "seed", "masks", "routed_experts"}
+    own = sampling.model_dump(exclude_defaults=True, exclude=named)
     return SamplingParams(
         n=1,
         max_tokens=sampling.max_new_tokens,

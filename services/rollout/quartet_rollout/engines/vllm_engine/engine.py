@@ -179,7 +179,8 @@ class VllmEngine(WeightGroupMixin):
     def capabilities(self) -> list[str]:
         masks = ["sampling_masks"] if self._gives_masks else []
         sampling = [capability(name) for name in SamplingParameters.model_fields if name not in FIRST_RELEASE]
-        return [*self.weight_capabilities(), *sampling, *masks, *(["sleep"] if self._can_sleep else [])]
+        routed = ["routed_experts"] if (self._options.model_extra or {}).get("enable_return_routed_experts") else []
+        return [*self.weight_capabilities(), *sampling, *masks, *routed, *(["sleep"] if self._can_sleep else [])]
 
     @property
     def _can_sleep(self) -> bool:
@@ -205,6 +206,8 @@ class VllmEngine(WeightGroupMixin):
         prompt = check_prompt(prompt_token_ids, n, self.max_model_len, vocabulary)
         if sampling.masks and not self._gives_masks:
             raise PromptError("sampling.masks is true; allowed: false, as this engine cannot give the candidates")
+        if sampling.routed_experts and "routed_experts" not in self.capabilities():
+            raise PromptError("sampling.routed_experts is true; allowed: false, as this engine does not record them")
         if request_id in self._requests:
             raise EngineError(f"request '{request_id}' is running already")
         # vLLM gives the completions of one request all at once, when the last has ended: each is a request here.
@@ -257,6 +260,9 @@ class VllmEngine(WeightGroupMixin):
         if mask_key:
             counts, ids = (await self._workers("quartet_take_masks", mask_key, len(tokens)))[0]
             mask = SamplingMask(np.frombuffer(counts, np.int32), np.frombuffer(ids, np.int32))
+        experts = output.routed_experts
+        if experts is not None and experts.dtype != np.uint8:
+            experts = experts.astype(np.int32)
         log_probs: Any = output.logprobs.logprobs if output.logprobs is not None else ()
         # vLLM also says "error" of completions that it gave up itself.
         reason: FinishReason = output.finish_reason if output.finish_reason in ("stop", "length") else "abort"
@@ -271,6 +277,7 @@ class VllmEngine(WeightGroupMixin):
                 if span.start < span.end
             ),
             mask=mask,
+            routed_experts=experts,
         )
 
     async def abort(self, request_id: str) -> None:

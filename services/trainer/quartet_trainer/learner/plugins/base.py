@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from quartet_trainer.learner.lora import Adapter
 from quartet_trainer.learner.model import Policy, ValueHead, untied_names
 from quartet_trainer.learner.router import RouterStatistics
 from quartet_trainer.learner_settings import LearnerSettings
+from quartet_weights.routed_experts import Routing
 
 
 def clip_parts(
@@ -136,6 +137,8 @@ class Plugin(ABC):
     """A head that the policy is to have too; set before `boost`, of plugins in `settings.HEAD_PLUGINS` only."""
     router: RouterStatistics | None = None
     """Of a mixture of experts, under a plugin that runs `Policy`."""
+    routing: Routing | None = None
+    """How the model routes, if micro-batches have `routed_experts`; set before `boost`."""
     loads_in_turn = False
     """Whether `boost` and `keep_reference` are local, and leave a rank its share only: ranks may then load one after
     another, so that a host never holds the model more than once."""
@@ -187,6 +190,7 @@ class Plugin(ABC):
             entropy_gradient=self.settings.entropy_coefficient > 0,
             value_head=self.value_head,
             router=self.router,
+            routing=self.routing,
         )
 
     def keep_reference(self, load: Callable[[], PreTrainedModel]) -> None:
@@ -251,7 +255,7 @@ class Plugin(ABC):
         """The reference model's; see `log_probs`."""
         if self.adapter is not None:
             with self.adapter.disabled():
-                return self.log_probs(micro_batch)
+                return self.log_probs(replace(micro_batch, routed_experts=None))
         return self._reference(*micro_batch.inputs)[0]
 
     def passes(self, count: int) -> int:
@@ -267,7 +271,7 @@ class Plugin(ABC):
     @torch.no_grad()
     def values(self, micro_batch: MicroBatch) -> Tensor:
         """The value head's values [t], without gradient. Local."""
-        return self.model.unwrap().values(*micro_batch.states)
+        return self.model.unwrap().values(micro_batch)
 
     @torch.no_grad()
     def log_probs_and_values(self, micro_batch: MicroBatch) -> Tensor:

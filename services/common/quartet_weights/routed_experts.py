@@ -1,0 +1,175 @@
+"""The experts that a mixture of experts sends each token to: recorded in one forward pass, replayed in another.
+
+A router takes the top k of its scores, so rounding alone can send a token to other experts in the trainer than in the
+rollout, and its log-prob is then another network's. With rollout routing replay (R3, arXiv:2510.11370) the trainer
+computes with the rollout's choice. The gates are still the trainer's own scores of those experts, so the router learns.
+
+All families of transformers choose by `torch.topk`, whatever they make of the scores before and after it; that call is
+what is seen here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Keys of config.json: experts of a layer."""
+PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
+"""Keys of config.json: experts that each token goes to."""
+
+
+def of_config(config: Any, keys: Sequence[str]) -> int:
+    """The first of the keys that is set to a number; 0 where none is."""
+    return next((value for key in keys if isinstance(value := getattr(config, key, None), int) and value), 0)
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How a model routes."""
+
+    layers: tuple[int, ...]
+    """The hidden layers with a router, ascending."""
+    hidden_layers: int
+    """All of them."""
+    experts: int
+    chosen: int
+    """Experts that a token goes to in a layer."""
+    calls: int = 1
+    """Calls of `torch.topk` of this form in each layer: the last one chooses. Before it, a router that first chooses
+    groups of experts may rank those of its only group."""
+
+    @classmethod
+    def of(cls, config: Any, trunk: nn.Module, forward: Callable[[], object]) -> Routing | None:
+        """That of a model; None where it has no experts, or chooses them otherwise than by `torch.topk`.
+
+        Args:
+            config: transformers' configuration.
+            trunk: the module that has the hidden layers.
+            forward: computes a few tokens.
+        """
+        experts, chosen, layers = of_config(config, EXPERTS), of_config(config, PER_TOKEN), config.num_hidden_layers
+        stacks = [one for one in trunk.modules() if isinstance(one, nn.ModuleList) and len(one) == layers]
+        if not (experts and chosen and stacks):
+            return None
+        begun: list[int] = []
+        handles = [
+            layer.register_forward_pre_hook(lambda *_, number=number: begun.append(number))
+            for number, layer in enumerate(stacks[0])
+        ]
+        found: list[int] = []
+        try:
+            with torch.no_grad(), _TopK(experts, chosen, 1, lambda _: found.append(begun[-1]) if begun else None):
+                forward()
+        finally:
+            for handle in handles:
+                handle.remove()
+        counts = Counter(found)
+        if len(set(counts.values())) != 1:
+            return None
+        return cls(tuple(counts), layers, experts, chosen, calls=counts[found[0]])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of recorded experts."""
+        return torch.uint8 if self.experts <= 256 else torch.int32
+
+    def record(self) -> RecordExperts:
+        """A context in which one forward pass is recorded."""
+        return RecordExperts(self)
+
+
+class _TopK(TorchFunctionMode):
+    """Sees the last of each `calls` of `torch.topk` that choose `chosen` of `experts`: `choose` gets the scores
+    [..., experts] and returns the indices [..., chosen] to be taken, or None: the call's own."""
+
+    def __init__(self, experts: int, chosen: int, calls: int, choose: Callable[[Tensor], Tensor | None]) -> None:
+        super().__init__()
+        self._of, self._chosen, self._choose = experts, chosen, choose
+        self._calls, self._call = calls, 0
+
+    def __torch_function__(
+        self, func: Callable, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if func in (torch.topk, Tensor.topk):
+            scores, k = args[0], args[1] if len(args) > 1 else given["k"]
+            if k == self._chosen and scores.shape[-1] == self._of:
+                self._call += 1
+                if self._call % self._calls == 0 and (indices := self._choose(scores)) is not None:
+                    return torch.return_types.topk((scores.gather(-1, indices), indices))
+        return func(*args, **given)
+
+
+class RecordExperts(_TopK):
+    """Within, what each router chooses is recorded."""
+
+    def __init__(self, routing: Routing) -> None:
+        super().__init__(routing.experts, routing.chosen, routing.calls, self._record)
+        self._routing = routing
+        self._found: list[Tensor] = []
+
+    def _record(self, scores: Tensor) -> Tensor:
+        indices = scores.detach().topk(self._routing.chosen, dim=-1).indices
+        self._found.append(indices.reshape(-1, indices.shape[-1]))
+        return indices
+
+    def experts(self) -> Tensor:
+        """`Routing.dtype` [positions, hidden layers, chosen]: 0 in layers without a router."""
+        routing, positions = self._routing, len(self._found[0])
+        experts = self._found[0].new_zeros(positions, routing.hidden_layers, routing.chosen, dtype=routing.dtype)
+        experts[:, list(routing.layers)] = torch.stack(self._found, dim=1).to(routing.dtype)
+        return experts
+
+
+class ReplayExperts(_TopK):
+    """Within, each router takes the experts it is given, in one forward pass."""
+
+    _active: ClassVar[ReplayExperts | None] = None
+
+    def __init__(self, routing: Routing, experts: Tensor, layer: int = 0) -> None:
+        """`experts`: integers [positions, hidden layers, chosen]. `layer`: which of the layers with a router is the
+        first that is computed."""
+        super().__init__(routing.experts, routing.chosen, routing.calls, self._replay)
+        self._routing, self._experts, self._layer = routing, experts, layer
+        self.own: list[Tensor] = []
+        """Of each layer, int64 [positions, chosen]: what its router would have chosen."""
+
+    def __enter__(self) -> ReplayExperts:
+        self._before, ReplayExperts._active = ReplayExperts._active, self
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        ReplayExperts._active = self._before
+        super().__exit__(*error)
+
+    def _replay(self, scores: Tensor) -> Tensor:
+        own = scores.detach().topk(self._routing.chosen, dim=-1).indices
+        self.own.append(own.reshape(-1, own.shape[-1]))
+        given = self._experts[:, self._routing.layers[self._layer]].long()
+        self._layer += 1
+        return given.reshape(own.shape)
+
+    def choices(self, layer: int, places: Tensor) -> tuple[Tensor, Tensor]:
+        """int64 [t, chosen] each: where tokens went, and where the router would have sent them.
+
+        Args:
+            layer: number of a layer among those with a router.
+            places: int64 [t]: positions.
+        """
+        return self._experts[places, self._routing.layers[layer]].long(), self.own[layer][places]
+
+    @classmethod
+    def checkpoint_contexts(cls) -> tuple[AbstractContextManager, AbstractContextManager]:
+        """`context_fn` of `torch.utils.checkpoint.checkpoint`: what is computed again replays the same experts."""
+        active = cls._active
+        again = nullcontext() if active is None else cls(active._routing, active._experts, active._layer)
+        return nullcontext(), again
