@@ -251,8 +251,8 @@ class Engine(Protocol):
 
     def capabilities(self) -> list[str]:
         """What the handshake tells, e.g. "weights.gloo", "weights.full", "weights.in_flight"; "sampling_masks" and
-        "routed_experts" where `SamplingSettings.masks` and `.routed_experts` are served, "sleep" where `sleep` is. Known
-        after `start`."""
+        "routed_experts" where `SamplingSettings.masks` and `.routed_experts` are served, "sleep" where `sleep` is.
+        Known after `start`."""
 
     def check_manifest(self, manifest: rollout_pb2.WeightManifest) -> None:
         """Raises ManifestError, naming the tensor, unless these weights fit the model. Quick; no side effects."""
