@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from models import _write_tokenizer, read_weights
 from transformers import AutoModelForCausalLM
 
+from quartet_rollout.engines.base import SamplingSettings
 from quartet_rollout.engines.options import TransformersOptions
 from quartet_rollout.engines.transformers_engine.decoder import Decoder
+from quartet_rollout.engines.transformers_engine.rows import Row
 from quartet_rollout.weight_sync.spec import ModelSpec
 
 SIZES: dict[str, Any] = {
@@ -48,3 +51,38 @@ def test_an_update_of_a_familys_files(family: str, tmp_path: Path) -> None:
     expected = AutoModelForCausalLM.from_pretrained(second, dtype=torch.float32).eval()
     with torch.no_grad():
         assert torch.equal(decoder.model(TOKENS).logits, expected(TOKENS).logits)
+
+
+@pytest.mark.parametrize("family", ["Mixtral", "Glm4Moe"])
+def test_the_experts_of_each_token_are_those_of_the_familys_own_forward_pass(family: str, tmp_path: Path) -> None:
+    folder = write(tmp_path, family, 0)
+    decoder = Decoder(str(folder), TransformersOptions(device="cpu"))
+    prompts, chosen = ([3, 5, 8, 1], [9, 2]), []
+    rows = [
+        Row(number, 0, prompt, SamplingSettings(max_new_tokens=6, routed_experts=True, seed=1, temperature=1.0))
+        for number, prompt in enumerate(prompts)
+    ]
+    for row in rows:
+        decoder.add(row)
+    for step in range(6):
+        if step == 3:
+            decoder.reset_kv_cache()  # what is computed again is recorded again
+        decoder.step()
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    for number, layer in enumerate(model.model.layers):
+        if (gate := getattr(layer.mlp, "gate", None)) is not None:
+            gate.register_forward_hook(lambda *call, number=number: chosen.append((number, call[2])))
+    for row in rows:
+        chosen.clear()
+        completion = row.completion("length")
+        tokens = torch.tensor([row.prompt + row.output[:-1]])
+        with torch.no_grad():
+            model(tokens)
+        assert completion.routed_experts is not None
+        found = torch.from_numpy(completion.routed_experts.astype(np.int64))
+        assert found.shape == (tokens.numel(), 2, 2)
+        for number, output in chosen:
+            expected = output[2]
+            assert torch.equal(found[:, number].sort(-1).values, expected.sort(-1).values)
+        routed = {number for number, _ in chosen}
+        assert routed and not found[:, [number for number in range(2) if number not in routed]].any()

@@ -98,8 +98,32 @@ async def test_a_training_group_carries_the_masks_of_a_run_that_wants_them(world
     assert rows(tensors.sampling_mask_token_ids) == [[], []]
 
 
-async def test_a_rollout_that_cannot_tell_masks_leaves_a_run_that_wants_them(world):
-    world.broker.create_run(sampling_masks=True)
+async def test_a_training_group_carries_the_experts_of_a_run_that_wants_them(world):
+    world.engine.takes = ["routed_experts"]
+    world.broker.create_run(router_replay=True)
+
+    def routed(completion):
+        tokens = len("1+1=?") + completion.token_ids.size - 1
+        experts = np.arange(tokens * 4).reshape(tokens, 2, 2) + 100 * completion.index
+        return replace(completion, routed_experts=experts.astype(np.uint8))
+
+    world.engine.alter = routed
+    await world.put(instance())
+    tensors = world.broker.tensors()
+    prompt = decode(tensors.prompt_token_ids).size
+    assert prompt == len("1+1=?")
+    assert decode(tensors.prompt_routed_experts).tolist() == np.arange(prompt * 4).reshape(prompt, 2, 2).tolist()
+    first, second = rows(tensors.completion_routed_experts)
+    assert first == [*range(prompt * 4, prompt * 4 + 2 * 4)]
+    assert second == [100 + each for each in range(prompt * 4, prompt * 4 + 3 * 4)]
+    world.engine.alter = lambda completion: completion  # one that does not do what it says
+    await world.put(instance("e", purpose=experience_pb2.PURPOSE_EVALUATE))
+    assert not world.broker.tensors(1).HasField("prompt_routed_experts")
+
+
+@pytest.mark.parametrize("wanted", ["sampling_masks", "router_replay"])
+async def test_a_rollout_that_cannot_record_what_a_run_wants_leaves_it(world, wanted):
+    world.broker.create_run(**{wanted: True})
     await world.start()
     await world.until(lambda: world.host.exit_code == 1)
     assert world.broker.left and not world.broker.members

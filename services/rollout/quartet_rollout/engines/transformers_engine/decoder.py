@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Collection, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from quartet_rollout.engines.transformers_engine.sampler import Sampler
 from quartet_rollout.engines.transformers_engine.slots import Slots
 from quartet_rollout.errors import EngineError
 from quartet_weights.onednn_linear import use_onednn
+from quartet_weights.routed_experts import Routing
 
 _ADMIT_SHARE = 8
 """Of the places, that are free together before a prompt is computed while others wait for places too."""
@@ -73,10 +75,14 @@ class Decoder:
         except ValueError as error:
             raise EngineError(f"the transformers engine cannot run this model: {error}; use the vllm engine") from error
         self._window = getattr(self.model.config, "sliding_window", None)
+        self.routing = Routing.of(self.model.config, self.model, self._try)
         use_grouped(self.model)
         # A mask that is added to the scores, as eager attention and ours on the CPU take it; None: one of booleans.
         adds = self.model.config._attn_implementation == "eager" or self._device.type == "cpu"
         self._mask_dtype = self.model.dtype if adds else None
+
+    def _try(self) -> None:
+        self.model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=self._device), use_cache=False)
 
     # ------------------------------------------------------------------ rows
 
@@ -197,7 +203,11 @@ class Decoder:
             mask[i, width - len(tokens) :] = 1
         positions = (mask.cumsum(dim=-1) - 1).clamp_min(0)
         cache = DynamicCache()
-        logits = self._forward(ids.to(self._device), mask.to(self._device), positions.to(self._device), cache)
+        on_device = ids.to(self._device), mask.to(self._device), positions.to(self._device)
+        logits, experts = self._forward(*on_device, cache, rows)
+        if experts is not None:
+            for row, i in zip(rows, which, strict=True):
+                row.experts = [experts[i, width - len(row.prompt) - len(row.output) :]]
         first = len(self._table.rows)
         self._table.add(rows, self.max_model_len)
         self._slots.add(first, cache, which, self._table.column("length", first).tolist())
@@ -211,20 +221,30 @@ class Decoder:
         ids = torch.from_numpy(self._table.column("newest").copy()).to(self._device)
         self._slots.expect(positions, widest)
         mask = step_mask(positions, widest + 1, self._kinds, self._window, self._mask_dtype)
-        logits = self._forward(ids[:, None], mask, positions[:, None], self._slots.cache)
+        rows = self._table.rows
+        logits, experts = self._forward(ids[:, None], mask, positions[:, None], self._slots.cache, rows)
+        if experts is not None:
+            for row, own in zip(rows, experts, strict=True):
+                row.experts.append(own)
         lengths += 1
         return logits
 
-    def _forward(self, ids: torch.Tensor, mask: Any, positions: torch.Tensor, cache: Cache) -> torch.Tensor:
-        output = self.model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return output.logits[:, -1]
+    def _forward(
+        self, ids: torch.Tensor, mask: Any, positions: torch.Tensor, cache: Cache, rows: list[Row]
+    ) -> tuple[torch.Tensor, np.ndarray | None]:
+        """The last position's logits, and where one of `rows` wants them the experts [rows, positions, layers, n]."""
+        wanted = self.routing is not None and any(row.sampling.routed_experts for row in rows)
+        with self.routing.record() if self.routing is not None and wanted else nullcontext() as recorded:
+            output = self.model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        experts = None if recorded is None else recorded.experts().unflatten(0, ids.shape).cpu().numpy()
+        return output.logits[:, -1], experts
 
     def _take(
         self, first: int, tokens: np.ndarray, log_probs: np.ndarray, candidates: dict[int, np.ndarray]

@@ -44,7 +44,7 @@ from quartet_rollout.engines.transformers_engine.messages import (
     encode,
 )
 from quartet_rollout.engines.weight_group import WeightGroupMixin
-from quartet_rollout.errors import EngineError, unpack_error
+from quartet_rollout.errors import EngineError, PromptError, unpack_error
 
 log = get_logger(__name__)
 
@@ -129,7 +129,8 @@ class TransformersEngine(WeightGroupMixin):
         return self._stats
 
     def capabilities(self) -> list[str]:
-        return [*self.weight_capabilities(), "sampling_masks", "sleep"]
+        routed = ["routed_experts"] if self._ready.result().records_experts else []
+        return [*self.weight_capabilities(), "sampling_masks", *routed, "sleep"]
 
     # -------------------------------------------------------------- requests
 
@@ -139,6 +140,8 @@ class TransformersEngine(WeightGroupMixin):
         self._check_usable()
         ready = self._ready.result()
         prompt = check_prompt(prompt_token_ids, n, ready.max_model_len, ready.vocab_size)
+        if sampling.routed_experts and not ready.records_experts:
+            raise PromptError("sampling.routed_experts is true; allowed: false, as this engine does not record them")
         if request_id in self._requests:
             raise EngineError(f"request '{request_id}' is running already")
         number = self._requests[request_id] = next(self._numbers)

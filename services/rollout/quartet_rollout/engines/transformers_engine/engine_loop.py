@@ -235,7 +235,8 @@ def main(model_path: str, options: str, log_level: str) -> None:
         try:
             decoder = Decoder(model_path, TransformersOptions.model_validate_json(options))
             spec = ModelSpec.of_model(decoder.model)
-            channel.send(Ready(decoder.max_model_len, decoder.vocab_size, spec, transports()))
+            routed = decoder.routing is not None
+            channel.send(Ready(decoder.max_model_len, decoder.vocab_size, spec, transports(), routed))
             what = "failed"
             EngineLoop(decoder, WeightReceiver(model_path), channel).run()
             status = 0

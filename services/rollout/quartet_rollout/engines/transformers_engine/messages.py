@@ -52,6 +52,8 @@ class Ready(msgspec.Struct, tag=True):
     vocab_size: int
     spec: ModelSpec
     transports: list[str]
+    records_experts: bool
+    """Whether `SamplingSettings.routed_experts` is served."""
 
 
 class Answer(msgspec.Struct):
@@ -92,11 +94,16 @@ Report = Ready | Output | Log | Failed
 
 
 def _to_wire(value: Any) -> Any:
-    return value.model_dump() if isinstance(value, SamplingSettings) else (value.dtype.str, value.tobytes())
+    if isinstance(value, SamplingSettings):
+        return value.model_dump()
+    return value.dtype.str, value.shape, value.tobytes()
 
 
 def _from_wire(kind: type, value: Any) -> Any:
-    return SamplingSettings(**value) if kind is SamplingSettings else np.frombuffer(value[1], value[0])
+    if kind is SamplingSettings:
+        return SamplingSettings(**value)
+    dtype, shape, data = value
+    return np.frombuffer(data, dtype).reshape(shape)
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_to_wire)

@@ -34,6 +34,8 @@ class Row:
     log_probs: list[float] = field(default_factory=list)
     candidates: list[np.ndarray] = field(default_factory=list)
     """Of each token, where masks are wanted; see `masks`."""
+    experts: list[np.ndarray] = field(default_factory=list)
+    """Of the tokens computed so far, where they are wanted, [tokens, hidden layers, experts of a token] each."""
     versions: list[tuple[int, int]] = field(init=False)
     """(policy version, first token), oldest first."""
 
@@ -53,6 +55,7 @@ class Row:
             finish_reason=reason,
             version_spans=version_spans(self.versions, len(self.output)),
             mask=join(self.candidates) if masked(self.sampling) else None,
+            routed_experts=np.concatenate(self.experts) if self.experts else None,
         )
 
 
