@@ -41,7 +41,6 @@ def by_hand(model: Path, pythons: Pythons, tmp_path: Path) -> Iterator[Callable[
             "run.max_steps": 6,
             "model.path": model,
             "rollout.engine": "vllm" if ordinary else "transformers",
-            "rollout.transformers.place": "thread",
             "data.train": tmp_path / "train.jsonl",
             "data.evaluation.heldout": tmp_path / "heldout.jsonl",
             "trainer.evaluation.interval": 3,

@@ -19,6 +19,7 @@ import selectors
 import signal
 import socket
 import sys
+import types
 from pathlib import Path
 from types import ModuleType
 
@@ -109,7 +110,10 @@ def become(asked: dict, *descriptors: int) -> int:
     os.environ.clear()
     os.environ.update(asked["environment"])
     if "quartet_rollout" in sys.modules:
-        sys.executable = asked["python"]  # the process of its transformers engine is forked, too
+        from quartet_rollout.engines.transformers_engine import engine
+
+        # The engine's process is forked, too; what reads the rollout's stderr is not, and ends at once with it.
+        engine.sys = types.SimpleNamespace(executable=asked["python"])
     sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 (as long as the process lives)
     sys.stdout.reconfigure(line_buffering=True)

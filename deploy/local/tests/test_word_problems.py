@@ -53,7 +53,6 @@ def settings(small: Path, tmp_path: Path, *more: str) -> list[str]:
         f"data.train={small / 'train.jsonl'}",
         f"data.evaluation={{heldout='{small / 'heldout.jsonl'}'}}",
         "rollout.engine=transformers",
-        "rollout.transformers.place=thread",
         "run.groups_per_step=2",
         "run.group_size=2",
         "run.max_steps=2",
