@@ -168,9 +168,8 @@ def _rows_of_parquet(path: Path) -> Iterator[Row]:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
-        needed = install_command("datasets")
         raise InputError(
-            f"{path}: Parquet needs the package pyarrow, not installed here; install it: {needed}"
+            f"{path}: Parquet needs the package pyarrow, not installed here; install it: {install_command('datasets')}"
         ) from error
     with _readable(path), path.open("rb") as file:
         try:
@@ -188,9 +187,9 @@ def _rows_of_dataset(source: DataSource, key: str) -> Iterator[Row]:
         check_dataset(name, source.revision, f"{key}.dataset")
         import datasets
     except ImportError as error:
-        needed = install_command("datasets")
         raise InputError(
-            f"{key}.dataset: datasets of the hub need the package datasets, not installed here; install it: {needed}"
+            f"{key}.dataset: datasets of the hub need the package datasets, not installed here; install it: "
+            f"{install_command('datasets')}"
         ) from error
     except ConfigError as error:
         raise InputError(str(error)) from error

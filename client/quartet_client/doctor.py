@@ -9,6 +9,7 @@ import resource
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -164,8 +165,9 @@ print(json.dumps({
 
 def _ask_torch(python: Path) -> dict[str, Any] | None:
     """Return what an environment's torch says of GPUs; None if it has none."""
-    answer = _run([str(python), "-c", _ASK])
-    return json.loads(answer.splitlines()[-1]) if answer else None
+    with suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return json.loads(_run([str(python), "-c", _ASK]).splitlines()[-1])
+    return None
 
 
 def _check_nccl(own: dict[str, Any], other: dict[str, Any] | None) -> Finding:
@@ -188,12 +190,9 @@ def _check_peers(apart: list[tuple[int, int]], count: int) -> Finding:
     return ok("peer access", "there is one GPU" if count == 1 else "between all GPUs")
 
 
-def _run(command: list[str]) -> str | None:
-    """Return what a command prints, or None if it cannot be run, fails, or takes too long."""
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
+def _run(command: list[str]) -> str:
+    """Return what a command prints. Raises OSError, SubprocessError."""
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True)
     return answer.stdout.strip()
 
 
@@ -247,21 +246,19 @@ def check_program(kind: str, program: Path | None) -> Finding:
     if program is None:
         return failure("program", f"quartet-{kind} is not installed", f"deploy/systemd/install.sh {kind}, or make demo")
     try:
-        answer = subprocess.run([str(program), "--version"], capture_output=True, text=True, timeout=60, check=True)
+        version = _run([str(program), "--version"])
     except (OSError, subprocess.SubprocessError) as error:
         return failure("program", f"{program} does not start: {error}", "install its environment again")
-    return ok("program", f"{answer.stdout.strip()} at {program}")
+    return ok("program", f"{version} at {program}")
 
 
 def check_python(program: Path) -> Finding:
     """The Python that the service runs in: that of its environment."""
     python = program.parent / "python"
-    command = [str(python), "-c", "import platform; print(platform.python_version())"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        version = _run([str(python), "-c", "import platform; print(platform.python_version())"])
     except (OSError, subprocess.SubprocessError) as error:
         return failure("Python", f"{python} does not start: {error}", "install its environment again")
-    version = answer.stdout.strip()
     if tuple(map(int, version.split(".")[:2])) not in _PYTHONS:
         tested = " and ".join(f"{major}.{minor}" for major, minor in _PYTHONS)
         return warning(

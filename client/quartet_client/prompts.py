@@ -20,12 +20,8 @@ def _answer_text(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _note_text(value: Any) -> Any:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 def _json_text(value: Any) -> Any:
-    # Function-style cases of ColossalChat's data are JSON values; the contract carries their JSON.
+    # Notes, and function-style cases of ColossalChat's data, are JSON values; the contract carries their JSON.
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -77,7 +73,7 @@ class Prompt(Section):
         None,
         description="What answers the policy's turns on this prompt, by name or with parameters; unset: the run's.",
     )
-    metadata: dict[str, Annotated[str, BeforeValidator(_note_text)]] = Field({}, description="Notes, kept as text.")
+    metadata: dict[str, Annotated[str, BeforeValidator(_json_text)]] = Field({}, description="Notes, kept as text.")
     columns: dict[str, Any] = Field(
         {}, description="What reward functions read; so is each key that is not listed here."
     )

@@ -23,7 +23,6 @@ With none of the first three, torch comes from PyTorch's own index (`torch_optio
 from __future__ import annotations  # this file must still parse under an older Python, to say that it is too old
 
 import argparse
-import concurrent.futures
 import hashlib
 import json
 import os
@@ -34,7 +33,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from installer import ROOT, STATE, UV_VERSION, EnvironmentFailure, Progress, ensure_uv, lock, run_uv
+from installer import ROOT, STATE, UV_VERSION, EnvironmentFailure, Progress, ensure_uv, lock, run_command
 
 sys.path.append(str(ROOT / "services" / "common"))  # of which this module needs no package
 
@@ -129,17 +128,8 @@ def make(names: list[str], with_tests: bool = False, quiet: bool = False, profil
     if not missing:
         return
     uv = ensure_uv(progress)
-    # The heavy ones go one after the other, so that torch is downloaded once; the light ones beside them.
-    lanes = [[e for e in missing if e.heavy], [e for e in missing if not e.heavy]]
-    with concurrent.futures.ThreadPoolExecutor(max_workers=len(lanes)) as pool:
-        try:
-            futures = [pool.submit(make_lane, uv, lane, with_tests, progress) for lane in lanes]
-            concurrent.futures.wait(futures)
-        except KeyboardInterrupt:
-            progress.stop()
-            raise
-    for future in futures:
-        future.result()
+    for environment in sorted(missing, key=lambda each: each.heavy):
+        make_one(uv, environment, with_tests, progress)
 
 
 def add(name: str, packages: list[str], quiet: bool = False) -> None:
@@ -200,11 +190,6 @@ def choose_profile(progress: Progress) -> str:
     return "gpu" if gpus else "cpu"
 
 
-def make_lane(uv: Path, lane: list[Environment], with_tests: bool, progress: Progress) -> None:
-    for environment in lane:
-        make_one(uv, environment, with_tests, progress)
-
-
 def make_one(uv: Path, environment: Environment, with_tests: bool, progress: Progress) -> None:
     name = environment.name
     with lock(STATE / "envs" / f"{name}.lock"):
@@ -226,7 +211,7 @@ def make_one(uv: Path, environment: Environment, with_tests: bool, progress: Pro
 
 def install(uv: Path, environment: Environment, with_tests: bool, progress: Progress) -> None:
     def run(what: str, *arguments: str) -> None:
-        run_uv(uv, f"{environment.name} environment: {what}", arguments, progress)
+        run_command(f"{environment.name} environment: {what}", [str(uv), *arguments], progress)
 
     if not environment.python.exists():
         create_virtual_environment(uv, environment, progress)
@@ -267,10 +252,10 @@ def create_virtual_environment(uv: Path, environment: Environment, progress: Pro
     """With Python 3.11, which the pins were resolved for (uv fetches one where none is installed), else 3.12."""
     try:
         what = f"{environment.name} environment: creating it"
-        run_uv(uv, what, ("venv", "--python", "3.11", str(environment.folder)), progress)
+        run_command(what, [str(uv), "venv", "--python", "3.11", str(environment.folder)], progress)
     except EnvironmentFailure as failure:
         try:
-            run_uv(uv, what, ("venv", "--python", "3.12", str(environment.folder)), progress)
+            run_command(what, [str(uv), "venv", "--python", "3.12", str(environment.folder)], progress)
         except EnvironmentFailure:
             raise EnvironmentFailure(
                 f"{environment.name} environment: found no Python 3.11 or 3.12 and could not download one; "

@@ -12,10 +12,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,34 +29,13 @@ class EnvironmentFailure(Exception):
 
 @dataclass
 class Progress:
-    """Calm lines on standard output, one when an environment starts, one when it is there; and how to stop it all."""
+    """Calm lines on standard output, one when an environment starts, one when it is there."""
 
     quiet: bool = False
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    stopped: bool = False
-    running: set[subprocess.Popen] = field(default_factory=set)
 
     def say(self, text: str) -> None:
         if not self.quiet:
-            with self.lock:
-                print(text, flush=True)
-
-    def start(self, process: subprocess.Popen) -> None:
-        with self.lock:
-            self.running.add(process)
-            if self.stopped:
-                end_group(process, signal.SIGTERM)
-
-    def finish(self, process: subprocess.Popen) -> None:
-        with self.lock:
-            self.running.discard(process)
-
-    def stop(self) -> None:
-        """End the installers that are at work; those that would follow end at once."""
-        with self.lock:
-            self.stopped = True
-            for process in self.running:
-                end_group(process, signal.SIGTERM)
+            print(text, flush=True)
 
 
 def ensure_uv(progress: Progress) -> Path:
@@ -76,10 +54,6 @@ def ensure_uv(progress: Progress) -> Path:
     return uv
 
 
-def run_uv(uv: Path, what: str, arguments: tuple[str, ...], progress: Progress) -> None:
-    run_command(what, [str(uv), *arguments], progress)
-
-
 def run_command(what: str, command: list[str], progress: Progress) -> None:
     """Runs one installer command with its output kept; the end of it becomes part of the failure."""
     process = subprocess.Popen(
@@ -87,7 +61,6 @@ def run_command(what: str, command: list[str], progress: Progress) -> None:
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         start_new_session=True,
     )  # fmt: skip
-    progress.start(process)
     deadline = time.monotonic() + INSTALL_TIMEOUT
     started = time.monotonic()
     output = ""
@@ -102,17 +75,11 @@ def run_command(what: str, command: list[str], progress: Progress) -> None:
                 progress.say(f"{what}, {time.monotonic() - started:.0f} s so far")
     finally:
         if process.poll() is None:
-            end_group(process, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        progress.finish(process)
     if process.returncode != 0:
         raise EnvironmentFailure(f"{what} failed: {explain(output)}")
-
-
-def end_group(process: subprocess.Popen, number: int) -> None:
-    """Signal an installer and what it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
 
 
 def explain(output: str) -> str:

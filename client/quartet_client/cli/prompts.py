@@ -169,8 +169,14 @@ def evaluate(
     Exit status 1 if prompts were lost: then there is no figure.
     """
     if checkpoint is None:
-        result = asyncio.run(_evaluate(target, run, evaluation_set, file, policy_version, hold, timeout, not as_json))
-        return _show(result, as_json, f"; see quartet dead list {run}")
+
+        async def evaluated() -> Evaluation:
+            prompts = load_prompts(file, require_reference=True) if file else None
+            options = {"policy_version": policy_version, "hold": hold, "timeout": timeout, "summary_only": not as_json}
+            async with target.client() as client:
+                return await client.evaluate(run, evaluation_set, prompts=prompts, **options)  # type: ignore[arg-type]
+
+        return _show(asyncio.run(evaluated()), as_json, f"; see quartet dead list {run}")
     if policy_version is not None or hold or target.path is not None:
         raise click.UsageError("--checkpoint goes with a run file as RUN, and without --version, --hold and --config")
     with the_launcher("evaluate a run whose services are there"):
@@ -180,29 +186,6 @@ def evaluate(
         return _show(result, as_json)
 
     return evaluate_here(Path(run), evaluation_set, checkpoint, show, file, target.overrides, timeout, not as_json)
-
-
-async def _evaluate(
-    target: Target,
-    run_id: str,
-    evaluation_set: str,
-    file: Path | None,
-    policy_version: int | None,
-    hold: bool,
-    timeout: float,
-    summary_only: bool,
-) -> Evaluation:
-    prompts = load_prompts(file, require_reference=True) if file else None
-    async with target.client() as client:
-        return await client.evaluate(
-            run_id,
-            evaluation_set,
-            prompts=prompts,
-            policy_version=policy_version,
-            hold=hold,
-            timeout=timeout,
-            summary_only=summary_only,
-        )
 
 
 def _show(result: Evaluation, as_json: bool, more: str = "") -> int:

@@ -291,14 +291,14 @@ def test_without_pytorchs_index_the_package_index_is_asked(monkeypatch, tmp_path
             monkeypatch.delenv(name)
     commands = []
 
-    def run_uv(uv, what, arguments, progress):
-        commands.append(arguments)
-        if "--torch-backend" in arguments:
+    def run_command(what, command, progress):
+        commands.append(command)
+        if "--torch-backend" in command:
             raise environments.EnvironmentFailure("no such host")
 
-    monkeypatch.setattr(environments, "run_uv", run_uv)
+    monkeypatch.setattr(environments, "run_command", run_command)
     environments.install(
         Path("uv"), environments.ENVIRONMENTS["reward-model"], False, environments.Progress(quiet=True)
     )
     installs = [command for command in commands if "-r" in command]
-    assert installs[0] == (*installs[1], "--torch-backend", "auto") and len(installs) == 2
+    assert installs[0] == [*installs[1], "--torch-backend", "auto"] and len(installs) == 2

@@ -21,7 +21,7 @@ _RUN_ID = broker_pb2.PutExperienceRequest.RUN_ID_FIELD_NUMBER << 3 | 2
 _GROUPS = broker_pb2.PutExperienceRequest.GROUPS_FIELD_NUMBER << 3 | 2
 _LEASE_ID = broker_pb2.PutGroup.LEASE_ID_FIELD_NUMBER << 3 | 2
 _GROUP = broker_pb2.PutGroup.GROUP_FIELD_NUMBER << 3 | 2
-_HEADER = experience_pb2.ExperienceGroup.HEADER_FIELD_NUMBER << 3 | 2
+HEADER = experience_pb2.ExperienceGroup.HEADER_FIELD_NUMBER << 3 | 2
 _TENSORS = experience_pb2.ExperienceGroup.TENSORS_FIELD_NUMBER << 3 | 2
 _TRANSCRIPT = experience_pb2.ExperienceGroup.TRANSCRIPT_FIELD_NUMBER << 3 | 2
 _LONGEST_VARINT = 5  # bytes; of a length that fits a message
@@ -50,7 +50,7 @@ class PutRequest:
     groups: Sequence[Put]
 
 
-class _Unusual(Exception):
+class UnusualError(Exception):
     """The request is not as `_cut` reads them."""
 
 
@@ -67,7 +67,7 @@ def read_put_request(data: bytes) -> PutRequest:
     """Return the request whose bytes these are. Raises DecodeError if they are no PutExperienceRequest."""
     try:
         return _cut(data)
-    except (_Unusual, IndexError, UnicodeDecodeError, DecodeError):
+    except (UnusualError, IndexError, UnicodeDecodeError, DecodeError):
         return _of_message(broker_pb2.PutExperienceRequest.FromString(data))
 
 
@@ -82,33 +82,33 @@ def _of_message(request: broker_pb2.PutExperienceRequest) -> PutRequest:
 
 def _cut(data: bytes) -> PutRequest:
     whole, size = memoryview(data), len(data)
-    at, end = _field(data, 0, _RUN_ID, size)
+    at, end = read_field(data, 0, _RUN_ID, size)
     run_id, puts = data[at:end].decode(), []
     while end < size:
-        at, put_end = _field(data, end, _GROUPS, size)
-        at, end = _field(data, at, _LEASE_ID, put_end)
+        at, put_end = read_field(data, end, _GROUPS, size)
+        at, end = read_field(data, at, _LEASE_ID, put_end)
         lease_id = data[at:end].decode()
-        group, end = _field(data, end, _GROUP, put_end)
+        group, end = read_field(data, end, _GROUP, put_end)
         if end != put_end:
-            raise _Unusual
-        at, stored_end = _field(data, group, _HEADER, end)
+            raise UnusualError
+        at, stored_end = read_field(data, group, HEADER, end)
         header = experience_pb2.GroupHeader.FromString(whole[at:stored_end])
         if stored_end < end and data[stored_end] == _TENSORS:
-            _, stored_end = _field(data, stored_end, _TENSORS, end)
+            _, stored_end = read_field(data, stored_end, _TENSORS, end)
         transcript: Bytes = b""
         if stored_end < end:
-            at, transcript_end = _field(data, stored_end, _TRANSCRIPT, end)
+            at, transcript_end = read_field(data, stored_end, _TRANSCRIPT, end)
             if transcript_end != end:
-                raise _Unusual
+                raise UnusualError
             transcript = whole[at:end]
         puts.append(Put(lease_id, header, whole[group:stored_end], transcript))
     return PutRequest(run_id, puts)
 
 
-def _field(data: bytes, at: int, tag: int, limit: int) -> tuple[int, int]:
-    """Return where the contents of the field that must stand at `at` begin and end. Raises _Unusual, IndexError."""
+def read_field(data: bytes, at: int, tag: int, limit: int) -> tuple[int, int]:
+    """Return where the contents of the field that must stand at `at` begin and end. Raises UnusualError, IndexError."""
     if data[at] != tag:
-        raise _Unusual
+        raise UnusualError
     length = data[at + 1]
     start = at + 2
     if length > 0x7F:
@@ -120,9 +120,9 @@ def _field(data: bytes, at: int, tag: int, limit: int) -> tuple[int, int]:
             if byte <= 0x7F:
                 break
         else:
-            raise _Unusual
+            raise UnusualError
     if start + length > limit:
-        raise _Unusual
+        raise UnusualError
     return start, start + length
 
 

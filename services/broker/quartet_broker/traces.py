@@ -6,16 +6,15 @@ at another. Nothing is done unless [tracing] is configured.
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from google.protobuf.message import DecodeError
 from quartet.v1 import broker_pb2, experience_pb2
 
 from quartet_broker import keys
-from quartet_broker.experience_codec import Put
+from quartet_broker.experience_codec import HEADER, Put, UnusualError, read_field
 from quartet_broker.store import Store
 from quartet_common import tracing
-
-_HEADER = experience_pb2.ExperienceGroup.HEADER_FIELD_NUMBER << 3 | 2  # its tag: its length follows
 
 
 def trace_submit(run_id: str, instance: experience_pb2.PromptInstance) -> None:
@@ -85,15 +84,7 @@ async def trace_ready(store: Store, run_id: str, step: int, payloads: Sequence[b
 
 def _header(payload: bytes) -> experience_pb2.GroupHeader:
     """Return the header of a stored group, its first field, without reading the rest; an empty one if it is another."""
-    if not payload or payload[0] != _HEADER:
-        return experience_pb2.GroupHeader()
-    length, shift, at = 0, 0, 1
-    while at < len(payload):
-        length |= (payload[at] & 0x7F) << shift
-        shift, at = shift + 7, at + 1
-        if payload[at - 1] < 0x80:
-            break
-    try:
-        return experience_pb2.GroupHeader.FromString(payload[at : at + length])
-    except DecodeError:
-        return experience_pb2.GroupHeader()
+    with suppress(UnusualError, IndexError, DecodeError):
+        begin, end = read_field(payload, 0, HEADER, len(payload))
+        return experience_pb2.GroupHeader.FromString(payload[begin:end])
+    return experience_pb2.GroupHeader()

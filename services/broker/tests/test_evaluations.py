@@ -65,16 +65,6 @@ async def test_an_evaluation_of_the_live_policy_is_drawn_at_whatever_version_the
     await refused(malformed, grpc.StatusCode.INVALID_ARGUMENT, "live")
 
 
-async def test_evaluations_come_first_and_are_never_gated(world):
-    await world.create(max_staleness=0, groups_per_step=1)
-    await world.submit("a", "b")
-    await world.submit("e1", "e2", "e3", purpose=EVALUATE, evaluation_set="heldout")
-    await world.submit("x", purpose=EVALUATE, evaluation_set="another")
-    assert await world.names() == ["a"]
-    await world.start_evaluation(0)
-    assert await world.names() == ["e1@0", "e2@0", "e3@0"]
-
-
 async def test_dead_prompts_complete_an_evaluation(world):
     await world.create()
     await world.submit("e1", "e2", purpose=EVALUATE, evaluation_set="heldout")

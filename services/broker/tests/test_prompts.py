@@ -13,17 +13,6 @@ from quartet_common.durations import to_duration
 from quartet_common.errors import retry_delay
 
 
-async def test_a_committed_instance_is_still_known(world):
-    await world.create(groups_per_step=1)
-    await world.submit("a")
-    await world.roll_out()
-    await world.open()
-    await world.train(0)
-    await world.commit(1)
-    assert (await world.submit("a")).duplicates == 1
-    await refused(world.submit("a", data_pass=1), grpc.StatusCode.ALREADY_EXISTS)
-
-
 async def test_a_full_queue_asks_to_retry_later(world):
     await world.create(max_queued_prompts=3)
     await world.submit("a", "b")
@@ -35,44 +24,12 @@ async def test_a_full_queue_asks_to_retry_later(world):
     await refused(world.submit("e", "f", "g", "h"), grpc.StatusCode.INVALID_ARGUMENT)  # it can never fit
 
 
-async def test_an_expired_lease_goes_back_and_its_holder_can_do_nothing_more(world):
-    await world.create(members=("r1", "r2"))
-    await world.submit("a")
-    (late,) = await world.lease()
-    await refused(world.lease(holder="r3"), grpc.StatusCode.FAILED_PRECONDITION, "register")
-    await world.expire_leases()
-    (now,) = await world.lease(holder="r2")
-    assert (now.attempt, now.instance.instance_id) == (2, "a") and now.lease_id != late.lease_id
-    assert await world.put(group(late)) == ["LEASE_LOST"]
-    renewed = await world.renew(late.lease_id, now.lease_id)
-    assert list(renewed.lost) == [late.lease_id]
-    assert renewed.expires_at.ToMilliseconds() >= now.expires_at.ToMilliseconds()
-    assert list((await world.release(late.lease_id)).lost) == [late.lease_id]
-    assert await world.put(group(now)) == ["ACCEPTED"]
-    assert await world.put(group(late)) == ["DUPLICATE"]
-    stats = await world.stats()
-    assert (stats.redelivered, stats.duplicates, stats.ready) == (1, 1, 1)
-
-
 async def test_the_sweeper_returns_expired_leases_by_itself(world):
     await world.create(prompt_lease_ttl=to_duration(0.05))
     await world.submit("a")
     await world.lease()
     async with asyncio.timeout(15):
         (lease,) = await world.lease(wait=20)
-    assert lease.attempt == 2
-
-
-async def test_a_drained_prompt_goes_back_uncounted_a_failed_one_counted(world):
-    await world.create(max_deliveries=2)
-    await world.submit("a")
-    for _ in range(3):
-        (lease,) = await world.lease()
-        assert lease.attempt == 1
-        assert (await world.release(lease.lease_id)).requeued == 1
-    (lease,) = await world.lease()
-    assert (await world.release(lease.lease_id, "verifier crashed")).requeued == 1
-    (lease,) = await world.lease()
     assert lease.attempt == 2
 
 
@@ -130,21 +87,6 @@ async def test_the_first_twenty_prompts_that_die_of_one_reason_end_the_run(world
     assert (run.stats.dead, run.stats.dead_training) == (40, 20)
 
 
-async def test_another_reason_or_a_requeue_begins_the_count_anew_and_a_stored_group_ends_it(world):
-    await world.create(groups_per_step=64)
-    await _kill(world, [f"a{n}" for n in range(19)])
-    await _kill(world, ["b"], "of another reason")
-    await _kill(world, [f"c{n}" for n in range(19)])
-    await world.requeue_dead("a0")
-    (lease,) = await world.lease()
-    await world.release(lease.lease_id, "line 7 is too long", permanent=True)
-    await world.submit("good")
-    await world.roll_out()
-    await _kill(world, [f"d{n}" for n in range(21)])
-    run = await world.run()
-    assert (run.state, run.stats.dead_training) == (pb.RUN_STATE_ACTIVE, 60)
-
-
 async def test_prompts_that_die_by_expired_leases_end_the_run_as_well(redis_server, admin):
     async with serving(redis_server.url, max_first_dead=2) as (stub, _, _):
         world = World(stub, admin, f"expired-{time.time_ns()}")
@@ -157,16 +99,3 @@ async def test_prompts_that_die_by_expired_leases_end_the_run_as_well(redis_serv
                 last = response.event
         assert last.run_state.state == pb.RUN_STATE_FAILED
         assert last.run_state.reason.endswith("no group was made: the lease of r1 expired")
-
-
-async def test_serving_prompts_come_first_and_are_answered_not_trained(world):
-    await world.create(groups_per_step=1)
-    await world.submit("a", "b")
-    await world.submit("s", purpose=SERVE)
-    leases = await world.lease()
-    assert [lease.instance.instance_id for lease in leases] == ["s", "a"], "the gate of 1 group holds b back"
-    assert await world.put(*map(group, leases)) == ["ACCEPTED", "ACCEPTED"]
-    assert await world.state_of("s") == "DELIVERED"
-    await world.open()
-    assert await world.batch(0) == ["a"]
-    assert leases[1].instance.purpose == TRAIN

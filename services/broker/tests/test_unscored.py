@@ -2,7 +2,7 @@
 
 import grpc
 from conftest import on_both
-from world import EVALUATE, group, refused
+from world import group, refused
 
 from quartet_broker import keys
 
@@ -55,56 +55,6 @@ async def test_completions_are_kept_until_a_group_is_put(world):
     assert not await world.faults()
 
 
-async def test_an_evaluation_s_completions_are_scored_by_any_rollout(world):
-    await world.create()
-    await world.submit("e1", purpose=EVALUATE, evaluation_set="heldout")
-    await world.start_evaluation(3)
-    (lease,) = await world.lease(version=3)
-    await set_aside(world, lease)
-    await world.requeue_dead()
-    (lease,) = await world.lease(version=7)
-    assert lease.unscored and lease.instance.pinned_version == 3
-    await world.release(lease.lease_id)
-    (lease,) = await world.lease(version=8)
-    assert await world.put(group(lease, 3)) == ["ACCEPTED"]
-    answer = await world.call("GetEvaluation", evaluation_id="heldout@3", summary_only=True)
-    assert (answer.complete, answer.finished, answer.dead) == (True, 1, 0)
-    assert not await contents(world)
-    assert not await world.faults()
-
-
-async def test_a_put_of_another_version_drops_them_and_the_pin_holds_again(world):
-    await world.create()
-    await world.submit("e1", purpose=EVALUATE, evaluation_set="heldout")
-    await world.start_evaluation(3)
-    (lease,) = await world.lease(version=3)
-    await set_aside(world, lease)
-    await world.requeue_dead()
-    (lease,) = await world.lease(version=4)
-    assert await world.put(group(lease, 4)) == ["STALE"]
-    assert not await world.lease(version=4) and not await contents(world)
-    (lease,) = await world.lease(version=3)
-    assert not lease.unscored
-    assert not await world.faults()
-
-
-async def test_what_became_too_old_is_generated_anew(world):
-    await world.create()
-    await world.submit("old", "a", "b")
-    await world.open()
-    (old,) = await world.lease(1)
-    await set_aside(world, old)
-    await world.roll_out()
-    await world.train(0)
-    await world.requeue_dead()
-    (lease,) = await world.lease(version=1)
-    assert lease.unscored
-    assert await world.put(group(lease, 0)) == ["STALE"]
-    (lease,) = await world.lease(version=1)
-    assert not lease.unscored and not (await world.stats()).dead
-    assert not await world.faults()
-
-
 async def test_without_room_the_prompt_dies_without_them_and_says_so(world):
     await world.create(max_experience_bytes=1 << 20, groups_per_step=3)
     await world.submit("a", "b", "c")
@@ -134,14 +84,3 @@ async def test_a_resumed_trainer_has_them_scored_again_and_leaves_the_other_dead
     assert lease.unscored
     await world.finish()
     await world.open()
-
-
-async def test_what_a_checkpoint_trained_lets_go_of_them(world):
-    await world.create()
-    await world.submit("a")
-    (lease,) = await world.lease()
-    await set_aside(world, lease)
-    await world.open(1, ["a"])
-    assert await world.state_of("a") == "COMMITTED" and not await contents(world)
-    assert not (await world.stats()).experience_bytes
-    assert not await world.faults()

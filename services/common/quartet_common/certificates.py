@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partialmethod
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -232,24 +232,13 @@ class RotatingChannel(Generic[ChannelT]):
             raise AttributeError(name)
         return getattr(self._current, name)
 
-    def _rotating(self, kind: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> "_Method":
+    def _rotating(self, kind: str, *arguments: Any, **keywords: Any) -> "_Method":
         return _Method(self, lambda channel: getattr(channel, kind)(*arguments, **keywords))
 
-    def unary_unary(self, *arguments: Any, **keywords: Any) -> "_Method":
-        """As a channel's; the other three alike."""
-        return self._rotating("unary_unary", arguments, keywords)
-
-    def unary_stream(self, *arguments: Any, **keywords: Any) -> "_Method":
-        """As a channel's."""
-        return self._rotating("unary_stream", arguments, keywords)
-
-    def stream_unary(self, *arguments: Any, **keywords: Any) -> "_Method":
-        """As a channel's."""
-        return self._rotating("stream_unary", arguments, keywords)
-
-    def stream_stream(self, *arguments: Any, **keywords: Any) -> "_Method":
-        """As a channel's."""
-        return self._rotating("stream_stream", arguments, keywords)
+    unary_unary = partialmethod(_rotating, "unary_unary")
+    unary_stream = partialmethod(_rotating, "unary_stream")
+    stream_unary = partialmethod(_rotating, "stream_unary")
+    stream_stream = partialmethod(_rotating, "stream_stream")
 
     async def __aenter__(self) -> "RotatingChannel[ChannelT]":
         return self

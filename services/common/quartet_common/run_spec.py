@@ -11,22 +11,6 @@ from quartet_common.config import (
 from quartet_common.durations import to_duration
 from quartet_common.sampling import FIRST_RELEASE, SamplingSection, to_message
 
-_LEASE_ORDERS = {
-    "fifo": broker_pb2.LEASE_ORDER_FIFO,
-    "fresh_first": broker_pb2.LEASE_ORDER_FRESH_FIRST,
-}
-_PARTIAL_BATCHES = {
-    "drop": broker_pb2.PARTIAL_BATCH_POLICY_DROP,
-    "train": broker_pb2.PARTIAL_BATCH_POLICY_TRAIN,
-}
-_LONG_PROMPTS = {
-    "refuse": broker_pb2.LONG_PROMPT_POLICY_REFUSE,
-    "truncate_left": broker_pb2.LONG_PROMPT_POLICY_TRUNCATE_LEFT,
-}
-_SCORED_TEXTS = {
-    "whole": experience_pb2.SCORED_TEXT_WHOLE,
-    "last_turn": experience_pb2.SCORED_TEXT_LAST_TURN,
-}
 _CURVES = {
     "constant": experience_pb2.TEMPERATURE_CURVE_STEP,
     "piecewise": experience_pb2.TEMPERATURE_CURVE_STEP,
@@ -46,8 +30,8 @@ def run_spec(run: RunSection) -> broker_pb2.RunSpec:
         group_size=run.group_size,
         groups_per_step=run.groups_per_step,
         max_staleness=run.max_staleness,
-        lease_order=_LEASE_ORDERS[run.lease_order],
-        partial_batch=_PARTIAL_BATCHES[run.partial_batch],
+        lease_order=broker_pb2.LeaseOrder.Value(f"LEASE_ORDER_{run.lease_order.upper()}"),
+        partial_batch=broker_pb2.PartialBatchPolicy.Value(f"PARTIAL_BATCH_POLICY_{run.partial_batch.upper()}"),
         max_deliveries=run.max_deliveries,
         max_queued_prompts=run.max_queued_prompts,
         max_experience_bytes=run.max_experience_bytes,
@@ -61,7 +45,7 @@ def run_spec(run: RunSection) -> broker_pb2.RunSpec:
         system_prompt=run.system_prompt,
         max_prompt_tokens=run.max_prompt_tokens,
         labels=run.labels,
-        long_prompts=_LONG_PROMPTS[run.long_prompts],
+        long_prompts=broker_pb2.LongPromptPolicy.Value(f"LONG_PROMPT_POLICY_{run.long_prompts.upper()}"),
         sampling_masks=run.sampling_masks,
         router_replay=run.router_replay,
         environment=environment_spec(run.environment) if run.environment is not None else None,
@@ -97,7 +81,7 @@ def environment_spec(environment: EnvironmentSection) -> experience_pb2.Environm
         max_turn_tokens=environment.max_turn_tokens,
         max_answer_tokens=environment.max_answer_tokens,
         answer_deadline=to_duration(environment.answer_deadline_seconds),
-        scored_text=_SCORED_TEXTS[environment.scored_text],
+        scored_text=experience_pb2.ScoredText.Value(f"SCORED_TEXT_{environment.scored_text.upper()}"),
     )
     spec.parameters.update(environment.parameters)
     return spec
