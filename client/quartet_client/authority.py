@@ -1,7 +1,7 @@
 """A small certificate authority for the services of one deployment: mutual TLS without a PKI.
 
 A folder holds the CA (`ca.pem`, `ca-key.pem`) and, for each name, `NAME.pem` and `NAME-key.pem`. A certificate says the
-hosts its holder answers at and the roles it has (`quartet_common.roles`). Keys are P-256, files that hold one are
+hosts its holder answers at and the roles it has (`quartet_common.identity`). Keys are P-256, files that hold one are
 readable by their owner alone, and every file is replaced whole, so that running services can take up a renewed set.
 The CA's key stays in that folder: a service gets a folder of its own (`export`).
 """
@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from quartet_client.errors import InputError
-from quartet_common.roles import ROLE_URI, ROLES, SERVER_DOMAIN, SERVER_ROLES_URI, SERVERS, roles_of, server_name
+from quartet_common.identity import ROLE_URI, ROLES, SERVER_DOMAIN, SERVER_ROLES_URI, SERVERS, roles_of, server_name
 
 CA_DAYS = 3650
 CERTIFICATE_DAYS = 90
@@ -108,7 +108,7 @@ def issue(
     Args:
         folder: of `create_authority`.
         name: of its files and its common name: lower-case letters, digits, dots, dashes.
-        roles: of `quartet_common.roles.ROLES`, at least one.
+        roles: of `quartet_common.identity.ROLES`, at least one.
         hosts: names and IP addresses it answers at; `localhost`, 127.0.0.1 and ::1 are always among them.
         days: it lives, 1 to 825.
 

@@ -17,7 +17,7 @@ from real_broker import ENVIRONMENT, real_broker  # noqa: E402
 from small_services import SmallServices  # noqa: E402
 
 from quartet_client import streams, view  # noqa: E402
-from quartet_client.dashboard import collector  # noqa: E402
+from quartet_client.dashboard import server  # noqa: E402
 from quartet_common.ports import free_port
 
 
@@ -25,7 +25,7 @@ from quartet_common.ports import free_port
 def short_intervals() -> Iterator[None]:
     """Look often, in this process: what changes is seen at once."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (view, collector):
+        for module in (view, server):
             patch.setattr(module, "_ASK_SECONDS", 0.2)
             patch.setattr(module, "_DRAW_SECONDS", 0.05)
         patch.setattr(streams, "_QUIET_SECONDS", 0.3)

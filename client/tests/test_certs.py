@@ -11,7 +11,7 @@ from cryptography import x509
 from quartet_client.authority import create_authority, issue, read_info
 from quartet_client.cli.main import main
 from quartet_client.errors import InputError
-from quartet_common.roles import ROLES, SERVERS
+from quartet_common.identity import ROLES, SERVERS
 
 
 def test_one_command_makes_what_a_deployment_needs(tmp_path, capsys):

@@ -11,9 +11,8 @@ from quartet.v1 import broker_pb2, experience_pb2, reward_pb2
 
 from quartet_client import AsyncClient
 from quartet_client.dashboard import Collector, PageServer, Picture
-from quartet_client.dashboard.collector import MetricsFile
 from quartet_client.dashboard.picture import judge, span, thinned
-from quartet_client.dashboard.server import is_loopback
+from quartet_client.dashboard.server import MetricsFile, is_loopback
 from quartet_client.dashboard.snapshot import snapshot, split_thought
 from quartet_client.errors import InputError
 from quartet_client.events import RunEvent

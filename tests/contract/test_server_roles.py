@@ -17,7 +17,7 @@ from quartet_common.channel import connect
 from quartet_common.config import ConfigError, SecuritySection
 from quartet_common.handshake import handshake
 from quartet_common.host import ServiceHost
-from quartet_common.roles import SERVERS
+from quartet_common.identity import SERVERS
 
 
 async def answers(host: ServiceHost, security: SecuritySection, service: str) -> bool:

@@ -12,14 +12,12 @@ from collections.abc import Sequence
 import click
 
 from quartet_client import __version__
-from quartet_client.cli.contract_test import contract_test
-from quartet_client.cli.dashboard import dashboard
 from quartet_client.cli.export import export, plot
-from quartet_client.cli.host import certs, completion, doctor, env
+from quartet_client.cli.host import certs, completion, contract_test, doctor, env
 from quartet_client.cli.logs import logs
 from quartet_client.cli.migrate import migrate_colossalchat
 from quartet_client.cli.prompts import evaluate, generate, score, submit
-from quartet_client.cli.run import run, status, top, trace, watch
+from quartet_client.cli.run import dashboard, run, status, top, trace, watch
 from quartet_client.cli.runs import audit, dead, runs
 from quartet_client.errors import QuartetError
 from quartet_client.terminal import complain

@@ -19,8 +19,8 @@ from quartet_client.terminal import Terminal, echo
 from quartet_common.config import LoadedConfig, load_config
 from quartet_common.ports import free_ports
 from quartet_local.config import SERVICES, LaunchError, LauncherSection
-from quartet_local.launch import Launch, keep_up_until, launched
 from quartet_local.preflight import Plan, check
+from quartet_local.run import Launch, keep_up_until, launched
 from quartet_local.supervisor import Supervisor
 
 _NEEDED = tuple(name for name in SERVICES if name != "trainer")

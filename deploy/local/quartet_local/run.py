@@ -1,9 +1,19 @@
-"""`quartet run FILE.toml` on one machine: check everything, start everything, show the run, stop everything."""
+"""`quartet run FILE.toml` on one machine: check, start, show, stop; and what any launch has in common: services are
+started and kept up, signals and errors end everything.
+"""
 
 import asyncio
+import fcntl
+import logging
+import os
 import shlex
-from collections.abc import Sequence
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+
+from pythonjsonlogger.json import JsonFormatter
 
 from quartet_client.async_client import AsyncClient
 from quartet_client.audit import audit_run, checkpoint_folder
@@ -11,12 +21,207 @@ from quartet_client.data import RunData
 from quartet_client.errors import QuartetError
 from quartet_client.feed import feed_and_watch, take_up
 from quartet_client.progress import RunProgress
-from quartet_client.terminal import Terminal, echo
+from quartet_client.terminal import Terminal, complain, echo
 from quartet_client.view import RunView
+from quartet_common.config import ConfigError
 from quartet_common.run_file import run_file_text
-from quartet_local.launch import Launch, keep_up_until, launched
-from quartet_local.preflight import Plan, check_run
+from quartet_local.config import LaunchError
+from quartet_local.preflight import Plan, check_run, check_services, download_model, service_command
+from quartet_local.process import Process, redis_process, socket_folder
 from quartet_local.supervisor import Supervisor
+
+_DRAIN_SECONDS = 4.0  # the services' own limit, under that of supervisor.STOP_ORDER
+
+
+class Launch(ABC):
+    """Services of one run file on this machine, and what is done with them."""
+
+    def __init__(self, plan: Plan, console: Terminal):
+        self._plan = plan
+        self._config = plan.config
+        self._overrides = plan.overrides
+        self._folder = plan.config.run.path
+        self._console = console
+        self._supervisor: Supervisor | None = None
+
+    @abstractmethod
+    async def run(self) -> int:
+        """Do it all and return the exit status. Raises ConfigError, QuartetError, LaunchError."""
+
+    @property
+    def hint(self) -> str:
+        """The end of the sentence about an error or a signal."""
+        return ""
+
+    def say(self, line: str) -> None:
+        """Tell the person at the terminal a line, above the live picture if there is one."""
+        self._console.print(line, soft_wrap=True)
+
+    def hurry(self) -> None:
+        """Kill what is still running."""
+        if self._supervisor:
+            self._supervisor.hurry.set()
+
+    @asynccontextmanager
+    async def services(self) -> AsyncIterator[Supervisor]:
+        """The plan's services, healthy, and Redis unless the run file names one; stopped at the end."""
+        config, path = self._config, self._config.path
+        overrides = [*self._overrides, *self._additions(), *await download_model(self._plan, self.say)]
+        services = self._plan.services
+        for service in services:
+            if service.gpus:
+                self.say(f"{service.name}: {', '.join(map(str, service.gpus))}")
+            if service.kind == "trainer" and "trainer.weights.sleep_rollouts=true" in service.settings:
+                self.say("the rollout sleeps while a step is trained (launcher.colocate)")
+        logs = self._folder / "logs"
+        with (
+            _private_files(),
+            _locked(self._folder),
+            _logging_to(logs / "launcher.log"),
+            socket_folder(self._folder) as sockets,
+        ):
+            processes: dict[str, Process] = {}
+            redis_url = None
+            if self._plan.own_redis:
+                data, log = self._folder / "redis", logs / "redis.log"
+                processes["redis"], redis_url = redis_process(data, log, sockets, config.section.embedded_redis_memory)
+                overrides.append(f'broker.redis_url="{redis_url}"')
+            for service in services:
+                command = [*service_command(service, path, overrides), "--log-format", "json"]
+                log = logs / f"{service.name}.log"
+                processes[service.name] = Process(
+                    service.name, command, log, service.kind, environment=service.environment
+                )
+            addresses = {service.name: service.address for service in services}
+            self._supervisor = supervisor = Supervisor(
+                processes, redis_url, addresses, config.security, config.section, self.say
+            )
+            try:
+                if self._plan.own_redis:
+                    await supervisor.start("redis")
+                    await check_services(services[:1], path, overrides)
+                await self._start(supervisor, tuple(addresses))
+                yield supervisor
+            finally:
+                await supervisor.stop()
+
+    async def _start(self, supervisor: Supervisor, names: tuple[str, ...]) -> None:
+        """Start the services, of which the broker is the first."""
+        await supervisor.start(*names)
+
+    def _additions(self) -> list[str]:
+        """Settings that make the services' drain fit into the launcher's."""
+        seconds = min(self._config.server.drain_seconds, _DRAIN_SECONDS)
+        return [f"server.drain_seconds={seconds}"]
+
+
+async def keep_up_until(
+    done: asyncio.Task,
+    supervisor: Supervisor,
+    end_was_due: Callable[[str, int], Awaitable[bool]],
+    steps: Callable[[], int],
+) -> None:
+    """Keep all processes up, see `Supervisor.keep`, until the task is done. Raises what it raises, and LaunchError."""
+    keeping = [asyncio.create_task(supervisor.keep(name, end_was_due, steps)) for name in supervisor.names]
+    try:
+        await _until_done(done, keeping)
+    finally:
+        for task in (done, *keeping):
+            task.cancel()
+        await asyncio.gather(done, *keeping, return_exceptions=True)
+
+
+async def _until_done(main: asyncio.Task, others: list[asyncio.Task]) -> None:
+    """Wait for the main task, or for the first failure of any."""
+    pending = {main, *others}
+    while main in pending:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+
+def launched(make: Callable[[], Launch]) -> int:
+    """Run what `make` returns and return the exit status; whatever goes wrong is one sentence on standard error."""
+    launch: Launch | None = None
+    try:
+        launch = make()
+        return asyncio.run(_until_signal(launch))
+    except (ConfigError, QuartetError, LaunchError) as error:
+        complain(error, launch.hint if launch else "")
+        return getattr(error, "exit_code", 2)
+    except KeyboardInterrupt:
+        return 130
+
+
+async def _until_signal(launch: Launch) -> int:
+    """Run it; the first signal stops it in order, the second at once."""
+    loop = asyncio.get_running_loop()
+    received: list[int] = []
+    work = asyncio.create_task(launch.run())
+
+    def on_signal(number: int) -> None:
+        received.append(number)
+        if len(received) == 1:
+            launch.say("stopping …")
+            work.cancel()
+        else:
+            launch.say("killing what is left …")
+            launch.hurry()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        if launch.hint:
+            launch.say(launch.hint.removeprefix("; "))
+        return 128 + received[0]
+
+
+@contextmanager
+def _private_files() -> Iterator[None]:
+    """What this process and those it starts write meanwhile is for their user alone: prompts, completions, weights."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep a second launcher out of the run's folder. Raises LaunchError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "launcher.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LaunchError(
+                f"run.folder: another launcher is at work in {folder}; give this run another id", 2
+            ) from None
+        yield
+
+
+@contextmanager
+def _logging_to(path: Path) -> Iterator[None]:
+    """Write this process's log to a file, one JSON object a line, and nothing of it to the terminal."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = {"asctime": "time", "levelname": "level", "name": "logger"}
+    handler = logging.FileHandler(path)
+    handler.setFormatter(JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", rename_fields=names))
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+        handler.close()
+
 
 RUN_FILE = "run.toml"
 """In the run's folder: the run file as it was run, with all overrides and the addresses that were found."""

@@ -1,6 +1,6 @@
 """Refusals that several parts share."""
 
-from quartet_broker import rights
+from quartet_broker import validation
 from quartet_common.errors import ContractError, failed_precondition, not_found, resource_exhausted
 
 
@@ -8,7 +8,7 @@ def over_share(what: str, held: int, most: int, retry_seconds: float | None = No
     """Return the refusal of a caller that would hold more than its share."""
     return resource_exhausted(
         what,
-        f"the certificate '{rights.owner()}' holds {held} and may hold at most {most} (broker.max_caller_share)",
+        f"the certificate '{validation.owner()}' holds {held} and may hold at most {most} (broker.max_caller_share)",
         retry_seconds,
     )
 

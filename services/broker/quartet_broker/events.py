@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from google.protobuf.timestamp_pb2 import Timestamp
 from quartet.v1 import broker_pb2
 
-from quartet_broker import keys, rights, validation
+from quartet_broker import keys, validation
 from quartet_broker.errors import run_not_found
 from quartet_broker.notifier import Notifier
 from quartet_broker.store import Store
@@ -162,10 +162,10 @@ class Events:
         if kind in (None, "run_state"):
             raise invalid_argument("event", kind or "no event", allowed="any kind but run_state (use FinishRun)")
         source = request.event.notice.source
-        rights.check_event(kind, source)
+        validation.check_event(kind, source)
         request.event.ClearField("event_id")
         request.event.ClearField("at")
-        said = validation.stored("event", request.event), int(kind in rights.OF_THE_TRAINING), source
+        said = validation.stored("event", request.event), int(kind in validation.OF_THE_TRAINING), source
         reply = await self._store.run("add_event", request.run_id, *said)
         return broker_pb2.ReportProgressResponse(event_id=reply[1].decode())
 

@@ -5,7 +5,7 @@ from functools import partial
 
 from quartet.v1 import broker_pb2, common_pb2
 
-from quartet_broker import rights, validation
+from quartet_broker import validation
 from quartet_broker.notifier import Notifier
 from quartet_broker.store import Store
 from quartet_broker.streams import SharedReads
@@ -50,7 +50,7 @@ class Members:
         if member.kind not in _KINDS:
             raise invalid_argument("member.kind", came=member.kind, allowed="SERVICE_KIND_ROLLOUT or _TRAINER")
         validation.identifier("member.address", member.address)
-        rights.check_member(member, self._any_address)
+        validation.check_member(member, self._any_address)
         reply = await self._store.run(
             "register_member",
             run_id,

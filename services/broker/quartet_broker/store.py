@@ -21,7 +21,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MovedError, NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from quartet_broker import keys, rights
+from quartet_broker import keys, validation
 from quartet_broker.config import BrokerSection, without_password
 from quartet_broker.errors import other_layout, over_share, run_not_found
 from quartet_broker.servers import Servers, Single
@@ -230,7 +230,7 @@ class Store:
         with self.failures():
             for _ in range(_ATTEMPTS):
                 server = await self.servers.of(key)
-                commands = [("EVALSHA", chosen.sha, 1, key, rights.owner(), *calls[n]) for n in left]
+                commands = [("EVALSHA", chosen.sha, 1, key, validation.owner(), *calls[n]) for n in left]
                 for n, answer in zip(left, await self._trip(server, commands), strict=True):
                     replies[n] = answer
                 left = [n for n in left if isinstance(replies[n], NoScriptError | MovedError)]
@@ -252,7 +252,7 @@ class Store:
             ("MULTI",),
             ("MSET", *(part for pair in values.items() for part in pair)),
             # The text, not its SHA: a server that has forgotten the script would store the values all the same.
-            ("EVAL", chosen.text, 1, key, rights.owner(), *arguments),
+            ("EVAL", chosen.text, 1, key, validation.owner(), *arguments),
             ("EXEC",),
         ]
         for attempt in range(1, _ATTEMPTS + 1):

@@ -11,7 +11,7 @@ from quartet.v1 import common_pb2, experience_pb2
 from world import EVALUATE, SERVE, TRAIN, World, group, instance, refused
 
 from quartet_broker import keys
-from quartet_broker.spec import complete
+from quartet_broker.runs import complete
 from quartet_broker.validation import MOST_BYTES
 
 INVALID, EXHAUSTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -12,7 +12,7 @@ from quartet.v1 import experience_pb2
 from world import EVALUATE, SERVE, World, instance, refused
 
 from quartet_broker import keys, runs, sweeper
-from quartet_broker.spec import with_defaults
+from quartet_broker.runs import with_defaults
 from quartet_common.config import EnvironmentSection, RunSection, VerifierSection
 from quartet_common.durations import to_duration
 from quartet_common.run_spec import run_spec

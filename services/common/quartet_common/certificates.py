@@ -17,8 +17,8 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from quartet_common.config import ConfigError, SecuritySection, split_address
+from quartet_common.identity import SERVER_ROLES_URI, server_name
 from quartet_common.log import get_logger
-from quartet_common.roles import SERVER_ROLES_URI, server_name
 
 log = get_logger(__name__)
 

@@ -14,8 +14,8 @@ from google.protobuf.message import DecodeError
 
 from quartet_common import identity, metrics, tracing
 from quartet_common.errors import ContractError, permission_denied, unauthenticated, unimplemented, unreadable
+from quartet_common.identity import ROLE_URI, allowed_roles, is_open
 from quartet_common.log import get_logger
-from quartet_common.roles import ROLE_URI, allowed_roles, is_open
 from quartet_common.text import Repeats
 
 log = get_logger(__name__)

@@ -1,4 +1,4 @@
-"""Reads what a process writes to standard error beside its logs, and writes it on as records (stderr.py starts it).
+"""Reads what a process writes to standard error beside its logs, and writes it on as records (cli.py starts it).
 
     python stderr_reader.py SERVICE INSTANCE <lines >failed-handshakes 2>log
 
