@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -147,6 +147,19 @@ class Outage(AnyOutage):
             text = f"{self._what}: {error}{waited}"
             raise QuartetError(text, error.code, error.retry_after) from error
         await wait_for(self._stop, pause)
+
+
+async def until_first(*works: Coroutine[Any, Any, Any]) -> None:
+    """Do these side by side until the first has ended; the others are cancelled. Raises what it raises."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def wait_for(event: asyncio.Event, seconds: float) -> bool:

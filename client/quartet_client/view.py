@@ -14,7 +14,7 @@ from rich.text import Text
 
 from quartet_client import progress as metrics
 from quartet_client.async_client import AsyncClient
-from quartet_client.connection import KINDS, wait_for
+from quartet_client.connection import KINDS, until_first, wait_for
 from quartet_client.errors import QuartetError
 from quartet_client.events import EvaluationFinished, Notice, RunEvent, RunStateChanged, StepFinished
 from quartet_client.models import Group as SampleGroup
@@ -313,18 +313,8 @@ async def watch_progress(client: AsyncClient, view: RunView, stop: asyncio.Event
     """
     stop = stop or asyncio.Event()
     view.progress.fold_run(await client.run(view.progress.run_id))
-    following = asyncio.create_task(_follow(client, view))
-    aside: list[asyncio.Task] = [asyncio.create_task(stop.wait())]
-    aside += [asyncio.create_task(_draw(view, stop)), asyncio.create_task(_ask_run(client, view, stop))]
-    aside += [asyncio.create_task(_ask_service(client, view, kind, stop)) for kind in KINDS]
-    try:
-        done, _ = await asyncio.wait([following, *aside], return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in (following, *aside):
-            task.cancel()
-        await asyncio.gather(following, *aside, return_exceptions=True)
+    services = (_ask_service(client, view, kind, stop) for kind in KINDS)
+    await until_first(_follow(client, view), stop.wait(), _draw(view, stop), _ask_run(client, view, stop), *services)
 
 
 async def _follow(client: AsyncClient, view: RunView) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 
 from quartet_client.async_client import AsyncClient
-from quartet_client.connection import KINDS, wait_for
+from quartet_client.connection import KINDS, until_first, wait_for
 from quartet_client.dashboard.picture import Picture
 from quartet_client.dashboard.snapshot import samples, snapshot
 from quartet_client.errors import InputError, QuartetError
@@ -113,17 +113,13 @@ class Collector:
     async def run(self, stop: asyncio.Event) -> None:
         """Ask until `stop` is set. Raises what is a defect; a service that is away, or a run that is not, is none."""
         self._stop = stop
-        works = [self._ask_run(), self._follow(), self._read_file(), self._keep_drawn()]
-        tasks = [asyncio.create_task(work) for work in (*works, *(self._ask_service(kind) for kind in KINDS))]
+        services = (self._ask_service(kind) for kind in KINDS)
         try:
-            done, _ = await asyncio.wait([*tasks, asyncio.create_task(stop.wait())], return_when="FIRST_COMPLETED")
-            for task in done:
-                task.result()
+            await until_first(
+                stop.wait(), self._ask_run(), self._follow(), self._read_file(), self._keep_drawn(), *services
+            )
         finally:
             stop.set()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begin(self, run_id: str) -> None:
         folder = self._folder or Path("runs") / run_id

@@ -134,37 +134,19 @@ def _headers(security: SecuritySection) -> Headers | None:
     return headers
 
 
-class _AioHeaders:
-    def __init__(self, headers: Headers):
-        self._headers = headers
-
-    def _with_headers(self, details):
-        return details._replace(metadata=grpc.aio.Metadata(*(details.metadata or ()), *self._headers()))
-
-
-class _AioUnaryUnary(_AioHeaders, grpc.aio.UnaryUnaryClientInterceptor):
-    async def intercept_unary_unary(self, continuation, details, request):
-        return await continuation(self._with_headers(details), request)
-
-
-class _AioUnaryStream(_AioHeaders, grpc.aio.UnaryStreamClientInterceptor):
-    async def intercept_unary_stream(self, continuation, details, request):
-        return await continuation(self._with_headers(details), request)
-
-
-class _AioStreamUnary(_AioHeaders, grpc.aio.StreamUnaryClientInterceptor):
-    async def intercept_stream_unary(self, continuation, details, requests):
-        return await continuation(self._with_headers(details), requests)
-
-
-class _AioStreamStream(_AioHeaders, grpc.aio.StreamStreamClientInterceptor):
-    async def intercept_stream_stream(self, continuation, details, requests):
-        return await continuation(self._with_headers(details), requests)
-
-
 def _aio_interceptors(headers: Headers) -> list[grpc.aio.ClientInterceptor]:
+    async def intercept(self, continuation, details, request):
+        metadata = grpc.aio.Metadata(*(details.metadata or ()), *headers())
+        return await continuation(details._replace(metadata=metadata), request)
+
     # grpc.aio files an interceptor under the first kind it is an instance of: one class per kind.
-    return [kind(headers) for kind in (_AioUnaryUnary, _AioUnaryStream, _AioStreamUnary, _AioStreamStream)]
+    kinds = {
+        "unary_unary": grpc.aio.UnaryUnaryClientInterceptor,
+        "unary_stream": grpc.aio.UnaryStreamClientInterceptor,
+        "stream_unary": grpc.aio.StreamUnaryClientInterceptor,
+        "stream_stream": grpc.aio.StreamStreamClientInterceptor,
+    }
+    return [type(name, (kind,), {f"intercept_{name}": intercept})() for name, kind in kinds.items()]
 
 
 class _SyncCallDetails(grpc.ClientCallDetails):
