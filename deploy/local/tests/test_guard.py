@@ -34,8 +34,8 @@ def until(condition, timeout: float = 10.0) -> bool:
     return True
 
 
-def guarded(script: str, grace: float = 5.0) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-I", "-S", str(GUARD), str(grace), "bash", "-c", script])
+def guarded(script: str, grace: float = 5.0, **options) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-I", "-S", str(GUARD), str(grace), "bash", "-c", script], **options)
 
 
 def test_status_of_the_command_is_the_guards():
@@ -52,10 +52,11 @@ def test_detached_children_of_a_command_that_ends_are_killed(sleeper):
 
 
 def test_sigterm_goes_on_to_the_command_which_may_drain():
-    process = guarded("trap 'sleep 0.5; exit 4' TERM; echo ready; while :; do sleep 0.1; done")
-    time.sleep(0.5)
-    process.terminate()
-    assert process.wait(10) == 4
+    script = "trap 'sleep 0.5; exit 4' TERM; echo ready; while :; do sleep 0.1; done"
+    with guarded(script, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.wait(10) == 4
 
 
 def test_a_command_that_ignores_sigterm_is_killed_after_the_grace(sleeper):
