@@ -133,7 +133,7 @@ def test_all_that_is_wrong_is_said_at_once_and_where_it_stands(tmp_path):
         ("rollout.lam", "verl's algorithm.lam is trainer.gae_lambda here"),
         ("rollout.group_size", "did you mean run.group_size?"),
         ("rollout.temperature", "TRL's temperature is run.sampling.temperature here"),
-        ("run.zzz", "; the nearest of 24 allowed: "),
+        ("run.zzz", "; the nearest of 25 allowed: "),
     ],
 )
 def test_an_unknown_key_is_answered_with_the_one_that_is_meant(key, said, tmp_path):
