@@ -55,7 +55,8 @@ class Routing:
             trunk: the module that has the hidden layers.
             forward: computes a few tokens.
         """
-        experts, chosen, layers = of_config(config, EXPERTS), of_config(config, PER_TOKEN), config.num_hidden_layers
+        experts, chosen = of_config(config, EXPERTS), of_config(config, PER_TOKEN)
+        layers = of_config(config, ("num_hidden_layers",))
         stacks = [one for one in trunk.modules() if isinstance(one, nn.ModuleList) and len(one) == layers]
         if not (experts and chosen and stacks):
             return None

@@ -97,7 +97,7 @@ def test_the_policy_computes_with_the_rollouts_experts(path: Path, options) -> N
     assert learner._causal_lm.model.layers[0].mlp.gate.weight.grad.norm() > 0  # routers learn all the same
 
 
-@pytest.mark.parametrize("plugin", ["torch_ddp", "low_level_zero"])
+@pytest.mark.parametrize("plugin", ["torch_ddp", "low_level_zero", "torch_fsdp"])
 def test_a_step_measures_how_often_the_router_would_have_chosen_otherwise(path: Path, plugin: str) -> None:
     group, experts = routed_group()
     log_probs, _, share = plain(path, group, experts)
