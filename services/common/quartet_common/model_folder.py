@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,11 @@ from quartet_common.run_file import ConfigError
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _HEADER_BYTES = 100 << 20  # the format's own limit
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Keys of config.json: experts of a layer."""
+EXPERTS_OF_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
+"""Keys of config.json: experts that each token goes to."""
 
 
 def read_model_folder(
@@ -105,6 +110,12 @@ def fixed_rope_length(config: Mapping[str, Any]) -> int | None:
         elif kind == "dynamic":
             lengths.append(context)
     return min((int(length) for length in lengths if length), default=None)
+
+
+def set_number(config: Any, keys: Sequence[str]) -> int:
+    """The first of the keys that a configuration, a mapping or an object, has as a number above 0; 0 where none is."""
+    get = config.get if isinstance(config, Mapping) else lambda key: getattr(config, key, None)
+    return next((value for key in keys if isinstance(value := get(key), int) and value > 0), 0)
 
 
 def at_most(length: int) -> str:

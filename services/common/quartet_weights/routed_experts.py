@@ -20,15 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""Keys of config.json: experts of a layer."""
-PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
-"""Keys of config.json: experts that each token goes to."""
-
-
-def of_config(config: Any, keys: Sequence[str]) -> int:
-    """The first of the keys that is set to a number; 0 where none is."""
-    return next((value for key in keys if isinstance(value := getattr(config, key, None), int) and value), 0)
+from quartet_common.model_folder import EXPERTS, EXPERTS_OF_TOKEN, set_number
 
 
 @dataclass(frozen=True)
@@ -55,8 +47,8 @@ class Routing:
             trunk: the module that has the hidden layers.
             forward: computes a few tokens.
         """
-        experts, chosen = of_config(config, EXPERTS), of_config(config, PER_TOKEN)
-        layers = of_config(config, ("num_hidden_layers",))
+        experts, chosen = set_number(config, EXPERTS), set_number(config, EXPERTS_OF_TOKEN)
+        layers = set_number(config, ("num_hidden_layers",))
         stacks = [one for one in trunk.modules() if isinstance(one, nn.ModuleList) and len(one) == layers]
         if not (experts and chosen and stacks):
             return None

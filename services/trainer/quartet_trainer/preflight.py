@@ -7,7 +7,7 @@ from typing import Any
 
 from quartet_common.config import ConfigError, LoadedConfig
 from quartet_common.log import get_logger
-from quartet_common.model_folder import read_safetensors_header
+from quartet_common.model_folder import EXPERTS, read_safetensors_header, set_number
 from quartet_common.refusals import did_you_mean
 from quartet_common.run_file import Problems
 from quartet_common.sampling import Effect, altered
@@ -23,6 +23,7 @@ from quartet_trainer.learner.checks import (
     check_model_folder,
     check_ranks,
     check_recorded,
+    no_experts,
 )
 from quartet_trainer.learner_settings import LOWEST_TEMPERATURE, check_schedule
 
@@ -37,7 +38,14 @@ def preflight(config: Config) -> dict[str, Any]:
     with Problems() as problems:
         with problems.collecting(ModelFolderError):
             model = _check_model(config)
-            for model_check in (_check_length, _check_adapter, _check_plugin, _check_critic, _check_texts):
+            for model_check in (
+                _check_length,
+                _check_experts,
+                _check_adapter,
+                _check_plugin,
+                _check_critic,
+                _check_texts,
+            ):
                 with problems.collecting(ModelFolderError, LearnerError):
                     model_check(config, model)
         for check in (_check_folders, _check_sampling, _check_evaluation_sets, _check_metrics):
@@ -94,6 +102,11 @@ def _check_length(config: Config, model: dict[str, Any]) -> None:
 def _check_plugin(config: Config, model: dict[str, Any]) -> None:
     if config.section.plugin == "hybrid_parallel":
         check_model(SimpleNamespace(**model), config.section)
+
+
+def _check_experts(config: Config, model: dict[str, Any]) -> None:
+    if config.run.router_replay and not set_number(model, EXPERTS):
+        raise no_experts(model.get("model_type", ""))
 
 
 def _check_adapter(config: Config, model: dict[str, Any]) -> None:
@@ -193,3 +206,6 @@ def _warn(config: Config) -> None:
             "trainer.mask_truncated leaves completions out of the loss that the verifier 'length' punishes most, and "
             "their rewards in the mean of their group; with that verifier set trainer.mask_truncated = false"
         )
+
+
+_MODEL_CHECKS = (_check_length, _check_experts, _check_adapter, _check_plugin, _check_critic, _check_texts)

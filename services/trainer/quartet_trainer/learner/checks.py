@@ -138,6 +138,14 @@ def check_recorded(settings: PluginSettings, *, sampling_masks: bool, router_rep
             )
 
 
+def no_experts(model_type: str) -> LearnerError:
+    """What a run with router replay is told of a model that has nothing to replay."""
+    return LearnerError(
+        f"run.router_replay is true; a '{model_type}' model has no experts that its routers choose by top-k scores; "
+        "allowed: false"
+    )
+
+
 def check_model(config: Any, settings: PluginSettings) -> None:
     """Check that a model can be spread as the settings say.
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from quartet_trainer.errors import LearnerError
+from quartet_common.model_folder import EXPERTS_OF_TOKEN, set_number
 from quartet_trainer.learner.attention import base_output, trunk
-from quartet_weights.routed_experts import PER_TOKEN, ReplayExperts, Routing, of_config
+from quartet_trainer.learner.checks import no_experts
+from quartet_weights.routed_experts import ReplayExperts, Routing
 
 
 def routing_of(causal_lm: PreTrainedModel) -> Routing:
@@ -18,10 +19,7 @@ def routing_of(causal_lm: PreTrainedModel) -> Routing:
     tokens = torch.zeros(1, 2, dtype=torch.int64, device=next(causal_lm.parameters()).device)
     routing = Routing.of(causal_lm.config, trunk(causal_lm), lambda: base_output(trunk(causal_lm), tokens, None))
     if routing is None:
-        raise LearnerError(
-            f"run.router_replay is true; a '{causal_lm.config.model_type}' model has no experts that its routers "
-            "choose by top-k scores; allowed: false"
-        )
+        raise no_experts(causal_lm.config.model_type)
     return routing
 
 
@@ -37,7 +35,7 @@ class RouterStatistics:
     @classmethod
     def of(cls, causal_lm: PreTrainedModel, device: torch.device) -> RouterStatistics | None:
         """Those of a model, which collects them on `device`; None if transformers shows no router's logits for it."""
-        chosen = of_config(causal_lm.config, PER_TOKEN)
+        chosen = set_number(causal_lm.config, EXPERTS_OF_TOKEN)
         if not chosen:
             return None
         tokens = torch.zeros(1, 2, dtype=torch.int64, device=next(causal_lm.parameters()).device)

@@ -40,6 +40,12 @@ def test_a_combination_that_is_hardly_meant_is_warned_of(
     assert [record.message.startswith(warning or "nothing") for record in caplog.records] == [True] * bool(warning)
 
 
+def test_router_replay_of_a_dense_model_is_refused_before_anything_starts(model_path: Path, tmp_path: Path):
+    wanted = [f"model.path={model_path}", f"run.folder={tmp_path}", "run.router_replay=true"]
+    with pytest.raises(ConfigError, match="run.router_replay is true; a 'qwen2' model has no experts that its routers"):
+        preflight(load_config("trainer", TrainerSection, None, wanted))
+
+
 def test_sampling_that_cannot_be_replayed_is_refused(model_path: Path, tmp_path: Path):
     penalized = ["run.sampling.repetition_penalty=1.1", "run.sampling.logit_bias={7=2.0}"]
     with pytest.raises(ConfigError) as refusal:
