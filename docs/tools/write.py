@@ -1,5 +1,5 @@
-"""Write what is made: the references of the run file and of the protos, the tables of TRL's names and of the
-models that were run, and the pictures.
+"""Write what is made: the references of the run file and of the protos, the tables of TRL's names, of the models that
+were run and of the hostile inputs, and the pictures.
 
 .quartet/envs/dev/bin/python docs/tools/write.py            writes them
 .quartet/envs/dev/bin/python docs/tools/write.py --check    exits with 1, naming those that are not as they would be
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import families
+import hostile
 import pictures
 import proto_reference
 import run_file
@@ -26,6 +27,7 @@ def pages() -> dict[str, str]:
         "run-file.schema.json": json.dumps(run_file.json_schema(schemas), indent=1, ensure_ascii=False) + "\n",
         "trl.md": trl.page(schemas),
         "models.md": families.page(),
+        "hostile.md": hostile.page(),
         "protos.md": proto_reference.page(),
         **{f"pictures/{name}.svg": draw() for name, draw in pictures.PICTURES.items()},
     }

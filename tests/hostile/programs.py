@@ -1,7 +1,7 @@
 """Programs that attack the sandbox: what each tries, and the endings that show that it was kept from it.
 
 A program that gets what it must not have prints ESCAPED; one that is refused prints REFUSED. `test_programs.py` runs
-them all in every mode that this machine has; `docs/sandbox.md` lists them.
+them all in every mode that this machine has; `docs/hostile.md` lists them.
 """
 
 from dataclasses import dataclass

@@ -158,10 +158,3 @@ def test_some_mode_holds_here() -> None:
         return sandbox.mode
 
     assert Mode(asyncio.run(mode())) in MODES
-
-
-def test_they_are_all_in_the_docs() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "sandbox.md").read_text()
-    for program in PROGRAMS:
-        endings = ", ".join(program.endings) + (", refused" if program.refused else "")
-        assert f"| {program.name} | {program.tries} | {endings} |\n" in page

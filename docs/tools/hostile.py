@@ -1,0 +1,99 @@
+"""docs/hostile.md: the programs, cheats and answers of tests/hostile, with what each tries and how it must end.
+
+.quartet/envs/reward/bin/python docs/tools/hostile.py     prints the page
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from escaping import escaped
+
+ROOT = Path(__file__).resolve().parents[2]
+
+HEAD = """\
+# Hostile programs and answers
+
+What `make hostile` does to the reward service. This page is made from `tests/hostile` by `docs/tools/write.py`.
+
+"""
+PROGRAMS = """\
+## Programs against the sandbox
+
+All run at once, in every mode of the [sandbox](sandbox.md) that the machine has, among honest programs. Afterwards no
+process, descriptor or memory is left, and the sandbox still works. A program must end in one of the given ways and get
+nothing.
+
+"""
+CHEATS = """\
+## Programs against their tests
+
+Wrong programs that try to be accepted by the verifier [`code`](code.md). None is.
+
+"""
+POSSIBLE = """\
+## Cheats that stay possible
+
+No judge can refuse what the test asks for. `tests/hostile/weak_tests.py` has, for each of these, a wrong program and
+the test that accepts it. The last two need a test that is not strict.
+
+"""
+ANSWERS = """\
+## Answers against the mathematical verifiers
+
+Each is put to a service with real workers and a deadline of one second: one of the allowed outcomes within the deadline
+and 0.2 s, reward only for what is right, and others served meanwhile. Where an endless computation may be "incorrect",
+sympy may see through it.
+
+"""
+
+
+def page() -> str:
+    """The page, printed in the reward service's environment."""
+    python = ROOT / ".quartet" / "envs" / "reward" / "bin" / "python"
+    return subprocess.run([python, __file__], stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
+
+
+def shown(text: str) -> str:
+    """Text in which neither "<word>" nor "**" is markup."""
+    return escaped(text).replace("*", r"\*")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---" for _ in head], *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def written() -> str:
+    """The page, from the modules of tests/hostile."""
+    from quartet.v1 import reward_pb2
+
+    from tests.hostile.answers import ANSWERS as answers
+    from tests.hostile.cheats import CHEATS as cheats
+    from tests.hostile.cheats import ERROR_CHEATS, SCRIPT_CHEATS
+    from tests.hostile.programs import PROGRAMS as programs
+    from tests.hostile.weak_tests import DECEPTIONS, STILL_POSSIBLE
+
+    def outcome(number: int) -> str:
+        return reward_pb2.Outcome.Name(number).removeprefix("OUTCOME_").lower().replace("_", " ")
+
+    ends = (
+        [each.name, shown(each.tries), ", ".join((*each.endings, *(["refused"] * each.refused)))] for each in programs
+    )
+    allowed = ([each.name, shown(each.tries), ", ".join(map(outcome, sorted(each.allowed)))] for each in answers)
+    named = ([f"`{each.name}`", shown(each.tries)] for each in (*cheats, *DECEPTIONS, *ERROR_CHEATS, *SCRIPT_CHEATS))
+    possible = ([f"`{each.name}`", shown(each.tries)] for each in STILL_POSSIBLE)
+    return (
+        HEAD
+        + (PROGRAMS + table(("program", "tries", "ends"), ends))
+        + ("\n" + CHEATS + table(("cheat", "tries to"), named))
+        + ("\n" + POSSIBLE + table(("cheat", "does"), possible))
+        + ("\n" + ANSWERS + table(("answer", "tries to", "outcomes allowed"), allowed))
+    )
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    sys.stdout.write(written())
