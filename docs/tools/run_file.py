@@ -88,7 +88,7 @@ def page(schemas: dict[str, dict[str, Any]]) -> str:
             if number == 0:
                 reader = READ_BY.get(name, f"the {name}")
                 about = f"{about[:1].upper()}{about[1:].rstrip('.')}. Read by {reader}."
-            parts.append(f"{about}\n\n" + _table(model, schema.get("$defs", {})))
+            parts.append(f"{about}\n\n" + table(model, schema.get("$defs", {})))
     return "\n".join(parts)
 
 
@@ -181,8 +181,9 @@ def tables(name: str, schema: dict[str, Any]) -> Iterator[tuple[list[str], str, 
         yield where, kind, definitions[model]
 
 
-def _table(model: dict[str, Any], definitions: dict[str, Any]) -> str:
-    rows = ["| key | type | default | allowed | meaning |", "|---|---|---|---|---|"]
+def table(model: dict[str, Any], definitions: dict[str, Any], of: str = "key") -> str:
+    """A model's fields."""
+    rows = [f"| {of} | type | default | allowed | meaning |", "|---|---|---|---|---|"]
     required = model.get("required", ())
     for key, field in model["properties"].items():
         nested = _nested(field, definitions)

@@ -11,10 +11,13 @@ from pathlib import Path
 
 import families
 import hostile
+import house
 import pictures
+import prometheus
 import proto_reference
 import run_file
 import trl
+import verifiers
 
 DOCS = Path(__file__).resolve().parents[1]
 
@@ -27,8 +30,11 @@ def pages() -> dict[str, str]:
         "run-file.schema.json": json.dumps(run_file.json_schema(schemas), indent=1, ensure_ascii=False) + "\n",
         "trl.md": trl.page(schemas),
         "models.md": families.page(),
+        "verifiers.md": verifiers.page(),
         "hostile.md": hostile.page(),
+        "prometheus.md": prometheus.page(),
         "protos.md": proto_reference.page(),
+        "pictures/house.svg": house.house(),
         **{f"pictures/{name}.svg": draw() for name, draw in pictures.PICTURES.items()},
     }
 

@@ -69,14 +69,6 @@ def test_trainer_metrics_on_the_dashboard_are_documented():
     assert not [name for name in asked if f"`{name}`" not in documented]
 
 
-def test_the_docs_name_every_metric_and_no_other():
-    page = (ROOT / "docs" / "prometheus.md").read_text()
-    rows = dict(re.findall(r"^\| `(quartet_\w+)` \| \w+ \| ([^|]*) \|", page, re.MULTILINE))
-    assert set(rows) == set(METRICS)
-    for name, labels in rows.items():
-        assert tuple(re.findall(r"`(\w+)`", labels)) == METRICS[name].labels, name
-
-
 def test_every_alert_says_what_to_do():
     rules = yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"][0]["rules"]
     for rule in rules:

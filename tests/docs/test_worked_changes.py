@@ -1,21 +1,127 @@
-"""CONTRIBUTING's worked changes list the files that they take: those in which the name that was added stands."""
+"""CONTRIBUTING's worked changes take the files that it lists, and no more than their bars.
 
+Each is a patch of what a person writes, in `worked_changes`. In a copy of the checkout the patch is applied and the
+generators are run: what differs then is what the change takes, and the test that shows that the change works passes. A
+patch whose lines have moved is made again by hand: apply, change, `git diff -U1`.
+"""
+
+import os
 import re
+import shutil
 import subprocess
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from pages import ROOT
 
-MOST = {"frequency_penalty": 8}
-"""By what was added: the most files that it may take, tests and docs included."""
+PATCHES = Path(__file__).with_name("worked_changes")
+PYTHON = ROOT / ".quartet" / "envs"
 
 
-@pytest.mark.parametrize("name", MOST)
-def test_a_worked_change_takes_the_files_that_it_lists(name: str) -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    listed = re.findall(
-        r"^(\S+?)(?:  .*)?$", re.split(r"```(?:text)?\n", text.partition(f"`{name}` took")[2])[1], re.MULTILINE
+@dataclass(frozen=True)
+class Change:
+    """A worked change: its heading in CONTRIBUTING, the most files that it may take, and the test that it passes."""
+
+    heading: str
+    most: int
+    environment: str
+    test: tuple[str, ...]
+
+
+CHANGES = {
+    "sampling_parameter": Change(
+        "A sampling parameter", 8, "dev", ("services/common/tests/test_sampling.py", "-k", "thinking_token_budget")
+    ),
+    "algorithm": Change(
+        "An algorithm",
+        3,
+        "trainer",
+        ("services/trainer/tests/learner/test_algorithms.py", "-k", "loss_and_gradient and raft"),
+    ),
+    "broker_metric": Change(
+        "A broker metric", 3, "broker", ("services/broker/tests/test_runs.py", "-k", "no_metric_is_left and True")
+    ),
+    "verifier": Change(
+        "A verifier", 2, "reward", ("services/reward/tests/test_verifiers.py", "-k", "docstring_shows and contains")
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkout as it stands, uncommitted changes included, in an index of its own."""
+    folder = tmp_path_factory.mktemp("copy")
+    for name in git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")[:-1]:
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    (folder / ".quartet").symlink_to(ROOT / ".quartet")
+    git(folder, "init", "--quiet")
+    (folder / ".git" / "info" / "exclude").write_text(".quartet\n")
+    git(folder, "add", "--all")
+    return folder
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_worked_change_takes_the_files_that_it_lists(copy: Path, name: str) -> None:
+    change = CHANGES[name]
+    git(copy, "apply", str(PATCHES / f"{name}.patch"))
+    try:
+        if "protos/" in (PATCHES / f"{name}.patch").read_text():
+            run(copy, "dev", "bash", "protos/generate.sh", str(PYTHON / "dev" / "bin" / "python"))
+        run(copy, "dev", "python", "docs/tools/write.py")
+        run(
+            copy,
+            change.environment,
+            "python",
+            "-m",
+            "pytest",
+            "-c",
+            "pyproject.toml",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            *change.test,
+        )
+        takes = {
+            *git(copy, "diff", "--name-only").split(),
+            *git(copy, "ls-files", "--others", "--exclude-standard").split(),
+        }
+    finally:
+        git(copy, "checkout", "--quiet", "--", ".")
+        git(copy, "clean", "--quiet", "-fd")
+    assert sorted(listed(change.heading)) == sorted(takes)
+    assert len(listed(change.heading)) <= change.most
+
+
+def listed(heading: str) -> list[str]:
+    """The files of the list below a heading of CONTRIBUTING."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition(f"### {heading}\n")[2]
+    return re.findall(r"^(\S+)", text.partition("```text\n")[2].partition("```")[0], re.MULTILINE)
+
+
+def git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run(folder: Path, environment: str, program: str, *words: str) -> None:
+    """Run a program of an environment on the copy's packages."""
+    packages = ("protos/python", "client", "deploy/local", *(f"services/{each}" for each in SERVICES))
+    path = os.pathsep.join(str(folder / each) for each in packages)
+    own = PYTHON / environment / "bin" / program
+    done = subprocess.run(
+        [own if own.exists() else program, *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
-    command = ["git", "grep", "-l", name, "--", ".", ":!CONTRIBUTING.md", ":!tests/docs/test_worked_changes.py"]
-    takes = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout.split()
-    assert sorted(listed) == sorted(takes) and len(takes) <= MOST[name]
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+SERVICES = ("common", "broker", "reward", "rollout", "trainer")

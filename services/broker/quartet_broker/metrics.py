@@ -6,11 +6,16 @@ GROUPS_PUT = metrics.counter(
     "quartet_broker_groups_put_total", "Groups put by rollouts, by outcome.", ["run", "outcome"]
 )
 PROMPTS_LEASED = metrics.counter("quartet_broker_prompts_leased_total", "Prompts leased to rollouts.", ["run"])
-REDIS = metrics.gauge("quartet_broker_redis", "1 for the state that Redis is in, 0 for the others.", ["state"])
+REDIS = metrics.gauge(
+    "quartet_broker_redis", "1 for the state that Redis is in (ok, away, full, refusing), 0 for the others.", ["state"]
+)
 RUN = metrics.gauge("quartet_broker_run", "RunStats of each run.", ["run", "count"])
+
+OF_A_RUN = (GROUPS_PUT, PROMPTS_LEASED, RUN)
+"""Metrics that are labelled with a run, and go with it."""
 
 
 def forget_run(run_id: str) -> None:
     """Remove what is labelled with a run."""
-    for metric in (GROUPS_PUT, PROMPTS_LEASED, RUN):
+    for metric in OF_A_RUN:
         metric.remove_by_labels({"run": run_id})

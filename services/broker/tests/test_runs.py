@@ -11,7 +11,7 @@ from quartet.v1 import broker_pb2 as pb
 from quartet.v1 import experience_pb2
 from world import EVALUATE, SERVE, World, instance, refused
 
-from quartet_broker import keys, runs, sweeper
+from quartet_broker import keys, metrics, runs, sweeper
 from quartet_broker.runs import with_defaults
 from quartet_common.config import EnvironmentSection, RunSection, VerifierSection
 from quartet_common.durations import to_duration
@@ -236,7 +236,8 @@ async def test_of_a_run_that_ended_a_while_ago_or_is_deleted_no_metric_is_left(w
             await asyncio.sleep(0.05)
 
 
-RUN_SERIES = {"quartet_broker_run", "quartet_broker_groups_put_total", "quartet_broker_prompts_leased_total"}
+FAMILIES = [family for metric in metrics.OF_A_RUN for family in metric.describe()]
+RUN_SERIES = {family.name + ("_total" if family.type == "counter" else "") for family in FAMILIES}
 
 
 def series_of(world: World) -> set[str]:

@@ -29,7 +29,8 @@ log = get_logger(__name__)
 
 _FAILED = metrics.counter(
     "quartet_tls_handshakes_failed_total",
-    "TLS handshakes that failed, by which end this process was and why (no_certificate, certificate, not_tls, other)",
+    "TLS handshakes that failed, by which end this process was and why (no_certificate, certificate, not_tls, "
+    "other); with --log-format json",
     ["side", "reason"],
 )
 # So that a library that writes much at once, while it holds Python's lock, does not wait.

@@ -80,10 +80,8 @@ class ServiceHost:
         self._tasks: set[asyncio.Task] = set()
         self._health = health.aio.HealthServicer()
         self._service_name = f"quartet.v1.{kind.capitalize()}Service"
-        self._interceptor = CallInterceptor(security.token(), security.tls and security.roles)
-        self.limit_requests = self._interceptor.limit_requests
         self.server = grpc.aio.server(
-            interceptors=[self._interceptor],
+            interceptors=[CallInterceptor(security.token(), security.tls and security.roles)],
             options=[
                 ("grpc.max_receive_message_length", settings.max_message_bytes),
                 ("grpc.max_send_message_length", settings.max_message_bytes),

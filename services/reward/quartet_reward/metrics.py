@@ -14,7 +14,7 @@ _VERIFICATIONS = metrics.histogram(
 )
 QUEUE_DEPTH = metrics.gauge(
     "quartet_reward_queue_depth",
-    "Tasks by queue (math, ...) and state: waiting for a worker or slot, running on one.",
+    "Tasks by queue (math, code, reward_model, reward_model_texts) and state: waiting for a worker or slot, running.",
     ["queue", "state"],
 )
 WORKERS_ALIVE = metrics.gauge("quartet_reward_workers", "Worker processes alive, those that start included.", ["pool"])

@@ -1,5 +1,7 @@
 """Each verifier by itself, on what is decided without a worker; and the parts that go by one."""
 
+import doctest
+import inspect
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +17,24 @@ from quartet_reward.verifiers.registry import SpecReader, load_verifiers
 
 CORRECT, INCORRECT = reward_pb2.OUTCOME_CORRECT, reward_pb2.OUTCOME_INCORRECT
 MALFORMED, TIMED_OUT = reward_pb2.OUTCOME_MALFORMED, reward_pb2.OUTCOME_TIMED_OUT
+
+
+def score(name: str, completion: str, answer: str = "8", tokens: int = 0, **parameters) -> tuple[float | None, str]:
+    """Reward and outcome, as the docstrings of verifiers show them."""
+    verdict = decided(
+        item(completion, answer, verifiers=[spec(name, **parameters)], completion_tokens=tokens, max_new_tokens=tokens)
+    )
+    return verdict.reward, reward_pb2.Outcome.Name(verdict.outcome).removeprefix("OUTCOME_").lower()
+
+
+@pytest.mark.parametrize("name", load_verifiers().keys() - {"code", "reward_model"})  # that need a worker
+def test_every_verifier_does_what_its_docstring_shows(name):
+    text = inspect.getdoc(type(load_verifiers()[name]))
+    examples = doctest.DocTestParser().get_doctest(text, {"score": score}, name, None, None)
+    assert examples.examples
+    said = []
+    doctest.DocTestRunner().run(examples, out=said.append)
+    assert not said, "".join(said)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,15 @@ from quartet_common.presets import PresetName, with_preset
 from quartet_trainer.errors import LearnerError
 from quartet_trainer.plugin_settings import PluginSettings
 
-OWN_ALGORITHMS = ("grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gspo", "cispo", "ppo")
+
+def _own_algorithms() -> tuple[str, ...]:
+    source = (Path(__file__).parent / "algorithms" / "builtin.py").read_text(encoding="utf-8")
+    functions = (node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
+    return tuple(name for name in functions if not name.startswith("_"))
+
+
+OWN_ALGORITHMS = _own_algorithms()
+"""Names of the public functions of `algorithms.builtin`, which is read and not imported, as it imports torch."""
 ALGORITHM_ENTRY_POINTS = "quartet.algorithms"
 """The group of entry points by which other packages bring algorithms, see docs/extend.md."""
 AggregationName = Literal["token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "constant"]
@@ -74,8 +83,8 @@ class LearnerSettings(PluginSettings):
     )
     algorithm: str = Field(
         default="grpo",
-        description="Advantage estimator and loss, as one named whole: grpo, dr_grpo, dapo, rloo, reinforce_pp, "
-        "reinforce_pp_baseline, gspo, cispo, ppo, or one that an installed package brings.",
+        description="Advantage estimator and loss, as one named whole: one of docs/algorithms.md, or one that an "
+        "installed package brings.",
     )
     algorithm_parameters: dict[str, Any] = Field(
         default={}, description="Parameters of an algorithm that an installed package brings."

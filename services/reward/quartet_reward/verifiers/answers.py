@@ -97,7 +97,11 @@ def judge_math(
 
 
 class Boxed:
-    """The last complete box after the thought; the answer is compared as mathematics."""
+    """The last complete box after the thought; the answer is compared as mathematics.
+
+    >>> score("boxed", "so it is \\\\boxed{8.0}", "8")
+    (10.0, 'correct')
+    """
 
     name = "boxed"
     description = (
@@ -114,7 +118,11 @@ class Boxed:
 
 
 class ThinkAnswerTags:
-    """Each of the four tags once, in order, ending at `</answer>`; the answer is compared as mathematics."""
+    """Each of the four tags once, in order, ending at `</answer>`; the answer is compared as mathematics.
+
+    >>> score("think_answer_tags", "<think>2+6</think><answer>8</answer>", "8")
+    (10.0, 'correct')
+    """
 
     name = "think_answer_tags"
     description = (
@@ -161,7 +169,11 @@ class MathParameters(ReadingPolicy, AnswerParameters):
 
 
 class Math:
-    """The answer that the completion states, in whatever form; compared as mathematics."""
+    """The answer that the completion states, in whatever form; compared as mathematics.
+
+    >>> score("math", "The answer is 8.", "8")
+    (10.0, 'correct')
+    """
 
     name = "math"
     description = (
@@ -179,3 +191,6 @@ class Math:
         fault = "" if answer else f"no answer is stated after the thought (read: {parameters.described()})"
         reference = reference_answer(item.reference.answer, parameters)
         return judge_math(answer, reference, parameters, tools, parameters.equality, fault=fault)
+
+
+VERIFIERS = (Boxed, Math, ThinkAnswerTags)

@@ -20,7 +20,11 @@ class LengthParameters(Parameters):
 
 
 class Length:
-    """-penalty · min(max(L - (M - B), 0), B) / B. Needs no reference."""
+    """-penalty · min(max(L - (M - B), 0), B) / B. Needs no reference.
+
+    >>> score("length", "of 90 tokens", tokens=90, max_tokens=100, buffer_tokens=20)
+    (-5.0, 'unjudged')
+    """
 
     name = "length"
     description = "Soft overlong punishment: 0 until a buffer before the token limit, then falling linearly; at most 0."

@@ -15,18 +15,17 @@ from quartet_common.errors import ContractError, invalid_argument
 from quartet_common.plugins import load_plugins
 from quartet_common.values import struct_content
 from quartet_reward.errors import VerifierFailure
-from quartet_reward.verifiers.answers import Boxed, Math, ThinkAnswerTags
+from quartet_reward.verifiers import answers, text
 from quartet_reward.verifiers.base import LARGEST_NUMBER, NUMBER_ALLOWED, Parameters, Verifier
 from quartet_reward.verifiers.code import Code
 from quartet_reward.verifiers.function import RewardFunction
 from quartet_reward.verifiers.length import Length
 from quartet_reward.verifiers.reward_model import RewardModel
-from quartet_reward.verifiers.text import Exact, Format
 
 ENTRY_POINT_GROUP = "quartet.verifiers"
 
 # Any: to a type checker each has parameters of another class than the Protocol's.
-_BUILT_IN: tuple[Any, ...] = (Boxed, Code, Exact, Format, Length, Math, RewardModel, ThinkAnswerTags)
+_BUILT_IN: tuple[Any, ...] = (*answers.VERIFIERS, *text.VERIFIERS, Code, Length, RewardModel)
 _PARTS = ("name", "description", "parameters", "verify")
 
 

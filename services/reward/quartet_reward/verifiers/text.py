@@ -31,7 +31,11 @@ class ExactParameters(Parameters):
 
 
 class Exact:
-    """The answer, white space around it aside, is the reference."""
+    """The answer, white space around it aside, is the reference.
+
+    >>> score("exact", " eight\\n", "eight")
+    (10.0, 'correct')
+    """
 
     name = "exact"
     description = "The completion (or its tagged or boxed answer) is the reference text; white space around it aside."
@@ -81,7 +85,11 @@ class FormatParameters(Parameters):
 
 
 class Format:
-    """The completion has the form that another verifier requires. Needs no reference."""
+    """The completion has the form that another verifier requires. Needs no reference.
+
+    >>> score("format", "so it is \\\\boxed{7}", form="boxed")
+    (1.0, 'correct')
+    """
 
     name = "format"
     description = "The completion has the required form, whatever its answer."
@@ -97,3 +105,6 @@ class Format:
         if fault:
             return Verdict(0.0, reward_pb2.OUTCOME_MALFORMED, fault, answer or "", format_acc=0.0)
         return Verdict(parameters.reward, reward_pb2.OUTCOME_CORRECT, "the form is right", answer or "", format_acc=1.0)
+
+
+VERIFIERS = (Exact, Format)

@@ -1,5 +1,5 @@
-"""Algorithms. A new one is a function in `builtin`, and its name there and in `learner_settings`; or a function of
-another package, named by an entry point of the group `quartet.algorithms`.
+"""Algorithms. A new one is a public function in `builtin`; or a function of another package, named by an entry point of
+the group `quartet.algorithms`.
 
 An algorithm only says which parts it is made of (`advantages` and `losses` have them) and what its own defaults are; a
 setting the user wrote always wins over a default.

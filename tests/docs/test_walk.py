@@ -1,0 +1,41 @@
+"""The walk of one prompt group in docs/concepts.md: at most 70 modules, each near one that it imports."""
+
+import ast
+import re
+
+from pages import ROOT
+
+MOST = 70
+FOLDERS = ("client", "services/common", *(f"services/{name}" for name in ("broker", "reward", "rollout", "trainer")))
+SERVICERS = {"quartet_broker.servicer", "quartet_reward.servicer", "quartet_rollout.servicer"}
+"""Reached by an RPC."""
+
+
+def imported(module: str) -> set[str]:
+    """The modules that a module imports, or imports something of; of packages those that it names."""
+    (path,) = (file for folder in FOLDERS if (file := ROOT / folder / f"{module.replace('.', '/')}.py").is_file())
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    return {
+        name for node in nodes for name in (node.module or "", *(f"{node.module}.{one.name}" for one in node.names))
+    }
+
+
+def packages(modules: set[str]) -> set[str]:
+    """With the packages that hand on what these modules define."""
+    return modules | {module.rpartition(".")[0] for module in modules if module.count(".") > 1}
+
+
+def test_the_walk_names_modules_that_meet():
+    page = (ROOT / "docs" / "concepts.md").read_text().partition("## The walk of one prompt group")[2]
+    walk = re.findall(r"(?:^|  )(quartet_[\w.]+)  ", page.partition("```text\n")[2].partition("```")[0], re.MULTILINE)
+    assert len(set(walk)) == len(walk) and 50 < len(walk) <= MOST
+    uses = {module: imported(module) for module in walk}
+    alone = [
+        module
+        for module in walk
+        if module not in SERVICERS
+        and not any(
+            packages({module}) & uses[other] or packages({other}) & uses[module] for other in walk if other != module
+        )
+    ]
+    assert not alone
