@@ -29,6 +29,7 @@ from quartet_common.wire import Bytes
 
 _QUEUE_RETRY_SECONDS = 1.0
 _LONG_BYTES = 1 << 20
+_ASK = 3  # the argument of submit_prompts that asks alone
 _UNSCORED = (b"QUEUED", b"LEASED", b"DEAD")  # what is stored of an instance in one of these states has no score
 _PURPOSES = {number: name.removeprefix("PURPOSE_") for name, number in experience_pb2.Purpose.items()}
 
@@ -118,6 +119,7 @@ class Prompts:
             request.evaluation_set,
             request.follows_instance_id,
             validation.MOST_EVALUATION_PROMPTS,
+            "",
         ]
         for n, instance in enumerate(request.instances):
             validation.instance(f"instances[{n}]", instance, request.evaluation_set)
@@ -143,6 +145,11 @@ class Prompts:
                 instance.data_pass,
                 validation.stored(f"instances[{n}]", instance, self._answer_bytes) if instance.traceparent else content,
             ]
+        if sum(len(each) for each in arguments if isinstance(each, bytes)) > _LONG_BYTES:
+            # Redis serves one call at a time: it is asked for room before it is sent megabytes to refuse.
+            sizes = [len(each) if isinstance(each, bytes) else each for each in arguments]
+            sizes[_ASK] = "ask"
+            _refuse_submission(run_id, request, await self._store.run("submit_prompts", run_id, *sizes))
         reply = await self._store.run("submit_prompts", run_id, *arguments)
         _refuse_submission(run_id, request, reply)
         repeats = len(request.instances) - len(seen)

@@ -304,6 +304,24 @@ async def test_prompts_are_kept_up_to_a_number_of_bytes_and_settled_ones_do_not_
         assert not await world.faults()
 
 
+async def test_long_prompts_for_which_there_is_no_room_are_not_sent_to_redis(redis_server, admin):
+    async with serving(redis_server.url, max_prompt_bytes=4 << 20) as (stub, _, _):
+        world = World(stub, admin, "long")
+        await world.create()
+
+        async def received() -> int:
+            return (await admin.info("stats"))["total_net_input_bytes"]
+
+        before = await received()
+        await world.submit("a", text="x" * (3 << 20))
+        assert await received() - before > 3 << 20
+        await refused(world.submit("b", text="x" * (3 << 20)), EXHAUSTED, "broker.max_prompt_bytes")
+        await refused(world.submit("a", text="y" * (3 << 20)), grpc.StatusCode.ALREADY_EXISTS, "'a'")
+        assert (await world.submit("a", text="x" * (3 << 20))).duplicates == 1
+        assert await received() - before < 7 << 20
+        assert not await world.faults()
+
+
 async def test_there_are_so_many_runs_and_no_more(redis_server, admin):
     async with serving(redis_server.url, max_runs=2) as (stub, _, _):
         for run_id in ("one", "two", "two"):

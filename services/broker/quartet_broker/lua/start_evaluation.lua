@@ -13,7 +13,7 @@ for n = 3, #ARGV, 3 do
   if call('EXISTS', instance(id)) == 1 or call('HEXISTS', SETTLED, id) == 1 then return { 'CONFLICT', id } end
 end
 local total, bytes = (#ARGV - 2) / 3, 0
-for n = 3, #ARGV, 3 do bytes = bytes + size_of(ARGV[n + 2]) end
+for n = 3, #ARGV, 3 do bytes = bytes + size_of(#ARGV[n + 2]) end
 -- Prompts that were submitted do not keep an evaluation of them from starting.
 local kept = prompts_overflow(bytes, 2)
 if kept then return { 'OVERFLOW', kept, 2 * number('max_prompt_bytes') } end
@@ -39,7 +39,7 @@ call('HSET', key, 'prompts', total, 'dead', 0)
 for n = 3, #ARGV, 3 do
   local id = ARGV[n]
   call('HSET', instance(id), 'digest', ARGV[n + 1], 'purpose', 'EVALUATE', 'prompt', ARGV[n + 2], 'attempt', 0,
-    'evaluation', evaluation, 'size', size_of(ARGV[n + 2]), 'by', guest)
+    'evaluation', evaluation, 'size', size_of(#ARGV[n + 2]), 'by', guest)
   if version ~= '' then call('HSET', instance(id), 'pinned', version) end
   enqueue(id, version ~= '' and 'prompts:pin:' .. version or 'prompts:serve')
   shift('EVALUATE', nil, 'QUEUED')

@@ -1,13 +1,13 @@
 -- SubmitPrompts: (nothing) -> QUEUED, or STORED for an evaluation set. All or nothing.
--- ARGV: set name or "", instance that was submitted before these or "", most prompts of a set, then id, digest, purpose,
--- pinned version or "", data pass, prompt of each.
+-- ARGV: set name or "", instance that was submitted before these or "", most prompts of a set, "ask" to change nothing
+-- or "", then id, digest, purpose, pinned version or "", data pass, and prompt, or its bytes if asked, of each.
 local state = run_state()
 if not state then return { 'NOT_FOUND' } end
 if state ~= 'ACTIVE' then return { 'FINISHED', state } end
 
 if is_forgotten(ARGV[2]) then return { 'FORGOTTEN' } end
 
-local FIRST, FIELDS = 4, 6
+local FIRST, FIELDS, ASKED = 5, 6, ARGV[4] == 'ask'
 local first_pass, newest_pass = number('first_pass'), number('newest_pass')
 local ids = {}
 for at = FIRST, #ARGV, FIELDS do table.insert(ids, ARGV[at]) end
@@ -21,7 +21,7 @@ for n, id in ipairs(ids) do
   if not known and purpose == 'TRAIN' and pass < first_pass then known = '' end -- of a pass that is over
   if not known then
     table.insert(fresh, at)
-    bytes = bytes + size_of(ARGV[at + 5])
+    bytes = bytes + size_of(ASKED and tonumber(ARGV[at + 5]) or #ARGV[at + 5])
     if purpose ~= 'EVALUATE' then queued = queued + 1 end
     if purpose == 'TRAIN' then trained = trained + 1 end
   elseif known ~= digest and known ~= '' then -- '': of unknown content; see settle_consumed
@@ -45,6 +45,7 @@ end
 local limit, waiting = number('max_queued_prompts'), gauge('queued') + call('XLEN', P .. 'prompts:serve')
 if queued > limit then return { 'TOO_MANY', limit } end
 if queued > 0 and waiting + queued > limit then return { 'FULL', waiting, limit } end
+if ASKED then return { 'OK', #fresh, duplicates } end
 
 -- Of what only a ledger knew, content and data pass are known from now on.
 for n, id in ipairs(ids) do
@@ -59,7 +60,7 @@ local born = moment('S', now())
 for _, at in ipairs(fresh) do
   local id, digest, purpose, pinned, pass, prompt = unpack(ARGV, at, at + FIELDS - 1)
   call('HSET', instance(id), 'digest', digest, 'purpose', purpose, 'prompt', prompt, 'attempt', 0, 'state', 'STORED',
-    'life', born, 'size', size_of(prompt), 'by', guest)
+    'life', born, 'size', size_of(#prompt), 'by', guest)
   if purpose == 'EVALUATE' then
     call('RPUSH', P .. 'set:' .. ARGV[1], id)
   else

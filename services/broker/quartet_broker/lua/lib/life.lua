@@ -33,8 +33,8 @@ local function live(pass, by)
   if pass then tally(PASSES, pass, by) end
 end
 
--- What a prompt takes in Redis: until it is settled it counts toward max_prompt_bytes, in `size`.
-local function size_of(prompt) return #prompt + 1024 end
+-- What a prompt of so many bytes takes in Redis: until it is settled it counts toward max_prompt_bytes, in `size`.
+local function size_of(bytes) return bytes + 1024 end
 
 -- How many bytes of prompts there are, if `bytes` more would be too many in `times` times the run's limit.
 local function prompts_overflow(bytes, times)
