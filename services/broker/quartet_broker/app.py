@@ -15,7 +15,7 @@ async def serve(config: LoadedConfig[BrokerSection], host: ServiceHost) -> None:
     servers = connect(section)
     servicer = BrokerServicer(servers, section, config.server.max_message_bytes)
     try:
-        add_to(host.server, servicer)
+        add_to(host, servicer)
         host.capabilities.append("broker.redis")
         host.on_drain(servicer.notifier.close)
         host.spawn(servicer.notifier.listen(), "subscription to Redis")

@@ -21,6 +21,7 @@ from quartet_broker.servers import Servers, connect
 from quartet_broker.sessions import Sessions
 from quartet_broker.store import Store
 from quartet_broker.streams import Streams
+from quartet_common.host import ServiceHost
 
 # gRPC names methods in CamelCase.
 # ruff: noqa: N802
@@ -118,8 +119,9 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
     AuditRun = _stream(lambda self: self.audit.run, watched=True)
 
 
-def add_to(server: grpc.aio.Server, servicer: BrokerServicer) -> None:
-    """Have a server answer the contract's calls."""
-    broker_pb2_grpc.add_BrokerServiceServicer_to_server(servicer, server)
+def add_to(host: ServiceHost, servicer: BrokerServicer) -> None:
+    """Have a host answer the contract's calls."""
+    broker_pb2_grpc.add_BrokerServiceServicer_to_server(servicer, host.server)
     # In place of the one just added: its requests are cut, not parsed.
-    server.add_registered_method_handlers(SERVICE, {"PutExperience": put_handler(servicer.PutExperience)})
+    host.server.add_registered_method_handlers(SERVICE, {"PutExperience": put_handler(servicer.PutExperience)})
+    host.limit_requests({f"/{SERVICE}/{method}": most for method, most in validation.REQUEST_BYTES.items()})

@@ -47,6 +47,10 @@ MOST_BYTES: dict[type[Message], int] = {
     experience_pb2.GroupHeader: 1 << 10,
 }
 """Most bytes of a message that is stored for others to read: it is what bounds their answers."""
+REQUEST_BYTES = dict.fromkeys(("CreateRun", "RegisterMember", "Heartbeat", "ReportProgress"), 1 << 20) | {
+    "SubmitPrompts": MOST_BYTES[experience_pb2.PromptInstance] + (64 << 10),
+}
+"""Most bytes of a request, by method; beyond the room for what is stored, they allow for fields of newer clients."""
 MOST_EVALUATION_PROMPTS = 16_384
 """Prompts of an evaluation set: GetEvaluation answers with a GroupHeader of each."""
 _STRUCT_DEPTH = 16  # parsers allow 100 nested messages, of which a level takes three

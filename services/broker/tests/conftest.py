@@ -77,7 +77,7 @@ async def serving(
     server_section = ServerSection(metrics=False, drain_seconds=5, **(server or {}))
     host = ServiceHost("broker", "127.0.0.1:0", security or SecuritySection(), server_section)
     servicer = BrokerServicer(client, section, server_section.max_message_bytes)
-    add_to(host.server, servicer)
+    add_to(host, servicer)
     host.on_drain(servicer.notifier.close)
     host.spawn(servicer.notifier.listen(), "notifier")
     if sweeping:

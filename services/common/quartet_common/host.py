@@ -80,8 +80,10 @@ class ServiceHost:
         self._tasks: set[asyncio.Task] = set()
         self._health = health.aio.HealthServicer()
         self._service_name = f"quartet.v1.{kind.capitalize()}Service"
+        self._interceptor = CallInterceptor(security.token(), security.tls and security.roles)
+        self.limit_requests = self._interceptor.limit_requests
         self.server = grpc.aio.server(
-            interceptors=[CallInterceptor(security.token(), security.tls and security.roles)],
+            interceptors=[self._interceptor],
             options=[
                 ("grpc.max_receive_message_length", settings.max_message_bytes),
                 ("grpc.max_send_message_length", settings.max_message_bytes),

@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import inspect
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,14 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from quartet_common import identity, metrics, tracing
-from quartet_common.errors import ContractError, permission_denied, unauthenticated, unimplemented, unreadable
+from quartet_common.errors import (
+    ContractError,
+    invalid_argument,
+    permission_denied,
+    unauthenticated,
+    unimplemented,
+    unreadable,
+)
 from quartet_common.identity import ROLE_URI, allowed_roles, is_open
 from quartet_common.log import get_logger
 from quartet_common.text import Repeats
@@ -38,6 +45,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._header = f"Bearer {token}".encode() if token else None
         # A server's methods do not change: each is wrapped once, and once more to be refused.
         self._wrapped: dict[tuple[str, bool], grpc.RpcMethodHandler] = {}
+        self._limits: dict[str, int] = {}
+
+    def limit_requests(self, limits: Mapping[str, int]) -> None:
+        """Refuse requests that have more bytes than their method's limit, before they are parsed.
+
+        Args:
+            limits: bytes by method, e.g. {"/quartet.v1.BrokerService/Heartbeat": 65536}; before the first call.
+        """
+        self._limits |= limits
 
     async def intercept_service(self, continuation, details):
         handler = await continuation(details)
@@ -76,7 +92,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             wrapped = answer
         return make(
             wrapped,
-            request_deserializer=_tolerant(handler.request_deserializer),
+            request_deserializer=_tolerant(handler.request_deserializer, self._limits.get(method)),
             response_serializer=_sparing(handler.response_serializer),
         )
 
@@ -114,18 +130,20 @@ def _parts(handler: grpc.RpcMethodHandler):
 class _Unreadable:
     """Stands for a request that could not be parsed, until someone can refuse it: gRPC itself would say UNKNOWN."""
 
-    reason: str
+    error: ContractError
 
 
-def _tolerant(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+def _tolerant(parse: Callable[[bytes], Any] | None, most: int | None) -> Callable[[bytes], Any] | None:
     if parse is None:
         return None
 
     def parse_or_tell(data: bytes) -> Any:
+        if most is not None and len(data) > most:  # parsing holds the event loop, and so every other call
+            return _Unreadable(invalid_argument("request", f"{len(data)} bytes", f"at most {most} bytes"))
         try:
             return parse(data)
         except DecodeError as error:
-            return _Unreadable(str(error))
+            return _Unreadable(unreadable(str(error)))
 
     return parse_or_tell
 
@@ -139,7 +157,7 @@ def _sparing(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]
 
 def _checked(request: Any) -> Any:
     if isinstance(request, _Unreadable):
-        raise unreadable(request.reason)
+        raise request.error
     return request
 
 

@@ -95,6 +95,19 @@ async def test_errors_carry_details_and_become_one_sentence(serve):
         assert answers == 1 and caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+async def test_a_request_above_its_methods_limit_is_refused_unparsed(serve):
+    host = await serve()
+    host.limit_requests({"/quartet.v1.RewardService/Score": 100})
+    async with connect(host.address) as channel:
+        stub = reward_pb2_grpc.RewardServiceStub(channel)
+        allowed = item("x" * 90)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary("/quartet.v1.RewardService/Score")(b"\xff" * 101, timeout=5)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert describe(caught.value) == "request: got 101 bytes; allowed: at most 100 bytes"
+        assert len(allowed.SerializeToString()) <= 100 and await stub.Score(allowed, timeout=5)
+
+
 async def test_libraries_that_differ_are_refused_in_the_handshake(serve):
     host = await serve()
     host.libraries["nccl"] = "2.27"
