@@ -22,13 +22,8 @@ from quartet_trainer.errors import TrainingError
 
 pytestmark = pytest.mark.timeout(180)
 
-DOCS = Path(__file__).resolve().parents[4] / "docs" / "trainer.md"
-
-
-def example() -> str:
-    """The callback that the docs show."""
-    blocks = DOCS.read_text(encoding="utf-8").split("```python\n")[1:]
-    return next(block.partition("```")[0] for block in blocks if "class Diary(" in block)
+EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "extensions" / "quartet_extensions" / "diary.py"
+"""The callback that the docs show."""
 
 
 @pytest.fixture
@@ -37,7 +32,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "site"
     information = folder / "my_diary-1.0.dist-info"
     information.mkdir(parents=True)
-    (folder / "my_diary.py").write_text(example(), encoding="utf-8")
+    (folder / "my_diary.py").write_text(EXAMPLE.read_text(encoding="utf-8"), encoding="utf-8")
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: my-diary\nVersion: 1.0\n", encoding="utf-8")
     (information / "entry_points.txt").write_text("[quartet.callbacks]\ndiary = my_diary:DiaryStarter\n")
     monkeypatch.syspath_prepend(folder)
