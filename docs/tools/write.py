@@ -9,12 +9,14 @@ import json
 import sys
 from pathlib import Path
 
+import client_reference
 import families
 import hostile
 import house
 import pictures
 import prometheus
 import proto_reference
+import roles
 import run_file
 import trl
 import verifiers
@@ -30,6 +32,8 @@ def pages() -> dict[str, str]:
         "run-file.schema.json": json.dumps(run_file.json_schema(schemas), indent=1, ensure_ascii=False) + "\n",
         "trl.md": trl.page(schemas),
         "models.md": families.page(),
+        "commands.md": client_reference.page(),
+        "roles.md": roles.page(),
         "verifiers.md": verifiers.page(),
         "hostile.md": hostile.page(),
         "prometheus.md": prometheus.page(),

@@ -6,7 +6,6 @@ to whoever was let in.
 
 import asyncio
 import datetime
-import re
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -155,14 +154,6 @@ async def all_refusals(world: World, security: SecuritySection | None) -> dict[s
 def test_the_table_says_of_every_rpc_whose_it_is():
     unnamed = [path_of(method) for _, method in EVERY_RPC if not is_named(path_of(method))]
     assert not unnamed, "quartet_common.identity must name who may call"
-
-
-def test_the_page_says_what_the_table_says():
-    page = (Path(__file__).parents[2] / "docs" / "certificates.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \| `(\w+Service)` \| (.*) \|$", page, re.MULTILINE)
-    written = {(role, f"/quartet.v1.{kind}/{name}") for role, kind, may in rows for name in re.findall(r"`(\w+)`", may)}
-    enforced = {(role, path_of(rpc)) for role in ROLES for _, rpc in EVERY_RPC if role in allowed_roles(path_of(rpc))}
-    assert written == {(role, path) for role, path in enforced if role != "operator"}
 
 
 @pytest.mark.parametrize("who", ["none", "foreign", "expired"])

@@ -11,8 +11,8 @@ from markdown_it.token import Token
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
-MADE = {ROOT / "docs" / "run-file.md", ROOT / "docs" / "protos.md"}
-"""Pages that docs/tools/write.py makes."""
+MADE = {ROOT / "docs" / name for name in ("run-file.md", "protos.md", "commands.md")}
+"""Pages that docs/tools/write.py makes of what is checked where it is declared."""
 WRITTEN = tuple(page for page in PAGES if page not in MADE)
 
 _MARK = re.compile(r"<!-- (run|not run): (.+) -->\n$")

@@ -1,0 +1,29 @@
+"""docs/roles.md: who may call what, from the table in quartet_common.identity."""
+
+from quartet.v1 import broker_pb2, reward_pb2, rollout_pb2, trainer_pb2
+
+from quartet_common.identity import ROLES, allowed_roles
+
+HEAD = """\
+# Roles: who may call what
+
+The role of a certificate and the RPCs that it may call ([certificates.md](certificates.md#roles)), made from
+`services/common/quartet_common/identity.py` by `docs/tools/write.py`. `broker` and `reward` may call nothing but
+health, handshake and reflection, which are open to every role; `operator` may call everything.
+
+| role | service | may call |
+|---|---|---|
+"""
+
+
+def page() -> str:
+    """The page."""
+    rows = []
+    for role in ROLES:
+        for module in (broker_pb2, reward_pb2, rollout_pb2, trainer_pb2):
+            for service in module.DESCRIPTOR.services_by_name.values():
+                methods = [each.name for each in service.methods]
+                may = [name for name in methods if role in allowed_roles(f"/{service.full_name}/{name}")]
+                if may and role != "operator":
+                    rows.append(f"| `{role}` | `{service.name}` | {', '.join(f'`{name}`' for name in may)} |\n")
+    return HEAD + "".join(rows)
