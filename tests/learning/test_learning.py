@@ -34,7 +34,7 @@ def lift(folder: Path) -> float:
 
 def test_a_researchers_first_hour_ends_with_a_curve_that_rises(tmp_path):
     """Two files and the page's commands, in a folder that looks like a checkout whose environments are made."""
-    for name in (".quartet", "README.md", "deploy", "examples"):
+    for name in (".quartet", "LICENSE", "deploy", "examples"):
         (tmp_path / name).symlink_to(first_hour.ROOT / name)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = first_hour.follow(tmp_path)
