@@ -3,15 +3,22 @@
     python tests/pytest_events.py EVENTS ARGUMENTS...
 
 A line of EVENTS is a JSON object: `{"tests": N}`, how many were collected; `{"started": ID}`; `{"ended": ID, "outcome":
-…, "seconds": …, "error": …, "output": …}` for each of a test's phases (set-up, call, tear-down), with a failure's
-traceback and what the test had printed.
+…, "seconds": …, "error": …, "output": …, "brief": …}` for each of a test's phases (set-up, call, tear-down), with a
+failure's traceback, what the test had printed, and `brief`: where it failed, the error's message and, of a command, the
+end of what it printed.
 """
 
 import json
+import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TextIO
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+OUTPUT = 1500  # characters of a failed command's output in `brief`
 
 
 class Events:
@@ -28,7 +35,15 @@ class Events:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self._write(ended=report.nodeid, outcome="uncollected", seconds=0.0, error=report.longreprtext, output="")
+            error = report.longreprtext
+            self._write(ended=report.nodeid, outcome="uncollected", seconds=0.0, error=error, output="", brief=error)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, call: pytest.CallInfo) -> Iterator[None]:
+        report = yield
+        if report.failed and call.excinfo:
+            report.brief = brief(report, call.excinfo)
+        return report
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._write(started=nodeid)
@@ -39,7 +54,26 @@ class Events:
             error = report.longreprtext or report.outcome
             output = "\n".join(f"--- {title} ---\n{content}" for title, content in report.sections)
         event = {"ended": report.nodeid, "outcome": report.outcome, "seconds": report.duration}
-        self._write(**event, error=error, output=output)
+        self._write(**event, error=error, output=output, brief=getattr(report, "brief", error))
+
+
+def brief(report: pytest.TestReport, raised: pytest.ExceptionInfo) -> str:
+    """Where in the checkout a test failed, with what message, and the end of the output of a command that failed."""
+    ours = [entry for entry in raised.traceback if is_ours(entry.path)] or raised.traceback
+    lines = [f"{ours[-1].path}:{ours[-1].lineno + 1}: {ours[-1].statement}".removeprefix(f"{ROOT}/")]
+    crash = getattr(report.longrepr, "reprcrash", None)
+    lines.append(crash.message if crash else report.longreprtext)
+    if isinstance(raised.value, subprocess.CalledProcessError | subprocess.TimeoutExpired):
+        printed = [raised.value.stdout, raised.value.stderr]
+        texts = [each.decode(errors="replace") if isinstance(each, bytes) else each for each in printed if each]
+        output = "\n".join(texts or [content for _, content in report.sections]).rstrip()
+        lines += ["its output ends:", output[-OUTPUT:]]
+    return "\n".join(lines)
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a file is the checkout's, not a library's in one of its environments."""
+    return path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] != ".quartet"
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ changed. `--repeat 20 --busy 2` (`make flakes`): all of it so many times, beside
 A failing suite does not keep the others from running; a failing test is printed at once. Each suite has a time limit,
 after which it and whatever it started is killed, and it counts as failed. What was counted is printed as a table and
 written to `.quartet/results`: `test.json`, `junit.xml`, and each suite's output in `SUITE.log`. Below the table is what
-failed, each with the end of its error, for whoever has only the end of a log. The last line sums up: `N passed,
-M failed, K skipped`.
+failed, each with its error in brief, all in the last 3,000 characters for whoever has only the end of a log. The last
+line sums up: `N passed, M failed, K skipped`.
 """
 
 import argparse
@@ -36,8 +36,8 @@ sys.path.append(str(ROOT / "tests" / "preloaded"))
 from preloaded import Shared  # noqa: E402
 
 SLOWEST = 10
-ERROR_LINES, ERROR_COLUMNS = 15, 300  # of each failure, at the end
-ALL_ERROR_LINES = 300
+ERROR_CHARACTERS = 2600  # at the end, shared by all failures and their names
+LEAST_CHARACTERS = 100  # of each error
 
 
 def main() -> int:
@@ -143,18 +143,18 @@ def summarise(results: list[Result], seconds: float) -> int:
 
 
 def errors_of(results: list[Result]) -> list[str]:
-    """What failed, each with its last lines: fewer where much failed, so that the end of a log has all the names."""
-    failures = [(result.suite, name, text) for result in results for name, text in result.failures.items()]
-    most = min(ERROR_LINES, ALL_ERROR_LINES // max(1, len(failures)))
-    lines: list[str] = []
-    for suite, name, text in failures:
-        end = text.rstrip().splitlines()
-        lines += [
-            "",
-            f"FAILED {suite}: {name}",
-            *(line[:ERROR_COLUMNS] for line in end[len(end) - min(most, len(end)) :]),
-        ]
-    return lines
+    """What failed, each with its error: shorter where much failed, so that the end of a log has all the names."""
+    failures = [(f"FAILED {each.suite}: {name}", text) for each in results for name, text in each.failures.items()]
+    left = ERROR_CHARACTERS - sum(len(name) for name, _ in failures)
+    share = max(LEAST_CHARACTERS, left // max(1, len(failures)))
+    return [f"\n{name}\n{shortened(text.strip(), share)}" for name, text in failures]
+
+
+def shortened(text: str, most: int) -> str:
+    """The beginning, which says what is wrong, and the end, where a command says why."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]} … {text[-(most // 2) :]}"
 
 
 def merge_reports(results: list[Result]) -> None:

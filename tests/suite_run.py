@@ -33,7 +33,7 @@ class Result:
     cpu_seconds: float = 0.0  # user and system, with all processes that it started
     reason: str = ""  # why it failed, beyond failing tests
     durations: dict[str, float] = field(default_factory=dict)  # seconds of each test
-    failures: dict[str, str] = field(default_factory=dict)  # the error of each test or command that failed
+    failures: dict[str, str] = field(default_factory=dict)  # of each test or command that failed: the error in brief
 
 
 class SuiteRun:
@@ -144,7 +144,7 @@ class SuiteRun:
             if "ended" in event:
                 self._durations[event["ended"]] += event["seconds"]
                 if event["error"]:
-                    self._result.failures[event["ended"]] = event["error"]
+                    self._result.failures[event["ended"]] = event["brief"]
                     said = f"FAILED {event['ended']}\n{event['error']}\n{event['output']}"
                     self._progress.say(f"{self._suite.name}: {said}\n")
 
